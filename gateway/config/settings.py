@@ -10,6 +10,7 @@ import difflib
 import json
 import os
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -161,9 +162,14 @@ class Settings(Section):
         return self
 
 
-def load_settings(path: Path | None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the file, if any, and the environment. Raises ConfigError: a file, a key or a value is wrong."""
-    data = _read_yaml(path) if path is not None else {}
+def load_settings(
+    path: Path | None, environ: Mapping[str, str] = os.environ, *, base: Mapping[str, Any] | None = None
+) -> Settings:
+    """Read the file, if any, and the environment; ``base`` is the configuration without a file.
+
+    Raises ConfigError: a file, a key or a value is wrong.
+    """
+    data = _read_yaml(path) if path is not None else deepcopy(dict(base or {}))
     origins: dict[tuple[str, ...], str] = {}
     for name, key in ENGINE_ENV.items():
         if environ.get(name) and key in EngineSection.model_fields:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from budgeting.values import Message, Role
-from gateway.backends.port import Backend, Completion, Delta, Fleet, Work
+from gateway.backends.port import Backend, BackendState, Completion, Delta, Fleet, Work
 from gateway.backends.supervised import EngineStanding
+from gateway.backends.workers.inspection import Inspection, WorkerInspections
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Sampling
 from gateway.health.gpus import read_gpus
@@ -44,6 +45,7 @@ class HealthProbe:
     engine: Callable[[], EngineStanding] | None
     engine_figures: Callable[[], EngineFigures | None]
     state_store_ok: Callable[[], bool]
+    inspections: WorkerInspections
     routes: Callable[[], Mapping[str, Collection[str]]]
     clock: Callable[[], float]
     started_at: float
@@ -59,7 +61,10 @@ class HealthProbe:
         loads = [backend.load for backend in self.fleet.backends.values()]
         return {
             "model_loaded": self.model_loaded(),
-            "workers_ready": self.fleet.any_ready,
+            "workers_ready": any(
+                backend.state is BackendState.READY and not self.inspections.unusable(name)
+                for name, backend in self.fleet.backends.items()
+            ),
             "memory_available": not loads
             or any(load is None or load.kv_usage < MEMORY_LIMIT for load in loads),
             "error_rate_ok": self.rolling_stats.error_rate() < ERROR_RATE_LIMIT,
@@ -76,6 +81,12 @@ class HealthProbe:
         if status == "not_ready" and engine is not None and engine.standing is SupervisorState.GIVEN_UP:
             status = "engine_given_up"
         body: dict[str, object] = {"ready": ready, "status": status, "checks": checks}
+        if self.inspections.latest:
+            # Without a key: names and counts alone.
+            body["workers"] = {
+                name: {"usable": sum(not one.unusable for one in found), "of": len(found)}
+                for name, found in self.inspections.latest.items()
+            }
         if engine is not None:
             ready_in_s = engine.ready_in_s
             body["engine"] = {
@@ -91,6 +102,7 @@ class HealthProbe:
         async with asyncio.TaskGroup() as tasks:
             probes = [tasks.create_task(self._probe(self.fleet.backends[name])) for name in names]
             gpus = tasks.create_task(self.gpus())
+            workers = tasks.create_task(self.inspections.now())
         results = dict(zip(names, (probe.result() for probe in probes), strict=True))
         healthy = {name for name, result in results.items() if result["status"] == "healthy"}
         # An optional backend is one without which every route still has another.
@@ -98,6 +110,7 @@ class HealthProbe:
         body: dict[str, object] = {
             "status": "healthy" if len(healthy) == len(names) else "degraded" if served else "unhealthy",
             "backends": results,
+            "workers": _shown(workers.result()),
             **self._engine_now(),
             "gpus": gpus.result(),
             "in_flight": self.requests.in_flight,
@@ -143,6 +156,10 @@ class HealthProbe:
             "waiting": load.waiting if load else None,
             "kv_utilization": round(load.kv_usage, 4) if load else None,
         }
+
+
+def _shown(inspections: Mapping[str, Sequence[Inspection]]) -> dict[str, list[dict[str, object]]]:
+    return {name: [one.shown() for one in found] for name, found in inspections.items()}
 
 
 async def _discard(delta: Delta) -> None:

@@ -91,6 +91,8 @@ class Gateway:
         yield "shadow", self.serving.shadow.shadow
         yield "first-ready", self.serving.first_ready
         yield "drain", self.serving.in_flight
+        if self.core.backends.engines.pools:
+            yield "worker-inspections", self.serving.inspections
         yield "engine-counts", core.accounts.engine_counts
 
     def _engine_ready(self) -> bool:

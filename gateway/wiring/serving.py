@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from gateway.backends.workers.inspection import SAMPLE, Inspection, WorkerInspections
 from gateway.health.first_ready import FirstReady
 from gateway.health.probe import HealthProbe
 from gateway.http.respond import log_defect
@@ -26,6 +27,7 @@ class ServingParts:
     shadow: ShadowParts
     journey: Journey
     health: HealthProbe
+    inspections: WorkerInspections
     first_ready: FirstReady
 
 
@@ -36,12 +38,14 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
         base, core.model, core.adapters, core.backends.fleet, core.accounts, control.admission
     )
     in_flight = InFlightRequests(lame_duck_s=base.settings.server.lame_duck_seconds)
-    health = make_health(core, in_flight)
+    inspections = make_inspections(core)
+    health = make_health(core, in_flight, inspections)
     return ServingParts(
         in_flight,
         shadow,
         make_journey(core, in_flight, shadow, observe),
         health,
+        inspections,
         first_ready(health, clock=base.clock, unix_time=base.unix_time),
     )
 
@@ -89,7 +93,21 @@ def make_journey(
     )
 
 
-def make_health(core: Core, in_flight: InFlightRequests) -> HealthProbe:
+def make_inspections(core: Core) -> WorkerInspections:
+    """Asks the workers of every pool."""
+    pools, text = core.backends.engines.pools, core.model.text
+
+    async def ask(generate: bool) -> dict[str, list[Inspection]]:
+        ids = await text.service.encode(SAMPLE, add_special_tokens=False)
+        return {
+            name: await pool.inspect(ids, text.max_model_len, generate=generate)
+            for name, pool in pools.items()
+        }
+
+    return WorkerInspections(ask)
+
+
+def make_health(core: Core, in_flight: InFlightRequests, inspections: WorkerInspections) -> HealthProbe:
     """The three tiers of health."""
     base, host, adapters, text = core.base, core.backends.engines.host, core.adapters, core.model.text
     routing = core.control.routing.projection
@@ -102,6 +120,7 @@ def make_health(core: Core, in_flight: InFlightRequests) -> HealthProbe:
         engine=None if host is None else host.standing,
         engine_figures=(lambda: None) if host is None else host.figures,
         state_store_ok=lambda: base.state.ready,
+        inspections=inspections,
         routes=lambda: answering(routing.current()) if routing.in_force is not None else {},
         clock=base.clock,
         started_at=base.clock(),

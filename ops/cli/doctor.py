@@ -21,6 +21,7 @@ from budgeting.values import Message, Role
 from engine.process import LOG_LEVEL_VARIABLE
 from gateway.backends.bedrock.backend import BedrockBackend
 from gateway.backends.port import Delta, Work
+from gateway.backends.workers.inspection import Inspection
 from gateway.config.settings import Settings, load_settings
 from gateway.contracts.values import Sampling
 from gateway.prompts.published import PromptChanged, StoreUnreachable
@@ -112,6 +113,8 @@ async def examine(
     if gateway.core.base.weights.remote and (fault := await _weights(gateway, watch)) is not None:
         return [*found, fault]
     found.append(await _engine(gateway))
+    for name, inspections in (await gateway.serving.inspections.now()).items():
+        found += [_worker(name, one) for one in inspections]
     for name, backend in gateway.core.backends.fleet.backends.items():
         if isinstance(backend, BedrockBackend):
             found.append(await _bedrock(name, backend))
@@ -260,7 +263,7 @@ def _bar(console: Console, status: Status, source: str) -> Iterator[OnProgress]:
 async def _engine(gateway: Gateway) -> DoctorCheck:
     host = gateway.core.backends.engines.host
     if host is None:
-        return DoctorCheck("engine", True, "none in process (engine.kind: none)")
+        return DoctorCheck("engine", True, "none in this process (engine.kind: none)")
     try:
         async with asyncio.timeout(ENGINE_TIMEOUT_S):
             facts = await host.start()
@@ -280,6 +283,17 @@ async def _engine(gateway: Gateway) -> DoctorCheck:
     return DoctorCheck(
         "engine", healthy, detail, "" if healthy else f"the test generation failed: {body['backends']}"
     )
+
+
+def _worker(name: str, found: Inspection) -> DoctorCheck:
+    check = f"worker {found.url} ({name})"
+    if found.unusable:
+        return DoctorCheck(
+            check, False, found.faults[0].partition(";")[0], found.faults[0].partition("; ")[2]
+        )
+    length = "" if found.max_model_len is None else f", {found.max_model_len} tokens"
+    detail = f"serves {found.model}{length}, tokenizer {found.tokenizer}, a token in {found.latency_ms} ms"
+    return DoctorCheck(check, not found.faults, detail, "; ".join(found.faults))
 
 
 async def _bedrock(name: str, backend: BedrockBackend) -> DoctorCheck:

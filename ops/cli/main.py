@@ -51,6 +51,12 @@ def serve(
         str | None,
         typer.Option(help="A worker process for each GPU behind this gateway: all, or indices as in 0,1."),
     ] = None,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL", help="A running worker to serve in front of, without a file; repeatable."
+        ),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, max=64, help="The same with so many workers, where no GPUs are.")
     ] = None,
@@ -64,7 +70,27 @@ def serve(
     """
     from ops.cli.serve import serve as run
 
-    raise typer.Exit(run(config_path(config), log_level, gpus=gpus, workers=workers))
+    path = config_path(config)
+    if worker and config is not None:
+        raise typer.BadParameter("--worker is instead of --config; `sluice init --worker URL` writes a file")
+    raise typer.Exit(run(path, log_level, gpus=gpus, workers=workers, urls=worker or ()))
+
+
+@app.command()
+def init(
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A running worker, as http://HOST:8001; repeatable."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing sluice.yaml.")] = False,
+) -> None:
+    """Write a first sluice.yaml: in front of running workers, or with the demo model.
+
+    Example: sluice init --worker http://127.0.0.1:8001
+    """
+    from ops.cli.init import init as run
+
+    run(worker or (), force=force)
 
 
 @app.command()

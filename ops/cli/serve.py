@@ -15,13 +15,21 @@ from gateway.config.settings import Settings, load_settings
 from gateway.server import Around, listen, run
 from gateway.wiring.build import build
 from observability.logs import configure_logging
+from ops.cli.init import worker_configuration
 from ops.cli.startup import start_errors
 from ops.gpus.layout import NUMBER_VARIABLE, gpus_of
 from ops.gpus.worker import GivenUp
 from ops.gpus.worker_group import make_worker_group
 
 
-def serve(config: Path | None, log_level: str, *, gpus: str | None = None, workers: int | None = None) -> int:
+def serve(
+    config: Path | None,
+    log_level: str,
+    *,
+    gpus: str | None = None,
+    workers: int | None = None,
+    urls: Sequence[str] = (),
+) -> int:
     """Start the gateway and serve until a signal; the exit code.
 
     Args:
@@ -29,11 +37,15 @@ def serve(config: Path | None, log_level: str, *, gpus: str | None = None, worke
         log_level: of this process and of its workers.
         gpus: a worker process for each of them: ``all``, or indices.
         workers: so many worker processes that choose their device themselves.
+        urls: of running workers; the configuration is learned from them.
     """
     logs, number = None, os.environ.get(NUMBER_VARIABLE)
     name = "sluice" if number is None else f"sluice: worker {number}"
     try:
-        settings = load_settings(config)
+        if urls and (gpus is not None or workers is not None):
+            raise ConfigError("--worker: the workers run already; leave out --gpus and --workers")
+        base = worker_configuration(urls, os.environ) if urls else None
+        settings = load_settings(None if urls else config, base=base)
         always = {} if number is None else {"worker_number": number}
         os.environ[LOG_LEVEL_VARIABLE] = log_level
         written = logs = configure_logging(log_level, settings.server.log_json, always=always)
@@ -56,7 +68,8 @@ def serve(config: Path | None, log_level: str, *, gpus: str | None = None, worke
                 admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None,
                 dropped_log_lines=lambda: written.dropped,
             )
-            _banner(f"http://{host}:{port}", str(config or "defaults"), auth=settings.auth.enabled)
+            source = ", ".join(urls) or str(config or "defaults")
+            _banner(f"http://{host}:{port}", source, auth=settings.auth.enabled)
             if admin is not None:
                 host, port = admin.getsockname()[:2]
                 print(f"  admin   http://{host}:{port}", flush=True)

@@ -88,6 +88,14 @@ def generates(facts: Facts) -> RolloutCheck:
     return _judged("every backend generates", bool(backends) and not sick, found, hint)
 
 
+def workers_fit(facts: Facts) -> RolloutCheck:
+    """Every worker serves its model, with the tokenizer and the length that the gateway counts with."""
+    workers = [one for found in facts.deep.get("workers", {}).values() for one in found]
+    wrong = [f"{one['url']}: {'; '.join(one['faults'])}" for one in workers if one["faults"]]
+    found = "; ".join(wrong) or (f"{len(workers)} fit" if workers else "none")
+    return _judged("workers fit", not wrong, found, "`sluice doctor` says what to change")
+
+
 def has_fallback(facts: Facts) -> RolloutCheck:
     """Each route has a fallback besides the degraded text."""
     bare = [
@@ -161,9 +169,9 @@ def gated_adapters(facts: Facts) -> RolloutCheck:
     Adapters of ``adapters.file`` are active from the start, without an evaluation: a person has to decide.
     Another adapter that was activated without an evaluation, or that failed one, is wrong.
     """
-    check, hint = "adapters passed an evaluation", "python -m evaluation.adapter_regression --post"
+    check, hint = "adapters passed an evaluation", "sluice evaluate adapter NEW --against OLD --post URL"
     serving = [one for one in facts.adapters.get("adapters", ()) if one.get("state") in ("canary", "active")]
-    bare = [one for one in serving if not (one.get("evaluation") or {}).get("passed")]
+    bare = [one for one in serving if not _passed(one.get("evaluation") or {})]
     filed = [one["id"] for one in bare if one.get("author") == FROM_FILE and one.get("evaluation") is None]
     wrong = [one["id"] for one in bare if one["id"] not in filed]
     if filed and not wrong:
@@ -172,6 +180,10 @@ def gated_adapters(facts: Facts) -> RolloutCheck:
         f"without a passed evaluation: {', '.join(wrong)}" if wrong else f"{len(serving)} serve, all passed"
     )
     return _judged(check, not wrong, found, hint)
+
+
+def _passed(report: Mapping[str, Any]) -> bool:
+    return bool(report.get("passed") and report.get("signed"))
 
 
 def canary_first(facts: Facts) -> RolloutCheck:
@@ -263,6 +275,7 @@ CHECKS: tuple[Check, ...] = (
     ready,
     ready_in_time,
     generates,
+    workers_fit,
     has_fallback,
     keys_on,
     in_force,

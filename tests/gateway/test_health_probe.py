@@ -11,6 +11,7 @@ import pytest
 from admission.values import BackendLoad
 from gateway.backends.port import BackendState, Fleet
 from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.backends.workers.inspection import Inspection, WorkerInspections
 from gateway.health.probe import HealthProbe
 from gateway.health.rolling_stats import RollingStats
 from gateway.requests.in_flight import InFlightRequests
@@ -27,6 +28,10 @@ async def no_gpus() -> Sequence[Mapping[str, float | None]]:
     return ()
 
 
+async def no_workers(generate: bool) -> dict[str, list[Inspection]]:
+    return {}
+
+
 def load(running: int = 0, waiting: int = 0, kv_usage: float = 0.0) -> BackendLoad:
     return BackendLoad(running=running, waiting=waiting, kv_usage=kv_usage)
 
@@ -41,6 +46,7 @@ def probe(*backends: ScriptedBackend, **changes: Any) -> HealthProbe:
         "engine": None,
         "engine_figures": lambda: None,
         "state_store_ok": lambda: True,
+        "inspections": WorkerInspections(no_workers),
         "routes": lambda: {"chat": [backend.name for backend in backends]},
         "clock": lambda: 0.0,
         "started_at": 0.0,

@@ -89,7 +89,7 @@ def gateway(
 ) -> Iterator[LiveGateway]:
     """Start a gateway with its databases in ``folder``; stop it by force at the end if it still runs.
 
-    ``words`` are further ones of the command line. ``start`` is ``subprocess.Popen`` for a process that imports
+    Without ``config`` it starts in ``folder``. ``words`` are further ones of the command line. ``start`` is ``subprocess.Popen`` for a process that imports
     everything itself.
     """
     log, output = folder / "gateway.log", folder / "gateway.out"
@@ -100,8 +100,15 @@ def gateway(
     }
     with log.open("w") as stderr, output.open("w") as stdout:
         process = start(
-            [sys.executable, "-m", "ops.cli", "serve", "--config", str(config), *words],
-            cwd=ROOT,
+            [
+                sys.executable,
+                "-m",
+                "ops.cli",
+                "serve",
+                *(["--config", str(config)] if config else ()),
+                *words,
+            ],
+            cwd=ROOT if config else folder,
             env=environment(settings),
             stdout=stdout,
             stderr=stderr,

@@ -149,7 +149,7 @@ def test_a_version_is_added_tried_promoted_rolled_back_and_retired_under_load_an
 
 def test_a_session_stays_on_its_version_while_a_canary_runs(live: LiveGateway) -> None:
     done(live, "", id="style_v3", location=str(SHIPPED / "manga_domain_v3"))
-    done(live, "/style_v3/promote", alias=ALIAS, percent=50)
+    done(live, "/style_v3/promote", alias=ALIAS, percent=50, force=True)
     first = {n: ask(live, ALIAS, session_id=f"s{n}").json()["backend_version"] for n in range(12)}
     again = {n: ask(live, ALIAS, session_id=f"s{n}").json()["backend_version"] for n in range(12)}
     assert first == again

@@ -36,7 +36,7 @@ GOOD = Facts(
     deep={"backends": {"local": {"status": "healthy"}, "bedrock": {"status": "healthy"}}},
     routing={"revision": 7, "behind": None, "config": {"routes": {"chat": SHADOWED}}},
     rollback={"changes": [{"path": "routes.chat"}]},
-    adapters={"adapters": [{"id": "a", "state": "active", "evaluation": {"passed": True}}]},
+    adapters={"adapters": [{"id": "a", "state": "active", "evaluation": {"passed": True, "signed": True}}]},
     canary={"canary": {"phase": "done"}},
     shadow={"pairs": 500},
     samples={
@@ -78,6 +78,18 @@ def test_a_gateway_that_meets_every_line_passes_every_line() -> None:
         (
             "each route has a fallback",
             replace(GOOD, routing={"config": {"routes": {"chat": {**ROUTE, "fallback": ["degraded"]}}}}),
+        ),
+        (
+            "workers fit",
+            replace(
+                GOOD, deep={**GOOD.deep, "workers": {"pool": [{"url": "http://w", "faults": ["differs"]}]}}
+            ),
+        ),
+        (
+            "adapters passed an evaluation",
+            replace(
+                GOOD, adapters={"adapters": [{"id": "a", "state": "active", "evaluation": {"passed": True}}]}
+            ),
         ),
         ("keys", replace(GOOD, open_admin=True)),
         ("revision in force", replace(GOOD, routing={**GOOD.routing, "behind": 8})),
@@ -132,7 +144,10 @@ def adapters(*versions: dict[str, Any]) -> RolloutCheck:
 
 
 def test_adapters_that_came_with_the_file_are_the_operators_to_answer_for() -> None:
-    filed, passed = {"id": "a", "author": "adapters.file"}, {"id": "b", "evaluation": {"passed": True}}
+    filed, passed = (
+        {"id": "a", "author": "adapters.file"},
+        {"id": "b", "evaluation": {"passed": True, "signed": True}},
+    )
     told = adapters(filed, passed)
     assert (told.verdict, told.found) == (CheckVerdict.MANUAL, "from adapters.file, never evaluated: a")
 

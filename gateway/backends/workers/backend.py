@@ -19,6 +19,7 @@ from gateway.backends.workers.dialect import CompletionWriter, Dialect, honoured
 from gateway.backends.workers.errors import BadHttp, ConnectionsInUse, TransportError
 from gateway.backends.workers.hedging import HedgePolicy, Run, race
 from gateway.backends.workers.in_service import LOOK_S, WorkersInService
+from gateway.backends.workers.inspection import Inspection
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
@@ -136,6 +137,21 @@ class WorkersBackend:
         """The loader of each worker in service on which this gateway loads adapters."""
         serving = (worker.loras for worker in self._workers.values() if worker.health.in_service)
         return [one for one in serving if one is not None]
+
+    async def inspect(
+        self, sample_ids: Sequence[int], max_model_len: int, *, generate: bool
+    ) -> list[Inspection]:
+        """Ask every worker what it serves, in the order of the configuration."""
+        async with asyncio.TaskGroup() as tasks:
+            asked = [
+                tasks.create_task(
+                    worker.inspect(
+                        self.model, sample_ids=sample_ids, max_model_len=max_model_len, generate=generate
+                    )
+                )
+                for worker in self._workers.values()
+            ]
+        return [one.result() for one in asked]
 
     def status(self) -> tuple[WorkerStatus, ...]:
         """Each worker, in the order of the configuration."""

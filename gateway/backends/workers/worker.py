@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import orjson
@@ -14,6 +14,7 @@ from gateway.backends.workers.client import Timeouts, WorkerClient
 from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
 from gateway.backends.workers.health import HealthRules, WorkerHealth
 from gateway.backends.workers.in_service import WorkersInService
+from gateway.backends.workers.inspection import Inspection, inspect
 from gateway.backends.workers.load import WorkerLoad, read_figures
 from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, is_sluice, listed_models, tokens_of
 from gateway.backends.workers.worker_choice import WorkerView
@@ -123,6 +124,15 @@ class Worker:
     def lost(self, name: str) -> None:
         """It does not have this adapter."""
         self._listed -= {name}
+
+    async def inspect(
+        self, model: str, *, sample_ids: Sequence[int], max_model_len: int, generate: bool
+    ) -> Inspection:
+        """Ask what it serves; raises nothing."""
+        return await inspect(
+            self._watcher, self.url, model,
+            sample_ids=sample_ids, max_model_len=max_model_len, generate=generate,
+        )  # fmt: skip
 
     def status(self, now: float) -> WorkerStatus:
         """Its state for operators."""

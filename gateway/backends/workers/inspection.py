@@ -1,0 +1,163 @@
+"""Asks workers what they are: reachable, their model, its length and tokenizer, and one token.
+
+The gateway inspects its workers every ``INSPECT_S`` without generating, so that ``/ready`` knows more than
+that a port answers; ``sluice doctor`` and ``/health/deep`` also ask for a token.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+import orjson
+
+from gateway.backends.workers.client import WorkerClient, whole_body
+from gateway.backends.workers.errors import TransportError
+
+INSPECT_S = 30.0
+TIMEOUT_S = 10.0
+# Splits differently in most tokenizers.
+SAMPLE = "Sluice asks: naïve café, 日本語 — 12,345 tokens?\n\tdef f(x): return x"
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """A model that a worker lists; ``parent`` names the base model of a LoRA adapter."""
+
+    id: str
+    max_model_len: int | None = None
+    root: str | None = None
+    parent: str | None = None
+    owned_by: str | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[ServedModel] = []
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What was found at one worker.
+
+    Args:
+        faults: each is a line that says what to change; with ``unusable`` every request fails.
+        tokenizer: ``equal``, ``differs``, or ``not known``.
+        latency_ms: of one token.
+    """
+
+    url: str
+    unusable: bool = False
+    faults: tuple[str, ...] = ()
+    model: str | None = None
+    max_model_len: int | None = None
+    tokenizer: str = "not known"
+    latency_ms: float | None = None
+
+    def shown(self) -> dict[str, object]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def read_models(body: bytes) -> list[ServedModel]:
+    """The models of an answer of ``/models``. Raises msgspec.DecodeError."""
+    return msgspec.json.decode(body, type=_Models).data
+
+
+async def inspect(
+    client: WorkerClient,
+    url: str,
+    model: str,
+    *,
+    sample_ids: Sequence[int],
+    max_model_len: int,
+    generate: bool,
+) -> Inspection:
+    """Ask one worker; raises nothing."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            answer = await client.get(f"{client.prefix}/models", timeout_s=TIMEOUT_S)
+    except (TransportError, TimeoutError) as error:
+        return _unusable(url, f"does not answer ({error or 'timeout'}); start it, or correct base_urls")
+    if answer.status in (401, 403):
+        return _unusable(url, "refuses the key; set api_key_env to the variable that holds its key")
+    found: ServedModel | None = None
+    if answer.status == 200:
+        try:
+            listed = read_models(answer.body)
+        except msgspec.DecodeError:
+            return _unusable(url, "its list of models is not OpenAI's; does base_urls end in /v1?")
+        found = next((one for one in listed if one.id == model), None)
+        if found is None:
+            served = ", ".join(sorted(one.id for one in listed)[:10]) or "nothing"
+            return _unusable(url, f"does not serve {model!r}; correct model; it serves: {served}")
+    longest = None if found is None else found.max_model_len
+    faults = []
+    if longest is not None and longest < max_model_len:
+        faults.append(f"takes {longest} tokens, engine.max_model_len is {max_model_len}; set it to {longest}")
+    tokenizer = await _tokenizer(client, model, sample_ids)
+    if tokenizer == "differs":
+        faults.append("its tokenizer differs from engine.tokenizer; name the tokenizer of its model")
+    latency_ms = None
+    if generate:
+        began = time.monotonic()
+        status, _ = await _post(client, "/completions", {"model": model, "prompt": "test", "max_tokens": 1})
+        if status != 200:
+            return _unusable(url, f"generates nothing (status {status}); see its log")
+        latency_ms = round((time.monotonic() - began) * 1000, 1)
+    return Inspection(url, False, tuple(faults), model, longest, tokenizer, latency_ms)
+
+
+def _unusable(url: str, fault: str) -> Inspection:
+    return Inspection(url, True, (fault,))
+
+
+async def _tokenizer(client: WorkerClient, model: str, sample_ids: Sequence[int]) -> str:
+    body = {"model": model, "prompt": SAMPLE, "add_special_tokens": False}
+    status, text = await _post(client, "/tokenize", body, root=True)
+    if status != 200:
+        return "not known"
+    try:
+        found = msgspec.json.decode(text, type=_Tokens).tokens
+    except msgspec.DecodeError:
+        return "not known"
+    return "equal" if found == list(sample_ids) else "differs"
+
+
+async def _post(
+    client: WorkerClient, path: str, body: Mapping[str, Any], *, root: bool = False
+) -> tuple[int, bytes]:
+    """Status and body of the answer; status 0 without one."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S), client.post(path, orjson.dumps(body), root=root) as connection:
+            return connection.status, await whole_body(connection)
+    except (TransportError, TimeoutError):
+        return 0, b""
+
+
+class WorkerInspections:
+    """Inspects the workers of all pools again and again; a backend's inspections are in worker order."""
+
+    def __init__(self, ask: Callable[[bool], Awaitable[Mapping[str, Sequence[Inspection]]]]) -> None:
+        self._ask = ask
+        self.latest: Mapping[str, Sequence[Inspection]] = {}
+
+    async def run(self) -> None:
+        """Inspect until cancelled."""
+        while True:
+            self.latest = await self._ask(False)
+            await asyncio.sleep(INSPECT_S)
+
+    async def now(self) -> Mapping[str, Sequence[Inspection]]:
+        """Inspect now, with one token of each."""
+        self.latest = await self._ask(True)
+        return self.latest
+
+    def unusable(self, backend: str) -> bool:
+        """Whether every worker of the backend fails every request."""
+        found = self.latest.get(backend)
+        return bool(found) and all(one.unusable for one in found or ())

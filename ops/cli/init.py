@@ -1,0 +1,107 @@
+"""A first configuration: for running workers, from what they say of themselves, or for the demo model."""
+
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from gateway.backends.workers.inspection import ServedModel, read_models
+from gateway.config.engine import BUNDLED, EngineSection
+from gateway.config.errors import ConfigError
+from gateway.config.settings import Settings
+from gateway.weights.errors import FetchError
+from gateway.weights.source import prepare
+from ops.cli.startup import one_line_errors, print_errors
+from ops.client import AdminClient, AdminError
+
+FILE = Path("sluice.yaml")
+# The key that the workers ask for, if they do.
+KEY_VARIABLE = "WORKER_API_KEY"
+TIMEOUT_S = 10.0
+
+
+def init(workers: Sequence[str], *, force: bool) -> None:
+    """Write the file."""
+    with one_line_errors():
+        if FILE.exists() and not force:
+            raise ConfigError(f"{FILE}: is there already; --force replaces it")
+        data: dict[str, Any] = {"backends": {"local": {"kind": "engine"}}, **keys_of(os.environ)}
+        if workers:
+            data = worker_configuration(workers, os.environ)
+        head = "# Every key and its default: docs/configuration.md; `sluice doctor` checks this file.\n"
+        FILE.write_text(head + yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    print(f"written: {FILE}; start with: sluice serve")
+
+
+def worker_configuration(urls: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
+    """The configuration of a gateway in front of workers that serve one model.
+
+    Raises:
+        ConfigError: a worker does not answer, or serves no model that the first one serves.
+    """
+    bases = [url.rstrip("/") if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1" for url in urls]
+    key = environ.get(KEY_VARIABLE) or None
+    served = [_models(base, key) for base in bases]
+    model = next((one for one in served[0] if one.parent is None), None)
+    if model is None:
+        raise ConfigError(f"{bases[0]}/models: lists no model; load one first")
+    for base, models in zip(bases, served, strict=True):
+        if all(one.id != model.id for one in models):
+            raise ConfigError(
+                f"{base}: does not serve {model.id!r}, as {bases[0]} does; give each its own backend"
+            )
+    longest = model.max_model_len
+    if longest is None:
+        longest = EngineSection.model_fields["max_model_len"].default
+        print_errors(
+            f"{bases[0]} does not say how long its sequences may be; engine.max_model_len: {longest}"
+        )
+    tokenizer = _tokenizer(model)
+    if tokenizer is None:
+        tokenizer = str(BUNDLED / "demo")
+        print_errors(
+            f"the tokenizer of {model.root or model.id} is not on this machine: token counts are estimates "
+            "by the demo model's; name the right one as engine.tokenizer (a folder or hub id)"
+        )
+    engine = {
+        "kind": "none",
+        "served_model_name": model.id,
+        "max_model_len": longest,
+        "tokenizer": tokenizer,
+    }
+    backend: dict[str, Any] = {"kind": "openai", "base_urls": bases, "model": model.id}
+    if key:
+        backend["api_key_env"] = KEY_VARIABLE
+    return {"engine": engine, "backends": {"worker": backend}, **keys_of(environ)}
+
+
+def keys_of(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Keys are required where there is a first one; without, the port is on loopback."""
+    return {} if environ.get("SLUICE_ADMIN_KEY") else {"auth": {"enabled": False}}
+
+
+def _models(base: str, key: str | None) -> list[ServedModel]:
+    try:
+        return read_models(AdminClient(base, key, TIMEOUT_S).text("models").encode())
+    except AdminError as error:
+        raise ConfigError(f"--worker: {error}; start it, or set {KEY_VARIABLE}") from None
+    except ValueError:
+        raise ConfigError(f"--worker: {base}/models is not OpenAI's list of models") from None
+
+
+def _tokenizer(model: ServedModel) -> str | None:
+    """The folder of the model's tokenizer, as the worker names it, in the hub's cache, or fetched."""
+    root = model.root or model.id
+    if (Path(root) / "tokenizer.json").is_file():
+        return root
+    if root.startswith("/") or root.count("/") != 1 or importlib.util.find_spec("huggingface_hub") is None:
+        return None
+    settings = Settings.model_validate({"engine": {"kind": "none", "tokenizer": root}, "backends": {}})
+    try:
+        return prepare(settings)[0].engine.tokenizer
+    except FetchError:
+        return None

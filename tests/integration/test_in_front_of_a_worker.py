@@ -1,0 +1,71 @@
+"""A gateway in an empty folder, in front of a worker that runs already."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from openai import OpenAI
+
+from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway, gateway
+
+pytestmark = pytest.mark.xdist_group("in-front-of-a-worker")
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
+    """Another Sluice; it lists its model as vLLM does."""
+    with gateway(tmp_path_factory.mktemp("worker"), SLUICE_ENGINE__MAX_MODEL_LEN="1024") as live:
+        yield live
+
+
+def sluice(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    environ = {**clean, "PYTHONPATH": str(ROOT), "WORKER_API_KEY": ADMIN_KEY, **env}
+    command = [sys.executable, "-m", "ops.cli", *words]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+
+
+def test_a_configuration_is_written_from_what_the_worker_says_and_doctor_finds_it_right(
+    worker: LiveGateway, tmp_path: Path
+) -> None:
+    done = sluice(tmp_path, "init", "--worker", worker.url)
+    assert done.returncode == 0, done.stderr
+    written = yaml.safe_load((tmp_path / "sluice.yaml").read_text())
+    assert written["backends"]["worker"]["model"] == written["engine"]["served_model_name"] == "demo"
+    assert written["engine"]["max_model_len"] == 1024 and written["auth"] == {"enabled": False}
+    again = sluice(tmp_path, "init", "--worker", worker.url)
+    assert again.returncode == 1 and "--force replaces it" in again.stderr
+
+    examined = sluice(tmp_path, "doctor", "--json")
+    checks = {one["check"]: one for one in json.loads(examined.stdout)["checks"]}
+    [found] = [one for name, one in checks.items() if name.startswith("worker ")]
+    assert found["ok"] and "serves demo, 1024 tokens, tokenizer equal" in found["detail"], found
+    wrong = sluice(tmp_path, "doctor", "--json", SLUICE_BACKENDS__WORKER__MODEL="other")
+    [found] = [one for one in json.loads(wrong.stdout)["checks"] if one["check"].startswith("worker ")]
+    assert wrong.returncode == 1 and not found["ok"]
+    assert found["detail"] == "does not serve 'other'" and "demo" in found["hint"]
+
+
+def test_the_first_answer_comes_without_any_file(worker: LiveGateway, tmp_path: Path) -> None:
+    """The folder is empty: no configuration, no prompts, no routing, no tokenizer of its own."""
+    environ = {"WORKER_API_KEY": ADMIN_KEY}
+    with gateway(tmp_path, words=["--worker", worker.url], config="", **environ) as front:
+        client = OpenAI(base_url=f"{front.url}/v1", api_key=ADMIN_KEY)
+        [model] = [one.id for one in client.models.list() if one.id == "demo"]
+        answer = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "Tell me about Berserk"}]
+        )
+        assert answer.choices[0].message.content and answer.model == "demo"
+
+
+def test_a_worker_that_does_not_answer_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    done = sluice(tmp_path, "serve", "--worker", "http://127.0.0.1:9")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "http://127.0.0.1:9/v1: no answer" in done.stderr and "start it" in done.stderr

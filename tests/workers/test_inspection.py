@@ -1,0 +1,87 @@
+"""What a gateway finds out about its workers by asking them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.backends.workers.inspection import Inspection, WorkerInspections
+from tests.workers.raw_worker import RawWorker, Request, make, pool
+
+IDS = [5, 6, 7]
+
+
+async def answer(request: Request) -> None:
+    """As vLLM answers: tokens, or one token of text."""
+    body = {"tokens": IDS} if request.path == "/tokenize" else {"choices": [{"text": "x"}]}
+    await request.whole(200, json.dumps(body).encode())
+
+
+async def unknown(request: Request) -> None:
+    await request.whole(404, b"{}")
+
+
+def lists(name: str = "base", length: int | None = 4096) -> bytes:
+    return json.dumps({"data": [{"id": name, "max_model_len": length}]}).encode()
+
+
+async def asked(worker: RawWorker, *, ids: list[int] = IDS, length: int = 4096) -> Inspection:
+    async with pool(worker) as backend:
+        [found] = await backend.inspect(ids, length, generate=True)
+    return found
+
+
+async def test_a_good_worker_has_no_faults_and_its_figures_are_known() -> None:
+    found = await asked(RawWorker([answer], models=lambda: lists()))
+    assert (found.faults, found.unusable) == ((), False)
+    assert (found.model, found.max_model_len, found.tokenizer) == ("base", 4096, "equal")
+    assert found.latency_ms is not None and found.latency_ms > 0
+
+
+async def test_a_worker_that_does_not_serve_the_model_is_unusable_and_the_fault_names_what_it_serves() -> (
+    None
+):
+    found = await asked(RawWorker([answer], models=lambda: lists("another")))
+    assert found.unusable
+    assert found.faults == ("does not serve 'base'; correct model; it serves: another",)
+
+
+@pytest.mark.parametrize(
+    ("ids", "length", "fault"),
+    [([5, 6], 4096, "its tokenizer differs"), (IDS, 8192, "takes 4096 tokens, engine.max_model_len is 8192")],
+)
+async def test_another_tokenizer_and_a_shorter_context_are_faults(
+    ids: list[int], length: int, fault: str
+) -> None:
+    found = await asked(RawWorker([answer], models=lambda: lists()), ids=ids, length=length)
+    assert not found.unusable and len(found.faults) == 1 and found.faults[0].startswith(fault)
+
+
+async def test_a_server_of_another_kind_without_models_and_tokenizer_is_not_faulted_for_it() -> None:
+    async def plain(request: Request) -> None:
+        await (unknown if request.path == "/tokenize" else answer)(request)
+
+    found = await asked(RawWorker([plain]))
+    assert (found.faults, found.tokenizer, found.max_model_len) == ((), "not known", None)
+
+
+async def test_a_worker_that_generates_nothing_or_is_gone_is_unusable() -> None:
+    found = await asked(RawWorker([unknown], models=lambda: lists()))
+    assert found.unusable and found.faults == ("generates nothing (status 404); see its log",)
+    [gone] = await make("http://127.0.0.1:9/v1").inspect(IDS, 4096, generate=True)
+    assert gone.unusable and gone.faults[0].endswith("start it, or correct base_urls")
+
+
+async def test_a_pool_is_unusable_when_every_worker_is() -> None:
+    good, bad = Inspection("a"), Inspection("b", unusable=True)
+
+    async def ask(generate: bool) -> dict[str, list[Inspection]]:
+        return {"half": [good, bad], "none": [bad, bad], "empty": []}
+
+    inspections = WorkerInspections(ask)
+    assert not inspections.unusable("none"), "nothing is known yet"
+    await inspections.now()
+    assert [inspections.unusable(name) for name in ("half", "none", "empty", "other")] == [
+        False, True, False, False,
+    ]  # fmt: skip
