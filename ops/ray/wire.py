@@ -88,7 +88,12 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 decode_work = msgspec.msgpack.Decoder(Work).decode
 decode_piece = msgspec.msgpack.Decoder(ReplicaPiece).decode
 decode_signals = msgspec.msgpack.Decoder(ReplicaSignals).decode
-decode_hint = msgspec.msgpack.Decoder(RouterHint).decode
+_hint = msgspec.msgpack.Decoder(RouterHint)
+
+
+def decode_hint(data: bytes) -> RouterHint:
+    """A function: Serve pickles the router with the globals it uses, and a decoder cannot be pickled."""
+    return _hint.decode(data)
 
 
 def encode(value: Work | ReplicaPiece | ReplicaSignals | RouterHint) -> bytes:

@@ -21,12 +21,11 @@ from ops.cli.main import app as sluice
 from tests.state.servers import free_port
 
 pytestmark = [
-    pytest.mark.serial,  # a cluster of a dozen processes, whose scaling has its own clocks
     pytest.mark.timeout(900),
     # Ray's own, from its own modules.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
-SCALE_TIMEOUT_S = 90.0
+SCALE_TIMEOUT_S = 300.0
 BODY = {
     "messages": [{"role": "user", "content": "What should I read next?"}],
     "sampling": {"temperature": 0, "max_tokens": 12},
