@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
 # says nothing about the code. Tests of speed measure it themselves, and every test has its own limit (`timeout`
 # in pyproject.toml). The examples are much the same in every run, so that a change is refused for what it
 # changed; SLUICE_TEST_RANDOM=1 looks for new ones.
+SEARCHES = "SLUICE_TEST_RANDOM" in os.environ
 settings.register_profile(
     "suite",
     deadline=None,
-    derandomize="SLUICE_TEST_RANDOM" not in os.environ,
+    max_examples=100 if SEARCHES else 40,
+    derandomize=not SEARCHES,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("suite")
@@ -32,7 +35,7 @@ settings.load_profile("suite")
 
 # Folders whose tests start servers, the longest first: what is short fills the gaps at the end.
 LONG = (
-    "conformance", "vllm", "ray", "integration", "engine", "weights", "benchmarks", "chaos", "gateway", "bedrock", "state",
+    "ray", "conformance", "vllm", "integration", "engine", "weights", "benchmarks", "chaos", "gateway", "bedrock", "state",
     "deploy",
 )  # fmt: skip
 
@@ -47,12 +50,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
         return  # the tests run in others
+    gc.disable()  # until all is imported
     if config.getoption("--fast"):
         config.stash[FAST] = Guard()
     else:
         from tests import fork_server
 
         fork_server.install()
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays, and the garbage collector need not walk through it during the tests."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

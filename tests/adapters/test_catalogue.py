@@ -276,7 +276,7 @@ class Machine(RuleBasedStateMachine):
         assert again == self.registry.now
 
 
-Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Machine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestMachine = Machine.TestCase
 
 

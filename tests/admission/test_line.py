@@ -216,4 +216,4 @@ class AnySequence(RuleBasedStateMachine):
 
 
 TestAnySequence = AnySequence.TestCase
-TestAnySequence.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnySequence.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

@@ -82,7 +82,7 @@ def compiled() -> CompiledOperators:
 
 
 @pytest.mark.parametrize("kernel", [None, compiled()], ids=["gathered", "compiled"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(sequences=st.one_of(shapes, answers), random=st.randoms(use_true_random=False))
 def test_every_group_of_sequences_attends_as_each_would_alone(
     kernel: DecodeKernel | None, sequences: Shapes, random: object

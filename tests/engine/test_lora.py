@@ -236,7 +236,7 @@ events = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(events, max_size=25), st.integers(0, 99))
 def test_whatever_is_installed_and_removed_each_request_gets_the_version_it_began_with(
     history: list[tuple[object, ...]], seed: int

@@ -28,7 +28,7 @@ def reference_kept(probabilities: list[float], top_k: int, top_p: float) -> set[
     return kept
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     top_k=st.integers(0, 40),
@@ -127,7 +127,7 @@ def test_the_numbers_of_chance_are_exponential_and_independent() -> None:
         assert float(correlation.fill_diagonal_(0).abs().max()) < 6 / len(one) ** 0.5
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), min_p=st.floats(0.0, 1.0))
 def test_min_p_leaves_only_what_is_likely_enough_beside_the_likeliest(seed: int, min_p: float) -> None:
     logits = torch.randn(1, 8, generator=torch.Generator().manual_seed(seed)) * 2

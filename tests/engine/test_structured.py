@@ -92,7 +92,7 @@ def engine(make_engine: MakeEngine) -> Engine:
     return make_engine()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=schemas, seed=st.integers(0, 1000))
 def test_whatever_ends_by_itself_is_valid_by_the_schema(engine: Engine, schema: Any, seed: int) -> None:
     for answer in answers(
@@ -103,7 +103,7 @@ def test_whatever_ends_by_itself_is_valid_by_the_schema(engine: Engine, schema: 
             jsonschema.validate(json.loads(answer.text), schema)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pattern=patterns, seed=st.integers(0, 1000))
 def test_whatever_ends_by_itself_matches_the_whole_pattern(engine: Engine, pattern: str, seed: int) -> None:
     for answer in answers(engine, *[shaped(GrammarKind.REGEX, pattern, seed=seed + n) for n in range(3)]):

@@ -28,7 +28,7 @@ def deltas_of(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
     return [detokenizer.push(token_id) for token_id in token_ids]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=st.text(st.sampled_from("ab c,漫画巻のす😀👩‍🚀é€\n"), max_size=60))
 def test_deltas_join_to_the_decoded_text_and_never_split_a_character(text: str) -> None:
     token_ids = TOKENIZER.encode(text).ids
@@ -63,7 +63,7 @@ def test_special_tokens_give_no_text() -> None:
     assert "".join(deltas_of(TOKENIZER, token_ids)) == "ab"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(token_ids=st.lists(st.integers(0, 511), max_size=150))
 def test_random_tokens_never_fail_and_valid_text_after_them_is_given(token_ids: list[int]) -> None:
     detokenizer = Detokenizer(TOKENIZER)
@@ -107,7 +107,7 @@ def test_of_several_stop_strings_the_earliest_in_the_text_cuts() -> None:
 
 
 @pytest.mark.parametrize("stop", ["aab", "abab", "b"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(pieces=st.lists(st.text("ab", max_size=4), max_size=12))
 def test_streaming_cuts_where_searching_the_whole_text_would(stop: str, pieces: list[str]) -> None:
     stops = StopStrings((stop,))

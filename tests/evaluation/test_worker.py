@@ -53,7 +53,7 @@ def traces(draw: st.DrawFn) -> list[Arrival]:
     return out
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(trace=traces(), profile=profiles())
 def test_keeping_the_answering_as_a_group_gives_what_a_plain_model_gives(
     trace: list[Arrival], profile: Profile
@@ -70,7 +70,7 @@ def same_as_plain(trace: list[Arrival], profile: Profile) -> None:
         assert (fate.produced, fate.computed, fate.preemptions) == (one.produced, one.total, one.preemptions)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=160, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_so_it_does_when_many_come_at_once_and_memory_is_short(seed: int) -> None:
     draw = random.Random(seed)
@@ -96,7 +96,7 @@ def test_so_it_does_when_many_come_at_once_and_memory_is_short(seed: int) -> Non
     same_as_plain(trace, profile)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(trace=traces(), profile=profiles())
 def test_no_block_and_no_sequence_is_ever_lost(trace: list[Arrival], profile: Profile) -> None:
     worker = SimulatedWorker(profile)

@@ -212,7 +212,7 @@ async def test_what_a_cancelled_load_leaves_behind_makes_room_first() -> None:
     assert engine.adapters.keys() == {"a", "b"}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abcde"), st.integers(0, 4), st.integers(0, 6), st.booleans()), max_size=30

@@ -248,7 +248,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize("path", POSTED)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(body=JSON.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=80))
 async def test_no_body_whatever_makes_an_internal_error(connect: Any, path: str, body: bytes) -> None:
     async with connect(fake_services()) as client:

@@ -404,7 +404,7 @@ async def test_nothing_is_left_when_the_caller_leaves_while_waiting_for_a_restar
     assert (house.outbox.rows[0].finish_reason, house.outbox.rows[0].output_tokens) == ("cancelled", 2)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(breaks=st.lists(st.integers(1, len(PIECES)), max_size=4), stream=st.booleans())
 async def test_any_split_over_up_to_four_breaks_gives_the_same_text_and_count(
     build_house: Build, ask: Ask, breaks: Sequence[int], stream: bool

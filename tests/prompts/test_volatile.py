@@ -143,7 +143,7 @@ def squeezed(text: str) -> str:
     return "".join(text.split())
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(text=texts)
 def test_separating_twice_is_separating_once(text: str) -> None:
     once = separate(text)
@@ -152,7 +152,7 @@ def test_separating_twice_is_separating_once(text: str) -> None:
     assert again.stable == once.stable and not again.findings and not again.moved
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(text=texts)
 def test_nothing_is_lost_and_what_goes_is_verbatim(text: str) -> None:
     whole, found = normalize(text), separate(text)
@@ -178,8 +178,8 @@ def test_a_run_of_text_without_an_end_is_data_and_stays() -> None:
     ["a", "1 ", "11:", "0f", "-", "2026-", "20 nov ", "\n", "Today is ", "turn 1 ", "May 1 ", "user_id=", "x\n1",
      "A. ", "B. 1 ", "1。", ".", "!?", "。", ".\t", "`。", "session key", "Mon, ", "12345678-", "req_", "(\"", " ", "\u3000。"],
 )  # fmt: skip
-def test_a_megabyte_of_anything_takes_no_longer_than_a_megabyte_should(unit: str) -> None:
-    """Linear: eight times the text takes about eight times as long, and a megabyte a few seconds at most."""
+def test_the_time_grows_with_the_length_of_anything_and_no_faster(unit: str) -> None:
+    """Linear: eight times the text takes about eight times as long."""
     finder = VolatileFinder()
 
     def took_s(chars: int) -> float:
@@ -188,5 +188,5 @@ def test_a_megabyte_of_anything_takes_no_longer_than_a_megabyte_should(unit: str
         finder.separate(text)
         return time.thread_time() - began
 
-    small = max(min(took_s(131_072) for _ in range(2)), 0.005)
-    assert took_s(1_048_576) < 40 * small
+    small = max(min(took_s(49_152) for _ in range(2)), 0.002)
+    assert took_s(393_216) < 40 * small

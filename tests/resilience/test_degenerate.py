@@ -49,7 +49,7 @@ def test_a_longer_cycle_is_left_alone() -> None:
     run=st.lists(st.integers(0, 1), min_size=1, max_size=8),
     length=st.integers(0, 64 - 1),
 )
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_what_breaks_off_before_the_limit_is_left_alone(
     before: list[int], run: list[int], length: int
 ) -> None:
@@ -60,7 +60,7 @@ def test_what_breaks_off_before_the_limit_is_left_alone(
 
 
 @given(ids=st.lists(st.integers(0, 2), max_size=400), pieces=st.integers(1, 50))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_what_is_found_does_repeat(ids: list[int], pieces: int) -> None:
     at = found_at(ids, pieces=pieces)
     if at is not None:

@@ -326,7 +326,7 @@ async def test_a_cancellation_passes_through_untouched(attempt: Callable[[Attemp
         assert told == [AttemptFailed("local", FailureKind.CANCELLED_BY_CLIENT, 1, False, "CancelledError")]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     kinds=st.lists(st.sampled_from(list(FailureKind)), max_size=8),
     takes_s=st.floats(0, 3),

@@ -96,4 +96,4 @@ class Appending(RuleBasedStateMachine):
 
 
 TestAppending = Appending.TestCase
-TestAppending.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAppending.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

@@ -201,7 +201,7 @@ def test_a_chain_is_forgotten_from_its_end() -> None:
     assert index.match([10, 20]) == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.integers(0, 99), max_size=64), st.lists(st.integers(0, 99), max_size=64), st.integers(1, 16)
 )

@@ -70,7 +70,7 @@ BODIES = {
 }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.sampled_from(sorted(BODIES)), st.lists(st.integers(0, 120), max_size=12))
 def test_an_answer_reads_the_same_however_it_is_cut(kind: str, cuts: list[int]) -> None:
     async def scenario() -> None:
@@ -90,7 +90,7 @@ def test_an_answer_reads_the_same_however_it_is_cut(kind: str, cuts: list[int]) 
     asyncio.run(scenario())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.lists(st.binary(min_size=1), max_size=6))
 def test_no_bytes_leave_a_request_without_an_end(pieces: list[bytes]) -> None:
     async def scenario() -> None:

@@ -79,7 +79,7 @@ def test_the_load_is_spread_nearly_as_if_all_were_looked_at(seed: int, blocks: i
     assert sum(count < 2 for count in counts) < 0.1 * MANY
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 3)), min_size=33, max_size=60))
 def test_its_load_is_the_sum_of_its_workers_when_it_looks(told: list[tuple[int, int, int]]) -> None:
     (large, some), (small, others) = made(len(told)), made(len(told), len(told))
