@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.build import build_engine
 from engine.engine import Engine
@@ -11,6 +12,9 @@ from engine.values import EngineConfig
 from tests.engine.support import DEMO_MODEL, write_tiny_model
 
 MakeEngine = Callable[..., Engine]
+
+# Two tests share two cores; a second thread would mostly wait.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
