@@ -119,7 +119,7 @@ class Journey:
                 pinned=target.backend,
                 model=target.model or (lease.adapter.base_model if lease.adapter is not None else None),
             )
-            backend = ranking.first()
+            backend = ranking.first(request.extra)
             prefix = self.prefixes.expect(plan, backend, request.caller.tenant, lease.adapter_id)
             recorder.bound(ranking.drawn, prefix)
             timer.lap("rank")

@@ -24,7 +24,7 @@ from engine.values import TokenIdLogprob as EngineLogprob
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import check_partial
 from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Work, filled
-from gateway.contracts.features import Feature
+from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import (
     FinishReason,
     FormatType,
@@ -35,7 +35,7 @@ from gateway.contracts.values import (
 )
 from resilience.failures import BackendFailure, FailureKind
 
-FEATURES = frozenset(Feature)
+FEATURES = KNOWN_FEATURES
 CONTINUES = frozenset({Continue.TOKENS, Continue.SHAPED})
 
 _FINISH: Mapping[EngineFinish, FinishReason] = MappingProxyType(

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from adapters.values import Adapter
 from admission.values import BackendLoad
@@ -88,6 +88,7 @@ class Work:
     stream: bool = True
     partial: PartialAnswer | None = None
     open_ended: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
     calls: Calls | None = field(default=None, compare=False, repr=False)
     call_budget: CallBudget = field(default_factory=CallBudget, compare=False, repr=False)
 

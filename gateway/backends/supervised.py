@@ -14,6 +14,7 @@ from engine.errors import EngineDead, EngineStartError
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
 from gateway.backends.port import Backend, BackendState
 from gateway.backends.supervised_backend import SupervisedBackend, Totals
+from gateway.contracts.features import Feature
 from observability.events import EngineFigures
 from resilience.engine_death import cause_of_death, fewer_blocks, kernel_oom_kills
 from resilience.failures import BackendFailure, FailureKind
@@ -166,9 +167,9 @@ class SupervisedHost:
         life = self._life
         return self._totals.on(None if life.over else life.host.figures())
 
-    def backend(self, name: str) -> SupervisedBackend:
-        """The engine as a backend of that name, whichever engine runs."""
-        return SupervisedBackend(name, self)
+    def backend(self, name: str, more: frozenset[Feature] = frozenset()) -> SupervisedBackend:
+        """The engine as a backend of that name, whichever engine runs; ``more`` the gateway gives."""
+        return SupervisedBackend(name, self, more)
 
     def inner(self, name: str) -> Backend:
         """The backend of that name on the engine that runs now."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from admission.values import BackendLoad
 from gateway.backends.port import Backend, BackendState, Completion, DelegatingBackend, DeltaSink, Work
+from gateway.contracts.features import Feature
 from observability.events import Distribution, EngineFigures
 from resilience.failures import BackendFailure, FailureKind
 
@@ -72,9 +73,10 @@ if TYPE_CHECKING:
 class SupervisedBackend(DelegatingBackend):
     """Delegates to the running engine's backend; also a :class:`gateway.backends.port.Restarting`."""
 
-    def __init__(self, name: str, host: SupervisedHost) -> None:
+    def __init__(self, name: str, host: SupervisedHost, more: frozenset[Feature] = frozenset()) -> None:
         self._name = name
         self._host = host
+        self._more = more
 
     @property
     def delegate(self) -> Backend:
@@ -85,6 +87,11 @@ class SupervisedBackend(DelegatingBackend):
     def name(self) -> str:
         """Its name in the configuration."""
         return self._name
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """The engine's features, and the gateway's."""
+        return self.delegate.features | self._more
 
     @property
     def state(self) -> BackendState:

@@ -1,6 +1,7 @@
 """The backends' sections of the configuration, told apart by ``kind``."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Literal, Self, get_args
 
@@ -46,10 +47,28 @@ BaseUrl = Annotated[str, Field(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$")]
 Path = Annotated[str, Field(pattern=r"^/[^?#\s]*$")]
 
 
+class UnknownFields(StrEnum):
+    """What becomes of fields of OpenAI's bodies that Sluice does not know."""
+
+    REFUSE = "refuse"
+    DROP = "drop"
+    PASS = "pass"
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What a backend takes by this."""
+        taken = [Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED]
+        return frozenset(taken[: list(UnknownFields).index(self)])
+
+
+RefuseOrDrop = Literal[UnknownFields.REFUSE, UnknownFields.DROP]
+
+
 class EngineBackend(Section):
     """The engine in process, as a backend."""
 
     kind: Literal["engine"]
+    unknown_fields: RefuseOrDrop = UnknownFields.REFUSE
     price: PriceConfig | None = None
 
 
@@ -66,6 +85,7 @@ class OpenAIBackend(AffinitySection):
     dialect: Literal["auto", "vllm", "sluice", "openai"] = "auto"
     prompt: Literal["auto", "messages", "token_ids"] = "auto"
     features: list[Feature] | None = None
+    unknown_fields: UnknownFields | None = None
     adapters: dict[str, str] = Field(default_factory=dict)
     load_adapters: bool = False
     adapters_folder: Path | None = None
@@ -92,6 +112,12 @@ class OpenAIBackend(AffinitySection):
     slow_start_seconds: Annotated[float, Field(ge=0, le=3600)] = 10.0
     hedge: HedgeSection = HedgeSection()
     price: PriceConfig | None = None
+
+    @property
+    def unknown_features(self) -> frozenset[Feature]:
+        """By default vLLM workers get fields that Sluice does not know, and other workers' are refused."""
+        by_dialect = UnknownFields.PASS if self.dialect in ("auto", "vllm") else UnknownFields.REFUSE
+        return (self.unknown_fields or by_dialect).features
 
     @model_validator(mode="after")
     def _workers_can_load(self) -> Self:
@@ -135,6 +161,7 @@ class BedrockSection(Section):
     endpoint_url: BaseUrl | None = None
     profile: Annotated[str, Field(min_length=1)] | None = None
     features: list[Feature] | None = None
+    unknown_fields: RefuseOrDrop = UnknownFields.REFUSE
     streaming: bool = True
     max_concurrency: Annotated[int, Field(ge=1, le=256)] = 32
     max_input_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 200_000

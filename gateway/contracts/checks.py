@@ -1,7 +1,7 @@
 """Rules that types cannot say: of conversations, and of free JSON (``context``, schemas)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from budgeting.values import Message, Role
@@ -34,7 +34,7 @@ MAX_DEPTH: Final = 32
 """Deepest nesting of a free JSON value; far above any schema in use, far below any stack."""
 
 
-def check_plain(value: Mapping[str, Any], field: str) -> None:
+def check_plain(value: object, field: str) -> None:
     """Refuse what cannot be written as plain JSON text. Raises InvalidRequest."""
     pending: list[tuple[tuple[int | str, ...], Any]] = [((field,), value)]
     while pending:

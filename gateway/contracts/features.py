@@ -1,6 +1,7 @@
 """What a request can ask of a backend beyond plain generation."""
 
 from enum import StrEnum
+from typing import Final
 
 
 class Feature(StrEnum):
@@ -22,8 +23,15 @@ class Feature(StrEnum):
     RESPONSE_FORMAT = "response_format"
     RAW_PROMPT = "prompt"
     LORA = "adapter_id"
+    UNKNOWN_FIELDS = "unknown_fields"
+    """The backend takes fields that Sluice does not know, be it that they are dropped."""
+    FIELDS_PASSED = "unknown_fields passed on"
 
     @property
     def field(self) -> str:
         """The request's field."""
         return self.value.split()[0]
+
+
+KNOWN_FEATURES: Final = frozenset(Feature) - {Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED}
+"""What Sluice's own fields can ask for."""

@@ -1,6 +1,6 @@
 """The strict base of every request model, and the field types they share."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Self
 
@@ -90,18 +90,22 @@ class Body(BaseModel):
 
     @model_validator(mode="after")
     def _only_known(self) -> Self:
-        extra = self.__pydantic_extra__
-        if extra:
-            for name, value in extra.items():
-                _check_extra(name, value, self.neutral)
+        for name, value in (self.__pydantic_extra__ or {}).items():
+            check_extra(name, value, self.neutral)
         return self
 
 
-def _check_extra(name: str, value: Any, neutral: Mapping[str, tuple[object, ...]]) -> None:
+def is_neutral(value: object, allowed: Iterable[object]) -> bool:
+    """Whether a value is one of those that ask for nothing."""
+    return any(_same(value, one) for one in allowed)
+
+
+def check_extra(name: str, value: Any, neutral: Mapping[str, tuple[object, ...]]) -> None:
+    """Refuse a field that is not known, or that asks for something that is not implemented."""
     allowed = neutral.get(name)
     if allowed is None:
         raise PydanticCustomError("unknown_field", "is not a known field", {"name": name})
-    if not any(_same(value, one) for one in allowed):
+    if not is_neutral(value, allowed):
         shown = " or ".join(_shown(one) for one in allowed)
         raise PydanticCustomError("unsupported_field", "is not supported", {"name": name, "allowed": shown})
 

@@ -50,7 +50,7 @@ class ChatMessage(Body):
 
     neutral = openai_fields.MESSAGE
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    content: Content | None
 
 
 ChatMessages = TypeAliasType("ChatMessages", Annotated[list[ChatMessage], Field(fail_fast=True)])
@@ -90,7 +90,7 @@ class CompletionRequest(OpenAIBody):
 def to_message(body: ChatMessage) -> Message:
     """Text parts are joined as they are."""
     content = body.content
-    text = content if isinstance(content, str) else "".join([part.text for part in content])
+    text = content if isinstance(content, str) else "".join([part.text for part in content or ()])
     return Message(_ROLES[body.role], text)
 
 
@@ -145,10 +145,12 @@ def _asked(
     raw_prompt: str | tuple[int, ...] | None = None,
 ) -> ParsedRequest:
     stream = bool(body.stream)
-    if body.stream_options is not None and not stream:
+    usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    if usage and not stream:
         raise not_allowed("stream_options", "is given without stream", "with 'stream': true")
     native = body.sluice or _NO_FIELDS
     shaper, shape = shape_of(body)
+    extra, needs = body.extra()
     request = request_of(
         origin,
         contract,
@@ -165,8 +167,9 @@ def _asked(
         response_format=shape,
         priority=origin.priority(body.priority or 0),
         stream=stream,
+        extra=extra,
+        needs=needs,
     )
-    usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     token_ids = bool(body.sluice is not None and body.sluice.token_ids)
     return ParsedRequest(request, usage, _fields(body, native, shaper), token_ids)
 

@@ -1,10 +1,13 @@
 """The fields that all of OpenAI's request bodies share."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.contracts import openai_fields
+from gateway.contracts.checks import check_plain
+from gateway.contracts.features import Feature
 from gateway.contracts.fields import (
     Body,
     Label,
@@ -12,9 +15,16 @@ from gateway.contracts.fields import (
     Priority,
     Text,
     Texts,
+    check_extra,
+    is_neutral,
 )
 from gateway.contracts.formats import FormatBody, SchemaOrText, StructuredBody
 from gateway.contracts.native import NativeSampling, SluiceFields
+from gateway.contracts.refusals import path_of
+from gateway.errors import InvalidRequest
+
+MAX_EXTRA: Final = 32
+"""Most fields of one body that Sluice does not know."""
 
 
 class StreamOptions(Body):
@@ -47,7 +57,36 @@ class OpenAIBody(NativeSampling):
     guided_grammar: Text | None = None
     structured_outputs: StructuredBody | None = None
     priority: Priority | None = None
-    user: Label | None = None
+    user: Annotated[Label | None, BeforeValidator(lambda user: user or None)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     sluice: StreamFields | None = None
+
+    @model_validator(mode="after")
+    def _only_known(self) -> Self:
+        """Fields that nobody knows are no error here: the backend decides."""
+        for name, value in (self.__pydantic_extra__ or {}).items():
+            known = name in self.neutral and name not in openai_fields.PASSABLE
+            if known or path_of([name]) != name:
+                check_extra(name, value, self.neutral)
+        return self
+
+    def extra(self) -> tuple[Mapping[str, Any], frozenset[Feature]]:
+        """The fields that are the backend's affair, and what it must have for them. Raises InvalidRequest."""
+        given = self.__pydantic_extra__ or {}
+        passed = {
+            name: value
+            for name, value in given.items()
+            if name in openai_fields.PASSABLE and not is_neutral(value, self.neutral[name])
+        }
+        unknown = {name: value for name, value in given.items() if name not in self.neutral}
+        if len(unknown) > MAX_EXTRA:
+            name = next(iter(unknown))
+            raise InvalidRequest(f"{name} and {len(unknown) - 1} others are not known fields", param=name)
+        needs = {Feature.FIELDS_PASSED} if passed else set()
+        if unknown:
+            needs.add(Feature.UNKNOWN_FIELDS)
+        extra = passed | unknown
+        for name, value in extra.items():
+            check_plain(value, name)
+        return extra, frozenset(needs)

@@ -53,6 +53,21 @@ _SHARED: Final[dict[str, tuple[object, ...]]] = {
     "store": _FALSE,
 }
 
+PASSABLE: Final = frozenset(
+    {
+        "allowed_token_ids",
+        "bad_words",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "min_tokens",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stop_token_ids",
+        "vllm_xargs",
+    }
+)
+"""vLLM's sampling that goes to workers that take unknown fields; none changes an answer's form."""
+
 CHAT: Final[Neutral] = MappingProxyType(
     {
         **_SHARED,
@@ -70,6 +85,7 @@ CHAT: Final[Neutral] = MappingProxyType(
         "modalities": (None, ["text"]),
         "parallel_tool_calls": (None, True, False),
         "prediction": _NULL,
+        "prompt": _NULL,
         "reasoning_effort": (None, "none"),
         "tool_choice": (None, "none", "auto"),
         "tools": _NO_LIST,
@@ -83,6 +99,7 @@ COMPLETIONS: Final[Neutral] = MappingProxyType(
         **_SHARED,
         "add_special_tokens": _TRUE,
         "echo": _FALSE,
+        "messages": _NULL,
         "prompt_embeds": _NULL,
         "suffix": (None, ""),
     }

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any
 
 from accounting.keys import NO_LIMITS, KeyLimits
 from budgeting.values import EvidenceChunk, Message
+from gateway.contracts.features import Feature
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
 
@@ -109,6 +111,7 @@ class GenerateRequest:
         user: OpenAI's stable id of an end user; for the ledger.
         raw_prompt: a text completion's prompt, text or token ids; ``messages`` is empty then.
         context: volatile fields, placed after the shared prefix.
+        extra: fields of the body that are the backend's affair; ``needs`` is what it must have for them.
         arrived_at, deadline: seconds on the injected clock.
         trace_parent, trace_state: the caller's W3C trace context, if it sent a valid one.
         trace_id: 32 hex digits, reported to the caller: its own trace, or one made at the edge.
@@ -142,6 +145,8 @@ class GenerateRequest:
     trace_state: str | None = None
     trace_id: str | None = None
     labelled: bool = True
+    extra: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    needs: frozenset[Feature] = frozenset()
 
     @property
     def sticky_key(self) -> str:

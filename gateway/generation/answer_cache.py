@@ -87,6 +87,7 @@ def question_of(job: Job, deployment: str) -> CacheQuestion:
         request.intent,
         repr(request.sampling),
         repr(request.response_format),
+        repr(dict(request.extra)) if request.extra else None,
     ]
     # The prompt's token ids hold the context, the evidence and every turn that is sent.
     key = digest_of(["exact", *surroundings], job.plan.token_ids)

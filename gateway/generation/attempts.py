@@ -167,6 +167,7 @@ class Attempts:
             stream=request.stream,
             partial=partial,
             open_ended=plan.open_ended and not self._slot.shrunk and partial is None,
+            extra=request.extra if Feature.FIELDS_PASSED in self._backend.features else {},
             calls=self.step,
             call_budget=self._job.call_budget,
         )
@@ -181,7 +182,8 @@ def fitted(
     contract never gets here with one, since ranking passes such backends over.
     """
     changed: dict[str, Any] = {}
-    warnings: list[str] = []
+    dropped = () if Feature.FIELDS_PASSED in backend.features else request.extra
+    warnings = [f"{name} is not a known field and was dropped" for name in dropped]
     if request.contract is not Contract.NATIVE:
         return changed, warnings
     for feature, name in _HINTS.items():

@@ -86,7 +86,7 @@ def required_features(request: GenerateRequest, lease: Lease) -> frozenset[Featu
         asked |= {Feature.RAW_PROMPT}
     if lease.adapter is not None:
         asked |= {Feature.LORA}
-    return asked
+    return asked | request.needs
 
 
 def without_adapter(cause: Refused | BackendFailure, job: Job, stream: AnswerStream) -> Job | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.backends.port import Backend, BackendState
@@ -27,15 +27,22 @@ class Ranking:
     unable: Mapping[str, frozenset[Feature]]
     drawn: str | None = None
 
-    def first(self) -> Backend:
-        """The backend to try first.
+    def first(self, extra: Collection[str] = ()) -> Backend:
+        """The backend to try first; ``extra`` are the fields that are the backend's affair.
 
         Raises:
             InvalidRequest: no backend of the route can honour a field of the request; names it.
         """
         if self.candidates:
             return self.candidates[0]
-        lacking = sorted({feature.value for lack in self.unable.values() for feature in lack})
+        lack = frozenset().union(*self.unable.values())
+        if extra and lack & {Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED}:
+            names = ", ".join(extra)
+            raise InvalidRequest(
+                f"{names} is not a known field; leave it out, or set unknown_fields of a backend",
+                param=next(iter(extra)),
+            )
+        lacking = sorted(feature.value for feature in lack)
         raise InvalidRequest(
             f"no backend of this route supports {', '.join(lacking)}; leave it out or choose another route",
             param=Feature(lacking[0]).field if lacking else None,

@@ -154,8 +154,8 @@ def make_backends(
         made = resident(backend, config)
         if made is not None:
             backends[backend] = residents[backend] = made
-        elif host is not None:
-            backends[backend] = host.backend(backend)
+        elif host is not None and isinstance(config, EngineBackend):
+            backends[backend] = host.backend(backend, config.unknown_fields.features)
     engines = Engines(host, backends, residents)
     adapters.loader.attach_workers(engines.loras)
     summaries = make_engine_summarizer(

@@ -37,6 +37,7 @@ def make_bedrock(name: str, section: BedrockSection, *, clock: Callable[[], floa
         transport=Transport(section, clock=clock, on_failure=failed),
         counter=counter,
         prefill=takes_prefill(section.model_id, section.prefill),
-        features=FEATURES if section.features is None else FEATURES & frozenset(section.features),
+        features=section.unknown_fields.features
+        | (FEATURES if section.features is None else FEATURES & frozenset(section.features)),
         clock=clock,
     )

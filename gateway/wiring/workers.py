@@ -48,6 +48,7 @@ def make_workers(
     detect = section.dialect == "auto"
     dialect = Dialect.VLLM if detect else Dialect(section.dialect)
     features = FEATURES[dialect] if section.features is None else frozenset(section.features)
+    features |= section.unknown_features
     urls = [url.rstrip("/") for url in section.base_urls]
     choice = WorkerChoice(
         urls,

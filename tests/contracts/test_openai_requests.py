@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from budgeting.values import EvidenceChunk, Message, Role
 from gateway.contracts import openai_fields
 from gateway.contracts.dialect import ParsedRequest
+from gateway.contracts.features import Feature
 from gateway.contracts.openai import ChatRequest, CompletionRequest
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
@@ -207,10 +208,9 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [1]}, "functions"),
     ({"store": True}, "store"),
-    ({"ignore_eos": True}, "ignore_eos"),
+    ({"prompt": "hi"}, "prompt"),
     ({"best_of": True}, "best_of"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
-    ({"no_such_field": None}, "no_such_field"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_completion_tokens": -1}, "max_completion_tokens"),
     ({"temperature": "1"}, "temperature"),
@@ -344,3 +344,41 @@ def test_any_json_under_known_completion_names_is_a_request_or_a_refusal(fields:
         completion(**fields)
     except InvalidRequest as refused:
         assert SECRET not in refused.message
+
+
+def test_fields_that_nobody_knows_are_for_the_backend_to_decide() -> None:
+    request = chat(frobnicate={"deep": [1]}, ignore_eos=True, min_tokens=0, tools=[]).request
+    assert request.extra == {"frobnicate": {"deep": [1]}, "ignore_eos": True}
+    assert request.needs == {Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED}
+    plain = chat(min_tokens=0, metadata={"a": "b"}).request
+    assert not plain.extra and not plain.needs
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"a" * 65: 1},
+        {"a\nb": 1},
+        {f"f{n}": 1 for n in range(33)},
+        {"frobnicate": "\x00"},
+        {"suffix": "x", "echo": True},
+    ],
+)
+def test_unknown_fields_are_bounded_and_plain(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        completion(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user": ""},
+        {"stream_options": None},
+        {"stream_options": {}},
+        {"stream_options": {"include_usage": False}, "stream": False},
+        {"messages": [{"role": "assistant", "content": None}, TURN]},
+        {"messages": [{"role": "assistant", "content": [], "tool_calls": None}, TURN]},
+    ],
+)
+def test_what_clients_send_by_default_and_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
+    assert chat(**fields).request.messages[-1].content == SECRET

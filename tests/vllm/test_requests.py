@@ -12,7 +12,7 @@ import pytest
 
 from adapters.values import Adapter
 from gateway.backends.port import Delta
-from gateway.contracts.features import Feature
+from gateway.contracts.features import KNOWN_FEATURES
 from gateway.contracts.values import FinishReason, FormatType
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import DEMO_MODEL, MAX_LORA_RANK, Specimen, hear, shaped
@@ -200,4 +200,4 @@ async def test_a_slow_reader_gets_pieces_of_several_tokens(vllm: Specimen) -> No
 
 
 async def test_the_engine_does_everything_that_can_be_asked(vllm: Specimen) -> None:
-    assert vllm.backend.features == frozenset(Feature)
+    assert vllm.backend.features == KNOWN_FEATURES

@@ -24,7 +24,7 @@ from gateway.backends.workers.errors import (
     TransportError,
 )
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
-from gateway.contracts.features import Feature
+from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling
 from resilience.failures import BackendFailure, FailureKind
@@ -70,6 +70,11 @@ def test_an_event_without_an_end_is_bounded(newline: bytes) -> None:
 
 def sent(writer: CompletionWriter, **changes: Any) -> dict[str, Any]:
     return json.loads(writer.body(work(**changes)))  # type: ignore[no-any-return]
+
+
+def test_fields_that_sluice_does_not_know_are_written_and_replace_none_of_its_own() -> None:
+    body = sent(CompletionWriter("base"), extra={"frobnicate": [1], "model": "other", "stream": False})
+    assert (body["frobnicate"], body["model"], body["stream"]) == ([1], "base", True)
 
 
 def test_a_plain_request_asks_for_a_stream_with_usage_and_nothing_that_was_not_asked() -> None:
@@ -187,7 +192,7 @@ def test_shapes_are_asked_for_in_openais_field_where_it_has_one(
 
 def test_plain_openai_declares_no_extension() -> None:
     lacking = {Feature.TOP_K, Feature.MIN_P, Feature.REPETITION_PENALTY, Feature.LORA}
-    assert FEATURES[Dialect.OPENAI] == frozenset(Feature) - lacking
+    assert FEATURES[Dialect.OPENAI] == KNOWN_FEATURES - lacking
 
 
 def read(*pieces: bytes, **changes: Any) -> tuple[list[Delta], CompletionReader]:

@@ -15,7 +15,7 @@ from gateway.backends.port import BackendState, Completion, Continue, Delta, Del
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import EngineRequest, LoadedEngine
-from gateway.contracts.features import Feature
+from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling
 from resilience.failures import BackendFailure, FailureKind
 
@@ -51,7 +51,7 @@ async def _discard(delta: Delta) -> None:
     """Ignore the text."""
 
 
-FEATURES = frozenset(Feature)
+FEATURES = KNOWN_FEATURES
 CONTINUES = frozenset({Continue.TOKENS})
 
 

@@ -15,7 +15,7 @@ from adapters.values import Adapter
 from gateway.backends.partial_answer import TextSplice, resumed_seed
 from gateway.backends.port import Continue, PartialAnswer, Work
 from gateway.backends.workers.loras import loaded_name
-from gateway.contracts.features import Feature
+from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import FormatType
 
 # Tokens in each chunk after the first one when the caller does not stream. The cost of a chunk does not
@@ -52,7 +52,7 @@ _PLAIN = frozenset(
     }
 )
 FEATURES: Mapping[Dialect, frozenset[Feature]] = MappingProxyType(
-    {Dialect.VLLM: frozenset(Feature), Dialect.SLUICE: frozenset(Feature), Dialect.OPENAI: _PLAIN}
+    {Dialect.VLLM: KNOWN_FEATURES, Dialect.SLUICE: KNOWN_FEATURES, Dialect.OPENAI: _PLAIN}
 )
 
 # Formats of OpenAI's contract; the other dialects take the other formats in vLLM's field.
@@ -182,7 +182,7 @@ class CompletionWriter:
         if self.send_priority and work.priority:
             # vLLM serves lower numbers first, Sluice higher ones.
             body["priority"] = -work.priority if self.dialect is Dialect.VLLM else work.priority
-        return orjson.dumps(body)
+        return orjson.dumps({**work.extra, **body})
 
     def _add_logprobs(self, body: dict[str, Any], count: int, chat: bool) -> None:
         if not chat:

@@ -1,0 +1,70 @@
+"""Fields that Sluice does not know are the backend's affair: refused by name, dropped and named, or passed on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gateway.backends.scripted import ScriptedBackend
+from gateway.config.backends import BedrockSection, EngineBackend, OpenAIBackend, UnknownFields
+from gateway.contracts.features import KNOWN_FEATURES, Feature
+from gateway.contracts.values import Contract, GenerateRequest
+from tests.journey.house import House
+
+Build = Callable[..., House]
+Ask = Callable[..., GenerateRequest]
+
+UNKNOWN = {"extra": {"frobnicate": [1]}, "needs": frozenset({Feature.UNKNOWN_FIELDS})}
+VLLMS = {"extra": {"ignore_eos": True}, "needs": frozenset({Feature.FIELDS_PASSED})}
+
+
+def backend(policy: UnknownFields) -> ScriptedBackend:
+    return ScriptedBackend("a", features=KNOWN_FEATURES | policy.features)
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked"),
+    [(UnknownFields.REFUSE, UNKNOWN), (UnknownFields.REFUSE, VLLMS), (UnknownFields.DROP, VLLMS)],
+)
+async def test_a_field_that_the_backend_does_not_take_is_refused_by_its_name(
+    build_house: Build, ask: Ask, policy: UnknownFields, asked: dict[str, object]
+) -> None:
+    house = build_house(backends=[backend(policy)])
+    sink = await house.run(ask(contract=Contract.CHAT, **asked))
+    [name] = asked["extra"]  # type: ignore[misc]
+    assert sink.error is not None and (sink.error.status, sink.error.param) == (422, name)
+    [record] = house.records
+    assert (record.status, record.error_param) == (400, name), "the status that is sent on OpenAI's paths"
+    assert record.error_message == sink.error.message and name in sink.error.message
+
+
+async def test_a_dropped_field_is_named_in_the_answer(build_house: Build, ask: Ask) -> None:
+    dropping = backend(UnknownFields.DROP)
+    sink = await build_house(backends=[dropping]).run(ask(contract=Contract.CHAT, **UNKNOWN))
+    assert sink.answer is not None
+    assert sink.answer.warnings == ("frobnicate is not a known field and was dropped",)
+    assert not dropping.calls[0].extra
+
+
+@pytest.mark.parametrize("asked", [UNKNOWN, VLLMS])
+async def test_a_passed_field_reaches_the_backend(
+    build_house: Build, ask: Ask, asked: dict[str, object]
+) -> None:
+    passing = backend(UnknownFields.PASS)
+    sink = await build_house(backends=[passing]).run(ask(contract=Contract.CHAT, **asked))
+    assert sink.answer is not None and not sink.answer.warnings
+    assert passing.calls[0].extra == asked["extra"]
+
+
+def test_by_default_only_vllm_workers_are_given_unknown_fields() -> None:
+    def workers(**more: object) -> frozenset[Feature]:
+        given = {"kind": "openai", "base_urls": ["http://w:1/v1"], "model": "m", **more}
+        return OpenAIBackend.model_validate(given).unknown_features
+
+    passed = frozenset({Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED})
+    assert workers() == workers(dialect="vllm") == passed
+    assert workers(dialect="openai") == workers(dialect="sluice") == workers(unknown_fields="refuse")
+    assert workers(dialect="openai", unknown_fields="drop") == {Feature.UNKNOWN_FIELDS}
+    assert EngineBackend(kind="engine").unknown_fields is UnknownFields.REFUSE
+    assert not BedrockSection(kind="bedrock", model_id="m", region="us-east-1").unknown_fields.features
