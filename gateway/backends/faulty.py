@@ -11,7 +11,16 @@ from types import MappingProxyType
 
 import structlog
 
-from gateway.backends.port import Backend, Completion, DelegatingBackend, Delta, DeltaSink, Restarting, Work
+from gateway.backends.port import (
+    Absence,
+    Backend,
+    Completion,
+    DelegatingBackend,
+    Delta,
+    DeltaSink,
+    Restarting,
+    Work,
+)
 from gateway.config.chaos import FaultRule
 from gateway.errors import InvalidRequest
 from resilience.failures import BackendFailure, FailureKind
@@ -128,6 +137,11 @@ class _FaultyRestarting(FaultyBackend):
     def ready_in_s(self) -> float | None:
         """The wrapped backend's estimate."""
         return self._inner.ready_in_s
+
+    @property
+    def absence(self) -> Absence:
+        """The wrapped backend's."""
+        return self._inner.absence
 
     async def wait_ready(self, timeout_s: float) -> bool:
         """Wait for the wrapped backend."""

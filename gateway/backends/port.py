@@ -210,6 +210,14 @@ class DelegatingBackend:
         return self.delegate.load
 
 
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """Why a backend takes no work now, as a sentence for callers; ``loading``: it is about to."""
+
+    reason: str
+    loading: bool = False
+
+
 @runtime_checkable
 class Restarting(Protocol):
     """Extends :class:`Backend` for an engine that is restarted after it died."""
@@ -217,6 +225,10 @@ class Restarting(Protocol):
     @property
     def ready_in_s(self) -> float | None:
         """Estimate of seconds until it accepts work again; ``None`` when it is not restarting."""
+
+    @property
+    def absence(self) -> Absence:
+        """Why it accepts no work, while it does not."""
 
     async def wait_ready(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until it accepts work; whether it does. At once if it never will."""

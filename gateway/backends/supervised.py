@@ -12,7 +12,7 @@ import psutil
 
 from engine.errors import EngineDead, EngineStartError
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
-from gateway.backends.port import Backend, BackendState
+from gateway.backends.port import Absence, Backend, BackendState
 from gateway.backends.supervised_backend import SupervisedBackend, Totals
 from gateway.contracts.features import Feature
 from observability.events import EngineFigures
@@ -155,6 +155,12 @@ class SupervisedHost:
     def ready_in_s(self) -> float | None:
         """Seconds until a restart is through, as far as is known; ``None`` when none is under way."""
         return self._supervisor.ready_in_s(self._clock())
+
+    def absence(self, name: str) -> Absence:
+        """Why the engine of backend ``name`` takes no work."""
+        first = self._supervisor.state is SupervisorState.STARTING
+        doing = "loads its model" if first else "is being restarted"
+        return Absence(f"the engine of {name} {doing}", loading=True)
 
     def standing(self) -> EngineStanding:
         """The supervisor's state and figures."""

@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from admission.values import BackendLoad
-from gateway.backends.port import Backend, BackendState, Completion, DelegatingBackend, DeltaSink, Work
+from gateway.backends.port import (
+    Absence,
+    Backend,
+    BackendState,
+    Completion,
+    DelegatingBackend,
+    DeltaSink,
+    Work,
+)
 from gateway.contracts.features import Feature
 from observability.events import Distribution, EngineFigures
 from resilience.failures import BackendFailure, FailureKind
@@ -107,6 +115,11 @@ class SupervisedBackend(DelegatingBackend):
     def ready_in_s(self) -> float | None:
         """Estimate of seconds until a restart is complete; ``None`` without one."""
         return self._host.ready_in_s
+
+    @property
+    def absence(self) -> Absence:
+        """Why it takes no work: its engine loads or is restarted."""
+        return self._host.absence(self._name)
 
     async def wait_ready(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until it takes work; whether it does. At once if it never will."""

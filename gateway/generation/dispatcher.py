@@ -193,9 +193,11 @@ async def cut_short(
 def _not_ready(backend: Backend) -> BackendFailure:
     if backend.state is BackendState.DEAD:
         return BackendFailure(FailureKind.ENGINE_DEAD, f"{backend.name}: the engine has died")
-    back_in_s = backend.ready_in_s if isinstance(backend, Restarting) else None
+    back_in_s, reason = None, f"{backend.name} is {backend.state.value}"
+    if isinstance(backend, Restarting) and backend.state is BackendState.STARTING:
+        back_in_s, reason = backend.ready_in_s, backend.absence.reason
     return BackendFailure(
         FailureKind.BACKEND_UNAVAILABLE,
-        f"{backend.name} is {backend.state.value}",
+        reason,
         retry_after_s=1.0 if back_in_s is None else max(1.0, back_in_s),
     )

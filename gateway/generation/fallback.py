@@ -102,7 +102,7 @@ class FallbackChain:
             if stream.committed or not job.fallback_reserve_s:
                 raise
             for leg in (RESPONSE_CACHE, DEGRADED):
-                if leg in job.target.route.fallback:
+                if leg in job.fallback:
                     limit_s = self._time_left_s(job) / 2
                     if outcome := await self._serve_stored(leg, limit_s, cause, job, stream):
                         return outcome
@@ -111,7 +111,7 @@ class FallbackChain:
     def remember(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
         """Store an answer to the whole prompt, to be served when no backend can answer."""
         as_asked = outcome.plan is job.plan and outcome.adapter is job.lease.adapter
-        if as_asked and RESPONSE_CACHE in job.target.route.fallback:
+        if as_asked and RESPONSE_CACHE in job.fallback:
             self._answers.remember(job, answer)
 
     async def _fall_back(
@@ -128,10 +128,10 @@ class FallbackChain:
             if stream.committed:
                 raise cause
             stream.rewind()
-        primary, request = job.primary, job.request
+        primary = job.primary
         policy = FallbackPolicy(
             primary.name,
-            job.target.route.fallback if request.allow_fallback else (),
+            job.fallback,
             job.target.route.resume,
             on_engine=self._on_engine,
             in_hand=isinstance(cause, BackendFailure) and stream.started_at is not None,
@@ -175,7 +175,9 @@ class FallbackChain:
     def _situation(self, job: Job, stream: AnswerStream) -> Situation:
         primary = job.primary
         left_s = self._time_left_s(job)
-        back_in_s = primary.ready_in_s if isinstance(primary, Restarting) else None
+        back_in_s, loading = None, False
+        if isinstance(primary, Restarting):
+            back_in_s, loading = primary.ready_in_s, primary.absence.loading
         if primary.state is BackendState.READY:
             back_in_s = 0.0
         return Situation(
@@ -189,9 +191,7 @@ class FallbackChain:
                 and (not stream.committed or _would_resume(primary, job, stream))
             ),
             committed=stream.committed,
-            in_time=job.request.deadline is not None
-            and back_in_s is not None
-            and back_in_s < left_s - job.fallback_reserve_s,
+            in_time=_worth_waiting(job, back_in_s, left_s - job.fallback_reserve_s, loading=loading),
         )
 
     def _able(self, backend: Backend, job: Job, stream: AnswerStream) -> bool:
@@ -332,6 +332,19 @@ class FallbackChain:
 
     def _time_left_s(self, job: Job) -> float:
         return job.deadline - self._clock()
+
+
+def _worth_waiting(job: Job, back_in_s: float | None, left_s: float, *, loading: bool) -> bool:
+    """Whether a request that has not begun waits for the primary's engine.
+
+    It does while the engine loads for the first time, and where the engine is expected back before the
+    request's deadline. Without a deadline it waits for a restart only where no stored text may be given.
+    """
+    if back_in_s is None:
+        return loading
+    if job.request.deadline is not None:
+        return back_in_s < left_s
+    return loading and DEGRADED not in job.fallback and back_in_s < job.target.route.resume.max_wait_s
 
 
 def _would_resume(backend: Backend, job: Job, stream: AnswerStream) -> bool:

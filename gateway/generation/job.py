@@ -15,7 +15,7 @@ from gateway.contracts.values import Contract, GenerateRequest
 from gateway.generation.answer_stream import AnswerStream
 from gateway.routing.target import Target
 from resilience.failures import BackendFailure
-from resilience.fallback_policy import DEGRADED
+from resilience.fallback_policy import DEGRADED, RESPONSE_CACHE
 from resilience.retry_budget import CallBudget
 
 # The most time before a deadline that is reserved for a stored answer or the degraded text.
@@ -61,9 +61,20 @@ class Job:
         )
 
     @property
+    def fallback(self) -> tuple[str, ...]:
+        """The legs of the route's chain that this request may get."""
+        request, route = self.request, self.target.route
+        if not request.allow_fallback:
+            return ()
+        contract = "native" if request.contract is Contract.NATIVE else "openai"
+        if contract in route.fallback_text_in:
+            return route.fallback
+        return tuple(leg for leg in route.fallback if leg not in (RESPONSE_CACHE, DEGRADED))
+
+    @property
     def fallback_reserve_s(self) -> float:
-        """Seconds before the deadline that are reserved for the degraded text; 0 where the route has none."""
-        if not self.request.allow_fallback or DEGRADED not in self.target.route.fallback:
+        """Seconds before the deadline that are reserved for the degraded text; 0 where there is none."""
+        if DEGRADED not in self.fallback:
             return 0.0
         whole_s = self.deadline - self.request.arrived_at
         return min(FALLBACK_RESERVE_S, max(0.0, whole_s * FALLBACK_RESERVE_SHARE))

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gateway.routing.route_limits import RouteAdmission, RouteResume
-from resilience.fallback_policy import DEGRADED
 
 
 class _Part(BaseModel):
@@ -70,7 +69,8 @@ class RouteConfig(_Part):
     """One route."""
 
     backends: Annotated[list[WeightedBackend], Field(min_length=1)]
-    fallback: list[str] = Field(default_factory=lambda: [DEGRADED])
+    fallback: list[str] = Field(default_factory=list)
+    fallback_text_in: tuple[Literal["native", "openai"], ...] = ("native",)
     slo: Slo = Slo()
     prompt_version: str | None = None
     openai_prompt_version: str | None = None

@@ -38,7 +38,9 @@ class Route:
 
     ``weights`` are percent, in file order; ``limits`` are admission's, ``None``: each backend's own;
     ``adapter_fallback``: the base model answers when the adapter cannot be loaded; ``record_content``: traces
-    hold prompts and answers; ``timeout_s``: the whole time of a request without a deadline of its own.
+    hold prompts and answers; ``timeout_s``: the whole time of a request without a deadline of its own;
+    ``fallback_text_in``: the contracts (``native``, ``openai``) whose callers may get a kept answer or the
+    degraded text.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Route:
     adapter_fallback: bool = False
     record_content: bool = False
     shadow: RouteShadow | None = None
+    fallback_text_in: tuple[str, ...] = ("native",)
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -101,7 +104,7 @@ DEFAULT_ROUTE = "self_hosted_generation"
 def default_routing(backends: Collection[str]) -> dict[str, Any]:
     """One route over all backends: the first answers, the others are its fallback in their order."""
     first, *others = backends
-    route = {"backends": [{"name": first, "weight": 100}], "fallback": [*others, DEGRADED]}
+    route = {"backends": [{"name": first, "weight": 100}], "fallback": others}
     return {"routes": {DEFAULT_ROUTE: route}}
 
 
@@ -162,6 +165,7 @@ def _freeze(name: str, route: RouteConfig, base: AdmissionLimits | None) -> Rout
         name=name,
         weights=tuple((backend.name, backend.weight) for backend in route.backends),
         fallback=tuple(route.fallback),
+        fallback_text_in=route.fallback_text_in,
         prompt_version=route.prompt_version,
         openai_prompt_version=route.openai_prompt_version,
         adapter_rules=tuple(

@@ -218,7 +218,7 @@ def _print_revision(console: Console, found: Any) -> None:
         console.print(behind, markup=False, style="bold red", soft_wrap=True)
     rows = []
     for name, route in found["config"]["routes"].items():
-        once = (name, ", ".join(route.get("fallback", ["degraded"])), route.get("prompt_version") or "")
+        once = (name, ", ".join(route.get("fallback", [])), route.get("prompt_version") or "")
         for backend in route["backends"]:
             rows.append((once[0], backend["name"], f"{backend.get('weight', 100):g}", *once[1:]))
             once = ("", "", "")

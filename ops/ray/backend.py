@@ -11,7 +11,7 @@ import structlog
 
 from admission.values import BackendLoad
 from gateway.backends.partial_answer import check_partial
-from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
+from gateway.backends.port import Absence, BackendState, Completion, Continue, DeltaSink, Work
 from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.load import WorkerFigures, WorkerLoad
 from gateway.contracts.features import Feature
@@ -135,6 +135,11 @@ class RayBackend:
     def ready_in_s(self) -> float | None:
         """Serve does not report when a replica will be up."""
         return None
+
+    @property
+    def absence(self) -> Absence:
+        """Serve starts replicas until one is ready."""
+        return Absence(f"no replica of {self.name} is ready", loading=True)
 
     async def wait_ready(self, timeout_s: float) -> bool:
         """Wait until a replica takes work, at most so long; whether one does."""

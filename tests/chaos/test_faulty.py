@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from budgeting.values import Message, Role
 from gateway.admin.chaos import ChaosAdmin
 from gateway.backends.faulty import Chaos, FaultPlan, FaultyBackend, faulty
-from gateway.backends.port import Backend, Delta, Restarting, Work
+from gateway.backends.port import Absence, Backend, Delta, Restarting, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.config.chaos import ChaosSection, FaultRule
 from gateway.config.errors import ConfigError
@@ -135,6 +135,7 @@ def test_a_plan_is_the_same_for_the_same_seed_and_never_over_its_times(
 def test_a_backend_that_restarts_still_does_behind_the_faults() -> None:
     class RestartingBackend(ScriptedBackend):
         ready_in_s = 1.5
+        absence = Absence("it restarts")
 
         async def wait_ready(self, timeout_s: float) -> bool:
             return timeout_s > 1.5

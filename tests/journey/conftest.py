@@ -79,7 +79,12 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
     ) -> House:
         made = {b.name: b for b in backends or [ScriptedBackend(scripts=scripts or (Script(),))]}
         first = next(iter(made))
-        config = {"backends": [{"name": first, "weight": 100}], **(route or {})}
+        config = {
+            "backends": [{"name": first, "weight": 100}],
+            "fallback": ["degraded"],
+            "fallback_text_in": ["native", "openai"],
+            **(route or {}),
+        }
         fleet_backends: Mapping[str, Backend] = made
         fleet = Fleet(fleet_backends)
         registry = AdapterRegistry(adapters)

@@ -10,7 +10,7 @@ from accounting.values import UsageRow
 from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
 from budgeting.values import Plan
-from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Work
+from gateway.backends.port import Absence, BackendState, Completion, Delta, DeltaSink, Work
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.values import Answer, Caller, CallerRole, GenerateRequest
 from gateway.errors import PublicError
@@ -161,6 +161,12 @@ class RestartingBackend(ScriptedBackend):
                 self.state = BackendState.DEAD if self.restart_s is None else BackendState.STARTING
                 self.ready_in_s = self.restart_s
             raise
+
+    loading = False
+
+    @property
+    def absence(self) -> Absence:
+        return Absence(f"the engine of {self.name} is away", self.loading)
 
     async def wait_ready(self, timeout_s: float) -> bool:
         self.waited_for.set()

@@ -115,7 +115,7 @@ def test_without_a_file_the_first_backend_answers_and_the_others_are_its_fallbac
     seed = read_seed(None, known)
     assert seed.config is not None and seed.fault is None
     (route,) = make_revision(1, seed.config, known).routes.values()
-    assert route.weights == (("local", 100.0),) and route.fallback == ("pool", "far", "degraded")
+    assert route.weights == (("local", 100.0),) and route.fallback == ("pool", "far")
 
 
 def test_a_file_that_is_configured_and_missing_is_a_fault(tmp_path: Path) -> None:

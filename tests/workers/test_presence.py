@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.port import BackendState, Restarting
+from gateway.backends.port import Absence, BackendState, Restarting
 from gateway.backends.workers.in_service import LOOK_S, MAX_PROBES, WorkersInService
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
@@ -67,6 +67,24 @@ async def test_the_last_workers_death_is_told_by_the_pools_state_and_not_by_its_
         assert caught.value.kind is FailureKind.STREAM_BROKEN
         assert not caught.value.counts
         assert backend.state is BackendState.STARTING
+
+
+async def test_a_pool_out_of_service_says_what_its_workers_do() -> None:
+    lost, other = RawWorker([GOOD]), RawWorker([GOOD])
+    async with pool(lost, other, **PATIENT) as backend:
+        for worker in (lost, other):
+            await worker.die()
+        with pytest.raises(BackendFailure, match="the worker refuses connections"):
+            await hear(backend, work())
+        assert backend.state is BackendState.STARTING
+        trouble = f"none of the 2 workers of {backend.name} is in service: refuses connections (2)"
+        assert backend.absence == Absence(trouble)
+    only = RawWorker([GOOD])
+    async with pool(only, **PATIENT) as backend:
+        await only.die()
+        with pytest.raises(BackendFailure):
+            await hear(backend, work())
+        assert backend.absence == Absence(f"worker {backend.name} refuses connections")
 
 
 async def test_a_worker_that_still_listens_stays_in_service_after_one_broken_stream() -> None:

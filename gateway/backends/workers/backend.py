@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ import structlog
 
 from admission.values import BackendLoad
 from gateway.backends.partial_answer import check_partial, generate_rest
-from gateway.backends.port import BackendState, Completion, Delta, DeltaSink, Work
+from gateway.backends.port import Absence, BackendState, Completion, Delta, DeltaSink, Work
 from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.client import whole_body
@@ -23,7 +24,7 @@ from gateway.backends.workers.inspection import Inspection
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
-from gateway.backends.workers.worker import Worker
+from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
 from gateway.backends.workers.worker_choice import NO_WISH, Wish
 from gateway.contracts.features import Feature
 from observability.collectors import WorkerStatus
@@ -111,6 +112,19 @@ class WorkersBackend:
         """
         away_s = self._presence.away_s
         return None if away_s is None or self._stopped else max(LOOK_S, away_s)
+
+    @property
+    def absence(self) -> Absence:
+        """Why no worker is in service."""
+        workers = self._workers.values()
+        loading = any(worker.trouble in (NOT_PROBED, NOT_READY) for worker in workers)
+        if len(workers) == 1:
+            return Absence(f"worker {self.name} {next(iter(workers)).trouble}", loading)
+        counts = Counter(worker.trouble for worker in workers)
+        troubles = ", ".join(f"{trouble} ({count})" for trouble, count in counts.items())
+        return Absence(
+            f"none of the {len(workers)} workers of {self.name} is in service: {troubles}", loading
+        )
 
     async def wait_ready(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until a worker is in service; whether one is."""

@@ -100,6 +100,8 @@ def failure_of_transport(error: TransportError, *, delivered: bool) -> BackendFa
     if isinstance(error, ConnectFailed | BadHttp):
         what = "gave no usable answer" if isinstance(error, BadHttp) else "is unreachable"
         text = f"the worker {what}: {error}"
+        if isinstance(error, ConnectFailed) and error.refused:
+            text = "the worker refuses connections"
         return BackendFailure(FailureKind.BACKEND_UNAVAILABLE, text, retry_after_s=DEFAULT_RETRY_AFTER_S)
     return BackendFailure(FailureKind.STREAM_BROKEN, f"the worker broke off: {error}")
 

@@ -29,6 +29,8 @@ VERDICT_S = 0.25
 TOKENIZED = "The naïve  café_sold 1234567 Größe,\n\tfor (i = 0; i <= 9; i++) {漫画の巻数} Привет, مرحبا 🎉!"
 TOKENIZE_PATH = "/tokenize"
 TOKENIZE_BODY = orjson.dumps({"prompt": TOKENIZED, "add_special_tokens": False})
+NOT_PROBED = "has not answered yet"
+NOT_READY = "is not ready yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class Worker:
         self.loras = make_loras(self.client) if make_loras is not None else None
         self._listed: frozenset[str] = frozenset()
         self.health = WorkerHealth(rules)
+        # Why it is not in service, as the end of a sentence.
+        self.trouble = NOT_PROBED
         self.load = WorkerLoad(interval_s=watch.metrics_interval_s, max_running=max_running)
         self._watcher = make_client(
             url,
@@ -220,17 +224,22 @@ class Worker:
 
     async def _probe(self) -> bool:
         timeout_s = self._watch.probe_timeout_s
+        self.trouble = "failed too many requests"
         try:
             answer = await self._watcher.get(self._probe_path, timeout_s=timeout_s)
             if answer.status == 404 and self._probe_path != (models := self.client.prefix + MODELS_PATH):
                 self._probe_path = models
                 answer = await self._watcher.get(self._probe_path, timeout_s=timeout_s)
         except TransportError as error:
+            self.trouble = "does not answer"
             if isinstance(error, ConnectFailed) and error.refused:
                 self._refused()
             return False
         # A server that refuses the probe's key is alive; requests show whether theirs is valid.
-        return answer.status < 400 or answer.status in (401, 403)
+        good = answer.status < 400 or answer.status in (401, 403)
+        if not good:
+            self.trouble = NOT_READY if answer.status == 503 else f"answers its probe with {answer.status}"
+        return good
 
     async def _detect(self) -> bool:
         """Whether its kind is known, before its first request; false when it does not answer in time."""
@@ -254,6 +263,7 @@ class Worker:
         return await self._probe()
 
     def _refused(self) -> None:
+        self.trouble = "refuses connections"
         if self.health.refused(self._clock()):
             self._left("connection refused")
 
