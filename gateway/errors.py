@@ -139,15 +139,23 @@ def _ms(seconds: float | None) -> int | None:
 
 
 def _refused(error: Refused) -> PublicError:
-    why = "no answer is expected in time" if error.reason is Reason.WAIT_EXCEEDED else "the gateway is busy"
-    return PublicError(503, error.reason.value, f"{why}: {error}", retry_after_ms=_ms(error.retry_after_s))
+    code, why = error.reason.value, f"the gateway is busy: {error}"
+    if error.reason is Reason.CIRCUIT_OPEN:
+        code, why = (
+            "backend_unavailable",
+            "too many of the backend's last answers failed; it is asked again soon",
+        )
+    elif error.reason is Reason.WAIT_EXCEEDED:
+        why = f"no answer is expected in time: {error}"
+    elif error.reason is Reason.LOW_PRIORITY_SHED:
+        code = "queue_full"
+    return PublicError(503, code, why, retry_after_ms=_ms(error.retry_after_s))
 
 
 _FAILURE_STATUS: Mapping[FailureKind, tuple[int, str]] = MappingProxyType(
     {
         FailureKind.INVALID_INPUT: (422, "invalid_request"),
         FailureKind.TOKEN_LIMIT_EXCEEDED: (422, "context_too_long"),
-        FailureKind.TIMEOUT: (504, "deadline_exceeded"),
     }
 )
 

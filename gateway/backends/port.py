@@ -137,7 +137,7 @@ class Backend(Protocol):
       or is cancelled; nothing else leaves it.
     * When it ends, in whatever way, the backend holds no sequence, block, connection or task of this call.
     * Deltas come in order; their texts joined by index are the answers, their tokens summed are
-      ``usage.output_tokens``; none comes after ``generate`` has ended.
+      ``usage.output_tokens``, or more where they were estimated; none comes after ``generate`` has ended.
     * ``load`` never blocks and never fails: it is the last reported load, or ``None``.
     """
 

@@ -182,6 +182,15 @@ async def test_an_answer_without_usage_is_counted_by_estimate(bedrock: StandIn, 
     assert heard.completion.usage.input_tokens > 4
 
 
+@pytest.mark.parametrize("tokens", [2, 9, 30])
+async def test_bedrocks_own_count_is_billed_never_an_estimate_above_it(
+    bedrock: StandIn, make: MakeBackend, tokens: int
+) -> None:
+    bedrock.script(Behaviour(tokens=tokens))
+    heard = await hear(make(), work())
+    assert heard.completion.usage.output_tokens == tokens
+
+
 async def test_a_stream_that_never_closes_does_not_keep_a_finished_answer(
     bedrock: StandIn, make: MakeBackend
 ) -> None:

@@ -419,7 +419,7 @@ def test_an_unusable_key_is_told_to_the_operator_without_the_key() -> None:
     [
         (ConnectFailed("refused"), FailureKind.BACKEND_UNAVAILABLE, FailureKind.STREAM_BROKEN),
         (ConnectionLost("gone"), FailureKind.STREAM_BROKEN, FailureKind.STREAM_BROKEN),
-        (TimedOut("idle stream", 3), FailureKind.TIMEOUT, FailureKind.TIMEOUT),
+        (TimedOut("nothing more came", 3), FailureKind.TIMEOUT, FailureKind.TIMEOUT),
         (BadHttp("html"), FailureKind.BACKEND_UNAVAILABLE, FailureKind.STREAM_BROKEN),
         (ConnectionsInUse("all"), FailureKind.THROTTLED, FailureKind.STREAM_BROKEN),
     ],

@@ -164,11 +164,11 @@ class ConverseReader:
         if counted is None:
             usage = Usage(self._estimated_input, self._counted)
             return (Delta(text, 0) if text else None), Completion(reason, usage, self._queue_wait_s)
-        # A count that was passed on cannot be taken back when Bedrock reports less.
+        # Bedrock's count is billed, also where more were counted as they came.
         missing = max(0, counted.output_tokens - self._counted)
         input_tokens = round(counted.input_tokens * self._share)
         cached_tokens = min(counted.cache_read_tokens, input_tokens)
-        usage = Usage(input_tokens, self._counted + missing, cached_tokens)
+        usage = Usage(input_tokens, counted.output_tokens, cached_tokens)
         rest = Delta(text, missing, cached_tokens=cached_tokens)
         return (rest if text or missing or cached_tokens else None), Completion(
             reason, usage, self._queue_wait_s

@@ -280,17 +280,17 @@ class Connection(asyncio.Protocol):
                 self._arm(self._total_by)
             return
         if now >= self._total_by:
-            self._fail(TimedOut("total", total_s))
+            self._fail(TimedOut("the answer did not end", total_s))
         elif self._first_by is not None:
             if now >= self._first_by:
-                self._fail(TimedOut("first token", first_s))
+                self._fail(TimedOut("no token came", first_s))
             else:
                 self._arm(min(self._first_by, self._total_by))
         elif self._paused or self._body or self._done:
             # The reader on this side is slow.
             self._arm(min(now + idle_s, self._total_by))
         elif now >= self._last_at + idle_s:
-            self._fail(TimedOut("idle stream", idle_s))
+            self._fail(TimedOut("nothing more came", idle_s))
         else:
             self._arm(min(self._last_at + idle_s, self._total_by))
 

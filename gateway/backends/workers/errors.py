@@ -47,11 +47,10 @@ class ConnectionLost(TransportError):
 
 
 class TimedOut(TransportError):
-    """The worker was too slow; ``what`` is ``first token``, ``idle stream``, ``total`` or ``answer``."""
+    """The worker was too slow; ``what`` did not come within the limit."""
 
     def __init__(self, what: str, limit_s: float) -> None:
-        self.what = what
-        super().__init__(f"{what} timeout after {limit_s:g} s")
+        super().__init__(f"{what} within {limit_s:g} s")
 
 
 class BadHttp(TransportError):

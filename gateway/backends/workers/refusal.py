@@ -91,7 +91,7 @@ def failure_in_stream(error: bytes) -> BackendFailure:
 def failure_of_transport(error: TransportError, *, delivered: bool) -> BackendFailure:
     """The failure for a missing or incomplete answer."""
     if isinstance(error, TimedOut):
-        return BackendFailure(FailureKind.TIMEOUT, f"the worker did not answer in time: {error}")
+        return BackendFailure(FailureKind.TIMEOUT, f"the worker is too slow: {error}")
     if delivered:
         return BackendFailure(FailureKind.STREAM_BROKEN, f"the worker's answer broke off: {error}")
     if isinstance(error, ConnectionsInUse):
