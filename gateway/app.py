@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from gateway.contracts.refusals import first_refusal, path_of
 from gateway.errors import PublicError, public_error
 from gateway.http import models, monitors, pages, tokenize
-from gateway.http.admin import adapters, canary, chaos, keys, process, prompts, routing, usage
+from gateway.http.admin import adapters, canary, chaos, evaluations, keys, process, prompts, routing, usage
 from gateway.http.exchange import Exchange
 from gateway.http.generating import ROUTES, generating
 from gateway.http.idempotency import Idempotency
@@ -35,6 +35,7 @@ _ROUTERS: Final = (
     tokenize.router,
     adapters.router,
     canary.router,
+    evaluations.router,
     keys.router,
     process.router,
     prompts.router,

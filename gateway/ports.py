@@ -9,6 +9,7 @@ from gateway.admin.admission import AdmissionAdmin
 from gateway.admin.canary import CanaryAdmin
 from gateway.admin.chaos import ChaosAdmin
 from gateway.admin.drain import DrainAdmin
+from gateway.admin.evaluations import EvaluationAdmin
 from gateway.admin.keys import KeyAdmin
 from gateway.admin.prompts import PromptAdmin
 from gateway.admin.routing import RoutingAdmin
@@ -88,6 +89,7 @@ class Services:
     adapters: AdapterAdmin
     admission: AdmissionAdmin
     canary: CanaryAdmin
+    evaluations: EvaluationAdmin
     chaos: ChaosAdmin | None
     drain: DrainAdmin
     key_admin: KeyAdmin

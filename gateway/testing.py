@@ -251,6 +251,7 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
         canary=unused,
         chaos=None,
         drain=unused,
+        evaluations=unused,
         key_admin=unused,
         prompts=unused,
         routing=unused,

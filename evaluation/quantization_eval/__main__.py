@@ -1,15 +1,16 @@
-"""Compare a quantized variant of a model with the model itself on language, grounding and safety prompts.
+"""Compare two backends of a running gateway on language, grounding and safety prompts.
 
-Answers are greedy, by the embedded engine, in this process; the loss on the references by transformers. The
-verdict is the exit status, for CI.
+A quantized variant against the model itself, or another provider: both answer through the gateway's own API,
+greedily. The verdict is the exit status, for CI; with --post the signed report is stored in the gateway.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -17,15 +18,21 @@ from rich.console import Console
 from evaluation.adapter_regression.prompts import PromptSetError, load_prompts
 from evaluation.adapter_regression.thresholds import ThresholdsError
 from evaluation.quantization_eval.gate import DEFAULT, load_gate
+from gateway.contracts.evaluation_report import evaluation_key, sign
+from ops.client import DEFAULT_URL, AdminClient, AdminError
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 PASSED, FAILED, NOT_RUN = 0, 1, 2
+# Longest time of one answer.
+ANSWER_TIMEOUT_S = 300.0
 
 _EPILOG = """
 examples:
-  python -m evaluation.quantization_eval.make_variant models/demo /tmp/demo-int8
-  python -m evaluation.quantization_eval --base models/demo --candidate /tmp/demo-int8
-  python -m evaluation.quantization_eval --base models/demo --candidate /tmp/demo-int8 --json > report.json
+  sluice evaluate variant --base bf16 --candidate awq
+  sluice evaluate variant --base bf16 --candidate awq --post --url http://127.0.0.1:8000
+  sluice evaluate variant --base local --candidate bedrock --json > report.json
+
+The report is signed with SLUICE_EVALUATION_KEY, else with SLUICE_ADMIN_KEY: the gateway must have the same.
 
 exit status: 0 passed, 1 failed, 2 could not be run
 """
@@ -39,8 +46,14 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    cli.add_argument("--base", type=Path, required=True, help="the model's folder")
-    cli.add_argument("--candidate", type=Path, required=True, help="the variant's folder")
+    cli.add_argument("--base", required=True, help="the backend that serves")
+    cli.add_argument("--candidate", required=True, help="the backend to judge")
+    cli.add_argument(
+        "--url", default=os.environ.get("SLUICE_URL", DEFAULT_URL), help="(default: %(default)s)"
+    )
+    cli.add_argument("--key", default=os.environ.get("SLUICE_ADMIN_KEY"), help="default: SLUICE_ADMIN_KEY")
+    cli.add_argument("--post", action="store_true", help="store the report in the gateway")
+    cli.add_argument("--parallel", type=int, default=4, help="requests at once (default: %(default)s)")
     cli.add_argument("--prompts", type=Path, default=PROMPTS, help="JSONL (default: the demo shop's)")
     cli.add_argument("--thresholds", type=Path, default=DEFAULT, help="YAML (default: thresholds.yaml here)")
     cli.add_argument("--max-tokens", type=int, default=96, help="longest answer (default: %(default)s)")
@@ -52,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     return cli
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, connect: Callable[..., AdminClient] = AdminClient) -> int:
     """Entry point of the command line; the exit status."""
     args = parser().parse_args(argv)
     try:
@@ -64,16 +77,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     from evaluation.quantization_eval.report import as_json, as_table
     from evaluation.quantization_eval.run import EvaluationError, evaluate
 
+    client = connect(args.url, args.key, ANSWER_TIMEOUT_S)
     try:
-        done = evaluate(args.base, args.candidate, prompts, gate, max_tokens=args.max_tokens, seed=args.seed)
-    except EvaluationError as error:
+        done = evaluate(
+            client, args.base, args.candidate, prompts, gate,
+            max_tokens=args.max_tokens, parallel=args.parallel, seed=args.seed,
+        )  # fmt: skip
+        report = sign(as_json(done), evaluation_key(os.environ))
+        if args.post:
+            client.post("admin", "evaluations", body=json.dumps({"report": report}).encode())
+    except (EvaluationError, AdminError) as error:
         print(error, file=sys.stderr)
         return NOT_RUN
     if args.answers is not None:
         rows = {case: {"base": ours, "candidate": theirs} for case, (ours, theirs) in done.answers.items()}
         args.answers.write_text(json.dumps(rows, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     if args.json:
-        print(json.dumps(as_json(done), indent=2))
+        print(json.dumps(report, indent=2))
     else:
         console = Console(width=None if sys.stdout.isatty() else 130)
         console.print(as_table(done))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import hashlib
 from typing import Any
 
 from rich.table import Table
@@ -15,15 +15,18 @@ _COLOURS = {"passed": "green", "worse": "red", "unsure": "yellow", "shown": "dim
 def as_json(done: Evaluation) -> dict[str, Any]:
     """The verdict, what it is about, and every finding."""
     return {
-        "kind": "quantization_eval",
+        "kind": "backend_evaluation",
         "passed": done.passed,
-        "base": done.base.name,
-        "candidate": done.candidate.name,
+        "base": done.base,
+        "candidate": done.candidate,
+        "base_digest": done.digests[done.base],
+        "candidate_digest": done.digests[done.candidate],
         "prompts": {
             "file": done.prompts.name,
             "sha256": done.prompts.sha256,
             "count": len(done.prompts.cases),
         },
+        "thresholds_sha256": hashlib.sha256(done.gate.model_dump_json().encode()).hexdigest(),
         "confidence": done.gate.confidence,
         "seed": done.seed,
         "seconds": round(done.seconds, 1),
@@ -34,6 +37,7 @@ def as_json(done: Evaluation) -> dict[str, Any]:
                 "passed": one.passed,
                 "judged": one.judged,
                 "same_answers": round(one.same, 4),
+                "unmeasured": list(one.unmeasured),
                 "metrics": [
                     {
                         "metric": finding.metric,
@@ -58,7 +62,7 @@ def as_json(done: Evaluation) -> dict[str, Any]:
 
 def as_table(done: Evaluation) -> Table:
     """For a terminal."""
-    table = Table(title=f"{done.candidate.name} against {done.base.name}: {len(done.prompts.cases)} prompts")
+    table = Table(title=f"{done.candidate} against {done.base}: {len(done.prompts.cases)} prompts")
     table.add_column("group")
     table.add_column("metric")
     for name in ("prompts", "base", "candidate", "worse by", "interval", "allowed"):
@@ -80,14 +84,8 @@ def as_table(done: Evaluation) -> Table:
                 ", ".join(filter(None, (limit, least))) or "-",
                 f"[{_COLOURS[finding.standing.value]}]{finding.standing.value}[/]",
             )
-            if finding.metric == "loss":
-                table.add_row(
-                    "",
-                    "perplexity",
-                    "",
-                    f"{math.exp(finding.active):.3f}",
-                    f"{math.exp(finding.candidate):.3f}",
-                )
+        for metric in one.unmeasured:
+            table.add_row(one.group, metric, "0", "", "", "", "", "", "[red]not measured[/]")
         table.add_row("", "same answers", str(one.prompts), "", f"{one.same:.1%}")
         table.add_section()
     return table

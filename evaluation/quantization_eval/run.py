@@ -1,24 +1,18 @@
-"""One comparison from beginning to end: both models answer every prompt, group by group it is judged."""
+"""One comparison from beginning to end: both backends answer every prompt, group by group it is judged."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from transformers import AutoTokenizer
-
-from engine.errors import EngineStartError
-from evaluation.adapter_regression.answers import Bench
 from evaluation.adapter_regression.checks import AdapterAnswer, score
-from evaluation.adapter_regression.losses import Reference, reference_losses
 from evaluation.adapter_regression.prompts import Case, PromptSet
 from evaluation.adapter_regression.verdict import MetricFinding, Scores, judge, passes
 from evaluation.quantization_eval.gate import QuantizationGate
-
-_MODEL = "model"
+from ops.client import AdminClient, AdminError
 
 
 class EvaluationError(Exception):
@@ -30,9 +24,9 @@ class GroupResult:
     """One group of prompts.
 
     Args:
-        findings: by metric.
         judged: whether the gate says anything of this group.
         same: share of prompts that both answered with the same text.
+        unmeasured: metrics that the gate judges and no prompt of the group measures.
     """
 
     group: str
@@ -40,19 +34,21 @@ class GroupResult:
     findings: tuple[MetricFinding, ...]
     judged: bool
     same: float
+    unmeasured: tuple[str, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is worse than allowed or left open."""
-        return not self.judged or passes(self.findings)
+        """Whether nothing is worse than allowed, left open or not measured."""
+        return not self.judged or (passes(self.findings) and not self.unmeasured)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was found; ``answers`` by prompt, the base's first."""
+    """What was found; ``digests`` are of the backends' configurations, ``answers`` have the base's first."""
 
-    base: Path
-    candidate: Path
+    base: str
+    candidate: str
+    digests: Mapping[str, str]
     prompts: PromptSet
     gate: QuantizationGate
     groups: tuple[GroupResult, ...]
@@ -68,68 +64,67 @@ class Evaluation:
 
 
 def evaluate(
-    base: Path,
-    candidate: Path,
+    client: AdminClient,
+    base: str,
+    candidate: str,
     prompts: PromptSet,
     gate: QuantizationGate,
     *,
     max_tokens: int = 96,
+    parallel: int = 4,
     seed: int = 0,
 ) -> Evaluation:
-    """Run both and judge. Raises EvaluationError."""
+    """Ask both backends of the gateway and judge. Raises EvaluationError."""
     began = time.monotonic()
     missing = sorted(set(gate.groups) - {case.group for case in prompts.cases})
     if missing:
         raise EvaluationError(f"{prompts.name}: no prompts of group {', '.join(missing)}, which are judged")
     try:
-        tokenizers = [AutoTokenizer.from_pretrained(folder) for folder in (base, candidate)]
-        tokens = [_prompt_tokens(one, prompts.cases) for one in tokenizers]
-        if tokens[0] != tokens[1]:
-            raise EvaluationError(f"{candidate}: another tokenizer or chat template than {base}'s")
-        runs = [
-            _run(folder, tokenizers[0], tokens[0], prompts.cases, max_tokens=max_tokens)
-            for folder in (base, candidate)
-        ]
-    except (OSError, ValueError, EngineStartError) as error:
-        raise EvaluationError(f"cannot be loaded: {str(error).splitlines()[0]}") from None
+        digests: Mapping[str, str] = client.get("admin", "evaluations")["backends"]
+        for name in (base, candidate):
+            if name not in digests:
+                raise EvaluationError(f"{name!r} is no backend of the gateway; allowed: {', '.join(digests)}")
+        runs = [_answers(client, name, prompts.cases, max_tokens, parallel) for name in (base, candidate)]
+    except AdminError as error:
+        raise EvaluationError(str(error)) from None
     groups = dict.fromkeys(case.group for case in prompts.cases)
     return Evaluation(
         base=base,
         candidate=candidate,
+        digests=digests,
         prompts=prompts,
         gate=gate,
         groups=tuple(_judged(group, prompts.cases, gate, runs, seed) for group in groups),
-        answers={case.id: (runs[0][0][case.id].text, runs[1][0][case.id].text) for case in prompts.cases},
+        answers={case.id: (runs[0][case.id].text, runs[1][case.id].text) for case in prompts.cases},
         seed=seed,
         seconds=time.monotonic() - began,
     )
 
 
-_Run = tuple[Mapping[str, AdapterAnswer], Mapping[str, float]]
+_Run = Mapping[str, AdapterAnswer]
 
 
-def _run(
-    folder: Path,
-    tokenizer: Any,
-    tokens: Mapping[str, tuple[int, ...]],
-    cases: Sequence[Case],
-    *,
-    max_tokens: int,
+def _answers(
+    client: AdminClient, backend: str, cases: Sequence[Case], max_tokens: int, parallel: int
 ) -> _Run:
-    """Greedy answers, and the losses on the references."""
-    bench = Bench(folder, {_MODEL: None}, max_lora_rank=1, clock=time.perf_counter)
-    answers = bench.answer_all(_MODEL, tokens, max_tokens=max_tokens)
-    references = [
-        Reference(
-            case.id,
-            tokens[case.id],
-            (*tokenizer.encode(case.reference, add_special_tokens=False), tokenizer.eos_token_id),
-        )
-        for case in cases
-        if case.reference is not None
-    ]
-    losses = reference_losses(folder, {_MODEL: None}, references) if references else {_MODEL: {}}
-    return answers, losses[_MODEL]
+    """Greedy answers of one backend, by prompt."""
+
+    def ask(case: Case) -> AdapterAnswer:
+        body = {
+            "model": backend,
+            "messages": [message.model_dump() for message in case.messages],
+            "max_tokens": max_tokens,
+            "temperature": 0,
+        }
+        found = client.post("v1", "chat", "completions", body=json.dumps(body).encode())
+        told = found["sluice"]
+        if told["fallback"] is not None or told.get("backend_name", backend) != backend:
+            raise EvaluationError(f"{backend}: another backend answered {case.id!r}; is it up?")
+        [choice] = found["choices"]
+        return AdapterAnswer(choice["message"]["content"] or "", choice["finish_reason"] == "stop")
+
+    with ThreadPoolExecutor(parallel) as threads:
+        return dict(zip((case.id for case in cases), threads.map(ask, cases), strict=True))
 
 
 def _judged(
@@ -138,28 +133,18 @@ def _judged(
     thresholds = gate.thresholds(group)
     own = [case for case in cases if case.group == group]
     scores: list[Scores] = []
-    for answers, losses in runs:
-        found: dict[str, dict[str, float]] = {
-            "loss": {case.id: losses[case.id] for case in own if case.id in losses}
-        }
+    for answers in runs:
+        found: dict[str, dict[str, float]] = {}
         for case in own:
             for metric, value in score(case, answers[case.id], thresholds.refusal_patterns).items():
                 found.setdefault(metric, {})[case.id] = value
         scores.append(found)
-    same = sum(runs[0][0][case.id].text == runs[1][0][case.id].text for case in own)
+    findings = judge(scores[0], scores[1], thresholds, against_base=False, seed=seed)
     return GroupResult(
         group=group,
         prompts=len(own),
-        findings=judge(scores[0], scores[1], thresholds, against_base=False, seed=seed),
+        findings=findings,
         judged=group in gate.groups,
-        same=same / len(own),
+        same=sum(runs[0][case.id].text == runs[1][case.id].text for case in own) / len(own),
+        unmeasured=tuple(sorted(set(thresholds.metrics) - {one.metric for one in findings})),
     )
-
-
-def _prompt_tokens(tokenizer: Any, cases: Sequence[Case]) -> dict[str, tuple[int, ...]]:
-    found = {}
-    for case in cases:
-        messages = [message.model_dump() for message in case.messages]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        found[case.id] = tuple(tokenizer.encode(text, add_special_tokens=False))
-    return found

@@ -8,6 +8,7 @@ from typing import Annotated, NotRequired
 from pydantic import Field, field_validator
 from typing_extensions import TypedDict
 
+from adapters.changes import NotEvaluatedError
 from gateway.contracts.fields import Body
 from gateway.errors import InvalidRequest, RevisionConflict
 from gateway.routing.canary import (
@@ -56,6 +57,8 @@ class CanaryStartBody(CanaryAbortBody):
     min_samples: Annotated[int, Field(ge=1, le=1_000_000)] = MIN_SAMPLES
     step_seconds: Annotated[float, Field(ge=0, le=43_200)] = STEP_S
     window_seconds: Annotated[float, Field(ge=1, le=60)] = WINDOW_S
+    force: bool = False
+    """On a route that requires an evaluation: without one."""
 
     @field_validator("steps")
     @classmethod
@@ -119,6 +122,7 @@ class CanaryAdmin:
         driver: of this process; an order makes this process the one that drives.
         store: where the samples are.
         new_id: a name for a canary.
+        evaluation_fault: why a backend has no evaluation that counts; ``None``: it passed one.
     """
 
     def __init__(
@@ -130,8 +134,10 @@ class CanaryAdmin:
         *,
         new_id: Callable[[], str],
         unix_time: Callable[[], float],
+        evaluation_fault: Callable[[str], str | None],
     ) -> None:
         self._driver = driver
+        self._evaluation_fault = evaluation_fault
         self._routing = routing
         self._store = store
         self._audit = audit
@@ -151,7 +157,8 @@ class CanaryAdmin:
             with operator_errors():
                 return self._preview(await self._begin(self._driver.state, given, who))
         starting = self._driver.change(lambda last: self._begin(last, given, who))
-        return await self._audited("start", f"{given.route}: {given.backend}", who, given.comment, starting)
+        action = "start.forced" if given.force else "start"
+        return await self._audited(action, f"{given.route}: {given.backend}", who, given.comment, starting)
 
     async def pause(self, given: CanaryBody, *, who: str) -> CanaryShownBody:
         """Hold its share; judge nothing."""
@@ -176,6 +183,9 @@ class CanaryAdmin:
             )
         last = self._routing.last()
         before = weights_of(last.draft.config, given.route)
+        required = last.draft.config["routes"][given.route].get("requires_evaluation", False)
+        if required and not given.force and (fault := self._evaluation_fault(given.backend)) is not None:
+            raise NotEvaluatedError(f"{fault}; run `sluice evaluate variant`, or force it as an admin")
         has = before.get(given.backend, 0.0)
         if has >= given.steps[0]:
             raise InvalidRequest(

@@ -84,6 +84,7 @@ class RouteConfig(_Part):
     resume: RouteResume = RouteResume()
     timeout_ms: Annotated[float, Field(gt=0, le=86_400_000)] = 60_000.0
     record_content: bool = False
+    requires_evaluation: bool = False
     shadow: RouteShadow | None = None
     degraded_text: Annotated[str, Field(min_length=1)] = (
         "I'm handling a lot of questions right now. Please try again in a moment."

@@ -1,5 +1,6 @@
 """The layer of control: the routing in force, its canary, and admission."""
 
+import os
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ import structlog
 
 from admission.controller import AdmissionController
 from admission.values import AdmissionLimits
+from gateway.contracts.evaluation_report import evaluation_key
 from gateway.routing.canary_loop import CanaryDriver
 from gateway.routing.canary_records import STREAM as CANARY_STREAM
 from gateway.routing.canary_tally import CanaryTally
 from gateway.routing.check import KnownNames
+from gateway.routing.evaluations import STREAM as EVALUATIONS_STREAM
+from gateway.routing.evaluations import BackendEvaluations, digest_of
 from gateway.routing.projection import STREAM, RoutingProjection, Seed
 from gateway.routing.revision import (
     DEFAULT_ROUTE,
@@ -29,6 +33,9 @@ from gateway.wiring.model import ModelParts
 from observability.collectors import CanaryFigures
 
 DEFAULT_FILE = "routing.yaml"
+# The keys that decide which model answers; an evaluation holds for these values.
+BACKEND_IDENTITY = {"kind", "base_urls", "model", "model_id", "region", "endpoint_url"}
+ENGINE_IDENTITY = {"kind", "model", "tokenizer", "dtype", "quantization", "extra_args"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,7 @@ class ControlParts:
 
     routing: RoutingParts
     canary: CanaryParts
+    evaluations: BackendEvaluations
     limits: AdmissionLimits
     admission: AdmissionController
 
@@ -99,7 +107,24 @@ def make_control(
         engine_of={} if engines.gate is None else dict.fromkeys(engines.on_engine, engines.gate),
     )
     backends.admission.attach(admission, engines.gate)
-    return ControlParts(routing, make_canary(base, routing.projection), limits, admission)
+    canary = make_canary(base, routing.projection)
+    return ControlParts(routing, canary, make_evaluations(base), limits, admission)
+
+
+def make_evaluations(base: Foundation) -> BackendEvaluations:
+    """Build the evaluations of backends, which follow their own stream."""
+    settings = base.settings
+    engine = settings.engine.model_dump(mode="json", include=ENGINE_IDENTITY)
+    digests = {
+        name: digest_of(
+            section.model_dump(mode="json", include=BACKEND_IDENTITY),
+            engine if section.kind == "engine" else {},
+        )
+        for name, section in settings.backends.items()
+    }
+    evaluations = BackendEvaluations(base.state.store, digests=digests, key=evaluation_key(os.environ))
+    evaluations.follow(base.state.follow(EVALUATIONS_STREAM, evaluations.take))
+    return evaluations
 
 
 def make_routing(base: Foundation, known: KnownNames) -> RoutingParts:

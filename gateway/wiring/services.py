@@ -8,6 +8,7 @@ from gateway.admin.admission import AdmissionAdmin
 from gateway.admin.canary import CanaryAdmin
 from gateway.admin.chaos import ChaosAdmin
 from gateway.admin.drain import DrainAdmin
+from gateway.admin.evaluations import EvaluationAdmin
 from gateway.admin.keys import KeyAdmin
 from gateway.admin.prompts import PromptAdmin
 from gateway.admin.routing import RoutingAdmin
@@ -61,7 +62,9 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
             base.audit,
             new_id=lambda: base.new_id("canary"),
             unix_time=base.unix_time,
+            evaluation_fault=control.evaluations.fault,
         ),
+        evaluations=EvaluationAdmin(control.evaluations, base.audit),
         chaos=None if chaos is None else ChaosAdmin(chaos, base.audit),
         drain=DrainAdmin(serving.in_flight, base.audit),
         key_admin=make_key_admin(core),

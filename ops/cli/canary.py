@@ -40,6 +40,9 @@ def start(
     min_samples: Annotated[int, typer.Option(min=1, help="Requests of each side in a step.")] = 200,
     step_seconds: Annotated[float, typer.Option(min=0, help="Shortest time of a step.")] = 60,
     window_seconds: Annotated[float, typer.Option(min=1, max=60, help="What is compared at once.")] = 5,
+    force: Annotated[
+        bool, typer.Option("--force", help="Without the evaluation that the route requires; audited.")
+    ] = False,
     comment: Comment = "",
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -55,7 +58,8 @@ def start(
     confirm(f"give {backend} {percents[0]:g} % of {route} now, and more by itself?", yes or dry_run)
     _post(
         gateway, "start", route=route, backend=backend, steps=percents, min_samples=min_samples,
-        step_seconds=step_seconds, window_seconds=window_seconds, dry_run=dry_run, comment=comment,
+        step_seconds=step_seconds, window_seconds=window_seconds, force=force, dry_run=dry_run,
+        comment=comment,
     )  # fmt: skip
 
 

@@ -24,6 +24,12 @@ def adapter(context: typer.Context) -> None:
     _run("evaluation.adapter_regression.__main__", context)
 
 
+@evaluate.command("variant", context_settings=OWN_OPTIONS)
+def variant(context: typer.Context) -> None:
+    """Compare two backends of a gateway, as a quantized variant with the model; --post stores the report."""
+    _run("evaluation.quantization_eval.__main__", context)
+
+
 def _run(module: str, context: typer.Context) -> None:
     with one_line_errors(ModuleNotFoundError):
         # By name: evaluations are above the operators' commands, which must not depend on them.

@@ -182,6 +182,23 @@ def gated_adapters(facts: Facts) -> RolloutCheck:
     return _judged(check, not wrong, found, hint)
 
 
+def gated_backends(facts: Facts) -> RolloutCheck:
+    """On routes that require it, every backend but the largest passed an evaluation."""
+    check, hint = (
+        "backends passed an evaluation",
+        "sluice evaluate variant --base A --candidate B --post",
+    )
+    faults, wrong, asked = facts.evaluations.get("faults", {}), [], 0
+    for route in _routes(facts).values():
+        if route.get("requires_evaluation"):
+            weighted = sorted(route["backends"], key=lambda one: -one.get("weight", 100))[1:]
+            names = [one["name"] for one in weighted if one.get("weight", 100)]
+            asked += len(names)
+            wrong += [faults[name] for name in names if name in faults]
+    found = "; ".join(dict.fromkeys(wrong)) or (f"{asked} did" if asked else "no route requires one")
+    return _judged(check, not wrong, found, hint)
+
+
 def _passed(report: Mapping[str, Any]) -> bool:
     return bool(report.get("passed") and report.get("signed"))
 
@@ -286,6 +303,7 @@ CHECKS: tuple[Check, ...] = (
     latency,
     prefix_hits,
     gated_adapters,
+    gated_backends,
     canary_first,
     shadowed,
     real_workload,

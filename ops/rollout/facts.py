@@ -35,6 +35,7 @@ class Facts:
     adapters: Mapping[str, Any]
     canary: Mapping[str, Any]
     shadow: Mapping[str, Any]
+    evaluations: Mapping[str, Any] = field(default_factory=dict)
     samples: Mapping[str, Sequence[Sample]] = field(default_factory=dict)
     open_admin: bool = False
     rules: Mapping[str, Any] | str | None = None
@@ -77,6 +78,7 @@ def gather(
         adapters=client.get("admin", "adapters"),
         canary=client.get("admin", "canary"),
         shadow=client.get("admin", "shadow"),
+        evaluations=client.get("admin", "evaluations"),
         samples=samples_by_name(client.text("metrics")),
         open_admin=_open_admin(client),
         rules=None if prometheus is None else _rules(prometheus),

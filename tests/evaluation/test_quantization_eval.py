@@ -1,18 +1,22 @@
-"""A variant of the demo model is judged: eight bits pass, three do not."""
+"""Two backends are judged by their answers through the gateway; the report is signed."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from evaluation.adapter_regression.prompts import PromptSet, load_prompts
+from evaluation.adapter_regression.prompts import load_prompts
 from evaluation.adapter_regression.thresholds import ThresholdsError
 from evaluation.quantization_eval.__main__ import PROMPTS, main
 from evaluation.quantization_eval.gate import load_gate
 from evaluation.quantization_eval.make_variant import make_variant, rounded
+from gateway.contracts.evaluation_report import is_signed
 
 BASE = Path(__file__).parents[2] / "models" / "demo"
 
@@ -41,47 +45,103 @@ def test_only_a_new_folder_of_a_models_weights_is_made(tmp_path: Path) -> None:
         make_variant(BASE, tmp_path / "a", bits=8)
 
 
-@pytest.fixture(scope="module")
-def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A third of the prompts: the verdicts on these variants are plain enough for it."""
-    found: PromptSet = load_prompts(PROMPTS)
-    file = tmp_path_factory.mktemp("prompts") / "few.jsonl"
-    file.write_text("\n".join(case.model_dump_json() for case in found.cases[::3]) + "\n", encoding="utf-8")
-    return file
+DIGESTS = {"bf16": "a" * 64, "awq": "b" * 64}
+KEY = "admin-key"
 
 
-@pytest.mark.parametrize(("bits", "status"), [(8, 0), (2, 1)])
-def test_the_gate_tells_a_good_variant_from_a_bad_one(
-    bits: int, status: int, few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+class Gateway:
+    """A gateway's two paths: what is evaluated, and answers that are right where ``wrong`` does not say otherwise."""
+
+    def __init__(self, wrong: Callable[[str], bool] = lambda model: False, **sluice: Any) -> None:
+        self.cases = {one.messages[-1].content: one for one in load_prompts(PROMPTS).cases}
+        self.wrong = wrong
+        self.sluice = sluice
+        self.posted: list[dict[str, Any]] = []
+
+    def get(self, *path: str) -> Any:
+        assert path == ("admin", "evaluations")
+        return {"backends": DIGESTS}
+
+    def post(self, *path: str, body: bytes) -> Any:
+        given = json.loads(body)
+        if path == ("admin", "evaluations"):
+            self.posted.append(given["report"])
+            return {}
+        case = self.cases[given["messages"][-1]["content"]]
+        text = case.reference or ("I can only help with manga." if case.refuse else _matching(case.expect))
+        if self.wrong(given["model"]):
+            text = "..."
+        message = {"message": {"content": text}, "finish_reason": "stop"}
+        return {
+            "choices": [message],
+            "sluice": {"fallback": None, "backend_name": given["model"], **self.sluice},
+        }
+
+
+def _matching(pattern: str | None) -> str:
+    """A text that holds every word of the pattern."""
+    return "It is " + re.sub(r"[^\w ,.$¥-]", " ", (pattern or "good").replace("\\", ""))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    monkeypatch.setenv("SLUICE_ADMIN_KEY", KEY)
+    monkeypatch.delenv("SLUICE_EVALUATION_KEY", raising=False)
+
+    def run(gateway: Gateway, *words: str) -> int:
+        connect: Any = lambda *_: gateway  # noqa: E731
+        return main(["--base", "bf16", "--candidate", "awq", *words], connect)
+
+    return run
+
+
+def test_the_same_answers_pass_and_the_stored_report_is_signed_with_both_digests(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make_variant(BASE, tmp_path / "variant", bits=bits)
-    words = ["--base", str(BASE), "--candidate", str(tmp_path / "variant"), "--prompts", str(few), "--json"]
-    loose = tmp_path / "loose.yaml"
-    # A third of the prompts makes the intervals wider; what two bits cost is far outside of these too.
-    loose.write_text(
-        "groups:\n  language: {loss: {worse_by: 0.05}, sound: {worse_by: 0.1}}\n"
-        "  grounding: {facts: {worse_by: 0.25}}\n  safety: {refusal: {worse_by: 0.4}}\n"
-        "refusals: ['only help|cannot help|outside what']\n"
-    )
-    assert main([*words, "--thresholds", str(loose), "--max-tokens", "48"]) == status
+    gateway = Gateway()
+    gate = load_gate()
+    assert run(gateway, "--json", "--post") in (0, 1)
     report = json.loads(capsys.readouterr().out)
-    assert report["passed"] is (status == 0)
-    assert [one["group"] for one in report["groups"]] == ["language", "grounding", "safety"]
-    loss = report["groups"][0]["metrics"][0]
-    assert loss["metric"] == "loss" and (loss["worse_by"] > 0.5) == (bits == 2)
-    assert "catalog" not in json.dumps(report)
+    assert gateway.posted == [report] and is_signed(report, KEY.encode())
+    assert (report["base_digest"], report["candidate_digest"]) == (DIGESTS["bf16"], DIGESTS["awq"])
+    assert [one["group"] for one in report["groups"]] == list(gate.groups)
+    assert all(one["same_answers"] == 1.0 for one in report["groups"])
+    worse = [m for one in report["groups"] for m in one["metrics"] if m["worse_by"] > 0]
+    assert worse == []
+    assert "catalog" not in json.dumps(report), "no prompt is in it"
+
+
+def test_a_variant_that_answers_worse_fails(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(Gateway(wrong=lambda model: model == "awq"), "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["passed"] is False
+    assert {m["standing"] for one in report["groups"] for m in one["metrics"]} >= {"worse"}
+
+
+def test_a_metric_that_is_judged_and_not_measured_does_not_pass(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate = tmp_path / "gate.yaml"
+    gate.write_text("groups:\n  safety: {loss: {worse_by: 0.1}}\n")
+    assert run(Gateway(), "--thresholds", str(gate), "--json") == 1
+    [group] = [one for one in json.loads(capsys.readouterr().out)["groups"] if one["group"] == "safety"]
+    assert (group["unmeasured"], group["passed"]) == (["loss"], False)
 
 
 def test_what_cannot_be_judged_is_not_passed(
-    tmp_path: Path, few: Path, capsys: pytest.CaptureFixture[str]
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--base", str(BASE), "--candidate", str(BASE)]
     only = tmp_path / "only.jsonl"
-    only.write_text(few.read_text().splitlines()[0] + "\n")
-    assert main([*words, "--prompts", str(only)]) == 2
+    only.write_text(PROMPTS.read_text().splitlines()[0] + "\n")
+    assert run(Gateway(), "--prompts", str(only)) == 2
     assert "no prompts of group grounding, safety" in capsys.readouterr().err
-    assert main([*words, "--prompts", str(tmp_path / "none.jsonl")]) == 2
-    assert main(["--base", str(BASE), "--candidate", str(tmp_path), "--prompts", str(few)]) == 2
+    assert run(Gateway(), "--prompts", str(tmp_path / "none.jsonl")) == 2
+    assert run(Gateway(), "--candidate", "gone") == 2
+    assert "'gone' is no backend of the gateway; allowed: bf16, awq" in capsys.readouterr().err
+    assert run(Gateway(backend_name="other")) == 2
+    assert "another backend answered" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

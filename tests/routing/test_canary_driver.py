@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from adapters.changes import NotEvaluatedError
 from gateway.admin.canary import CanaryAbortBody, CanaryAdmin, CanaryBody, CanaryStartBody
 from gateway.admin.routing import RouteApplyBody, RouteWeightBody, RoutingAdmin
 from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
@@ -84,6 +85,7 @@ class Process:
             audit,
             new_id=lambda: f"canary_{next(ids)}",
             unix_time=self.time,
+            evaluation_fault=lambda backend: f"{backend} was never evaluated",
         )
         self.routing = RoutingAdmin(self.book, audit)
 
@@ -383,3 +385,16 @@ async def test_while_the_store_is_away_nothing_changes_and_it_goes_on_afterwards
         await window(found)
         assert one.share == 0.0
         assert (await one.store.heads())[SAMPLES] == 1
+
+
+async def test_a_route_that_requires_an_evaluation_lets_no_canary_start_without_one_but_by_force() -> None:
+    async with processes(1) as found:
+        desk, routing = found[0].desk, found[0].routing
+        required = {"routes": {"chat": {**CONFIG["routes"]["chat"], "requires_evaluation": True}}}
+        await routing.apply(RouteApplyBody(config=required), who=ME)
+        with pytest.raises(NotEvaluatedError, match="new was never evaluated; run `sluice evaluate variant`"):
+            await desk.start(ORDER, who=ME)
+        await desk.start(ORDER.model_copy(update={"force": True}), who=ME)
+        assert found[0].share == 5.0
+        actions = [entry["action"] for entry in await routing.audit(10)]
+        assert "canary.start.forced" in actions

@@ -1,8 +1,11 @@
 """``/admin/canary``: the canary, for operators."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from gateway.admin.canary import CanaryAbortBody, CanaryBody, CanaryShownBody, CanaryStartBody
+from gateway.contracts.values import CallerRole
+from gateway.http.authorize import require_role
+from gateway.http.exchange import Exchange
 from gateway.http.routes import OPERATORS, Author, Edge, Json, OperatorRoute
 
 router = APIRouter(prefix="/admin/canary", route_class=OperatorRoute, **OPERATORS)
@@ -15,8 +18,12 @@ async def show_canary(services: Edge) -> CanaryShownBody:
 
 
 @router.post("/start")
-async def start_canary(given: Json[CanaryStartBody], services: Edge, who: Author) -> CanaryShownBody:
+async def start_canary(
+    given: Json[CanaryStartBody], request: Request, services: Edge, who: Author
+) -> CanaryShownBody:
     """Give a backend a route, step by step."""
+    if given.force:
+        require_role(services, Exchange.of(request.scope), CallerRole.ADMIN)
     return await services.canary.start(given, who=who)
 
 

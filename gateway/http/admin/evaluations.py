@@ -1,0 +1,20 @@
+"""``/admin/evaluations``: backends against each other, for operators."""
+
+from fastapi import APIRouter
+
+from gateway.admin.evaluations import EvaluationBody, EvaluationsBody
+from gateway.http.routes import OPERATORS, Author, Edge, Json, OperatorRoute
+
+router = APIRouter(prefix="/admin/evaluations", route_class=OperatorRoute, **OPERATORS)
+
+
+@router.get("")
+async def show_evaluations(services: Edge) -> EvaluationsBody:
+    """Each backend's digest and last evaluation."""
+    return services.evaluations.show()
+
+
+@router.post("")
+async def store_evaluation(given: Json[EvaluationBody], services: Edge, who: Author) -> EvaluationsBody:
+    """Store a signed report."""
+    return await services.evaluations.add(given, who=who)

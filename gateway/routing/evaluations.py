@@ -1,0 +1,73 @@
+"""Evaluations of backends against each other: the last signed report of each candidate, by stream.
+
+A report counts while both backends are configured as they were when it was made: it holds the digest of each
+one's configuration, next to the digest of the set of prompts.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import structlog
+
+from gateway.contracts.evaluation_report import is_signed
+from gateway.state.port import FollowedStream, Record, StateStore
+
+STREAM = "evaluations"
+
+
+class NotAccepted(ValueError):
+    """A report that cannot count; the message says why."""
+
+
+class BackendEvaluations(FollowedStream):
+    """Applies the stream's records, and appends reports.
+
+    Args:
+        digests: of each backend's configuration, by name.
+        key: signs the reports.
+    """
+
+    def __init__(self, store: StateStore, *, digests: Mapping[str, str], key: bytes) -> None:
+        self._store = store
+        self._key = key
+        self.digests = digests
+        self.reports: dict[str, Mapping[str, Any]] = {}
+
+    def take(self, record: Record) -> None:
+        """Apply a record; one that is not understood is skipped."""
+        try:
+            report = json.loads(record.data)
+            self.reports[report["candidate"]] = {**report, "author": record.author, "at": record.at}
+        except (ValueError, KeyError, TypeError):
+            structlog.get_logger("routing").error("an evaluation is not understood", number=record.number)
+
+    async def add(self, report: Mapping[str, Any], *, author: str) -> None:
+        """Store a report. Raises NotAccepted, StateUnavailable."""
+        if not is_signed(report, self._key):
+            raise NotAccepted("it is not signed by `sluice evaluate` with the secret of this gateway")
+        if not isinstance(report.get("passed"), bool):
+            raise NotAccepted("it does not say whether it passed")
+        for side in ("base", "candidate"):
+            name = report.get(side)
+            digest = self.digests.get(name) if isinstance(name, str) else None
+            if digest is None or digest != report.get(f"{side}_digest"):
+                raise NotAccepted(f"its {side} {name!r} is not a backend, or is configured differently now")
+        record = await self._store.append(STREAM, json.dumps(report).encode(), author=author)
+        await self.caught_up_to(record.number)
+
+    def fault(self, backend: str) -> str | None:
+        """Why the backend has no evaluation that counts; ``None``: it passed one."""
+        report = self.reports.get(backend)
+        if report is None:
+            return f"the evaluation of backend {backend!r} has not been run"
+        for side in ("base", "candidate"):
+            if self.digests.get(str(report[side])) != report.get(f"{side}_digest"):
+                return f"backend {report[side]!r} is configured differently than when it was evaluated"
+        return None if report["passed"] else f"the evaluation of backend {backend!r} did not pass"
+
+
+def digest_of(*sections: Mapping[str, Any]) -> str:
+    """The SHA-256 of what of a configuration decides which model answers."""
+    return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
