@@ -1,1 +1,1 @@
-"""What operators run beside the gateway; no serving module imports it."""
+"""Operators' tools; no serving module imports them."""

@@ -1,1 +1,1 @@
-"""``sluice chaos``: breaks things on purpose while callers are served, and tells what they got."""
+"""``sluice chaos``: injects faults while callers are served, and reports every answer."""

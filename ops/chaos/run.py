@@ -86,7 +86,7 @@ class ChaosRun:
                     raise _only(errors) from None
             report.wall_s = self.now_s()
             report.never_done = [action.label for action in self._timeline.left if action.breaks is not None]
-            for action in self._timeline.mend():
+            for action in self._timeline.end():
                 await self._do(caller, action)
             ready = await self._ready_again(caller)
         # A new caller, so that the idle connections of the load are closed.

@@ -57,7 +57,7 @@ def tables(report: ChaosReport, *, every: bool = False) -> RenderableType:
     left = len(shown) - MOST_ROWS if not every else 0
     parts.append(_requests(shown if every else shown[:MOST_ROWS]))
     if left > 0:
-        parts.append(Text(f"{left} more; --every shows all, --json tells all", style="dim"))
+        parts.append(Text(f"{left} more; --every shows all, --json has all", style="dim"))
     parts.append(_figures(report))
     if report.ok:
         parts.append(Text("Nothing lost, nothing wrong.", style="bold green"))

@@ -52,7 +52,7 @@ class Timeline:
             return []
         return [*(action for _, _, action in sorted(self._timed)), *(action for _, action in self._counted)]
 
-    def mend(self) -> list[FaultAction]:
+    def end(self) -> list[FaultAction]:
         """End the faults; returns the actions that still have to repair something."""
         self._chance, self._next_chance_s = None, math.inf
         rest = [action for _, _, action in sorted(self._timed) if action.breaks is None]

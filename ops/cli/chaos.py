@@ -23,13 +23,13 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 HELP = """
-Break things while callers are served; tell what became of each request.
+Inject faults while callers are served; report the outcome of each request.
 
 SCENARIO is a YAML file: what is asked, what breaks and when; or the name
 of one that ships with Sluice (engine-kill, engine-stop, worker-kill, nan,
 oom, soak and others; docs/chaos.md). First each question is asked
 undisturbed; then N streams and not-streamed requests run while the
-faults happen; every answer is held against the undisturbed one.
+faults happen; every answer is compared with the undisturbed one.
 
 With --start the tool starts its own gateway (engine, workers and a
 stand-in for Bedrock, as the scenario says) and breaks that. Without it,
@@ -79,7 +79,7 @@ def chaos(
     output: Annotated[Path | None, typer.Option(help="Write the report to this file as JSON.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Break things while callers are served; tell what became of each request."""
+    """Inject faults while callers are served; report the outcome of each request."""
     from ops.chaos.scenario import ChaosError, load_scenario
     from ops.chaos.show import tables
 

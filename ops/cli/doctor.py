@@ -177,7 +177,7 @@ def _guarded(check: str, make: Callable[[], T], found: list[DoctorCheck], detail
         reported = [str(fault) for fault in start_errors(error)]
         if not reported:
             raise
-        found.append(DoctorCheck(check, False, "\n".join(reported), "mend what the line names"))
+        found.append(DoctorCheck(check, False, "\n".join(reported), "correct what the line names"))
         return None
     found.append(DoctorCheck(check, True, detail))
     return made
@@ -199,7 +199,7 @@ async def _routing(gateway: Gateway) -> DoctorCheck:
     parts = gateway.core.control.routing
     book, seed, file = parts.projection, parts.seed, parts.seed.source
     if book.unusable is not None:
-        hint = f"revision {book.number} stays in force; mend what the line names, or roll back"
+        hint = f"revision {book.number} stays in force; correct what the line names, or roll back"
         return DoctorCheck("routing", False, book.unusable.reason, hint)
     if book.head:
         await book.compare_file()
@@ -212,7 +212,7 @@ async def _routing(gateway: Gateway) -> DoctorCheck:
             "routing", True, f"{detail}; {file} was changed and is not in force: {changes}", hint
         )
     if seed.fault is not None:
-        return DoctorCheck("routing", False, str(seed.fault), "mend what the line names")
+        return DoctorCheck("routing", False, str(seed.fault), "correct what the line names")
     return DoctorCheck("routing", True, f"{file}, as revision 1")
 
 
@@ -245,7 +245,7 @@ async def _weights(
         with watch(weights.source) as on_progress:
             await weights.fetch(on_progress)
     except FetchError as error:
-        return DoctorCheck("weights", False, str(error), "mend what the line names")
+        return DoctorCheck("weights", False, str(error), "correct what the line names")
     return None
 
 
@@ -272,7 +272,7 @@ async def _engine(gateway: Gateway) -> DoctorCheck:
         reported = [str(fault) or "timed out" for fault in start_errors(error)]
         if not reported:
             raise
-        return DoctorCheck("engine", False, "\n".join(reported), "mend what the line names")
+        return DoctorCheck("engine", False, "\n".join(reported), "correct what the line names")
     finally:
         await host.stop(5.0)
     details = ", ".join(f"{name} {value}" for name, value in facts.details.items())

@@ -1,1 +1,1 @@
-"""The load generator behind ``sluice replay``: a trace's arrivals and lengths, over HTTP."""
+"""The load generator of ``sluice replay``: a trace's arrivals and lengths, over HTTP."""

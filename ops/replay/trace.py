@@ -1,6 +1,6 @@
 """Reads a trace: when each request came and how long prompt and answer were; it holds no text.
 
-Two formats, told apart by the file's first character:
+Two formats; the file's first character distinguishes them:
 
 * Azure's CSV with the header ``TIMESTAMP,ContextTokens,GeneratedTokens`` (times to 100 ns, no zone);
 * Mooncake's JSON lines with ``timestamp`` (ms), ``input_length``, ``output_length`` and ``hash_ids``, one id

@@ -110,7 +110,7 @@ def test_random_faults_are_the_same_for_a_seed_and_each_is_mended_before_the_nex
         for step in steps:
             now_s += step
             done += timeline.due(now_s, 0.0)
-        done += timeline.mend()
+        done += timeline.end()
         return [action.label for action in done]
 
     told = run()
