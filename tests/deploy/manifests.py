@@ -17,6 +17,8 @@ OVERLAYS = sorted(path.name for path in (ROOT / "overlays").iterdir())
 KUBERNETES = ("1.31", kubernetes_validate.latest_version())
 _CUSTOM = yaml.safe_load((Path(__file__).parent / "schemas" / "custom.yaml").read_text())
 
+CUSTOM_KINDS: dict[str, Any] = _CUSTOM["kinds"]
+
 Manifest = dict[str, Any]
 
 
@@ -46,8 +48,8 @@ def one(manifests: list[Manifest], kind: str) -> Manifest:
 def faults(manifest: Manifest) -> list[str]:
     """What is wrong with a manifest's form; unknown fields are."""
     key = f"{manifest['apiVersion']} {manifest['kind']}"
-    if key in _CUSTOM["kinds"]:
-        schema = {**_CUSTOM["kinds"][key], "definitions": _CUSTOM["definitions"]}
+    if key in CUSTOM_KINDS:
+        schema = {**CUSTOM_KINDS[key], "definitions": _CUSTOM["definitions"]}
         found = jsonschema.Draft202012Validator(schema).iter_errors(manifest["spec"])
         return [f"{key}: {list(error.path)}: {error.message}" for error in found]
     told = []
