@@ -71,8 +71,11 @@ _SPAWN = re.compile(r"from multiprocessing\.spawn import spawn_main; spawn_main\
 class ForkServer:
     """Asks a server for processes; they become children of this process, which must be an ancestor of the server."""
 
-    def __init__(self, connection: socket.socket, *, vllm: bool) -> None:
+    def __init__(
+        self, connection: socket.socket, process: subprocess.Popen[bytes] | None = None, *, vllm: bool
+    ) -> None:
         self._connection = connection
+        self._process = process
         self._lock = threading.Lock()
         self.vllm = vllm
 
@@ -83,7 +86,7 @@ class ForkServer:
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            subprocess.Popen(
+            process = subprocess.Popen(
                 [
                     sys.executable,
                     "-m",
@@ -96,7 +99,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
-        return cls(ours, vllm=vllm)
+        return cls(ours, process, vllm=vllm)
 
     def fork(
         self,
