@@ -17,7 +17,7 @@ from gateway.routing.check import KnownNames
 from gateway.routing.revision import Revision, make_revision
 from tests.admission.gates import IDLE, ask
 
-LIMITS = AdmissionLimits()
+LIMITS = AdmissionLimits(max_input_tokens=3_600)
 ROUTE = {
     "backends": [{"name": "local", "weight": 100}],
     "admission": {"max_queue": 7, "max_wait_ms": 500},
