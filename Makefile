@@ -10,7 +10,7 @@ CONFIG ?= sluice.yaml
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast test-env lint format bench clean check audit lock
+.PHONY: help run test test-fast test-env lint format bench gpu-check clean check audit lock
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,11 @@ format: $(VENV)/.test ## Format the code
 
 bench: $(VENV)/.test ## Run the benchmarks (minutes)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/bench
+
+# Without an environment of this clone the Python that has PyTorch: nothing is installed, so no network is needed.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+gpu-check: ## Check and measure the engine on a GPU, in 10 minutes; ARGS=--dry on the CPU
+	@$(GPU_PYTHON) -m benchmarks.gpu_check $(ARGS)
 
 audit: $(VENV)/.test ## Known vulnerabilities of the dependencies; needs a network and pip-audit
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/audit

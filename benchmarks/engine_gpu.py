@@ -13,8 +13,7 @@ prefill, is taken off.
 import json
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,44 +23,21 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
+from benchmarks.gpu_decode import (
+    COPIED_BYTES,
+    LLAMA_8B,
+    TINY,
+    bandwidth,
+    decode_with_engine,
+    random_weights,
+    read_bytes,
+    timed,
+)
 from engine.build import assemble
-from engine.engine import Engine
-from engine.model import LayerWeights, ModelConfig, ModelWeights
-from engine.operators import Linear
-from engine.values import EngineConfig, GenerationRequest, SamplingParams
+from engine.model import ModelConfig
+from engine.values import EngineConfig
 
 TOKENIZER = Path(__file__).resolve().parent.parent / "models" / "demo" / "tokenizer.json"
-LLAMA_8B = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=128_256,
-    hidden_size=4096,
-    intermediate_size=14_336,
-    num_layers=32,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    max_position=8192,
-    rms_norm_eps=1e-5,
-    rope_theta=500_000.0,
-    rope_scaling=None,
-    qkv_bias=False,
-    head_norm=False,
-    tie_embeddings=False,
-    dtype="bfloat16",
-    eos_token_ids=(),
-)
-TINY = replace(
-    LLAMA_8B,
-    vocab_size=512,
-    hidden_size=64,
-    intermediate_size=160,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_position=1024,
-)
-COPIED_BYTES = 1 << 30
 NO_CUDA = "this benchmark needs a CUDA device and there is none; --tiny runs its logic on the CPU"
 
 
@@ -74,62 +50,6 @@ class Row:
     tokens_per_s: float
     tpot_p50_ms: float
     limit_share: float
-
-
-def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
-    """Weights of the scale that a trained model has, so that numbers stay finite."""
-
-    def weight(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device).normal_(0.0, 0.02)
-
-    def ones() -> torch.Tensor:
-        return torch.ones(config.hidden_size, dtype=dtype, device=device)
-
-    hidden, inner = config.hidden_size, config.intermediate_size
-    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    layers = tuple(
-        LayerWeights(
-            input_norm=ones(),
-            qkv=Linear(weight(heads + 2 * kv_heads, hidden)),
-            output=Linear(weight(hidden, heads)),
-            post_norm=ones(),
-            gate_up=Linear(weight(2 * inner, hidden)),
-            down=Linear(weight(hidden, inner)),
-        )
-        for _ in range(config.num_layers)
-    )
-    embedding = weight(config.vocab_size, hidden)
-    return ModelWeights(embedding, layers, ones(), Linear(weight(config.vocab_size, hidden)))
-
-
-def read_bytes(config: ModelConfig, streams: int, context: int, item_bytes: int) -> int:
-    """What a decode step reads at least: weights without the embedding, keys and values of each stream."""
-    weights = (config.num_parameters - config.vocab_size * config.hidden_size) * item_bytes
-    return weights + streams * context * config.kv_bytes_per_token(item_bytes)
-
-
-def bandwidth(device: torch.device, size: int = COPIED_BYTES) -> float:
-    """Bytes a second that a copy reads and writes on this device; the best of ten."""
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * size / min(_timed(lambda: target.copy_(source), device) for _ in range(10))
-
-
-def decode_with_engine(engine: Engine, prompts: list[list[int]], tokens: int) -> list[float]:
-    """Seconds of each step in which all streams, and nothing else, decode."""
-    for number, prompt in enumerate(prompts):
-        sampling = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
-        engine.add(GenerationRequest(str(number), tuple(prompt), sampling))
-    times: list[float] = []
-    started: set[str] = set()
-    while engine.has_work:
-        decoding = len(started) == len(prompts)
-        asked_at = time.perf_counter()  # a step ends with its tokens on the host, so with the device done
-        outputs = engine.step()
-        if decoding and len(outputs) == len(prompts):
-            times.append(time.perf_counter() - asked_at)
-        started.update(output.request_id for output in outputs)
-    return times
 
 
 def decode_with_transformers(
@@ -170,8 +90,8 @@ def decode_with_transformers(
 
     with torch.inference_mode():
         generate(2)
-        first = _timed(lambda: generate(1), device)
-        return max(_timed(lambda: generate(tokens), device) - first, 1e-9) / (tokens - 1)
+        first = timed(lambda: generate(1), device)
+        return max(timed(lambda: generate(tokens), device) - first, 1e-9) / (tokens - 1)
 
 
 def measure(
@@ -213,16 +133,6 @@ def measure(
     for count in streams:
         add("transformers", count, decode_with_transformers(config, prompts[:count], tokens, dtype, device))
     return rows
-
-
-def _timed(work: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    started_at = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - started_at
 
 
 def main(

@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from benchmarks.engine_gpu import LLAMA_8B, NO_CUDA, TINY, bandwidth, main, measure, read_bytes
+from benchmarks.engine_gpu import NO_CUDA, main, measure
+from benchmarks.gpu_decode import LLAMA_8B, TINY, bandwidth, read_bytes
 
 CPU = torch.device("cpu")
 
