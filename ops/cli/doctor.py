@@ -1,7 +1,6 @@
 """`sluice doctor`: checks everything a gateway needs, without serving."""
 
 import asyncio
-import json
 import logging
 import os
 import shutil
@@ -30,7 +29,7 @@ from gateway.weights.progress import bar
 from gateway.weights.values import OnProgress
 from gateway.wiring.build import build
 from gateway.wiring.running import Gateway
-from ops.cli.console import screen, table_of
+from ops.cli.console import print_json, screen, table_of
 from ops.cli.startup import start_errors
 from resilience.failures import BackendFailure
 
@@ -56,18 +55,16 @@ def doctor(config: Path | None, *, as_json: bool) -> int:
     console = Console(stderr=as_json)
     with console.status("checking…") as status, _quiet_logs():
         findings = asyncio.run(examine(config, lambda source: _bar(console, status, source)))
+    healthy = all(finding.ok for finding in findings)
     if as_json:
-        healthy = all(finding.ok for finding in findings)
-        print(
-            json.dumps({"ok": healthy, "checks": [asdict(f) for f in findings]}, ensure_ascii=False, indent=2)
-        )
+        print_json({"ok": healthy, "checks": [asdict(f) for f in findings]})
     else:
         table = table_of("", "check", "found", "what to do")
         for finding in findings:
             mark = "[green]ok[/]" if finding.ok else "[red]wrong[/]"
             table.add_row(mark, finding.check, escape(finding.detail), escape(finding.hint))
         screen().print(table)
-    return 0 if all(finding.ok for finding in findings) else 1
+    return 0 if healthy else 1
 
 
 @contextmanager
@@ -134,64 +131,59 @@ async def _response_cache(gateway: Gateway) -> DoctorCheck:
     return DoctorCheck(check, True, f"{what}, kept in {answers.place}")
 
 
+def _checked(check: str, ok: bool, detail: str, hint: str) -> DoctorCheck:
+    """A check whose hint counts only when it is not ok."""
+    return DoctorCheck(check, ok, detail, "" if ok else hint)
+
+
 def _python() -> DoctorCheck:
     version = ".".join(map(str, sys.version_info[:3]))
-    return DoctorCheck(
-        "python",
-        sys.version_info >= (3, 11),
-        version,
-        "" if sys.version_info >= (3, 11) else "use 3.11 or newer",
-    )
+    return _checked("python", sys.version_info >= (3, 11), version, "use 3.11 or newer")
 
 
 def _disk() -> DoctorCheck:
     free = shutil.disk_usage(".").free
-    ok = free >= LOW_DISK_BYTES
-    return DoctorCheck(
-        "disk", ok, f"{free / 2**30:.1f} GiB free here", "" if ok else "free some: ledger and state grow here"
-    )
+    detail, hint = f"{free / 2**30:.1f} GiB free here", "free some: ledger and state grow here"
+    return _checked("disk", free >= LOW_DISK_BYTES, detail, hint)
 
 
 def _keys(settings: Settings) -> DoctorCheck:
     if not settings.auth.enabled:
         local = settings.server.host in ("127.0.0.1", "::1", "localhost")
-        return DoctorCheck(
-            "keys",
-            local,
-            "off: every caller is the operator",
-            "" if local else "set auth.enabled: true beyond loopback",
-        )
+        hint = "set auth.enabled: true beyond loopback"
+        return _checked("keys", local, "off: every caller is the operator", hint)
     ok = bool(os.environ.get("SLUICE_ADMIN_KEY"))
-    return DoctorCheck(
-        "keys",
-        ok,
-        "required" if ok else "required, but SLUICE_ADMIN_KEY is not set",
-        "" if ok else "set SLUICE_ADMIN_KEY, or SLUICE_AUTH__ENABLED=false as make run does without it",
-    )
+    detail = "required" if ok else "required, but SLUICE_ADMIN_KEY is not set"
+    hint = "set SLUICE_ADMIN_KEY, or SLUICE_AUTH__ENABLED=false as make run does without it"
+    return _checked("keys", ok, detail, hint)
 
 
 def _guarded(check: str, make: Callable[[], T], found: list[DoctorCheck], detail: str) -> T | None:
     try:
         made = make()
     except Exception as error:
-        reported = [str(fault) for fault in start_errors(error)]
-        if not reported:
-            raise
-        found.append(DoctorCheck(check, False, "\n".join(reported), "correct what the line names"))
+        found.append(_start_error(check, error))
         return None
     found.append(DoctorCheck(check, True, detail))
     return made
+
+
+def _start_error(check: str, error: Exception) -> DoctorCheck:
+    """The check that an error of a start fails. Raises any other error."""
+    reported = [str(fault) or "timed out" for fault in start_errors(error)]
+    if not reported:
+        raise error
+    return DoctorCheck(check, False, "\n".join(reported), "correct what the line names")
 
 
 async def _opened(
     check: str, url: str, open_it: Callable[[], Awaitable[None]], healthy: Callable[[], bool]
 ) -> DoctorCheck:
     await open_it()
-    ok = healthy()
-    file = url.startswith("sqlite")
-    reason = "is the file writable, the folder there, the disk not full?"
-    hint = "" if ok else reason if file else "does the server answer here, and take the user and password?"
-    return DoctorCheck(check, ok, url, hint)
+    hint = "does the server answer here, and take the user and password?"
+    if url.startswith("sqlite"):
+        hint = "is the file writable, the folder there, the disk not full?"
+    return _checked(check, healthy(), url, hint)
 
 
 async def _routing(gateway: Gateway) -> DoctorCheck:
@@ -223,9 +215,8 @@ async def _published(gateway: Gateway) -> DoctorCheck:
     except PromptChanged as error:
         return DoctorCheck(check, False, str(error), "publish the new text under a new id")
     except StoreUnreachable as error:
-        return DoctorCheck(
-            check, False, f"cannot be compared with what was published: {error}", "see state store"
-        )
+        detail = f"cannot be compared with what was published: {error}"
+        return DoctorCheck(check, False, detail, "see state store")
     return DoctorCheck(check, True, f"{count} published, unchanged")
 
 
@@ -269,10 +260,7 @@ async def _engine(gateway: Gateway) -> DoctorCheck:
             facts = await host.start()
             healthy, body = await gateway.services.health.deep()
     except Exception as error:
-        reported = [str(fault) or "timed out" for fault in start_errors(error)]
-        if not reported:
-            raise
-        return DoctorCheck("engine", False, "\n".join(reported), "correct what the line names")
+        return _start_error("engine", error)
     finally:
         await host.stop(5.0)
     details = ", ".join(f"{name} {value}" for name, value in facts.details.items())
@@ -280,9 +268,7 @@ async def _engine(gateway: Gateway) -> DoctorCheck:
         f"{gateway.settings.engine.model_id}: {details}; {facts.total_blocks} blocks of "
         f"{facts.block_size} tokens"
     )
-    return DoctorCheck(
-        "engine", healthy, detail, "" if healthy else f"the test generation failed: {body['backends']}"
-    )
+    return _checked("engine", healthy, detail, f"the test generation failed: {body['backends']}")
 
 
 def _worker(name: str, found: Inspection) -> DoctorCheck:
@@ -310,9 +296,8 @@ async def _bedrock(name: str, backend: BedrockBackend) -> DoctorCheck:
         return DoctorCheck(check, False, reported, "credentials, region, model access: see docs/bedrock.md")
     finally:
         backend.stop()
-    return DoctorCheck(
-        check, True, f"{backend.model} answered a test of {completion.usage.input_tokens} tokens"
-    )
+    detail = f"{backend.model} answered a test of {completion.usage.input_tokens} tokens"
+    return DoctorCheck(check, True, detail)
 
 
 async def _discard(delta: Delta) -> None:

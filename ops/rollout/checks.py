@@ -42,40 +42,38 @@ class RolloutCheck:
     hint: str = ""
 
 
-Check = Callable[[Facts], RolloutCheck]
+# Whether the line holds (``None``: the facts do not say), what was found, and what to do if it does not hold.
+Judgement = tuple[bool | None, str, str]
+VERDICTS = {True: CheckVerdict.OK, False: CheckVerdict.WRONG, None: CheckVerdict.MANUAL}
 
 
 def examine(facts: Facts) -> list[RolloutCheck]:
     """Every line, in the order in which an operator would go through them."""
-    return [check(facts) for check in CHECKS]
+    findings = []
+    for name, check in CHECKS.items():
+        holds, found, hint = check(facts)
+        findings.append(RolloutCheck(name, VERDICTS[holds], found, "" if holds else hint))
+    return findings
 
 
-def _judged(check: str, holds: bool, found: str, hint: str) -> RolloutCheck:
-    return RolloutCheck(check, CheckVerdict.OK if holds else CheckVerdict.WRONG, found, "" if holds else hint)
-
-
-def _manual(check: str, found: str, hint: str) -> RolloutCheck:
-    return RolloutCheck(check, CheckVerdict.MANUAL, found, hint)
-
-
-def ready(facts: Facts) -> RolloutCheck:
+def ready(facts: Facts) -> Judgement:
     """The gateway takes traffic."""
     failing = [name for name, holds in facts.ready.get("checks", {}).items() if not holds]
     found = ", ".join(failing) or str(facts.ready.get("status"))
-    return _judged("ready", bool(facts.ready.get("ready")), found, "wait, or see what /ready and the log say")
+    return (bool(facts.ready.get("ready")), found, "wait, or see what /ready and the log say")
 
 
-def ready_in_time(facts: Facts) -> RolloutCheck:
+def ready_in_time(facts: Facts) -> Judgement:
     """It was ready soon enough after its start."""
-    check, hint = "ready soon after start", "local weights instead of a download; a longer startup probe"
+    hint = "local weights instead of a download; a longer startup probe"
     found = list(facts.having("sluice_ready_after_seconds"))
     if not found:
-        return _manual(check, "it was not ready yet", "ask again once it was")
+        return (None, "it was not ready yet", "ask again once it was")
     took_s = found[0][1]
-    return _judged(check, took_s <= READY_WITHIN_S, f"after {took_s:.0f} s (bar {READY_WITHIN_S:.0f})", hint)
+    return (took_s <= READY_WITHIN_S, f"after {took_s:.0f} s (bar {READY_WITHIN_S:.0f})", hint)
 
 
-def generates(facts: Facts) -> RolloutCheck:
+def generates(facts: Facts) -> Judgement:
     """Every backend, fallback targets included, has just generated."""
     backends: Mapping[str, Any] = facts.deep.get("backends", {})
     sick = [
@@ -85,18 +83,18 @@ def generates(facts: Facts) -> RolloutCheck:
     ]
     found = ", ".join(sick) or f"{len(backends)} generated: {', '.join(backends)}"
     hint = "`sluice doctor`, and the backend's own log"
-    return _judged("every backend generates", bool(backends) and not sick, found, hint)
+    return (bool(backends) and not sick, found, hint)
 
 
-def workers_fit(facts: Facts) -> RolloutCheck:
+def workers_fit(facts: Facts) -> Judgement:
     """Every worker serves its model, with the tokenizer and the length that the gateway counts with."""
     workers = [one for found in facts.deep.get("workers", {}).values() for one in found]
     wrong = [f"{one['url']}: {'; '.join(one['faults'])}" for one in workers if one["faults"]]
     found = "; ".join(wrong) or (f"{len(workers)} fit" if workers else "none")
-    return _judged("workers fit", not wrong, found, "`sluice doctor` says what to change")
+    return (not wrong, found, "`sluice doctor` says what to change")
 
 
-def has_fallback(facts: Facts) -> RolloutCheck:
+def has_fallback(facts: Facts) -> Judgement:
     """Each route has a fallback besides the degraded text."""
     bare = [
         name
@@ -104,38 +102,34 @@ def has_fallback(facts: Facts) -> RolloutCheck:
         if not {*route.get("fallback", ())} - {"degraded"} and len(route["backends"]) < 2
     ]
     hint = "a second backend in the route's `fallback`"
-    return _judged("each route has a fallback", not bare, ", ".join(bare) or "all have", hint)
+    return (not bare, ", ".join(bare) or "all have", hint)
 
 
-def real_workload(facts: Facts) -> RolloutCheck:
+def real_workload(facts: Facts) -> Judgement:
     """Measured on the real workload, not on one prompt."""
-    check = "benchmarked on real traffic"
     hint = "sluice replay TRACE --output replay.json, then --replay replay.json"
     if facts.replay is None:
-        return _manual(check, "no --replay file", hint)
+        return (None, "no --replay file", hint)
     requests = facts.replay["requests"]
     share = _goodput(facts.replay)
     found = f"{requests['sent']:,} sent, {requests['errors']} errors, {share:.1%} within the SLO"
     whole = requests["sent"] >= LEAST_REPLAYED and not requests["errors"] and not requests["interrupted"]
-    return _judged(
-        check, whole and share >= LEAST_GOODPUT, found, f"{hint} (bar {LEAST_GOODPUT:.0%}, no errors)"
-    )
+    return (whole and share >= LEAST_GOODPUT, found, f"{hint} (bar {LEAST_GOODPUT:.0%}, no errors)")
 
 
-def soaked(facts: Facts) -> RolloutCheck:
+def soaked(facts: Facts) -> Judgement:
     """Half an hour with long conversations and changing adapters."""
-    check = "soak test"
     if facts.soak is None:
-        return _manual(check, "no --soak file", "replay for half an hour, adapters mixed, then --soak FILE")
+        return (None, "no --soak file", "replay for half an hour, adapters mixed, then --soak FILE")
     requests, wall_s = facts.soak["requests"], float(facts.soak["wall_s"])
     found = f"{wall_s / 60:.0f} min, {requests['errors']} errors, {requests['unfinished']} unfinished"
     held = wall_s >= SOAK_S and not requests["errors"] and not requests["unfinished"]
-    return _judged(check, held, found, f"at least {SOAK_S / 60:.0f} min without an error")
+    return (held, found, f"at least {SOAK_S / 60:.0f} min without an error")
 
 
-def latency(facts: Facts) -> RolloutCheck:
+def latency(facts: Facts) -> Judgement:
     """First token and whole answer together meet what the routes promise."""
-    check, late, seen = "latency within the routes' SLO", [], 0.0
+    late, seen = [], 0.0
     for labels, asked in facts.having("sluice_slo_requests_total"):
         objective = labels.get("objective", "")
         if asked < LEAST_REQUESTS or objective not in WITHIN:
@@ -146,48 +140,42 @@ def latency(facts: Facts) -> RolloutCheck:
             bar = f"(bar {WITHIN[objective]:.0%})"
             late.append(f"{labels.get('route')} {objective}: {share:.1%} of {asked:,.0f} {bar}")
     if not seen:
-        return _manual(check, "too few requests yet", f"send at least {LEAST_REQUESTS} to each route")
-    return _judged(
-        check, not late, "; ".join(late) or f"held over {seen:,.0f} requests", "docs/runbooks/slo-total.md"
-    )
+        return (None, "too few requests yet", f"send at least {LEAST_REQUESTS} to each route")
+    return (not late, "; ".join(late) or f"held over {seen:,.0f} requests", "docs/runbooks/slo-total.md")
 
 
-def prefix_hits(facts: Facts) -> RolloutCheck:
+def prefix_hits(facts: Facts) -> Judgement:
     """Prefixes computed before are found in the cache; a prompt change can break that."""
-    check = "prefix cache hits as expected"
     expected = facts.total("sluice_prompt_expected_cached_tokens_total")
     if not expected:
-        return _manual(check, "no prefix was repeated yet", "send traffic, then ask again")
+        return (None, "no prefix was repeated yet", "send traffic, then ask again")
     share = facts.total("sluice_prompt_cached_tokens_total") / expected
     found = f"{share:.1%} of {expected:,.0f} expected tokens (bar {LEAST_FOUND:.0%})"
-    return _judged(check, share >= LEAST_FOUND, found, "docs/prompts.md: what makes a prefix change")
+    return (share >= LEAST_FOUND, found, "docs/prompts.md: what makes a prefix change")
 
 
-def gated_adapters(facts: Facts) -> RolloutCheck:
+def gated_adapters(facts: Facts) -> Judgement:
     """No adapter serves without an evaluation that it passed.
 
     Adapters of ``adapters.file`` are active from the start, without an evaluation: a person has to decide.
     Another adapter that was activated without an evaluation, or that failed one, is wrong.
     """
-    check, hint = "adapters passed an evaluation", "sluice evaluate adapter NEW --against OLD --post URL"
+    hint = "sluice evaluate adapter NEW --against OLD --post URL"
     serving = [one for one in facts.adapters.get("adapters", ()) if one.get("state") in ("canary", "active")]
     bare = [one for one in serving if not _passed(one.get("evaluation") or {})]
     filed = [one["id"] for one in bare if one.get("author") == FROM_FILE and one.get("evaluation") is None]
     wrong = [one["id"] for one in bare if one["id"] not in filed]
     if filed and not wrong:
-        return _manual(check, f"from adapters.file, never evaluated: {', '.join(filed)}", hint)
+        return (None, f"from adapters.file, never evaluated: {', '.join(filed)}", hint)
     found = (
         f"without a passed evaluation: {', '.join(wrong)}" if wrong else f"{len(serving)} serve, all passed"
     )
-    return _judged(check, not wrong, found, hint)
+    return (not wrong, found, hint)
 
 
-def gated_backends(facts: Facts) -> RolloutCheck:
+def gated_backends(facts: Facts) -> Judgement:
     """On routes that require it, every backend but the largest passed an evaluation."""
-    check, hint = (
-        "backends passed an evaluation",
-        "sluice evaluate variant --base A --candidate B --post",
-    )
+    hint = "sluice evaluate variant --base A --candidate B --post"
     faults, wrong, asked = facts.evaluations.get("faults", {}), [], 0
     for route in _routes(facts).values():
         if route.get("requires_evaluation"):
@@ -196,73 +184,66 @@ def gated_backends(facts: Facts) -> RolloutCheck:
             asked += len(names)
             wrong += [faults[name] for name in names if name in faults]
     found = "; ".join(dict.fromkeys(wrong)) or (f"{asked} did" if asked else "no route requires one")
-    return _judged(check, not wrong, found, hint)
+    return (not wrong, found, hint)
 
 
 def _passed(report: Mapping[str, Any]) -> bool:
     return bool(report.get("passed") and report.get("signed"))
 
 
-def canary_first(facts: Facts) -> RolloutCheck:
+def canary_first(facts: Facts) -> Judgement:
     """The last canary was not rolled back."""
     last = facts.canary.get("canary")
-    check, hint = "last canary", "sluice canary status: why it ended, before the next one"
+    hint = "sluice canary status: why it ended, before the next one"
     if last is None:
-        return _manual(check, "none yet", "begin with one: sluice canary start ROUTE BACKEND")
-    return _judged(check, last.get("phase") != "rolled_back", str(last.get("phase")), hint)
+        return (None, "none yet", "begin with one: sluice canary start ROUTE BACKEND")
+    return (last.get("phase") != "rolled_back", str(last.get("phase")), hint)
 
 
-def shadowed(facts: Facts) -> RolloutCheck:
+def shadowed(facts: Facts) -> Judgement:
     """The other backend's answers have been compared."""
-    check = "shadow comparison"
     if not any(route.get("shadow") for route in _routes(facts).values()):
-        return _manual(
-            check, "no route has a shadow", "route key `shadow: {backend, sample}`, docs/shadow.md"
-        )
+        return (None, "no route has a shadow", "route key `shadow: {backend, sample}`, docs/shadow.md")
     pairs = int(facts.shadow.get("pairs", 0))
-    return _judged(
-        check, pairs >= LEAST_REPLAYED, f"{pairs:,} pairs", f"let it run to {LEAST_REPLAYED} pairs"
-    )
+    return (pairs >= LEAST_REPLAYED, f"{pairs:,} pairs", f"let it run to {LEAST_REPLAYED} pairs")
 
 
-def can_go_back(facts: Facts) -> RolloutCheck:
+def can_go_back(facts: Facts) -> Judgement:
     """A rollback is possible at the routing layer."""
     if isinstance(facts.rollback, str):
         hint = "the first change makes one: `sluice routes apply`"
-        return _manual("rollback possible", facts.rollback, hint)
+        return (None, facts.rollback, hint)
     changes = len(facts.rollback.get("changes", ()))
-    return _judged("rollback possible", True, f"would change {changes} things", "")
+    return (True, f"would change {changes} things", "")
 
 
-def in_force(facts: Facts) -> RolloutCheck:
+def in_force(facts: Facts) -> Judgement:
     """The last revision is what this gateway routes by."""
     behind = facts.routing.get("behind") or facts.total("sluice_routing_behind")
     found = f"revision {facts.routing.get('revision')}" + (f", behind: {behind}" if behind else "")
-    return _judged("revision in force", not behind, found, "docs/runbooks, SluiceStateBehind")
+    return (not behind, found, "docs/runbooks, SluiceStateBehind")
 
 
-def ledger(facts: Facts) -> RolloutCheck:
+def ledger(facts: Facts) -> Judgement:
     """Usage reaches its database in time, and none was lost."""
     lag_s, lost = facts.total("sluice_ledger_lag_seconds"), facts.total("sluice_ledger_rows_lost_total")
     found = f"{lag_s:.1f} s behind, {lost:,.0f} rows lost"
-    return _judged(
-        "ledger", lag_s <= MAX_LEDGER_LAG_S and not lost, found, "docs/ledger.md; is its database up?"
-    )
+    return (lag_s <= MAX_LEDGER_LAG_S and not lost, found, "docs/ledger.md; is its database up?")
 
 
-def keys_on(facts: Facts) -> RolloutCheck:
+def keys_on(facts: Facts) -> Judgement:
     """Operators' paths ask for a key."""
     found = "/admin answers without one" if facts.open_admin else "asked for"
-    return _judged("keys", not facts.open_admin, found, "auth.enabled: true, and SLUICE_ADMIN_KEY")
+    return (not facts.open_admin, found, "auth.enabled: true, and SLUICE_ADMIN_KEY")
 
 
-def alerts(facts: Facts) -> RolloutCheck:
+def alerts(facts: Facts) -> Judgement:
     """Prometheus has loaded our rules and evaluates them."""
-    check, hint = "alert rules loaded", "rule_files of Prometheus: deploy/prometheus/*.yaml"
+    hint = "rule_files of Prometheus: deploy/prometheus/*.yaml"
     if facts.rules is None:
-        return _manual(check, "no --prometheus", "--prometheus http://HOST:9090")
+        return (None, "no --prometheus", "--prometheus http://HOST:9090")
     if isinstance(facts.rules, str):
-        return _judged(check, False, facts.rules, "is Prometheus there?")
+        return (False, facts.rules, "is Prometheus there?")
     groups: Sequence[Mapping[str, Any]] = facts.rules.get("data", {}).get("groups", ())
     ours = [rule for group in groups if str(group["name"]).startswith("sluice") for rule in group["rules"]]
     sick = [str(rule["name"]) for rule in ours if rule.get("health") == "err"]
@@ -273,42 +254,40 @@ def alerts(facts: Facts) -> RolloutCheck:
         found += f"; cannot be evaluated: {', '.join(sick)}"
     if firing:
         found += f"; firing: {', '.join(firing)}"
-    return _judged(
-        check, bool(count) and not sick and not firing, found, hint if not firing else "docs/runbooks"
-    )
+    return (bool(count) and not sick and not firing, found, hint if not firing else "docs/runbooks")
 
 
-def time_to_drain(facts: Facts) -> RolloutCheck:
+def time_to_drain(facts: Facts) -> Judgement:
     """SIGKILL comes after the end of the drain."""
-    check, hint = "time to drain", "terminationGracePeriodSeconds, TimeoutStopSec above it"
+    hint = "terminationGracePeriodSeconds, TimeoutStopSec above it"
     if facts.drain_s is None or facts.grace_s is None:
-        return _manual(check, "no --config and --grace", "--config FILE --grace SECONDS")
+        return (None, "no --config and --grace", "--config FILE --grace SECONDS")
     needed_s = facts.drain_s + AFTER_DRAIN_S
     found = f"{facts.grace_s:.0f} s for {facts.drain_s:.0f} s and {AFTER_DRAIN_S:.0f} s after it"
-    return _judged(check, facts.grace_s >= needed_s, found, hint)
+    return (facts.grace_s >= needed_s, found, hint)
 
 
-CHECKS: tuple[Check, ...] = (
-    ready,
-    ready_in_time,
-    generates,
-    workers_fit,
-    has_fallback,
-    keys_on,
-    in_force,
-    can_go_back,
-    ledger,
-    alerts,
-    time_to_drain,
-    latency,
-    prefix_hits,
-    gated_adapters,
-    gated_backends,
-    canary_first,
-    shadowed,
-    real_workload,
-    soaked,
-)
+CHECKS: Mapping[str, Callable[[Facts], Judgement]] = {
+    "ready": ready,
+    "ready soon after start": ready_in_time,
+    "every backend generates": generates,
+    "workers fit": workers_fit,
+    "each route has a fallback": has_fallback,
+    "keys": keys_on,
+    "revision in force": in_force,
+    "rollback possible": can_go_back,
+    "ledger": ledger,
+    "alert rules loaded": alerts,
+    "time to drain": time_to_drain,
+    "latency within the routes' SLO": latency,
+    "prefix cache hits as expected": prefix_hits,
+    "adapters passed an evaluation": gated_adapters,
+    "backends passed an evaluation": gated_backends,
+    "last canary": canary_first,
+    "shadow comparison": shadowed,
+    "benchmarked on real traffic": real_workload,
+    "soak test": soaked,
+}
 
 
 def _routes(facts: Facts) -> Mapping[str, Any]:
