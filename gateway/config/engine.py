@@ -24,9 +24,10 @@ class WeightsSection(Section):
 
 
 class AdaptersConfig(Section):
-    """The LoRA registry. The registry itself is in the state store; ``file`` is imported at each start."""
+    """The LoRA registry, in the state store or that of ``state_url``; ``file`` is imported at each start."""
 
     file: str | None = None
+    state_url: Annotated[str, Field(min_length=1)] | None = None
     folder: Annotated[str, Field(min_length=1)] | None = None
     base_names: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
     half_life_seconds: Annotated[float, Field(ge=1, le=604_800)] = HALF_LIFE_S

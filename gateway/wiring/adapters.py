@@ -21,7 +21,7 @@ from gateway.lora.preload_orders import AdapterOrders
 from gateway.lora.registry import STREAM, AdapterProjection
 from gateway.weights.source import make_s3_fetcher
 from gateway.wiring.foundation import Foundation
-from gateway.wiring.state import StateParts
+from gateway.wiring.state import StateParts, make_state
 from observability.collectors import AdapterFigures
 
 
@@ -35,6 +35,7 @@ class AdapterParts:
     loader: LoraLoader
     orders: AdapterOrders
     importer: AdapterImport
+    own_state: StateParts | None = None
 
     @property
     def ready(self) -> bool:
@@ -49,19 +50,30 @@ class AdapterParts:
 
     async def run(self, engine_ready: Callable[[], bool]) -> None:
         """Import the file, then keep the right adapters loaded, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.importer.run(), name="adapters-import")
-            tasks.create_task(self.orders.run(), name="adapters-orders")
-            tasks.create_task(self.loader.run_workers(), name="adapters-workers")
-            tasks.create_task(
-                self.loader.run(lambda: self.importer.tried and engine_ready()), name="adapters-loader"
-            )
+        own = self.own_state
+        if own is not None:
+            await own.open()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                if own is not None:
+                    tasks.create_task(own.run(), name="adapters-state")
+                tasks.create_task(self.importer.run(), name="adapters-import")
+                tasks.create_task(self.orders.run(), name="adapters-orders")
+                tasks.create_task(self.loader.run_workers(), name="adapters-workers")
+                tasks.create_task(
+                    self.loader.run(lambda: self.importer.tried and engine_ready()), name="adapters-loader"
+                )
+        finally:
+            if own is not None:
+                await own.close()
 
 
 def make_adapters(base: Foundation) -> AdapterParts:
     """Build it; the loader's workers are attached later. Raises RegistryFileError."""
-    settings, state = base.settings, base.state
+    settings = base.settings
     section, model_id = settings.adapters, settings.engine.model_id
+    own = _own_state(base)
+    state = own or base.state
     content = read_registry_file(Path(section.file)) if section.file else RegistryContent((), {})
     folder = adapters_folder(settings, state)
     store, registry = AdapterStore(folder), AdapterRegistry()
@@ -94,7 +106,16 @@ def make_adapters(base: Foundation) -> AdapterParts:
         loader,
         AdapterOrders(state.store, me=base.new_id("proc"), load=loader.preload_ordered),
         AdapterImport(content, projection, source, base_model=model_id),
+        own,
     )
+
+
+def _own_state(base: Foundation) -> StateParts | None:
+    """The store of ``adapters.state_url``: a worker on this machine shares the registry and nothing else."""
+    url, state = base.settings.adapters.state_url, base.settings.state
+    if url is None:
+        return None
+    return make_state(state.model_copy(update={"url": url}), clock=base.clock, unix_time=base.unix_time)
 
 
 def adapters_folder(settings: Settings, state: StateParts) -> Path:

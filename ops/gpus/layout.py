@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
+from gateway.state.url import StoreKind, parse_state_url
 
 # Selects a worker's GPUs.
 DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -109,6 +110,7 @@ def front_of(settings: Settings, placements: Sequence[WorkerPlacement]) -> Setti
             "dialect": "sluice",
             "prompt": "token_ids",
             "api_key_env": KEY_VARIABLE,
+            "send_priority": True,
             "max_running": settings.engine.max_num_seqs,
             # Loading a model takes minutes; ejections must not grow while a worker is still loading.
             "eject_max_seconds": 5.0,
@@ -136,13 +138,22 @@ def worker_of(settings: Settings, placement: WorkerPlacement, routing: Path) -> 
         "engine": whole["engine"],
         "weights": whole["weights"],
         "prompts": whole["prompts"],
-        "adapters": whole["adapters"],
+        "adapters": whole["adapters"] | _shared_registry(settings),
         "tracing": whole["tracing"],
         "backends": {BACKEND: {"kind": "engine"}},
-        "state": {"url": "memory://"},
+        "state": {"url": "memory://", "namespace": whole["state"]["namespace"]},
         "ledger": {"url": "sqlite+aiosqlite:///:memory:", "durability": "memory"},
         "routing": {"file": str(routing)},
     }
+
+
+def _shared_registry(settings: Settings) -> dict[str, Any]:
+    """The worker follows the front's registry of adapters, which imports the file; not one in memory."""
+    url = parse_state_url(settings.state.url)
+    if url.kind is StoreKind.MEMORY:
+        return {}
+    shared = settings.state.url if url.path is None else f"sqlite:///{url.path.absolute()}"
+    return {"state_url": shared, "file": None}
 
 
 def worker_routes() -> dict[str, Any]:

@@ -70,6 +70,7 @@ def test_in_front_a_backend_on_the_engine_becomes_a_pool_and_the_others_stay() -
     assert pool.kind == "openai"
     assert pool.base_urls == ["http://127.0.0.1:9001/v1", "http://127.0.0.1:9002/v1"]
     assert (pool.model, pool.max_running) == (settings.engine.model_id, settings.engine.max_num_seqs)
+    assert pool.send_priority
     assert front.backends["far"] == settings.backends["far"]
     assert front.ledger == settings.ledger
 
@@ -87,6 +88,20 @@ def test_a_workers_configuration_is_valid_on_loopback_and_keeps_no_accounts(tmp_
     assert worker.ledger.folder is None
     routes = RoutingConfig.model_validate(worker_routes()).routes
     assert [(route.backends[0].name, route.fallback) for route in routes.values()] == [(BACKEND, [])]
+
+
+@pytest.mark.parametrize("url", ["sqlite:////srv/state.db", "redis://cache:6379/0"])
+def test_a_worker_follows_the_fronts_registry_of_adapters(tmp_path: Path, url: str) -> None:
+    settings = Settings.model_validate({"state": {"url": url}, "adapters": {"file": "adapters.yaml"}})
+    worker = Settings.model_validate(worker_of(settings, SEATS[1], tmp_path / "routing.yaml"))
+    assert (worker.adapters.state_url, worker.adapters.file) == (url, None)
+    assert worker.state.url == "memory://"
+
+
+def test_a_registry_in_memory_stays_where_it_is_and_workers_import_the_file(tmp_path: Path) -> None:
+    settings = Settings.model_validate({"state": {"url": "memory://"}, "adapters": {"file": "adapters.yaml"}})
+    worker = Settings.model_validate(worker_of(settings, SEATS[1], tmp_path / "routing.yaml"))
+    assert (worker.adapters.state_url, worker.adapters.file) == (None, "adapters.yaml")
 
 
 def test_a_worker_sees_its_gpu_and_nothing_that_would_override_its_file() -> None:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from ops.cli.serve import serve
-from tests.integration.live import LiveGateway, gateway
+from tests.integration.live import ROOT, LiveGateway, gateway
 from tests.sse import json_events
 
 STREAMS = 8
@@ -111,6 +111,32 @@ def test_a_worker_killed_under_streams_is_replaced_and_every_answer_is_whole(tmp
         live.process.send_signal(signal.SIGTERM)
         assert live.process.wait(60) == 0
         assert not psutil.wait_procs(now, 30)[1], "workers end with the front"
+
+
+def test_adapters_added_at_run_time_and_priorities_reach_the_workers(tmp_path: Path) -> None:
+    with gateway(tmp_path, words=("--workers", "2"), SLUICE_ENGINE__MAX_LORAS="2") as live:
+        adapter = ROOT / "models" / "adapters" / "jp_style_v1"
+        added = httpx.post(
+            f"{live.url}/admin/adapters",
+            json={"id": "fresh", "location": str(adapter)},
+            headers=live.headers,
+            timeout=60,
+        )
+        assert added.status_code == 201, added.text
+        deadline = time.monotonic() + 60
+        while True:
+            body = {**ask(1), "adapter_id": "fresh", "priority": 1, "stream": False}
+            answer = httpx.post(f"{live.url}/v1/generate", json=body, headers=live.headers, timeout=120)
+            if answer.status_code == 200 or time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+        assert answer.status_code == 200, answer.text
+        told = answer.json()
+        assert told["fallback"] is None and told["backend_version"].endswith("+fresh"), told
+        base = httpx.post(
+            f"{live.url}/v1/generate", json={**ask(1), "stream": False}, headers=live.headers, timeout=120
+        )
+        assert told["output_text"] != base.json()["output_text"]
 
 
 def test_gpus_that_are_not_there_stop_the_start_with_one_line(
