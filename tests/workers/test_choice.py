@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.backends.prefix_hash import chain_of, salt_number
-from gateway.backends.workers.worker_choice import Ring, SentIndex, Wish, WorkerChoice, WorkerView
+from gateway.backends.workers.worker_choice import (
+    CACHED_FACTOR,
+    Ring,
+    SentIndex,
+    Wish,
+    WorkerChoice,
+    WorkerView,
+)
 
 NAMES = [f"http://10.0.0.{number}:8001/v1" for number in range(16)]
 requests = st.floats(0, 50) | st.integers(0, 50)
@@ -48,6 +55,36 @@ def test_some_worker_is_always_under_the_bound_and_the_chosen_one_is(
     [worker] = [one for one in workers if one.name == chosen]
     share = (sum(one.requests for one in workers) + 1) / sum(one.weight for one in workers)
     assert worker.requests < factor * share * worker.weight
+
+
+@settings(deadline=None)
+@given(views, st.lists(wishes, min_size=1, max_size=8), st.floats(1, 3))
+def test_no_history_takes_a_choice_further_over_the_bound_than_a_cached_prompt_may(
+    workers: list[WorkerView], history: list[Wish], factor: float
+) -> None:
+    choice = WorkerChoice(NAMES, factor=factor)
+    share = (sum(one.requests for one in workers) + 1) / sum(one.weight for one in workers)
+    for wish in history:
+        name = choice.choose(wish, workers)
+        assert name is not None
+        [worker] = [one for one in workers if one.name == name]
+        assert worker.requests < (factor + CACHED_FACTOR) * share * worker.weight
+        choice.sent(name, wish)
+
+
+@pytest.mark.parametrize(("chain", "requests", "stays"), [
+    ([1, 2, 3, 4], 4, True),  # all of it is cached: 1.75 times the share of 2.5
+    ([1, 2, 3, 4], 8, False),  # of 4.5
+    ([1, 2, 7, 8], 4, False),  # half of it
+    ([5, 6, 7, 8], 4, False),
+])  # fmt: skip
+def test_a_cached_prompt_stays_at_its_worker_somewhat_longer_than_another_one(
+    chain: list[int], requests: int, stays: bool
+) -> None:
+    choice = WorkerChoice(NAMES[:2], factor=1.25)
+    choice.sent(NAMES[0], Wish([1, 2, 3, 4]))
+    chosen = choice.choose(Wish(chain, 1), [view(0, requests), view(1)])
+    assert (chosen == NAMES[0]) is stays
 
 
 @settings(deadline=None)
