@@ -106,7 +106,7 @@ def make_adapters(base: Foundation) -> AdapterParts:
         loader,
         AdapterOrders(state.store, me=base.new_id("proc"), load=loader.preload_ordered),
         AdapterImport(content, projection, source, base_model=model_id),
-        own,
+        own_state=own,
     )
 
 
