@@ -21,6 +21,8 @@ _rows = generations.c
 _counts = engine_counts.c
 # Several gateways may observe one engine at once; then each has counted all of its tokens.
 _OVERLAP: Final = 1.05
+# Hours that were watched for less are not compared: the running hour, and that of a start.
+WATCHED_S: Final = 0.999 * HOUR_S
 
 Line = dict[str, object]
 
@@ -81,7 +83,9 @@ class Reconciliation:
                     },
                     "not_billed": {name: int(row.get(name) or 0) for name in ("shadow", "undelivered")},
                     "verdict": _verdict(
-                        prompt - booked["prompt_tokens"], generated - booked["generation_tokens"]
+                        prompt - booked["prompt_tokens"],
+                        generated - booked["generation_tokens"],
+                        watched_s=covered_s,
                     ),
                 }
             )
@@ -114,9 +118,11 @@ def _engines(counts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[int, s
         yield place, int(prompt), int(generated), covered_s
 
 
-def _verdict(prompt: int, generated: int) -> str:
+def _verdict(prompt: int, generated: int, *, watched_s: float) -> str:
     if prompt == generated == 0:
         return "equal"
+    if watched_s < WATCHED_S:
+        return "not compared: the hour is not over, or was watched in part"
     if prompt < 0 or generated < 0:
-        return "ledger counts more: an hour that was watched in part, requests over its end, or a defect"
+        return "ledger counts more: requests over the hour's end, or a defect"
     return "engine counts more: probes, warm-ups, summaries, tokens generated again, requests over its end"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, case, func, or_, select
 
 from accounting.tables import generations
 from accounting.values import HOUR_S, Kind
@@ -40,6 +40,9 @@ _SUMS: Final[Mapping[str, ColumnElement[Any]]] = MappingProxyType(
         "output_tokens": func.sum(_table.output_tokens),
         "cached_tokens": func.sum(_table.cached_tokens),
         "cost_nanousd": func.sum(_table.cost_nanousd),
+        "unpriced_tokens": func.sum(
+            case((_table.price_version.is_(None), _table.input_tokens + _table.output_tokens), else_=0)
+        ),
         "billed_tokens": func.sum(_table.billable_input_tokens + _table.billable_output_tokens),
         # Cached tokens were not computed.
         "computed_tokens": func.sum(_table.input_tokens - _table.cached_tokens + _table.output_tokens),

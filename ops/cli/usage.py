@@ -69,10 +69,13 @@ def report(
         for row in found["rows"]:
             cells = ["-" if row[name] is None else str(row[name]) for name in keys]
             cells += [f"{row[name]:,}" for name in figures]
-            table.add_row(*map(plain, cells), f"{row['cost_nanousd'] / NANOUSD:,.6f}")
+            cost = f"{row['cost_nanousd'] / NANOUSD:,.6f}"
+            table.add_row(*map(plain, cells), "no price" if _is_unpriced(row) else cost)
         console.print(table)
-        if found["rows"] and not any(row["cost_nanousd"] for row in found["rows"]):
-            print("no cost: nothing in these rows has a price; set backends.NAME.price or ledger.prices")
+        if unpriced := sum(row["unpriced_tokens"] for row in found["rows"]):
+            print(
+                f"{unpriced:,} tokens have no price and cost nothing here: set ledger.prices or backends.NAME.price"
+            )
 
     gateway.show(found, print_sums)
 
@@ -138,6 +141,12 @@ def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> No
     gateway.show(found, print_hours)
     if any(_overbilled(row) for row in found["rows"]):
         raise typer.Exit(1)
+
+
+def _is_unpriced(row: Mapping[str, Any]) -> bool:
+    """Whether none of its tokens has a price; one of no tokens costs nothing."""
+    tokens: int = row["input_tokens"] + row["output_tokens"]
+    return 0 < tokens <= row["unpriced_tokens"]
 
 
 def _overbilled(row: Mapping[str, Any]) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from accounting.engine_counts import EngineCounts, HourlyCounts
 from accounting.reconcile import Reconciliation
 from accounting.reports import Span
@@ -79,6 +81,21 @@ async def test_the_ledger_and_the_engine_are_compared_hour_by_hour(tmp_path: Pat
         "not_billed": {"shadow": 5, "undelivered": 21},
         "verdict": "engine counts more: probes, warm-ups, summaries, tokens generated again, requests over its end",
     }
+
+
+@pytest.mark.parametrize(
+    ("watched_s", "verdict"),
+    [
+        (3600.0, "ledger counts more"),
+        (120.0, "not compared"),
+    ],
+)
+def test_an_hour_that_was_not_watched_whole_is_not_compared(watched_s: float, verdict: str) -> None:
+    names = ("hour", "backend", "engine", "observer", "prompt_tokens", "generation_tokens", "covered_s")
+    counted = count(1, 3, 2, covered_s=watched_s)
+    booked = {"hour": 1, "backend": POOL[0], "prompt_tokens": 60, "generation_tokens": 10, "requests": 1}
+    [line] = Reconciliation(Span()).lines([booked], [{name: getattr(counted, name) for name in names}])
+    assert str(line["verdict"]).startswith(verdict)
 
 
 def _told(*counts: EngineCount) -> tuple[object, object]:

@@ -81,7 +81,9 @@ async def lines(ledger: Ledger, *by: str, **more: object) -> list[dict[str, obje
 
 def used(generation_id: str, tenant: str, **more: object) -> UsageRow:
     tokens = {"input_tokens": 10, "output_tokens": 4, "cached_tokens": 6, "started_at": MIDNIGHT}
-    made = row(generation_id, tenant=tenant, cost_nanousd=2**40, **{**tokens, **more})
+    made = row(
+        generation_id, tenant=tenant, **{"cost_nanousd": 2**40, "price_version": "v1", **tokens, **more}
+    )
     return made.delivered()
 
 
@@ -99,7 +101,7 @@ async def test_sums_are_by_what_was_asked_and_margin_is_what_was_billed_but_not_
         "billed_tokens": 14,
         "computed_tokens": 8,
     }
-    one = {"requests": 1, **sums, "cost_nanousd": 2**40, "margin_tokens": 6}
+    one = {"requests": 1, **sums, "cost_nanousd": 2**40, "unpriced_tokens": 0, "margin_tokens": 6}
     two = {name: 2 * value for name, value in one.items()}
     async with holding(url, *rows) as ledger:
         assert await lines(ledger, "tenant", "adapter", "backend", "day") == [
@@ -111,6 +113,19 @@ async def test_sums_are_by_what_was_asked_and_margin_is_what_was_billed_but_not_
             {"day": "2023-11-14", **one},
             {"day": "2023-11-15", **{name: 3 * value for name, value in one.items()}},
         ]
+
+
+async def test_tokens_without_a_price_are_told_from_tokens_that_cost_nothing(url: str) -> None:
+    rows = [
+        used("g1", "acme", cost_nanousd=0),
+        used("g2", "acme", cost_nanousd=0, price_version=None),
+        used(
+            "g3", "zen", cost_nanousd=0, price_version=None, input_tokens=0, output_tokens=0, cached_tokens=0
+        ),
+    ]
+    async with holding(url, *rows) as ledger:
+        found = await lines(ledger, "tenant")
+        assert [(line["tenant"], line["unpriced_tokens"]) for line in found] == [("acme", 14), ("zen", 0)]
 
 
 async def test_since_is_in_and_until_is_out(url: str) -> None:
