@@ -73,9 +73,7 @@ def report(
             table.add_row(*map(plain, cells), "no price" if _is_unpriced(row) else cost)
         console.print(table)
         if unpriced := sum(row["unpriced_tokens"] for row in found["rows"]):
-            print(
-                f"{unpriced:,} tokens have no price and cost nothing here: set ledger.prices or backends.NAME.price"
-            )
+            print(f"no price for {unpriced:,} tokens; set ledger.prices or backends.NAME.price")
 
     gateway.show(found, print_sums)
 
@@ -146,7 +144,8 @@ def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> No
 def _is_unpriced(row: Mapping[str, Any]) -> bool:
     """Whether none of its tokens has a price; one of no tokens costs nothing."""
     tokens: int = row["input_tokens"] + row["output_tokens"]
-    return 0 < tokens <= row["unpriced_tokens"]
+    unpriced: int = row["unpriced_tokens"]
+    return 0 < tokens <= unpriced
 
 
 def _overbilled(row: Mapping[str, Any]) -> bool:
