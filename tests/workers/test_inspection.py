@@ -13,9 +13,8 @@ IDS = [5, 6, 7]
 
 
 async def answer(request: Request) -> None:
-    """As vLLM answers: tokens, or one token of text."""
-    body = {"tokens": IDS} if request.path == "/tokenize" else {"choices": [{"text": "x"}]}
-    await request.whole(200, json.dumps(body).encode())
+    """One token of text."""
+    await request.whole(200, json.dumps({"choices": [{"text": "x"}]}).encode())
 
 
 async def unknown(request: Request) -> None:
@@ -33,7 +32,7 @@ async def asked(worker: RawWorker, *, ids: list[int] = IDS, length: int = 4096) 
 
 
 async def test_a_good_worker_has_no_faults_and_its_figures_are_known() -> None:
-    found = await asked(RawWorker([answer], models=lambda: lists()))
+    found = await asked(RawWorker([answer], models=lambda: lists(), tokenize=lambda prompt: IDS))
     assert (found.faults, found.unusable) == ((), False)
     assert (found.model, found.max_model_len, found.tokenizer) == ("base", 4096, "equal")
     assert found.latency_ms is not None and found.latency_ms > 0
@@ -54,15 +53,14 @@ async def test_a_worker_that_does_not_serve_the_model_is_unusable_and_the_fault_
 async def test_another_tokenizer_and_a_shorter_context_are_faults(
     ids: list[int], length: int, fault: str
 ) -> None:
-    found = await asked(RawWorker([answer], models=lambda: lists()), ids=ids, length=length)
+    found = await asked(
+        RawWorker([answer], models=lambda: lists(), tokenize=lambda prompt: IDS), ids=ids, length=length
+    )
     assert not found.unusable and len(found.faults) == 1 and found.faults[0].startswith(fault)
 
 
 async def test_a_server_of_another_kind_without_models_and_tokenizer_is_not_faulted_for_it() -> None:
-    async def plain(request: Request) -> None:
-        await (unknown if request.path == "/tokenize" else answer)(request)
-
-    found = await asked(RawWorker([plain]))
+    found = await asked(RawWorker([answer]))
     assert (found.faults, found.tokenizer, found.max_model_len) == ((), "not known", None)
 
 

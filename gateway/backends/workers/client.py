@@ -82,18 +82,14 @@ class WorkerClient:
         return len(self._open)
 
     @asynccontextmanager
-    async def post(
-        self, path: str, body: bytes, headers: bytes = b"", *, root: bool = False
-    ) -> AsyncIterator[Connection]:
+    async def post(self, path: str, body: bytes, headers: bytes = b"") -> AsyncIterator[Connection]:
         """Send a request; the block gets its connection once the head of the answer has been received.
 
-        ``path`` is below the base url's, or from the server's ``root``; ``headers`` are further header lines,
-        each with its CRLF. A connection that was closed while idle is
+        ``headers`` are further header lines, each with its CRLF. A connection that was closed while idle is
         replaced by a new one, once. Leaving the block before the answer's end closes the connection, which
         makes the worker stop. Raises TransportError.
         """
-        place = path if root else self.prefix + path
-        timeouts, request = self._timeouts, self._request(b"POST", place, body, headers)
+        timeouts, request = self._timeouts, self._request(b"POST", self.prefix + path, body, headers)
         connection = await self._exchange(request, timeouts.first_token_s, timeouts.idle_s, timeouts.total_s)
         try:
             yield connection

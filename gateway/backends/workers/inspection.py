@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from gateway.backends.workers.client import WorkerClient, whole_body
+from gateway.backends.workers.client import WorkerClient
 from gateway.backends.workers.errors import TransportError
 
 INSPECT_S = 30.0
@@ -105,7 +105,9 @@ async def inspect(
     latency_ms = None
     if generate:
         began = time.monotonic()
-        status, _ = await _post(client, "/completions", {"model": model, "prompt": "test", "max_tokens": 1})
+        status, _ = await _post(
+            client, f"{client.prefix}/completions", {"model": model, "prompt": "test", "max_tokens": 1}
+        )
         if status != 200:
             return _unusable(url, f"generates nothing (status {status}); see its log")
         latency_ms = round((time.monotonic() - began) * 1000, 1)
@@ -118,7 +120,7 @@ def _unusable(url: str, fault: str) -> Inspection:
 
 async def _tokenizer(client: WorkerClient, model: str, sample_ids: Sequence[int]) -> str:
     body = {"model": model, "prompt": SAMPLE, "add_special_tokens": False}
-    status, text = await _post(client, "/tokenize", body, root=True)
+    status, text = await _post(client, "/tokenize", body)
     if status != 200:
         return "not known"
     try:
@@ -128,15 +130,14 @@ async def _tokenizer(client: WorkerClient, model: str, sample_ids: Sequence[int]
     return "equal" if found == list(sample_ids) else "differs"
 
 
-async def _post(
-    client: WorkerClient, path: str, body: Mapping[str, Any], *, root: bool = False
-) -> tuple[int, bytes]:
+async def _post(client: WorkerClient, path: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
     """Status and body of the answer; status 0 without one."""
     try:
-        async with asyncio.timeout(TIMEOUT_S), client.post(path, orjson.dumps(body), root=root) as connection:
-            return connection.status, await whole_body(connection)
+        async with asyncio.timeout(TIMEOUT_S):
+            answer = await client.get(path, timeout_s=TIMEOUT_S, body=orjson.dumps(body))
     except (TransportError, TimeoutError):
         return 0, b""
+    return answer.status, answer.body
 
 
 class WorkerInspections:
