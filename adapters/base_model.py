@@ -1,7 +1,5 @@
 """The base model's linear layers, which an adapter must fit, read from its ``config.json``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -5,8 +5,6 @@ process that has read the same events has the same catalogue. It refuses an even
 ones.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

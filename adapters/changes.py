@@ -1,7 +1,5 @@
 """Operators' changes of the registry: each function checks the rules and returns the event to append."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

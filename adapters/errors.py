@@ -12,8 +12,6 @@
         └── NotEvaluatedError  no passing evaluation, and no force (``adapters.changes``)
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

@@ -1,7 +1,5 @@
 """Events of loading and using adapters, for metrics and logs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

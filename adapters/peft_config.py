@@ -1,7 +1,5 @@
 """An adapter's ``adapter_config.json`` as PEFT writes it: read, and checked against what the engines run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

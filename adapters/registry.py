@@ -1,7 +1,5 @@
 """The registered adapters: looked up by name or alias, leased for the time of a request."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from types import MappingProxyType

@@ -8,8 +8,6 @@
     aliases: {manga_domain: manga_domain_v3}
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ An adapter in use or pinned is never evicted; else the one with the least demand
 idle. A failed load is not retried at once, so that one broken adapter does not delay the others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The adapter of a request: a pure function of the request, the route's rules and the registry."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ between the check and the load; then the copy is renamed atomically. All functio
 block: call them in a thread.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -1,7 +1,5 @@
 """Unpacks an adapter's archive into an empty folder: plain files only, within it, and not too many."""
 
-from __future__ import annotations
-
 import tarfile
 import zipfile
 import zlib

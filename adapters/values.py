@@ -1,7 +1,5 @@
 """Values of the adapter registry."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -4,8 +4,6 @@ An adapter is a folder as PEFT saves it: ``adapter_config.json`` and ``adapter_m
 it is executed or unpickled, and the weights are read in pieces. All functions block: call them in a thread.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import defaultdict

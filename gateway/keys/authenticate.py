@@ -1,7 +1,5 @@
 """Authenticates requests by their bearer key."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from accounting.keys import KeyRing

@@ -1,7 +1,5 @@
 """When keys were used last: exact in each process, published to the others in batches."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

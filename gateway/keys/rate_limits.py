@@ -1,7 +1,5 @@
 """Applies keys' limits to requests: over a limit is 429, never an answer of the fallback chain."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The records of the stream ``keys``: a key was created or revoked. No record contains a key."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import msgspec

@@ -4,8 +4,6 @@ A record that is not understood, as one of a newer version, is logged and skippe
 after it are in force.
 """
 
-from __future__ import annotations
-
 import msgspec
 import structlog
 

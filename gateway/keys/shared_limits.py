@@ -5,8 +5,6 @@ by this process' own counts (fail open); the store is tried again later. What re
 to it afterwards.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import OrderedDict, deque

@@ -1,7 +1,5 @@
 """Which models a key may name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from gateway.contracts.model_card import CardKind, ModelCard

@@ -1,7 +1,5 @@
 """Brings adapters from a folder, an archive or ``s3://``, checked, into this machine's store."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Registers the adapters of ``adapters.file``; what is registered already is not changed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

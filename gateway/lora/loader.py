@@ -1,7 +1,5 @@
 """Keeps the engine's adapters: pinned and most requested ones are loaded ahead, retired ones unloaded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

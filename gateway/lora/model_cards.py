@@ -1,7 +1,5 @@
 """The models shown to callers: base models, adapters and their aliases, backends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from adapters.registry import AdapterRegistry

@@ -4,8 +4,6 @@ An order is for the processes that run when it is given, so old orders are delet
 later loads the pinned and most requested adapters, and a lost order costs the first request a load.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final

@@ -1,7 +1,5 @@
 """The registry in force in this process, computed from the stream ``adapters``, and changes of it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Collection
 from pathlib import Path

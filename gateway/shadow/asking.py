@@ -5,8 +5,6 @@ report to the circuit or to the learned limits. It takes one sequence of the bac
 waits there and at most a share of the backend is in use.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The configuration lists them: built in, or ``package.module:function``. They run
 text and store nothing.
 """
 
-from __future__ import annotations
-
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Compares two answers to one request. Runs in a thread, in short steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ Each must occur in the evidence or in the caller's messages. This finds invented
 wrong sentence of correct words passes.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

@@ -4,8 +4,6 @@ The answers come in random order, since models favour a position. The verdict is
 and decides nothing.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Awaitable, Callable, Sequence

@@ -4,8 +4,6 @@ Kana, Hangul, Han and other scripts decide at once. Among languages in Latin let
 function words decide; a text with too few of them, such as a list of titles, has no language here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """How alike two answers are: by characters, and by meaning."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

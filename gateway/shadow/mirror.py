@@ -4,8 +4,6 @@ The caller's answer is complete before: :meth:`Shadow.mirror` takes a few micros
 raises nothing. Background loops do the rest, and start nothing while the event loop is late.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence

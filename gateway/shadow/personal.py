@@ -4,8 +4,6 @@ Names and street addresses have no format; they need a redactor of the operator 
 is a card or bank account number only when its check digits are correct, so prices and order numbers stay.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ with Wilson's interval; means of numbers, with a bootstrap of their paired diffe
 are. A difference is the shadow's value less the primary's.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Which requests are shadowed, and the queue of their copies. Sans I/O."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum

@@ -3,8 +3,6 @@
 The work is done in steps that let other threads run.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The audit log: a record in the stream ``audit`` for each action of an operator."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 

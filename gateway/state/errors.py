@@ -10,8 +10,6 @@
 Messages name streams and numbers, never a record's content or the password of a url.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 

@@ -1,7 +1,5 @@
 """Replies stored under the caller's idempotency key: what every store guarantees, and the one in memory."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Idempotent replies in Redis: each under a key that expires, indexed by time to bound their number."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 

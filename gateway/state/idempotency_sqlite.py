@@ -1,7 +1,5 @@
 """Idempotent replies in the SQLite file of the state store."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Limits of keys that several gateway processes share: what every such store guarantees."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

@@ -4,8 +4,6 @@ The scripts follow ``accounting/quotas.py``. An account is ``{windows, held}``: 
 ``{number, amount}``, and for each request in flight ``{holder, number, at, tokens}``. Times are Redis' own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

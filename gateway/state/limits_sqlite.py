@@ -4,8 +4,6 @@ The file is next to the state store's and separate from it: its counts are worth
 fsync, and would wake the processes that watch the other file.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ has the stream, the last number and a digest of the rest; each further line is a
 read it. Several processes may write one file: a newer file is not overwritten.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile

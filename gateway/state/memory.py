@@ -1,7 +1,5 @@
 """The fake: streams in memory, which several stores can share as processes share a file."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ A stream's records are numbered 1, 2, 3 … without gaps and never change. The r
 and the keys are computed from the records of their streams; a rollback is a further record.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What every follower of a stream has, and the follower of a stream's last record."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod

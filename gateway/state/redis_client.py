@@ -4,8 +4,6 @@ redis-py by default sends a command again when a connection breaks; a script tha
 twice. So nothing is sent twice here; callers that may try again do so themselves.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable

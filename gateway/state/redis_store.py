@@ -1,7 +1,5 @@
 """Streams in Redis, for a fleet: a list for each stream, a hash of heads, a channel for appends."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A SQLite file that several processes of one machine write: one connection, used by one thread."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import threading

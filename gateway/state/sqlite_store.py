@@ -4,8 +4,6 @@ A process notices the commits of others by ``PRAGMA data_version``: the number c
 has committed. It is read every ``WATCH_S``; ``docs/state.md`` has the cost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

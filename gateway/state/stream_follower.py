@@ -6,8 +6,6 @@ nothing is applied or undone: the last good state stays in force, ``healthy`` is
 and an operator decides (``docs/state.md``).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

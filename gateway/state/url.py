@@ -1,7 +1,5 @@
 """The values of ``state.url``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What every state store has: listeners to streams, and whether the store is reached."""
 
-from __future__ import annotations
-
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping

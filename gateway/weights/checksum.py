@@ -5,8 +5,6 @@ S3 stores for the whole object, the ETag (an MD5, or for a multipart upload the 
 size.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

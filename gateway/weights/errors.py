@@ -14,8 +14,6 @@ FetchError
 └── FetchStopped        the gateway stops
 """
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 

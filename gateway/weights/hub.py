@@ -7,8 +7,6 @@ The child gets one argument, ``{"repo", "revision", "small"}``, and prints JSON 
 second ``{"done", "total"}``, at the end ``{"path"}`` or ``{"error", "message"}`` with the name of an error.
 """
 
-from __future__ import annotations
-
 import errno
 import glob
 import importlib.util

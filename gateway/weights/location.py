@@ -1,7 +1,5 @@
 """The three forms of ``engine.model``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A count is written after the bytes that it counts, so a kill at any moment leave
 The checksum covers what a crash of the machine may lose beyond that.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import struct

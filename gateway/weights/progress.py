@@ -1,7 +1,5 @@
 """Progress of a fetch as log lines or as a bar on a terminal."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The state of a cache folder, in its folder ``.sluice``: locks, parts, records of checked files."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

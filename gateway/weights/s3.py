@@ -3,8 +3,6 @@
 Steps: list the prefix, select files, check the free disk space, transfer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """The S3 client and the meaning of its errors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

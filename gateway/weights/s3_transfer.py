@@ -6,8 +6,6 @@ record. Two processes share the work, because each file has its own lock.
 boto3's transfer manager is not used: see docs/decisions/013-own-ranges-from-s3.md.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait

@@ -5,8 +5,6 @@ the model is a local folder, so that no other module knows of hubs and buckets. 
 gateway is already alive but not ready.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from dataclasses import dataclass

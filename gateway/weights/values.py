@@ -1,7 +1,5 @@
 """The port of fetchers, and its values."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass

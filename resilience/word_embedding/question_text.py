@@ -7,8 +7,6 @@ question around (``not``, ``without``, ``first``, ``from`` Tokyo), names that ar
 of a field therefore finds little there, and nothing wrong.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
