@@ -30,15 +30,6 @@ class Outbox(Protocol):
         """Wait until the rows so far are durable; ``False``: no answer may be sent."""
 
 
-def unpriced(row: UsageRow) -> UsageRow:
-    """No price book: nothing costs anything."""
-    return row
-
-
-def _ignore(row: UsageRow) -> None:
-    pass
-
-
 class Account(AbstractContextManager["Account"]):
     """The bill of one generation; made and entered through :meth:`Accounts.open`."""
 
@@ -99,7 +90,7 @@ class Accounts:
     ``open_now`` counts the accounts in use.
     """
 
-    def __init__(self, outbox: Outbox, price: Callable[[UsageRow], UsageRow] = unpriced) -> None:
+    def __init__(self, outbox: Outbox, price: Callable[[UsageRow], UsageRow] = lambda row: row) -> None:
         self.outbox = outbox
         self.price = price
         self.open_now = 0
@@ -108,7 +99,7 @@ class Accounts:
         self,
         row: UsageRow,
         so_far: Callable[[BaseException], PartialUsage] | None = None,
-        on_settled: Callable[[UsageRow], None] = _ignore,
+        on_settled: Callable[[UsageRow], None] = lambda row: None,
     ) -> AbstractContextManager[Account]:
         """``with open(row) as account``: leaving the block settles the account, if the block did not.
 

@@ -16,6 +16,16 @@ Value = str | bool | int | float | tuple[str, ...]
 PROVIDERS: Mapping[str, str] = MappingProxyType({"bedrock": "aws.bedrock"})
 
 
+# Fields of a request's record that a trace shows under their own names.
+OWN_NAMES = (
+    "request_id", "tenant", "contract", "route", "intent", "locale", "adapter_rule", "prompt_version",
+    "revision", "backend", "backend_name", "backend_version", "cached_tokens", "priority", "queue_wait_ms",
+    "ttft_ms", "generation_ms", "overhead_ms", "total_ms",
+)  # fmt: skip
+# The sampling settings with the conventions' names.
+SAMPLING_NAMES = ("max_tokens", "temperature", "top_p", "top_k", "seed")
+
+
 def operation(record: RequestRecord) -> str:
     """The conventions' operation name."""
     return "text_completion" if record.contract == "completions" else "chat"
@@ -44,20 +54,7 @@ def attributes(record: RequestRecord) -> dict[str, Value]:
         "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
         "error.type": record.error_code,
         "http.response.status_code": record.status,
-        "sluice.request_id": record.request_id,
-        "sluice.tenant": record.tenant,
-        "sluice.contract": record.contract,
-        "sluice.route": record.route,
-        "sluice.intent": record.intent,
-        "sluice.locale": record.locale,
         "sluice.adapter": record.adapter_id,
-        "sluice.adapter_rule": record.adapter_rule,
-        "sluice.prompt_version": record.prompt_version,
-        "sluice.revision": record.revision,
-        "sluice.backend": record.backend,
-        "sluice.backend_name": record.backend_name,
-        "sluice.backend_version": record.backend_version,
-        "sluice.cached_tokens": record.cached_tokens,
         "sluice.prefix_cache_hit": record.cached_tokens > 0,
         "sluice.prefix.fingerprint": record.prefix_fingerprint,
         "sluice.prefix.tokens": record.prefix_tokens,
@@ -65,12 +62,6 @@ def attributes(record: RequestRecord) -> dict[str, Value]:
         "sluice.prefix.cached_tokens": record.prefix_cached_tokens,
         "sluice.prompt.volatile": record.volatile,
         "sluice.prompt.volatile_action": record.volatile_action,
-        "sluice.priority": record.priority,
-        "sluice.queue_wait_ms": record.queue_wait_ms,
-        "sluice.ttft_ms": record.ttft_ms,
-        "sluice.generation_ms": record.generation_ms,
-        "sluice.overhead_ms": record.overhead_ms,
-        "sluice.total_ms": record.total_ms,
         "sluice.fallback.kind": record.fallback_kind,
         "sluice.fallback.reason": record.fallback_reason,
         "sluice.seams": len(record.seams) if record.seams else None,
@@ -80,17 +71,13 @@ def attributes(record: RequestRecord) -> dict[str, Value]:
         "sluice.budget.merged_chunks": record.merged_chunks or None,
         "sluice.budget.summarized_turns": record.summarized_turns or None,
     }
-    return _known(found)
+    return _known(found | {f"sluice.{name}": getattr(record, name) for name in OWN_NAMES})
 
 
 def fact_attributes(facts: TraceFacts) -> dict[str, Value]:
     """The root span's attributes that the record lacks."""
     found: dict[str, Value | None] = {
-        "gen_ai.request.max_tokens": facts.max_tokens,
-        "gen_ai.request.temperature": facts.temperature,
-        "gen_ai.request.top_p": facts.top_p,
-        "gen_ai.request.top_k": facts.top_k,
-        "gen_ai.request.seed": facts.seed,
+        **{f"gen_ai.request.{name}": getattr(facts, name) for name in SAMPLING_NAMES},
         "gen_ai.request.choice.count": facts.choices if facts.choices != 1 else None,
         "sluice.admission.decision": facts.admission,
         "sluice.admission.reason": facts.admission_reason,

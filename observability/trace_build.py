@@ -278,7 +278,7 @@ def _content(content: Content, scrub: Scrub) -> dict[str, Value]:
 
 
 def _text(text: str) -> dict[str, object]:
-    return {"type": "text", "content": text}
+    return {"type": "text", "content": _encodable(text)}
 
 
 def _message(role: str, text: str) -> dict[str, object]:
@@ -290,20 +290,9 @@ def _json(parts: list[dict[str, object]]) -> str:
     newest: list[dict[str, object]] = []
     room = MAX_CONTENT_CHARS
     for part in reversed(parts):
-        data = orjson.dumps(_encodable_json(part))
+        data = orjson.dumps(part)
         if newest and len(data) > room:
             break
         room -= len(data)
         newest.insert(0, part)
-    return orjson.dumps(_encodable_json(newest)).decode()
-
-
-def _encodable_json(value: object) -> object:
-    """Without lone surrogates."""
-    if isinstance(value, str):
-        return _encodable(value)
-    if isinstance(value, list):
-        return [_encodable_json(one) for one in value]
-    if isinstance(value, dict):
-        return {name: _encodable_json(one) for name, one in value.items()}
-    return value
+    return orjson.dumps(newest).decode()

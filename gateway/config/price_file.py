@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Annotated
 
-import yaml
-from pydantic import AwareDatetime, Field, ValidationError
+from pydantic import AwareDatetime, Field
 
 from accounting.errors import PriceError
 from accounting.prices import TOKENS_PER_PRICE, BookVersion, Price, PriceBook, Tariff
 from gateway.config.section import Section
+from gateway.config.yaml_file import read_yaml
 
 # 100 dollars a token: the cost of 10 million tokens of each kind still fits into 64 bits.
 _Nanousd = Annotated[int, Field(ge=0, le=10**11, strict=True)]
@@ -50,18 +50,7 @@ class PriceFile(Section):
 
 def read_price_file(path: Path) -> PriceBook:
     """The book of a file. Raises PriceError, ready to print."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise PriceError(f"ledger.prices: {path} cannot be read ({type(error).__name__})") from None
-    except yaml.YAMLError as error:
-        raise PriceError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    try:
-        file = PriceFile.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise PriceError(f"{path}: {place} is {first['input']!r:.80}: {first['msg']}") from None
+    file = read_yaml(path, PriceFile, PriceError)
     try:
         return PriceBook(
             [

@@ -7,10 +7,6 @@ from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import InvalidKey, MissingKey
 
 
-def _ignore(key_id: str) -> None:
-    """Nothing records the use of keys."""
-
-
 class Keys:
     """Maps the key ring's records to callers.
 
@@ -19,7 +15,7 @@ class Keys:
         on_use: called with each created key that is used.
     """
 
-    def __init__(self, ring: KeyRing, on_use: Callable[[str], None] = _ignore) -> None:
+    def __init__(self, ring: KeyRing, on_use: Callable[[str], None] = lambda key_id: None) -> None:
         self._ring = ring
         self._on_use = on_use
 

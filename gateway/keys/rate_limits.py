@@ -18,10 +18,6 @@ _DAY = "tokens_per_day"
 _LOCAL = "local"
 
 
-def _ignore(event: QuotaEvent) -> None:
-    """Nothing counts decisions."""
-
-
 def duration(seconds: float) -> str:
     """As OpenAI writes it (``6m0s``), in whole seconds, rounded up."""
     minutes, second = divmod(math.ceil(seconds), 60)
@@ -61,7 +57,7 @@ class KeyLimiter:
         quotas: Quotas | None = None,
         shared: SharedLimits | None = None,
         *,
-        emit: Callable[[QuotaEvent], None] = _ignore,
+        emit: Callable[[QuotaEvent], None] = lambda event: None,
     ) -> None:
         self._quotas = quotas
         self._shared = shared

@@ -12,7 +12,8 @@ from gateway.errors import BackendUnavailable, Forbidden, NoSuchKey
 from gateway.keys.last_used import KeyUse
 from gateway.keys.records import Revoked, key_event, made_data, revoked_data
 from gateway.state.errors import StateUnavailable
-from gateway.state.port import FollowedStream, Record, StateStore
+from gateway.state.port import Record, StateStore
+from gateway.state.projection import FollowedStream
 
 STREAM = "keys"
 RETRY_MS = 1_000

@@ -8,8 +8,8 @@ import structlog
 from adapters import changes
 from adapters.catalogue import AdapterState, Catalogue, CatalogueError
 from adapters.errors import AdapterError, Rejection
-from adapters.registry_file import RegistryContent
 from adapters.values import Adapter
+from gateway.config.adapters_file import RegistryContent
 from gateway.errors import BackendUnavailable
 from gateway.lora.fetch import AdapterSource
 from gateway.lora.registry import AdapterProjection

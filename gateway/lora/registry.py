@@ -11,7 +11,8 @@ from adapters.selection import AdapterOffer
 from adapters.values import Adapter
 from gateway.errors import BackendUnavailable
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import FollowedStream, Record, StateStore
+from gateway.state.port import Record, StateStore
+from gateway.state.projection import FollowedStream
 
 STREAM = "adapters"
 # Most attempts to append; each failed one means that another process was first.
@@ -38,7 +39,7 @@ class AdapterProjection(FollowedStream):
         self._registry = registry
         self._base_models = frozenset(base_models)
         self._folder_of = folder_of
-        self._changed: Callable[[], None] = _nothing
+        self._changed: Callable[[], None] = lambda: None
         self._refused: dict[str, str] = {}
         self._stale = False
         self._made: dict[str, tuple[Version, Adapter]] = {}
@@ -120,7 +121,3 @@ class AdapterProjection(FollowedStream):
             )
             made = self._made[version.adapter_id] = version, adapter
         return made[1]
-
-
-def _nothing() -> None:
-    """Nothing listens yet."""

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from budgeting.values import SectionBudgets, SummaryKind
 from gateway.config.volatile import VolatilePolicy
+from gateway.config.yaml_file import UniqueKeyLoader, shown
 from gateway.errors import UnknownPromptVersion
 
 DEFAULT_FOLDER = "prompts"
@@ -189,7 +190,7 @@ def read_version(file: Path) -> PromptVersion:
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
             raise PromptFileError(f"{file}: {file.stat().st_size} bytes; allowed: up to {MAX_FILE_BYTES}")
-        data = yaml.load(file.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        data = yaml.load(file.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise PromptFileError(f"{file}: cannot be read: {error}") from error
     except yaml.YAMLError as error:
@@ -211,25 +212,4 @@ def _explain(file: Path, fault: Mapping[str, Any]) -> str:
         allowed = f"only {', '.join(keys)}"
     elif fault["type"] == "missing":
         return f"{file}: {key}: missing; needed: a value"
-    return f"{file}: {key}: given {_short(fault['input'])}; allowed: {allowed}"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses a repeated key: YAML lets the later one replace the earlier silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue  # refused by the schema, with its key
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} is given twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
+    return f"{file}: {key}: given {shown(fault['input'])}; allowed: {allowed}"

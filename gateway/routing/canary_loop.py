@@ -34,7 +34,8 @@ from gateway.routing.records import Draft, Stored
 from gateway.routing.revision import RoutingFileError
 from gateway.state.audit import Audit
 from gateway.state.errors import Conflict, StateError
-from gateway.state.port import MAX_READ, FollowedStream, Record, StateStore
+from gateway.state.port import MAX_READ, Record, StateStore
+from gateway.state.projection import FollowedStream
 
 AUTHOR = "canary"
 LEASE_WINDOWS = 3.0

@@ -19,7 +19,8 @@ from gateway.routing.check import KnownNames, adapters_named
 from gateway.routing.records import Draft, Stored, from_record, to_data
 from gateway.routing.revision import Revision, RoutingFileError, make_revision
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import FollowedStream, Record, StateStore
+from gateway.state.port import Record, StateStore
+from gateway.state.projection import FollowedStream
 
 STREAM = "routing"
 # Most attempts to append; each failed one means that another process was first.

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakSet
 
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import MAX_READ, Record, check_forget, check_read, check_record
-from gateway.state.watched_store import WatchedStore
+from gateway.state.port import MAX_READ, Record, StateStore, check_forget, check_read, check_record
 
 POLL_S = 1.0
 
@@ -22,7 +21,7 @@ class MemoryStreams:
         self.down = False
 
 
-class MemoryStateStore(WatchedStore):
+class MemoryStateStore(StateStore):
     """A store for tests and for ``memory://``: nothing survives the process.
 
     Args:

@@ -4,14 +4,17 @@ A stream's records are numbered 1, 2, 3 … without gaps and never change. The r
 and the keys are computed from the records of their streams; a rollback is a further record.
 """
 
+import contextlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import orjson
+import structlog
 
-from gateway.state.errors import RecordTooLarge
+from gateway.state.errors import RecordTooLarge, StateUnavailable
 
 MAX_RECORD_BYTES: Final = 1 << 20
 """Longest record; a routing file of thousands of routes fits."""
@@ -42,24 +45,40 @@ class Record:
     data: bytes
 
 
-class StateStore(Protocol):
+class StateStore(ABC):
     """Streams that several processes, or machines, append to and follow.
 
     Invariants: the numbers of a stream are 1 to its head without gaps; of two appends with the same
     ``expected`` at most one succeeds; a record never changes, but may be deleted by ``forget``. An append
     that has returned is visible to every later read of every process, and survives the end of all of them.
+    ``healthy``: the last operation reached the store.
+
+    Args:
+        shown: the store's url without its password.
+        unix_time: seconds since 1970.
+        poll_s: longest time between two calls of a listener.
     """
 
-    @property
-    def healthy(self) -> bool:
-        """Whether the last operation reached the store; false before the first."""
+    def __init__(self, shown: str, unix_time: Callable[[], float], poll_s: float) -> None:
+        self._shown = shown
+        self._unix_time = unix_time
+        self._poll_s = poll_s
+        # Listeners are registered at the start, so their number is bounded by the code.
+        self._listeners: dict[str, list[Callable[[int], None]]] = {}
+        self._log = structlog.get_logger("state")
+        self._away = False
+        self.healthy = False
 
     async def open(self) -> None:
         """Prepare. An unreachable store is no error here: later operations try again."""
+        with contextlib.suppress(StateUnavailable):
+            await self.heads()
 
+    @abstractmethod
     async def close(self) -> None:
         """Close connections; ``run`` must have ended."""
 
+    @abstractmethod
     async def append(self, stream: str, data: bytes, *, author: str, expected: int | None = None) -> Record:
         """Add a record after the one numbered ``expected``; at the end when that is ``None``.
 
@@ -70,6 +89,7 @@ class StateStore(Protocol):
             ValueError: ``data`` is not JSON, or the stream's or author's name is not allowed.
         """
 
+    @abstractmethod
     async def read(
         self, stream: str, *, after: int = 0, limit: int = MAX_READ, newest_first: bool = False
     ) -> Sequence[Record]:
@@ -80,6 +100,7 @@ class StateStore(Protocol):
             ValueError: ``limit`` is not 1 to ``MAX_READ``, or ``after`` is negative.
         """
 
+    @abstractmethod
     async def forget(self, stream: str, up_to: int) -> None:
         """Delete the records up to that number; later ones keep their numbers, and the head stays.
 
@@ -90,6 +111,7 @@ class StateStore(Protocol):
             ValueError: ``up_to`` is negative.
         """
 
+    @abstractmethod
     async def heads(self) -> Mapping[str, int]:
         """The last number of each stream. Raises StateUnavailable."""
 
@@ -100,9 +122,35 @@ class StateStore(Protocol):
         or with an old one, but a new one is never later than a poll. 0 stands for a stream that does not
         exist. ``listener`` must neither block nor raise.
         """
+        self._listeners.setdefault(stream, []).append(listener)
 
+    @abstractmethod
     async def run(self) -> None:
         """Watch and call listeners until cancelled; failures of the store do not end it."""
+
+    def _notify(self, stream: str, number: int) -> None:
+        for listener in self._listeners.get(stream, ()):
+            listener(number)
+
+    def _notify_all(self, heads: Mapping[str, int]) -> None:
+        """0 stands for a stream that does not exist."""
+        for stream in self._listeners:
+            self._notify(stream, heads.get(stream, 0))
+
+    def _reached(self) -> None:
+        if self._away:
+            self._log.info("state store is back", store=self._shown)
+        self._away, self.healthy = False, True
+
+    def _failed(self, operation: str, reason: str) -> None:
+        if not self._away:
+            self._log.warning(
+                "state store is away; serving goes on with the last good state, changes are refused",
+                store=self._shown,
+                operation=operation,
+                reason=reason,
+            )
+        self._away, self.healthy = True, False
 
 
 def check_record(stream: str, data: bytes, author: str) -> None:
@@ -129,30 +177,3 @@ def check_read(after: int, limit: int) -> None:
     """Raises ValueError for a read without a bound."""
     if after < 0 or not 1 <= limit <= MAX_READ:
         raise ValueError(f"given after={after}, limit={limit}; allowed: after from 0, limit 1 to {MAX_READ}")
-
-
-class FollowsStream(Protocol):
-    """What a projection needs of its follower."""
-
-    async def caught_up_to(self, number: int, timeout_s: float) -> bool:
-        """Whether the record is applied here in time."""
-
-
-IN_FORCE_S: Final = 5.0
-"""Longest wait for a change to be applied in the process that made it."""
-
-
-class FollowedStream:
-    """A projection that waits until its own records are applied; its follower is attached after it."""
-
-    _follower: FollowsStream | None = None
-
-    def follow(self, follower: FollowsStream) -> None:
-        """Attach what applies the records."""
-        self._follower = follower
-
-    async def caught_up_to(self, number: int, timeout_s: float = IN_FORCE_S) -> bool:
-        """Whether record ``number`` is applied here in time."""
-        if self._follower is None:
-            raise RuntimeError("there is no follower; wiring calls follow()")
-        return await self._follower.caught_up_to(number, timeout_s)

@@ -5,6 +5,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Final
 
 import structlog
 
@@ -130,3 +131,23 @@ class LatestRecord(StreamProjection):
             return
         self._apply(newest)
         await self._in_force(newest)
+
+
+IN_FORCE_S: Final = 5.0
+"""Longest wait for a change to be applied in the process that made it."""
+
+
+class FollowedStream:
+    """A projection that waits until its own records are applied; its follower is attached after it."""
+
+    _follower: StreamProjection | None = None
+
+    def follow(self, follower: StreamProjection) -> None:
+        """Attach what applies the records."""
+        self._follower = follower
+
+    async def caught_up_to(self, number: int, timeout_s: float = IN_FORCE_S) -> bool:
+        """Whether record ``number`` is applied here in time."""
+        if self._follower is None:
+            raise RuntimeError("there is no follower; wiring calls follow()")
+        return await self._follower.caught_up_to(number, timeout_s)

@@ -9,9 +9,8 @@ import orjson
 from redis.asyncio import Redis
 
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import MAX_READ, Record, check_forget, check_read, check_record
+from gateway.state.port import MAX_READ, Record, StateStore, check_forget, check_read, check_record
 from gateway.state.redis_client import REDIS_ERRORS, ask, end_if_cancelled, prefix
-from gateway.state.watched_store import WatchedStore
 
 POLL_S = 1.0
 # Longest wait for one message.
@@ -50,7 +49,7 @@ return up_to - gone
 """
 
 
-class RedisStateStore(WatchedStore):
+class RedisStateStore(StateStore):
     """A store in Redis.
 
     Args:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.state.errors import Conflict, StateUnavailable
-from gateway.state.port import MAX_READ, Record, check_forget, check_read, check_record
+from gateway.state.port import MAX_READ, Record, StateStore, check_forget, check_read, check_record
 from gateway.state.sqlite_file import BUSY_TIMEOUT_S, LOCKED, SqliteFile
-from gateway.state.watched_store import WatchedStore
 
 WATCH_S = 0.05
 POLL_S = 1.0
@@ -31,7 +30,7 @@ _TABLES = (
 T = TypeVar("T")
 
 
-class SqliteStateStore(WatchedStore):
+class SqliteStateStore(StateStore):
     """A store in the file ``path``; the folder must exist.
 
     Args:

@@ -1,18 +1,4 @@
-"""The errors of fetching a model; each message is one line that says what to do.
-
-FetchError
-├── UnknownLocation     not a folder, hub id or s3:// prefix
-├── LibraryMissing      the library that this location needs is not installed
-├── NotThere            no such bucket, prefix, key, model or revision
-├── AccessDenied        no credentials, or they do not allow this
-├── Unreachable         the source does not answer, or the connection broke repeatedly
-├── Changed             a file was replaced at its source while it was fetched
-├── Corrupt             a file's checksum was wrong, also after a second fetch
-├── DiskFull            the cache folder has no room
-├── CacheUnusable       the cache folder cannot be read or written
-├── TookTooLong         ``weights.timeout_seconds`` have passed
-└── FetchStopped        the gateway stops
-"""
+"""The errors of fetching a model; each message is one line that says what to do."""
 
 import errno
 from pathlib import Path

@@ -15,13 +15,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gateway.weights import errors
 from gateway.weights.location import HubModel, is_small, locate, needed, unneeded_patterns
-from gateway.weights.values import OnProgress, Progress, everything, ignore
+from gateway.weights.values import OnProgress, Progress, ignore
 
 TICK_S = 0.5
 HUB_TIMEOUT_S = 10.0
@@ -42,7 +41,7 @@ class HubFetcher:
         url: str,
         into: Path,
         *,
-        wanted: Callable[[str], bool] = everything,
+        small: bool = False,
         on_progress: OnProgress = ignore,
         stop: threading.Event | None = None,
     ) -> Path:
@@ -51,7 +50,7 @@ class HubFetcher:
         if not isinstance(location, HubModel):
             raise errors.UnknownLocation(f"{url!r} is not hf://org/name")
         repo = location.repo
-        request = {"repo": repo, "revision": location.revision, "small": wanted is is_small}
+        request = {"repo": repo, "revision": location.revision, "small": small}
         with subprocess.Popen(
             [sys.executable, "-m", "gateway.weights.hub", json.dumps(request)],
             stdin=subprocess.DEVNULL,

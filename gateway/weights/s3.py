@@ -12,12 +12,13 @@ from typing import Any
 
 import structlog
 
+from gateway.config.engine import WeightsSection
 from gateway.weights.errors import DiskFull, NotThere, UnknownLocation, Unreachable, disk_error
-from gateway.weights.location import S3Prefix, is_safe, locate, needed
+from gateway.weights.location import S3Prefix, is_safe, is_small, locate, needed
 from gateway.weights.records import CacheFolder
-from gateway.weights.s3_client import S3Options, make_client, meaning
+from gateway.weights.s3_client import make_client, meaning
 from gateway.weights.s3_transfer import BACKOFF_S, Transfer
-from gateway.weights.values import OnProgress, RemoteFile, everything, ignore
+from gateway.weights.values import OnProgress, RemoteFile, ignore
 
 # A prefix with more keys is not a model.
 MAX_FILES = 10_000
@@ -31,13 +32,13 @@ class S3Fetcher:
 
     def __init__(
         self,
-        options: S3Options,
+        section: WeightsSection,
         *,
         free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
         backoff_s: float = BACKOFF_S,
     ) -> None:
-        self._options = options
-        self._client = make_client(options)
+        self._section = section
+        self._client = make_client(section)
         self._free_bytes = free_bytes
         self._backoff_s = backoff_s
 
@@ -45,7 +46,7 @@ class S3Fetcher:
         """The folder of an address, the same in every process."""
         prefix = _prefix(url)
         name = (prefix.prefix or prefix.bucket).rpartition("/")[2]
-        identity = f"{self._options.endpoint_url or ''} {prefix.url}"
+        identity = f"{self._section.endpoint_url or ''} {prefix.url}"
         return into / "s3" / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     def fetch(
@@ -53,23 +54,22 @@ class S3Fetcher:
         url: str,
         into: Path,
         *,
-        wanted: Callable[[str], bool] = everything,
+        small: bool = False,
         on_progress: OnProgress = ignore,
         stop: threading.Event | None = None,
     ) -> Path:
-        """Fetch the wanted files under ``s3://bucket/prefix``; see :class:`values.Fetcher`."""
+        """Fetch the files under ``s3://bucket/prefix``; see :class:`values.Fetcher`."""
         prefix = _prefix(url)
         cache = CacheFolder(self.folder(url, into))
         try:
             cache.folder.mkdir(parents=True, exist_ok=True)
             found = self._list(prefix, cache)
-            chosen = [file for file in found if wanted(file.name)]
+            chosen = [file for file in found if not small or is_small(file.name)]
             if not chosen:
                 raise NotThere(f"{prefix.url} holds no file that is wanted here; check the prefix")
             self._check_room(cache, chosen)
-            Transfer(self._client, prefix, cache, self._options, stop, self._backoff_s).run(
-                chosen, on_progress
-            )
+            transfer = Transfer(self._client, prefix, cache, self._section.connections, stop, self._backoff_s)
+            transfer.run(chosen, on_progress)
             if len(chosen) == len(found):
                 cache.all_here(found)
         except OSError as error:

@@ -1,47 +1,25 @@
 """The S3 client and the meaning of its errors."""
 
-from dataclasses import dataclass
 from typing import Any
 
+from gateway.config.engine import WeightsSection
 from gateway.weights.errors import AccessDenied, Changed, FetchError, LibraryMissing, NotThere, Unreachable
 
 # Attempts of the client for one request, until the body begins.
 REQUEST_ATTEMPTS = 3
 _NOT_THERE = frozenset({"404", "NoSuchBucket", "NoSuchKey", "NotFound"})
-_DENIED = frozenset(
-    {
-        "401",
-        "403",
-        "AccessDenied",
-        "AllAccessDisabled",
-        "ExpiredToken",
-        "Forbidden",
-        "InvalidAccessKeyId",
-        "InvalidToken",
-        "SignatureDoesNotMatch",
-    }
-)
+_DENIED = frozenset((
+    "401", "403", "AccessDenied", "AllAccessDisabled", "ExpiredToken", "Forbidden", "InvalidAccessKeyId",
+    "InvalidToken", "SignatureDoesNotMatch",
+))  # fmt: skip
 _CHANGED = frozenset({"412", "PreconditionFailed"})
 
 
-@dataclass(frozen=True, slots=True)
-class S3Options:
-    """Options of the client; credentials come from the AWS SDK's usual chain.
+def make_client(section: WeightsSection) -> Any:
+    """A thread-safe client; credentials come from the AWS SDK's usual chain.
 
-    ``endpoint_url`` is another service with the S3 API; ``read_timeout_s`` the longest wait for the next
-    bytes.
+    Raises LibraryMissing, or FetchError for malformed credentials or a malformed endpoint.
     """
-
-    endpoint_url: str | None = None
-    region: str | None = None
-    connections: int = 8
-    connect_timeout_s: float = 5.0
-    read_timeout_s: float = 20.0
-
-
-def make_client(options: S3Options) -> Any:
-    """A thread-safe client. Raises LibraryMissing, or FetchError for malformed credentials or a malformed
-    endpoint."""
     try:
         import boto3
         import botocore.config
@@ -49,16 +27,16 @@ def make_client(options: S3Options) -> Any:
     except ImportError:
         raise LibraryMissing("s3:// needs boto3: pip install 'sluice-gateway[s3]'") from None
     try:
-        return boto3.session.Session(region_name=options.region).client(
+        return boto3.session.Session(region_name=section.region).client(
             "s3",
-            endpoint_url=options.endpoint_url,
+            endpoint_url=section.endpoint_url,
             config=botocore.config.Config(
-                connect_timeout=options.connect_timeout_s,
-                read_timeout=options.read_timeout_s,
+                connect_timeout=section.connect_timeout_seconds,
+                read_timeout=section.read_timeout_seconds,
                 retries={"total_max_attempts": REQUEST_ATTEMPTS, "mode": "standard"},
-                max_pool_connections=options.connections,
+                max_pool_connections=section.connections,
                 # Services other than AWS rarely have a host name for each bucket.
-                s3={"addressing_style": "path" if options.endpoint_url else "auto"},
+                s3={"addressing_style": "path" if section.endpoint_url else "auto"},
                 # Ranges have no checksum; complete files are checked.
                 response_checksum_validation="when_required",
             ),

@@ -19,7 +19,7 @@ from gateway.weights.errors import Corrupt, FetchError, FetchStopped, LibraryMis
 from gateway.weights.location import S3Prefix, is_small
 from gateway.weights.part_file import PartFile
 from gateway.weights.records import CacheFolder
-from gateway.weights.s3_client import S3Options, meaning, transient
+from gateway.weights.s3_client import meaning, transient
 from gateway.weights.values import ByteCounter, OnProgress, RemoteFile
 
 CHUNK_BYTES = 1 << 20
@@ -43,7 +43,7 @@ class Transfer:
         client: Any,
         prefix: S3Prefix,
         cache: CacheFolder,
-        options: S3Options,
+        connections: int,
         stop: threading.Event | None,
         backoff_s: float,
     ) -> None:
@@ -53,7 +53,7 @@ class Transfer:
         self._stop = stop or threading.Event()
         self._failed = threading.Event()
         self._backoff_s = backoff_s
-        self._connections = options.connections
+        self._connections = connections
         self._manifest: dict[str, str] = {}
 
     def run(self, files: Collection[RemoteFile], on_progress: OnProgress) -> None:

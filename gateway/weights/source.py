@@ -14,10 +14,9 @@ from gateway.config.engine import WeightsSection
 from gateway.config.settings import Settings
 from gateway.weights.errors import FetchStopped, TookTooLong
 from gateway.weights.hub import HubFetcher
-from gateway.weights.location import HubModel, LocalFolder, Location, S3Prefix, is_small, locate
+from gateway.weights.location import HubModel, LocalFolder, Location, S3Prefix, locate
 from gateway.weights.s3 import S3Fetcher
-from gateway.weights.s3_client import S3Options
-from gateway.weights.values import Fetcher, OnProgress, everything, ignore
+from gateway.weights.values import Fetcher, OnProgress, ignore
 
 # Configuration and tokenizer are a few tens of MB; a fetch that takes longer is reported as a failure.
 SMALL_TIMEOUT_S = 120.0
@@ -52,7 +51,7 @@ class Weights:
         try:
             async with asyncio.timeout(self.timeout_s):
                 return await asyncio.to_thread(
-                    fetcher.fetch, url, self.cache, wanted=everything, on_progress=on_progress, stop=stop
+                    fetcher.fetch, url, self.cache, on_progress=on_progress, stop=stop
                 )
         except TimeoutError:
             raise TookTooLong(
@@ -102,21 +101,8 @@ def public_name(location: HubModel | S3Prefix) -> str:
     return (location.prefix or location.bucket).rpartition("/")[2]
 
 
-def make_s3_fetcher(section: WeightsSection) -> S3Fetcher:
-    """The configured S3 fetcher; raises LibraryMissing when boto3 is not installed."""
-    return S3Fetcher(
-        S3Options(
-            endpoint_url=section.endpoint_url,
-            region=section.region,
-            connections=section.connections,
-            connect_timeout_s=section.connect_timeout_seconds,
-            read_timeout_s=section.read_timeout_seconds,
-        )
-    )
-
-
 def _fetcher(location: Location, section: WeightsSection) -> Fetcher:
-    return HubFetcher() if isinstance(location, HubModel) else make_s3_fetcher(section)
+    return HubFetcher() if isinstance(location, HubModel) else S3Fetcher(section)
 
 
 def _url(location: HubModel | S3Prefix, folder: Path | None = None) -> str:
@@ -134,7 +120,7 @@ def _small(fetcher: Fetcher, location: HubModel | S3Prefix, cache: Path) -> Path
     timer.start()
     url = _url(location)
     try:
-        return fetcher.fetch(url, cache, wanted=is_small, stop=stop)
+        return fetcher.fetch(url, cache, small=True, stop=stop)
     except FetchStopped:
         raise TookTooLong(
             f"{url}: configuration and tokenizer are not here after {SMALL_TIMEOUT_S:g} s; start again"

@@ -40,20 +40,15 @@ class Fetcher(Protocol):
         url: str,
         into: Path,
         *,
-        wanted: Callable[[str], bool] = ...,
+        small: bool = False,
         on_progress: OnProgress = ...,
         stop: threading.Event | None = None,
     ) -> Path:
-        """Fetch the files whose name is ``wanted`` into a folder below the cache ``into``; ends soon once
-        ``stop`` is set.
+        """Fetch the files, or with ``small`` all but the weights, into a folder below the cache ``into``;
+        ends soon once ``stop`` is set.
 
         Raises FetchError: see :mod:`gateway.weights.errors`.
         """
-
-
-def everything(name: str) -> bool:
-    """Every file is wanted."""
-    return True
 
 
 def ignore(progress: Progress) -> None:

@@ -10,16 +10,16 @@ from pathlib import Path
 from adapters.base_model import BaseModel, base_model
 from adapters.catalogue import AdapterState as VersionState
 from adapters.registry import AdapterRegistry
-from adapters.registry_file import RegistryContent, read_registry_file
 from adapters.residency import AdapterDemand
 from adapters.store import AdapterStore
+from gateway.config.adapters_file import RegistryContent, read_registry_file
 from gateway.config.settings import Settings
 from gateway.lora.fetch import AdapterSource
 from gateway.lora.importer import AdapterImport
 from gateway.lora.loader import LoraLoader
 from gateway.lora.preload_orders import AdapterOrders
 from gateway.lora.registry import STREAM, AdapterProjection
-from gateway.weights.source import make_s3_fetcher
+from gateway.weights.s3 import S3Fetcher
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.state import StateParts, make_state
 from observability.collectors import AdapterFigures
@@ -83,7 +83,7 @@ def make_adapters(base: Foundation) -> AdapterParts:
     source = AdapterSource(
         store,
         served_base(settings),
-        fetcher=lambda: make_s3_fetcher(settings.weights),
+        fetcher=lambda: S3Fetcher(settings.weights),
         cache=folder / "fetched",
         timeout_s=section.fetch_timeout_seconds,
         catalogue=lambda: projection.catalogue,

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
-from adapters.registry_file import read_registry_file
 from engine.errors import EngineDead
 from engine.values import EngineConfig
 from gateway.backends.embedded_host import EmbeddedHost
@@ -13,6 +12,7 @@ from gateway.backends.host import EngineHost, MakeHost
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.supervised import SupervisedHost
 from gateway.backends.vllm.host import VllmHost
+from gateway.config.adapters_file import read_registry_file
 from gateway.config.engine import EngineSection
 from gateway.config.settings import Settings
 from gateway.prompts.text import sampling_defaults

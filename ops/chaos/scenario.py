@@ -6,12 +6,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from gateway.config.chaos import FaultRule
 from gateway.config.section import Section
-from ops.yaml_faults import faults_of
+from gateway.config.yaml_file import read_yaml
 
 ROLE = r"^(gateway|engine|bedrock|worker:[0-9]{1,2})$"
 Role = Annotated[str, Field(pattern=ROLE)]
@@ -196,21 +195,8 @@ BUNDLED = Path(__file__).parent / "scenarios"
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Read a scenario's file, or the bundled scenario of that name.
-
-    Raises:
-        ScenarioError: it cannot be read, or is no scenario; names the key and what was given.
-    """
+    """Read a scenario's file, or the bundled scenario of that name. Raises ScenarioError."""
     bundled = BUNDLED / f"{path}.yaml"
     if not path.exists() and len(path.parts) == 1 and bundled.is_file():
         path = bundled
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        raise ScenarioError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    try:
-        return Scenario.model_validate(data)
-    except ValidationError as error:
-        raise ScenarioError("\n".join(faults_of(error, path))) from None
+    return read_yaml(path, Scenario, ScenarioError)

@@ -76,7 +76,7 @@ class EngineReplica:
                 stopped_s=section.stopped_seconds,
             ),
             start_timeout_s=section.start_timeout_seconds,
-            on_step=_unheard,
+            on_step=lambda preemptions: None,  # the figures hold them
             emit=self._saw,
             clock=clock,
         )
@@ -198,7 +198,3 @@ class EngineReplica:
 
 def _shown(event: SupervisorEvent) -> dict[str, object]:
     return {name: getattr(event, name) for name in type(event).__dataclass_fields__}
-
-
-def _unheard(preemptions: int) -> None:
-    """Ignored; the engine's figures hold them."""

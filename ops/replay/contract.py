@@ -1,9 +1,10 @@
 """The two contracts of the load generator: the request, and how an event of the answer is read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
+
+from ops.replay.outcome import ReplayedRequest
 
 
 class ContractName(StrEnum):
@@ -11,29 +12,6 @@ class ContractName(StrEnum):
 
     NATIVE = "native"
     OPENAI = "openai"
-
-
-@dataclass(slots=True)
-class StreamReading:
-    """What was read of a stream so far."""
-
-    texts: int = 0
-    ended: bool = False
-    code: str | None = None
-    finish_reason: str | None = None
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    fallback: str | None = None
-    backend: str | None = None
-
-    def extras(self, found: Mapping[str, Any]) -> None:
-        """Take the backend and the fallback from a native answer or from OpenAI's ``sluice`` object."""
-        self.backend = found.get("backend") or self.backend
-        fallback = found.get("fallback")
-        if isinstance(fallback, Mapping):
-            self.fallback = f"{fallback.get('kind')}:{fallback.get('reason')}"
-        self.finish_reason = found.get("finish_reason") or self.finish_reason
 
 
 class ReplayContract(Protocol):
@@ -44,11 +22,8 @@ class ReplayContract(Protocol):
     def body(self, text: str, max_tokens: int) -> dict[str, object]:
         """The JSON to post."""
 
-    def read(self, event: Mapping[str, Any], reading: StreamReading) -> None:
+    def read(self, event: Mapping[str, Any], reading: ReplayedRequest) -> None:
         """Take one event's object into ``reading``; ``texts`` grows by one for a piece of text."""
-
-    def done(self, reading: StreamReading) -> None:
-        """The stream said ``[DONE]``."""
 
 
 class Native:
@@ -68,7 +43,7 @@ class Native:
             "stream": True,
         }
 
-    def read(self, event: Mapping[str, Any], reading: StreamReading) -> None:
+    def read(self, event: Mapping[str, Any], reading: ReplayedRequest) -> None:
         """``token``, ``done`` or ``error``."""
         match event.get("type"):
             case "token":
@@ -78,15 +53,11 @@ class Native:
                 reading.input_tokens = _count(usage.get("input_tokens"))
                 reading.output_tokens = _count(usage.get("output_tokens"))
                 reading.cached_tokens = _count(usage.get("cached_tokens"))
-                reading.extras(event)
+                _take_extras(event, reading)
                 reading.ended = True
             case "error":
                 reading.code = error_code(event) or "error"
                 reading.ended = True
-
-    def done(self, reading: StreamReading) -> None:
-        """Not part of this contract, whose ``done`` event ends the stream."""
-        reading.ended = True
 
 
 class OpenAI:
@@ -109,7 +80,7 @@ class OpenAI:
             "stream_options": {"include_usage": True},
         }
 
-    def read(self, event: Mapping[str, Any], reading: StreamReading) -> None:
+    def read(self, event: Mapping[str, Any], reading: ReplayedRequest) -> None:
         """A ``chat.completion.chunk``, or an error."""
         if "error" in event:
             reading.code = error_code(event) or "error"
@@ -123,11 +94,16 @@ class OpenAI:
             details = _mapping(usage.get("prompt_tokens_details"))
             reading.cached_tokens = _count(details.get("cached_tokens"))
         if isinstance(extras := event.get("sluice"), Mapping):
-            reading.extras(extras)
+            _take_extras(extras, reading)
 
-    def done(self, reading: StreamReading) -> None:
-        """``[DONE]`` ends it."""
-        reading.ended = True
+
+def _take_extras(found: Mapping[str, Any], reading: ReplayedRequest) -> None:
+    """Take the backend and the fallback from a native answer or from OpenAI's ``sluice`` object."""
+    reading.backend = found.get("backend") or reading.backend
+    fallback = found.get("fallback")
+    if isinstance(fallback, Mapping):
+        reading.fallback = f"{fallback.get('kind')}:{fallback.get('reason')}"
+    reading.finish_reason = found.get("finish_reason") or reading.finish_reason
 
 
 def error_code(body: object) -> str | None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplayedRequest:
-    """One request, as its client observed it. ``due_s`` and ``sent_s`` count from the replay's start.
+    """One request, as its client observes it. ``due_s`` and ``sent_s`` count from the replay's start.
 
     Args:
         ttft_s: from sending to the first text; ``None`` without any.
@@ -17,6 +17,7 @@ class ReplayedRequest:
         code: why there is no whole answer; ``None`` when there is one.
         input_tokens: as the gateway counted; 0 when it did not say.
         fallback: ``kind:reason`` when the answer came from the fallback chain.
+        texts: pieces of text received so far; ``ended``: the stream's end was received.
     """
 
     index: int
@@ -24,7 +25,7 @@ class ReplayedRequest:
     sent_s: float
     asked_input: int
     asked_output: int
-    total_s: float
+    total_s: float = 0.0
     ttft_s: float | None = None
     last_token_s: float | None = None
     status: int | None = None
@@ -35,6 +36,8 @@ class ReplayedRequest:
     cached_tokens: int = 0
     fallback: str | None = None
     backend: str | None = None
+    texts: int = 0
+    ended: bool = False
 
     @property
     def ok(self) -> bool:

@@ -61,15 +61,11 @@ class Replayed:
         }
 
 
-def _unwatched(run: ReplayRun, total: int) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
 async def replay_trace(
     options: Options,
     *,
     stop: asyncio.Event | None = None,
-    watch: Watch = _unwatched,
+    watch: Watch = lambda run, total: nullcontext(),
     clock: Callable[[], float] = time.monotonic,
 ) -> Replayed:
     """Read, calibrate, send, count.

@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 
 from gateway.contracts.sse import EventReader
-from ops.replay.contract import ReplayContract, StreamReading, error_code
+from ops.replay.contract import ReplayContract, error_code
 from ops.replay.options import TargetError
 from ops.replay.outcome import ReplayedRequest
 from ops.replay.shape import Planned
@@ -19,10 +19,6 @@ from ops.session import CUT_OFF, GatewaySession, client_failures
 SHORT_CALL_TIMEOUT_S = 30.0
 # Most of an error's body that is read.
 MAX_ERROR_BYTES = 65_536
-# Fields of a stream's reading that its outcome has too.
-READ = (
-    "code", "finish_reason", "input_tokens", "output_tokens", "cached_tokens", "fallback", "backend",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,44 +70,35 @@ class ReplayTarget(GatewaySession):
     ) -> ReplayedRequest:
         """Send one request now, read its stream to the end; every failure but cancellation is an outcome."""
         body = orjson.dumps(contract.body(text, planned.max_tokens))
-        reading = StreamReading()
-        ttft_s = last_s = status = None
         sent_at = self._clock()
+        found = ReplayedRequest(
+            planned.index, planned.due_s, sent_at - started_at, planned.prompt_tokens, planned.max_tokens
+        )
 
         def fail(code: str) -> None:
-            reading.code = code
+            found.code = code
 
         with client_failures(fail):
             async with self.session.post(self._url + contract.path, data=body) as response:
-                status = response.status
-                if status >= 400:
-                    fail(await _reported_code(response) or f"http_{status}")
+                found.status = response.status
+                if found.status >= 400:
+                    fail(await _reported_code(response) or f"http_{found.status}")
                 else:
                     reader = EventReader()
                     async for chunk in response.content.iter_any():
-                        before = reading.texts
+                        before = found.texts
                         for event in reader.feed(chunk):
                             if event == b"[DONE]":
-                                contract.done(reading)
+                                found.ended = True
                             else:
-                                contract.read(_object(event), reading)
-                        if reading.texts > before:
-                            last_s = self._clock() - sent_at
-                            ttft_s = last_s if ttft_s is None else ttft_s
-        if not reading.ended and reading.code is None:
-            reading.code = CUT_OFF
-        return ReplayedRequest(
-            index=planned.index,
-            due_s=planned.due_s,
-            sent_s=sent_at - started_at,
-            asked_input=planned.prompt_tokens,
-            asked_output=planned.max_tokens,
-            total_s=self._clock() - sent_at,
-            ttft_s=ttft_s,
-            last_token_s=last_s,
-            status=status,
-            **{name: getattr(reading, name) for name in READ},
-        )
+                                contract.read(_object(event), found)
+                        if found.texts > before:
+                            found.last_token_s = self._clock() - sent_at
+                            found.ttft_s = found.last_token_s if found.ttft_s is None else found.ttft_s
+        if not found.ended and found.code is None:
+            found.code = CUT_OFF
+        found.total_s = self._clock() - sent_at
+        return found
 
     async def _call(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, Any] | None:
         data = None if body is None else orjson.dumps(body)

@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gateway.config.errors import ConfigError
 from gateway.config.section import Section
-from ops.yaml_faults import faults_of
+from gateway.config.yaml_file import read_yaml
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,39}$")]
 Arn = Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/.+$")]
@@ -89,14 +88,5 @@ class EndpointSpec(Section):
 
 
 def load_spec(path: Path) -> EndpointSpec:
-    """Read and check it.
-
-    Raises:
-        ConfigError: it cannot be read, or a key or value is wrong; one line per fault.
-    """
-    try:
-        return EndpointSpec.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
-    except ValidationError as error:
-        raise ConfigError("\n".join(faults_of(error, path))) from None
+    """Read and check it. Raises ConfigError, with a line for each fault."""
+    return read_yaml(path, EndpointSpec, ConfigError)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from adapters.events import AdapterEvent
 from adapters.registry import AdapterRegistry
-from adapters.registry_file import RegistryContent
 from adapters.residency import AdapterDemand
 from adapters.store import AdapterStore
 from adapters.values import Adapter
 from engine.errors import AdapterNotFound
 from gateway.admin.adapters import AdapterAdmin
+from gateway.config.adapters_file import RegistryContent
 from gateway.lora.fetch import AdapterSource
 from gateway.lora.importer import AdapterImport
 from gateway.lora.loader import LoadsElsewhere, LoraLoader

@@ -14,7 +14,7 @@ from adapters.errors import AdapterRejected, Rejection
 from gateway.admin.adapters import AddBody
 from gateway.config.engine import WeightsSection
 from gateway.state.memory import MemoryStreams
-from gateway.weights.source import make_s3_fetcher
+from gateway.weights.s3 import S3Fetcher
 from gateway.weights.values import Fetcher
 from tests.adapters import crafted
 from tests.adapters.house import gate
@@ -54,7 +54,7 @@ async def test_a_version_comes_from_a_bucket_and_a_second_gateway_brings_it_by_i
     streams = MemoryStreams()
 
     def fetcher() -> Fetcher:
-        return make_s3_fetcher(section)
+        return S3Fetcher(section)
 
     async with gate(streams, tmp_path / "1", fetcher=fetcher) as one:
         added = await one.desk.add(AddBody(id="a", location=f"s3://{BUCKET}/team/a"), who="key_1")

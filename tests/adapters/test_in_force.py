@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import orjson
@@ -16,13 +15,13 @@ from adapters.catalogue import AdapterState, CatalogueError
 from adapters.changes import NotEvaluatedError
 from adapters.errors import AdapterNotHere, AdapterRejected, Rejection, UnknownAdapter
 from adapters.events import AdapterLoaded, AdapterUnloaded
-from adapters.registry_file import RegistryContent
 from adapters.values import Adapter, Selection
 from gateway.admin.adapters import AddBody, CommentBody, PromoteBody, ReportBody, RollbackBody
+from gateway.config.adapters_file import RegistryContent
 from gateway.errors import BackendUnavailable, NoSuchAdapter
 from gateway.state.memory import MemoryStreams
 from gateway.weights.errors import AccessDenied, NotThere
-from gateway.weights.values import OnProgress, Progress, everything, ignore
+from gateway.weights.values import OnProgress, Progress, ignore
 from resilience.failures import BackendFailure
 from tests.adapters import crafted
 from tests.adapters.house import FakeEngine, Gate, gate, until
@@ -223,7 +222,7 @@ class FakeBucket:
         url: str,
         into: Path,
         *,
-        wanted: Callable[[str], bool] = everything,
+        small: bool = False,
         on_progress: OnProgress = ignore,
         stop: threading.Event | None = None,
     ) -> Path:

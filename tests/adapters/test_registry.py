@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from adapters.catalogue import AdapterState, Alias
 from adapters.errors import RegistryFileError, UnknownAdapter
 from adapters.registry import AdapterRegistry
-from adapters.registry_file import MAX_FILE_BYTES, read_registry_file
 from adapters.selection import AdapterOffer, Lease
 from adapters.values import Adapter, Selection, SelectionRule
+from gateway.config.adapters_file import read_registry_file
+from gateway.config.yaml_file import MAX_FILE_BYTES
 
 MANGA = Adapter("manga_domain_v3", 3, "demo", "adapters/manga")
 STYLE = Adapter("jp_style_v1", 1, "demo", "adapters/style")
@@ -60,61 +61,70 @@ A = "{id: a, base_model: demo, path: p}"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("- a list", "the file: given ['a list']; allowed: a mapping with the keys adapters, aliases"),
-        ("adaptors: []", "adaptors is no known key; allowed: adapters, aliases"),
-        ("adapters: {}", "adapters: given {}; allowed: a list of at most 10,000 adapters"),
-        ("adapters: [x]", "adapters[0]: given 'x'; allowed: a mapping with the keys id, engine_id"),
-        ("adapters: [{id: a, path: p}]", "adapters[0].base_model: given nothing; allowed: a text"),
-        ("adapters: [{id: a, base_model: demo, path: ''}]", "adapters[0].path: given ''; allowed: a text"),
+        (
+            "- a list",
+            "the file: Input should be a valid dictionary or instance of _RegistryFile; given: ['a list']",
+        ),
+        ("adaptors: []", "adaptors: Extra inputs are not permitted"),
+        ("adapters: {}", "adapters: Input should be a valid list; given: {}"),
+        ("adapters: [x]", "adapters.0: Input should be a valid dictionary"),
+        ("adapters: [{id: a, path: p}]", "adapters.0.base_model: Field required"),
+        (
+            "adapters: [{id: a, base_model: demo, path: ''}]",
+            "adapters.0.path: String should have at least 1 character",
+        ),
         (
             'adapters: [{id: a, base_model: demo, path: "a\\0b"}]',
-            "adapters[0].path: given 'a\\x00b'; allowed",
+            "adapters.0.path: String should match pattern",
         ),
         (
             "adapters: [{id: 'a b', base_model: demo, path: p}]",
-            "adapters[0].id: given 'a b'; allowed: 1 to 128",
+            "adapters.0.id: String should match pattern",
         ),
-        ("adapters: [{id: ../a, base_model: demo, path: p}]", "adapters[0].id: given '../a'; allowed"),
-        ("adapters: [{id: 7, base_model: demo, path: p}]", "adapters[0].id: given 7; allowed: 1 to 128"),
+        ("adapters: [{id: ../a, base_model: demo, path: p}]", "given: '../a'"),
+        (
+            "adapters: [{id: 7, base_model: demo, path: p}]",
+            "adapters.0.id: Input should be a valid string; given: 7",
+        ),
         (
             "adapters: [{id: a, base_model: demo, path: p, engine_id: 0}]",
-            "adapters[0].engine_id: given 0; allowed: a whole number from 1",
+            "adapters.0.engine_id: Input should be greater than or equal to 1; given: 0",
         ),
         (
             "adapters: [{id: a, base_model: demo, path: p, engine_id: '1'}]",
-            "adapters[0].engine_id: given '1'; allowed: a whole number from 1",
+            "adapters.0.engine_id: Input should be a valid integer; given: '1'",
         ),
         (
             "adapters: [{id: a, base_model: demo, path: p, rank: 8}]",
-            "adapters[0].rank is no known key; allowed: id, engine_id, base_model, path, labels",
+            "adapters.0.rank: Extra inputs are not permitted",
         ),
         (
             "adapters: [{id: a, base_model: demo, path: p, labels: {id: 1}}]",
-            "adapters[0].labels.id: given 1; allowed: a mapping of text to text",
+            "adapters.0.labels.id: Input should be a valid string; given: 1",
         ),
-        (f"adapters: [{A}, {A}]", "adapters[1].id: given 'a'; allowed: a name not used by adapters[0]"),
+        (f"adapters: [{A}, {A}]", "adapters.1.id: 'a' is used by adapters.0"),
         (
             "adapters:\n- {id: a, base_model: d, path: p, engine_id: 1}\n"
             "- {id: b, base_model: d, path: p, engine_id: 1}",
-            "adapters[1].engine_id: given 1; allowed: a number not used by adapters[0]",
+            "adapters.1.engine_id: 1 is used by adapters.0",
         ),
         (
             f"adapters: [{A}, {{id: b, base_model: d, path: p, engine_id: 2147483647}}]",
-            "adapters[0].engine_id: given nothing; allowed: a number not used by others",
+            "engine_id: give every adapter a number",
         ),
-        (f"adapters: [{A}]\naliases: {{b: c}}", "aliases.b: given 'c'; allowed: the id of an adapter: a"),
+        (f"adapters: [{A}]\naliases: {{b: c}}", "aliases.b: 'c' is no adapter's id; known: a"),
         (
             f"adapters: [{A}]\naliases: {{a: a}}",
-            "aliases.a: given 'a'; allowed: an alias that is no adapter's id",
+            "aliases.a: an alias is no adapter's id",
         ),
         (
             f"adapters: [{A}]\naliases: {{b: a, c: b}}",
-            "aliases.c: given 'b'; allowed: the id of an adapter: a",
+            "aliases.c: 'b' is no adapter's id; known: a",
         ),
-        (f"adapters: [{A}]\naliases: {{'b b': a}}", "aliases.b b: given 'b b'; allowed: a mapping of alias"),
+        (f"adapters: [{A}]\naliases: {{'b b': a}}", "aliases.b b: String should match pattern"),
         (
             "aliases: {b: a}",
-            "aliases.b: given 'a'; allowed: the id of an adapter: none, the file has no adapters",
+            "aliases.b: 'a' is no adapter's id; known: none, the file has no adapters",
         ),
         (f"adapters: [{A}]\naliases: {{b: a, b: a}}", "the key 'b' is given twice"),
         ("adapters: [}", "line 1: not valid YAML"),

@@ -11,8 +11,8 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from gateway.config.engine import WeightsSection
 from gateway.weights.s3 import S3Fetcher
-from gateway.weights.s3_client import S3Options
 from tests.weights.wire import Wire, wire
 
 BUCKET = "models"
@@ -61,7 +61,9 @@ def fetcher_at(credentials: None) -> Callable[..., S3Fetcher]:
     """Makes fetchers that do not wait long."""
 
     def make(url: str, **more: Any) -> S3Fetcher:
-        options = S3Options(endpoint_url=url, connections=4, connect_timeout_s=2, read_timeout_s=5)
+        options = WeightsSection(
+            endpoint_url=url, connections=4, connect_timeout_seconds=2, read_timeout_seconds=5
+        )
         return S3Fetcher(options, backoff_s=0.01, **more)
 
     return make

@@ -11,7 +11,6 @@ import pytest
 
 from gateway.weights.errors import AccessDenied, FetchError, FetchStopped, NotThere, Unreachable
 from gateway.weights.hub import HubFetcher
-from gateway.weights.location import is_small
 from gateway.weights.values import Progress
 from tests.weights.fake_hub import COMMIT, Hub, hub
 
@@ -39,7 +38,7 @@ def names(folder: Path) -> list[str]:
 
 def test_small_files_first_then_the_weights_of_the_same_commit(models: Hub, tmp_path: Path) -> None:
     fetcher = HubFetcher()
-    folder = fetcher.fetch("hf://org/llama", tmp_path, wanted=is_small)
+    folder = fetcher.fetch("hf://org/llama", tmp_path, small=True)
     assert folder.is_relative_to(tmp_path / "hf") and folder.name == COMMIT
     assert names(folder) == ["config.json", "tokenizer.json"]
     progress: list[Progress] = []

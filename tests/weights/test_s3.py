@@ -29,7 +29,6 @@ from gateway.weights.errors import (
     UnknownLocation,
     Unreachable,
 )
-from gateway.weights.location import is_small
 from gateway.weights.s3 import S3Fetcher
 from gateway.weights.values import Progress
 from tests.weights.conftest import BUCKET
@@ -90,7 +89,7 @@ def test_the_small_files_come_alone_when_only_they_are_wanted(
 ) -> None:
     put(s3, "tokenizer.json", b"{}")
     put(s3, "model.safetensors", b"weights")
-    folder = fetcher_at(s3_url).fetch(URL, tmp_path, wanted=is_small)
+    folder = fetcher_at(s3_url).fetch(URL, tmp_path, small=True)
     assert (folder / "tokenizer.json").is_file() and not (folder / "model.safetensors").exists()
 
 
@@ -119,8 +118,8 @@ def test_a_connection_that_breaks_is_resumed_where_it_ended(
 def fetch_in_a_process(url: str, into: Path) -> subprocess.Popen[str]:
     code = (
         "import sys; from pathlib import Path; from gateway.weights.s3 import S3Fetcher; "
-        "from gateway.weights.s3_client import S3Options; "
-        f"print(S3Fetcher(S3Options(endpoint_url={url!r}, connections=4)).fetch({URL!r}, Path({str(into)!r})))"
+        "from gateway.config.engine import WeightsSection; "
+        f"print(S3Fetcher(WeightsSection(endpoint_url={url!r}, connections=4)).fetch({URL!r}, Path({str(into)!r})))"
     )
     return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
@@ -297,7 +296,7 @@ def test_a_bucket_or_prefix_that_is_not_there_is_named(
     assert "s3://models/nothing" in failure(lambda: fetcher.fetch("s3://models/nothing", tmp_path), NotThere)
     assert "NoSuchBucket" in failure(lambda: fetcher.fetch("s3://no-such-bucket/x", tmp_path), NotThere)
     put(s3, "model.safetensors", b"x")
-    failure(lambda: fetcher.fetch(URL, tmp_path, wanted=is_small), NotThere)
+    failure(lambda: fetcher.fetch(URL, tmp_path, small=True), NotThere)
 
 
 def test_a_key_that_vanishes_or_changes_during_the_fetch_is_an_error(
@@ -336,7 +335,7 @@ def test_a_network_that_is_down_is_an_error_unless_a_complete_copy_is_here(
     folder = fetcher.fetch(URL, tmp_path)
     network.dead = True
     assert fetcher.fetch(URL, tmp_path) == folder
-    assert fetcher.fetch(URL, tmp_path, wanted=is_small) == folder
+    assert fetcher.fetch(URL, tmp_path, small=True) == folder
     (folder / "model.safetensors").unlink()
     failure(lambda: fetcher.fetch(URL, tmp_path), Unreachable)
 
@@ -379,9 +378,9 @@ def test_a_disk_that_fills_up_during_the_fetch_is_an_error(s3: Any, s3_url: str,
     put(s3, "model.safetensors", random_bytes(4 * MIB))
     code = (
         "import resource, sys; from pathlib import Path; from gateway.weights.errors import DiskFull; "
-        "from gateway.weights.s3 import S3Fetcher; from gateway.weights.s3_client import S3Options\n"
+        "from gateway.weights.s3 import S3Fetcher; from gateway.config.engine import WeightsSection\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        f"try: S3Fetcher(S3Options(endpoint_url={s3_url!r})).fetch({URL!r}, Path({str(tmp_path)!r}))\n"
+        f"try: S3Fetcher(WeightsSection(endpoint_url={s3_url!r})).fetch({URL!r}, Path({str(tmp_path)!r}))\n"
         "except DiskFull as error: print('full:', error)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
