@@ -47,85 +47,73 @@ def read_config(folder: Path, base: BaseModel) -> PeftConfig:
     return PeftConfig(rank, alpha, _check_targets(config, base), base_name)
 
 
+def _refused(code: Rejection, detail: str) -> AdapterRejected:
+    return AdapterRejected(code, f"{CONFIG_FILE}: {detail}")
+
+
 def _read(folder: Path) -> Mapping[str, Any]:
     path = folder / CONFIG_FILE
     if path.stat().st_size > MAX_CONFIG_BYTES:
-        raise AdapterRejected(Rejection.BAD_CONFIG, f"{CONFIG_FILE}: more than {MAX_CONFIG_BYTES:,} bytes")
+        raise _refused(Rejection.BAD_CONFIG, f"more than {MAX_CONFIG_BYTES:,} bytes")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         why = str(error).split("\n")[0]
-        raise AdapterRejected(Rejection.BAD_CONFIG, f"{CONFIG_FILE}: not valid JSON: {why}") from None
+        raise _refused(Rejection.BAD_CONFIG, f"not valid JSON: {why}") from None
     if not isinstance(config, dict):
-        raise AdapterRejected(Rejection.BAD_CONFIG, f"{CONFIG_FILE}: must be a JSON object")
+        raise _refused(Rejection.BAD_CONFIG, "must be a JSON object")
     return config
 
 
 def _check_kind(config: Mapping[str, Any], base: BaseModel) -> None:
     if config.get("peft_type") != "LORA":
-        raise AdapterRejected(
-            Rejection.UNSUPPORTED, f"{CONFIG_FILE}: peft_type is {config.get('peft_type')!r}; allowed: 'LORA'"
-        )
+        raise _refused(Rejection.UNSUPPORTED, f"peft_type is {config.get('peft_type')!r}; allowed: 'LORA'")
     if config.get("bias", "none") != "none":
-        raise AdapterRejected(
-            Rejection.UNSUPPORTED, f"{CONFIG_FILE}: bias is {config['bias']!r}; allowed: 'none'"
-        )
+        raise _refused(Rejection.UNSUPPORTED, f"bias is {config['bias']!r}; allowed: 'none'")
     start = config.get("init_lora_weights", True)
     if start not in _INITIALIZATIONS:
-        raise AdapterRejected(
+        raise _refused(
             Rejection.UNSUPPORTED,
-            f"{CONFIG_FILE}: init_lora_weights is {start!r}, which changes the base model's weights; "
+            f"init_lora_weights is {start!r}, which changes the base model's weights; "
             "allowed: true, or the adapter converted by PEFT (path_initial_model_for_weight_conversion)",
         )
     for key in config:
         # Where an adapter may cover some layers only, its tensors show which.
         known = key in _READ or key in _NO_EFFECT or (key == "layers_to_transform" and not base.embedded)
         if config[key] and not known:
-            raise AdapterRejected(
-                Rejection.UNSUPPORTED, f"{CONFIG_FILE}: {key} is set; engines do not run it"
-            )
+            raise _refused(Rejection.UNSUPPORTED, f"{key} is set; engines do not run it")
 
 
 def _check_base(config: Mapping[str, Any], base: BaseModel) -> str:
     name = config.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
-        raise AdapterRejected(Rejection.BAD_CONFIG, f"{CONFIG_FILE}: base_model_name_or_path is missing")
+        raise _refused(Rejection.BAD_CONFIG, "base_model_name_or_path is missing")
     if not base.serves(name):
-        raise AdapterRejected(
-            Rejection.WRONG_BASE, f"{CONFIG_FILE}: trained for {name!r}; served here: {base.model_id!r}"
-        )
+        raise _refused(Rejection.WRONG_BASE, f"trained for {name!r}; served here: {base.model_id!r}")
     return name
 
 
 def _check_rank(config: Mapping[str, Any], base: BaseModel) -> tuple[int, float]:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or rank < 1:
-        raise AdapterRejected(
-            Rejection.BAD_CONFIG, f"{CONFIG_FILE}: r is {rank!r}; allowed: a whole number from 1"
-        )
+        raise _refused(Rejection.BAD_CONFIG, f"r is {rank!r}; allowed: a whole number from 1")
     if rank > base.max_lora_rank:
-        raise AdapterRejected(
-            Rejection.RANK_TOO_HIGH, f"{CONFIG_FILE}: r is {rank}; allowed: at most {base.max_lora_rank}"
-        )
+        raise _refused(Rejection.RANK_TOO_HIGH, f"r is {rank}; allowed: at most {base.max_lora_rank}")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) < float("inf"):
-        raise AdapterRejected(
-            Rejection.BAD_CONFIG, f"{CONFIG_FILE}: lora_alpha is {alpha!r}; allowed: a number"
-        )
+        raise _refused(Rejection.BAD_CONFIG, f"lora_alpha is {alpha!r}; allowed: a number")
     return rank, float(alpha)
 
 
 def _check_targets(config: Mapping[str, Any], base: BaseModel) -> tuple[str, ...]:
     targets = config.get("target_modules")
     if not isinstance(targets, list) or not targets or not all(isinstance(one, str) for one in targets):
-        raise AdapterRejected(
-            Rejection.BAD_CONFIG, f"{CONFIG_FILE}: target_modules must be a list of module names"
-        )
+        raise _refused(Rejection.BAD_CONFIG, "target_modules must be a list of module names")
     # The embedded engine looks up the names unchanged.
     names = tuple(sorted({one if base.embedded else one.rsplit(".", 1)[-1] for one in targets}))
     unknown = [name for name in names if base.shapes and name not in base.shapes]
     if unknown:
-        raise AdapterRejected(
+        raise _refused(
             Rejection.UNKNOWN_TARGET,
-            f"{CONFIG_FILE}: target_modules has {unknown[0]!r}; allowed: {', '.join(sorted(base.shapes))}",
+            f"target_modules has {unknown[0]!r}; allowed: {', '.join(sorted(base.shapes))}",
         )
     return names

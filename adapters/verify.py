@@ -66,9 +66,7 @@ def verify(folder: Path, base: BaseModel, *, sha256: str | None = None) -> Verif
     with weights.open("rb") as file:
         for tensor in tensors.values():
             if not is_finite(file, tensor):
-                raise AdapterRejected(
-                    Rejection.NOT_FINITE, f"{WEIGHTS_FILE}: tensor {tensor.name!r} holds NaN or infinity"
-                )
+                raise _refused(Rejection.NOT_FINITE, f"tensor {tensor.name!r} holds NaN or infinity")
     size = sum(files.values())
     return Verified(
         config.rank, config.alpha, config.targets, size, digest, config.base_name, bool(base.shapes)
@@ -123,6 +121,10 @@ def manifest_sha256(folder: Path, files: Mapping[str, int]) -> str:
     return manifest.hexdigest()
 
 
+def _refused(code: Rejection, detail: str) -> AdapterRejected:
+    return AdapterRejected(code, f"{WEIGHTS_FILE}: {detail}")
+
+
 def _walk(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         yield path
@@ -137,34 +139,26 @@ def _check_tensors(
     for name, tensor in tensors.items():
         match = _TENSOR.fullmatch(name)
         if match is None or match["module"] not in targets:
-            raise AdapterRejected(
-                Rejection.UNKNOWN_TARGET, f"{WEIGHTS_FILE}: tensor {name!r} belongs to no target module"
-            )
+            raise _refused(Rejection.UNKNOWN_TARGET, f"tensor {name!r} belongs to no target module")
         layer, wanted = int(match["layer"]), base.tensor_name(**match.groupdict())
         if wanted is not None and name != wanted:
-            raise AdapterRejected(
-                Rejection.UNKNOWN_TARGET, f"{WEIGHTS_FILE}: tensor {name!r}; allowed: {wanted!r}"
-            )
+            raise _refused(Rejection.UNKNOWN_TARGET, f"tensor {name!r}; allowed: {wanted!r}")
         if base.layers and layer >= base.layers:
-            raise AdapterRejected(
-                Rejection.BAD_SHAPE, f"{WEIGHTS_FILE}: {name!r}: the base model has {base.layers} layers"
-            )
+            raise _refused(Rejection.BAD_SHAPE, f"{name!r}: the base model has {base.layers} layers")
         if match["side"] in pairs[layer, match["module"]]:
-            raise AdapterRejected(Rejection.BAD_HEADER, f"{WEIGHTS_FILE}: {name!r} is there twice")
+            raise _refused(Rejection.BAD_HEADER, f"{name!r} is there twice")
         pairs[layer, match["module"]][match["side"]] = tensor
     for (layer, module), pair in pairs.items():
         _check_pair(layer, module, pair, rank, base.shapes.get(module))
     absent = set(targets) - {module for _, module in pairs}
     if absent:
-        raise AdapterRejected(
-            Rejection.MISSING_TENSOR, f"{WEIGHTS_FILE}: no tensors for target module {sorted(absent)[0]!r}"
-        )
+        raise _refused(Rejection.MISSING_TENSOR, f"no tensors for target module {sorted(absent)[0]!r}")
     for layer in range(base.layers if base.embedded else 0):
         for module in targets:
             if (layer, module) not in pairs:
-                raise AdapterRejected(
+                raise _refused(
                     Rejection.MISSING_TENSOR,
-                    f"{WEIGHTS_FILE}: no tensors for layer {layer}, {module}; the embedded engine adapts all "
+                    f"no tensors for layer {layer}, {module}; the embedded engine adapts all "
                     f"{base.layers} layers",
                 )
 
@@ -172,16 +166,14 @@ def _check_tensors(
 def _check_pair(
     layer: int, module: str, pair: Mapping[str, TensorPlace], rank: int, shape: tuple[int, int] | None
 ) -> None:
-    where = f"{WEIGHTS_FILE}: layer {layer}, {module}"
+    where = f"layer {layer}, {module}"
     if set(pair) != {"A", "B"}:
-        raise AdapterRejected(
-            Rejection.MISSING_TENSOR, f"{where}: lora_{'B' if 'A' in pair else 'A'} is missing"
-        )
+        raise _refused(Rejection.MISSING_TENSOR, f"{where}: lora_{'B' if 'A' in pair else 'A'} is missing")
     a, b = pair["A"].shape, pair["B"].shape
     wanted_a = (rank, shape[0]) if shape else (rank, a[-1] if a else 0)
     wanted_b = (shape[1], rank) if shape else (b[0] if b else 0, rank)
     for side, found, wanted in (("A", a, wanted_a), ("B", b, wanted_b)):
         if found != wanted:
-            raise AdapterRejected(
+            raise _refused(
                 Rejection.BAD_SHAPE, f"{where}: lora_{side} is {list(found)}; allowed: {list(wanted)}"
             )

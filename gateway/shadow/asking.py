@@ -78,6 +78,7 @@ class NotAsked(Exception):
         super().__init__(outcome.value)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asker:
     """Calls backends with idle capacity.
 
@@ -91,48 +92,31 @@ class Asker:
         idle_share: share of a backend's sequences and memory in use, above which there is no idle capacity.
     """
 
-    def __init__(
-        self,
-        *,
-        backends: Mapping[str, Backend],
-        admission: AdmissionController,
-        adapters: AdapterRegistry,
-        limits: LegLimits,
-        accounts: Accounts,
-        spelling: Spelling,
-        encode: Callable[[Sequence[Message]], Awaitable[tuple[int, ...]]],
-        redact: Redactor,
-        clock: Callable[[], float],
-        unix_time: Callable[[], float],
-        new_id: Callable[[], str],
-        timeout_s: float,
-        idle_share: float,
-    ) -> None:
-        self._backends = backends
-        self._admission = admission
-        self._adapters = adapters
-        self._limits = limits
-        self._accounts = accounts
-        self._spelling = spelling
-        self._encode = encode
-        self._redact = redact
-        self._clock = clock
-        self._unix_time = unix_time
-        self._new_id = new_id
-        self._timeout_s = timeout_s
-        self._idle_share = idle_share
+    backends: Mapping[str, Backend]
+    admission: AdmissionController
+    adapters: AdapterRegistry
+    limits: LegLimits
+    accounts: Accounts
+    spelling: Spelling
+    encode: Callable[[Sequence[Message]], Awaitable[tuple[int, ...]]]
+    redact: Redactor
+    clock: Callable[[], float]
+    unix_time: Callable[[], float]
+    new_id: Callable[[], str]
+    timeout_s: float
+    idle_share: float
 
     def idle(self, backend: str) -> bool:
         """Whether the backend is ready, its queue is empty, and enough of it is free."""
-        if self._backends[backend].state is not BackendState.READY:
+        if self.backends[backend].state is not BackendState.READY:
             return False
-        gate, now = self._admission.gate(backend), self._clock()
-        load = self._backends[backend].load
+        gate, now = self.admission.gate(backend), self.clock()
+        load = self.backends[backend].load
         return (
             not gate.depth
             and gate.circuit.state(now) is CircuitState.CLOSED
-            and gate.work.sequences < max(1.0, self._idle_share * gate.work.capacity(now))
-            and (load is None or load.kv_usage < self._idle_share)
+            and gate.work.sequences < max(1.0, self.idle_share * gate.work.capacity(now))
+            and (load is None or load.kv_usage < self.idle_share)
         )
 
     async def ask(self, copy: Copy) -> ShadowAnswer:
@@ -142,22 +126,22 @@ class Asker:
             NotAsked: the backend lacks a feature, idle capacity or budget; or the redactor failed, so that
                 nothing may be sent.
         """
-        backend = self._backends[copy.backend]
-        request = _quiet(copy.request, self._new_id(), self._clock())
+        backend = self.backends[copy.backend]
+        request = _quiet(copy.request, self.new_id(), self.clock())
         if (features_asked(request.sampling, request.response_format) - HINTS) - backend.features:
             raise NotAsked(ShadowOutcome.UNABLE)
         plan = await self._redacted(copy.plan)
         with_adapter = copy.adapter is not None and Feature.LORA in backend.features
         wish = copy.adapter.adapter_id if copy.adapter is not None and with_adapter else None
         try:
-            with self._adapters.lease(Selection(wish, operator=True)) as lease:
+            with self.adapters.lease(Selection(wish, operator=True)) as lease:
                 job = Job(request, copy.target, plan, lease, backend, _never_shorter)
                 return await self._generate(backend, job)
         except AdapterError:
             raise NotAsked(ShadowOutcome.UNABLE) from None
 
     async def _generate(self, backend: Backend, job: Job) -> ShadowAnswer:
-        stream = AnswerStream(job.request, _Nowhere(), self._clock)
+        stream = AnswerStream(job.request, _Nowhere(), self.clock)
         demand = demand_of(job, backend, stream)
         demand = replace(
             demand,
@@ -166,25 +150,25 @@ class Asker:
             kind=("shadow", *_kind(demand.kind)),
             # No queue: there is capacity at once, or a caller took it. The input limits are the callers'.
             limits=replace(
-                demand.limits or self._admission.gate(backend.name).limits,
+                demand.limits or self.admission.gate(backend.name).limits,
                 max_queue=0,
                 max_wait_s=MAX_WAIT_S,
                 max_input_tokens=None,
             ),
         )
-        permit = self._limits.enter(
-            backend.name, LegUsage(demand.input_tokens, self._admission.expected_output(demand))
+        permit = self.limits.enter(
+            backend.name, LegUsage(demand.input_tokens, self.admission.expected_output(demand))
         )
         if permit is None:
             raise NotAsked(ShadowOutcome.SPEND)
         adapter = job.lease.adapter
         version = f"{backend.model}+{adapter.adapter_id}" if adapter else backend.model
-        row = _row(job, backend, version, self._unix_time())
+        row = _row(job, backend, version, self.unix_time())
         try:
             with permit:
-                async with self._admission.admit(demand) as slot:
-                    work, _ = await Attempts(backend, job, stream, slot, self._spelling).next(Attempt(1))
-                    with self._accounts.open(row) as account:
+                async with self.admission.admit(demand) as slot:
+                    work, _ = await Attempts(backend, job, stream, slot, self.spelling).next(Attempt(1))
+                    with self.accounts.open(row) as account:
                         asked = await self._call(backend, work, stream, version)
                         account.settle(_closed(row, asked, stream))
                     # The circuit and the learned limits are of callers' requests.
@@ -199,15 +183,15 @@ class Asker:
         """One call; raises nothing but a cancellation."""
         completion: Completion | None = None
         failure: FailureKind | None = None
-        began = self._clock()
+        began = self.clock()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 completion = await backend.generate(work, stream.take)
         except TimeoutError:
             failure = FailureKind.TIMEOUT
         except Exception as error:
             failure = classify(error, delivered=False).kind
-        ended = self._clock()
+        ended = self.clock()
         if completion is None:
             read = len(work.token_ids) if stream.has_output else 0
             completion = Completion(
@@ -229,7 +213,7 @@ class Asker:
     async def _redacted(self, plan: Plan) -> Plan:
         """The redacted plan; it is tokenized again only when the redactor changed a text."""
         try:
-            texts = await asyncio.to_thread(lambda: [self._redact(one.content) for one in plan.messages])
+            texts = await asyncio.to_thread(lambda: [self.redact(one.content) for one in plan.messages])
         except Exception:
             # The operator's function may raise anything; a text that it did not pass is not sent.
             raise NotAsked(ShadowOutcome.REDACTION_FAILED) from None
@@ -238,7 +222,7 @@ class Asker:
         )
         if messages == plan.messages:
             return plan
-        return replace(plan, messages=messages, token_ids=await self._encode(messages), prefix_tokens=0)
+        return replace(plan, messages=messages, token_ids=await self.encode(messages), prefix_tokens=0)
 
 
 class _Nowhere:

@@ -132,7 +132,7 @@ def _run(options: Options, console: Console) -> Replayed:
 
 
 def _notes(options: Options, done: Replayed) -> dict[str, str]:
-    trace, lexicon = done.trace, done.calibration.lexicon
+    trace, lexicon = done.trace, done.lexicon
     rows = f"{len(trace.arrivals):,} rows over {trace.span_s:,.1f} s"
     lengths = f"clamped to {done.max_model_len:,} tokens: {done.report.clamped:,}"
     measured = f"measured with /tokenize; {lexicon.overhead} tokens of overhead"

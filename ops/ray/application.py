@@ -75,7 +75,7 @@ def make_application(
         request_router_config=_router(ray),
         **_careful(ray),
         **_replicas(ray.engines_min, ray.engines_max, ray, _engine_scaling(settings)),
-        **placement_of(settings.engine, num_cpus=ray.engine_cpus, num_gpus=ray.engine_gpus).options(),
+        **placement_of(settings.engine, num_cpus=ray.engine_cpus, num_gpus=ray.engine_gpus),
     )
     gateways = _deployment(
         _gateway_class(place),

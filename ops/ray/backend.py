@@ -14,6 +14,7 @@ from gateway.backends.partial_answer import check_partial
 from gateway.backends.port import Absence, BackendState, Completion, Continue, DeltaSink, Work
 from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.load import WorkerFigures, WorkerLoad
+from gateway.config.ray import RaySection
 from gateway.contracts.features import Feature
 from ops.ray.port import EngineReplicas, ReplicaLost, ReplicasFull
 from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint, encode
@@ -43,27 +44,6 @@ _REPLICAS_FAULT = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RayRules:
-    """Bounds of the calls to replicas.
-
-    Args:
-        signals_s: time between two rounds of signals.
-        first_token_s: longest wait for a first token, Serve's queue included.
-        idle_s: longest pause within an answer.
-        max_attempts: most replicas that one request is tried on.
-        block_tokens: tokens of a block of the fingerprint.
-        max_running: most sequences of one replica's batch.
-    """
-
-    signals_s: float
-    first_token_s: float
-    idle_s: float
-    max_attempts: int
-    block_tokens: int
-    max_running: int
-
-
 class RayBackend:
     """Generates on the engine replica that Serve's router chooses; before a first token it may try another.
 
@@ -74,6 +54,7 @@ class RayBackend:
     Args:
         kind: the engine's kind, as answers show it.
         teller: this gateway's name to the replicas.
+        max_running: most sequences of one replica's batch.
         queued: how many requests wait here for this backend; autoscaling uses it.
         on_max_model_len: receives the longest sequence that the replicas' engines take, in tokens.
     """
@@ -87,7 +68,8 @@ class RayBackend:
         replicas: EngineReplicas,
         features: frozenset[Feature],
         continues: frozenset[Continue],
-        rules: RayRules,
+        section: RaySection,
+        max_running: int,
         teller: str,
         queued: Callable[[], int],
         on_max_model_len: Callable[[int], None],
@@ -99,12 +81,13 @@ class RayBackend:
         self.features = features
         self.continues = continues
         self._replicas = replicas
-        self._rules = rules
+        self._section = section
+        self._max_running = max_running
         self._teller = teller
         self._queued = queued
         self._on_max_model_len = on_max_model_len
         self._clock = clock
-        self._load = WorkerLoad(interval_s=rules.signals_s)
+        self._load = WorkerLoad(interval_s=section.signals_seconds)
         self._ready: tuple[ReplicaSignals, ...] = ()
         # Replicas that reported their figures once and did not in the last rounds, with the number of these.
         self._missing: Mapping[str, int] = {}
@@ -126,7 +109,7 @@ class RayBackend:
         reported = self._load.current(self._clock())
         if reported is None or not self._ready:
             return None
-        room = self._rules.max_running * len(self._ready)
+        room = self._max_running * len(self._ready)
         running = min(reported.running + reported.waiting, room)
         waiting = reported.running + reported.waiting - running
         return replace(reported, running=running, waiting=waiting, max_running=room, workers=len(self._ready))
@@ -153,14 +136,14 @@ class RayBackend:
         try:
             while True:
                 await self.ask()
-                await asyncio.sleep(self._rules.signals_s)
+                await asyncio.sleep(self._section.signals_seconds)
         finally:
             self._stopped = True
             self._news.set()
 
     async def ask(self) -> None:
         """One round of signals."""
-        timeout_s = max(LEAST_TIMEOUT_S, 2 * self._rules.signals_s)
+        timeout_s = max(LEAST_TIMEOUT_S, 2 * self._section.signals_seconds)
         try:
             reported = await self._replicas.signals(self._teller, self._queued(), timeout_s)
         except (ReplicaLost, ReplicasFull) as error:
@@ -196,8 +179,10 @@ class RayBackend:
         """Generate; leaving early, in whatever way, ends the call on its replica."""
         check_partial(work, self.continues, self.name)
         adapter = work.adapter.adapter_id if work.adapter is not None else None
-        chain = chain_of(work.token_ids, self._rules.block_tokens, salt_number(work.cache_salt, adapter))
-        stable_blocks = work.prefix_tokens // self._rules.block_tokens
+        chain = chain_of(
+            work.token_ids, self._section.affinity_block_tokens, salt_number(work.cache_salt, adapter)
+        )
+        stable_blocks = work.prefix_tokens // self._section.affinity_block_tokens
         route = RouterHint(tuple(chain), stable_blocks, adapter, tuple(self._missing))
         data = encode(work if work.calls is None else replace(work, calls=None))
         ticket = self._load.sent(len(work.token_ids))
@@ -207,14 +192,14 @@ class RayBackend:
             self._load.ended(ticket)
 
     async def _tried(self, route: RouterHint, data: bytes, calls: CallBudget, out: DeltaSink) -> Completion:
-        for number in range(1, self._rules.max_attempts + 1):
+        for number in range(1, self._section.max_attempts + 1):
             attempt = _Attempt(out)
             try:
                 return await self._attempt(route, data, attempt)
             except BackendFailure as failure:
                 # Serve replaces a replica that fails; the circuit is for all of them.
                 failure.isolated = failure.kind in _REPLICAS_FAULT and len(self._ready) > 1
-                last = number == self._rules.max_attempts
+                last = number == self._section.max_attempts
                 if last or attempt.delivered or not failure.policy.other_backend or not calls.take_extra():
                     raise
                 self._log.info("tried another replica", replica=attempt.replica, failure=failure.kind.value)
@@ -246,7 +231,11 @@ class RayBackend:
             raise BackendFailure(FailureKind.ENGINE_DEAD, f"an engine replica went away: {error}") from error
 
     async def _next(self, pieces: AsyncIterator[ReplicaPiece], attempt: _Attempt) -> ReplicaPiece:
-        limit_s = self._rules.idle_s if attempt.delivered else self._rules.first_token_s
+        limit_s = (
+            self._section.idle_timeout_seconds
+            if attempt.delivered
+            else self._section.first_token_timeout_seconds
+        )
         try:
             async with asyncio.timeout(limit_s):
                 return await anext(pieces)

@@ -21,7 +21,7 @@ from gateway.wiring.backends import PoolLinks
 from gateway.wiring.build import build
 from gateway.wiring.running import Gateway
 from observability.logs import configure_logging
-from ops.ray.backend import RayBackend, RayRules
+from ops.ray.backend import RayBackend
 from ops.ray.port import ClusterPlace, EngineReplicas
 
 
@@ -74,14 +74,8 @@ def build_ingress(
             replicas=replicas,
             features=features_of(settings),
             continues=continues_of(settings),
-            rules=RayRules(
-                signals_s=settings.ray.signals_seconds,
-                first_token_s=settings.ray.first_token_timeout_seconds,
-                idle_s=settings.ray.idle_timeout_seconds,
-                max_attempts=settings.ray.max_attempts,
-                block_tokens=settings.ray.affinity_block_tokens,
-                max_running=settings.engine.max_num_seqs,
-            ),
+            section=settings.ray,
+            max_running=settings.engine.max_num_seqs,
             teller=f"{teller}/{name}",
             queued=links.queued,
             on_max_model_len=links.limit_context,

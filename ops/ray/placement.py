@@ -1,34 +1,13 @@
 """The cluster resources of one engine replica, as values for Serve."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from gateway.config.engine import EngineSection
 
-_NONE: Mapping[str, float] = MappingProxyType({})
 
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """The resources of an engine replica's own process, and a placement group with a bundle for each GPU."""
-
-    actor: Mapping[str, float] = field(default_factory=lambda: _NONE)
-    bundles: tuple[Mapping[str, float], ...] = ()
-    strategy: str | None = None
-
-    def options(self) -> dict[str, Any]:
-        """As Serve's deployments take it."""
-        options: dict[str, Any] = {"ray_actor_options": dict(self.actor)}
-        if self.bundles:
-            options["placement_group_bundles"] = [dict(bundle) for bundle in self.bundles]
-            options["placement_group_strategy"] = self.strategy
-        return options
-
-
-def placement_of(engine: EngineSection, *, num_cpus: float, num_gpus: float | None) -> Placement:
-    """The resources for an engine of this configuration.
+def placement_of(engine: EngineSection, *, num_cpus: float, num_gpus: float | None) -> dict[str, Any]:
+    """The options of the deployment for an engine of this configuration: the resources of the replica's own
+    process, and a placement group with a bundle for each GPU.
 
     * The embedded engine takes one GPU, none when ``engine.device`` is ``cpu``.
     * vLLM takes ``tensor_parallel_size`` times ``pipeline_parallel_size``. Its own processes share the
@@ -38,21 +17,22 @@ def placement_of(engine: EngineSection, *, num_cpus: float, num_gpus: float | No
 
     ``num_gpus`` overrides what follows from the engine.
     """
-    if engine.kind != "vllm":
-        default = 0.0 if engine.device == "cpu" else 1.0
-        return Placement(_actor(num_cpus, default if num_gpus is None else num_gpus))
     stages, ranks = engine.pipeline_parallel_size, engine.tensor_parallel_size
+    own_gpus = float(stages * ranks)
+    if engine.kind != "vllm":
+        stages = ranks = 1
+        own_gpus = 0.0 if engine.device == "cpu" else 1.0
     if engine.distributed_executor_backend != "ray" or stages * ranks == 1:
-        return Placement(_actor(num_cpus, float(stages * ranks) if num_gpus is None else num_gpus))
+        return _actor(num_cpus, own_gpus if num_gpus is None else num_gpus)
     gpus = 1.0 if num_gpus is None else num_gpus
     # Serve puts the replica into the first bundle, which so has room for it and for the first rank.
     bundles = [{"CPU": num_cpus, "GPU": gpus}, *({"GPU": gpus} for _ in range(stages * ranks - 1))]
-    return Placement(
-        _actor(num_cpus, 0.0),
-        tuple(MappingProxyType(bundle) for bundle in bundles),
-        "STRICT_PACK" if stages == 1 else "PACK",
-    )
+    return {
+        **_actor(num_cpus, 0.0),
+        "placement_group_bundles": bundles,
+        "placement_group_strategy": "STRICT_PACK" if stages == 1 else "PACK",
+    }
 
 
-def _actor(num_cpus: float, num_gpus: float) -> Mapping[str, float]:
-    return MappingProxyType({"num_cpus": num_cpus, "num_gpus": num_gpus})
+def _actor(num_cpus: float, num_gpus: float) -> dict[str, Any]:
+    return {"ray_actor_options": {"num_cpus": num_cpus, "num_gpus": num_gpus}}

@@ -1,7 +1,6 @@
 """Learns the token count of each word from the gateway, so that a prompt of 900 tokens has 900 tokens."""
 
 import asyncio
-from dataclasses import dataclass
 
 from ops.replay.contract import ReplayContract
 from ops.replay.options import TargetError
@@ -20,19 +19,11 @@ PROBE_WORDS = 16
 DEFAULT_MODEL_LEN = 4_096
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """What was learned; ``max_model_len`` is the gateway's, or the default."""
-
-    lexicon: Lexicon
-    max_model_len: int
-
-
-async def calibrate(target: ReplayTarget, contract: ReplayContract) -> Calibration:
+async def calibrate(target: ReplayTarget, contract: ReplayContract) -> tuple[Lexicon, int]:
     """Count the words' tokens with ``/tokenize``, then send one short request for its prompt's overhead.
 
-    The probe also opens the first connection and checks key, route and model before the load begins. Raises
-    TargetError.
+    Returns the words, and the gateway's ``max_model_len`` or the default. The probe also opens the first
+    connection and checks key, route and model before the load begins. Raises TargetError.
     """
     anchor = await target.tokenize({"prompt": ANCHOR, "add_special_tokens": False})
     costs = None if anchor is None else await _weigh(target, anchor.count)
@@ -49,9 +40,7 @@ async def calibrate(target: ReplayTarget, contract: ReplayContract) -> Calibrati
         raise TargetError(f"the first request failed with {probe.code}; nothing was replayed")
     overhead = max(0, probe.input_tokens - sum(weight[word] for word in words)) if lexicon.calibrated else 0
     longest = anchor.max_model_len if anchor is not None else None
-    return Calibration(
-        Lexicon(lexicon.costs, overhead, lexicon.calibrated), longest if longest else DEFAULT_MODEL_LEN
-    )
+    return Lexicon(lexicon.costs, overhead, lexicon.calibrated), longest or DEFAULT_MODEL_LEN
 
 
 async def _weigh(target: ReplayTarget, anchor_tokens: int) -> tuple[tuple[str, int], ...] | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 
-from ops.replay.calibrate import Calibration, calibrate
+from ops.replay.calibrate import calibrate
 from ops.replay.contract import ContractName, Native, OpenAI, ReplayContract
 from ops.replay.load import ReplayRun, run_load
 from ops.replay.options import Options
@@ -14,7 +14,7 @@ from ops.replay.outcome import ReplayedRequest
 from ops.replay.report import ReplayReport, report
 from ops.replay.shape import Planned, plan
 from ops.replay.target import ReplayTarget
-from ops.replay.text import TextMaker
+from ops.replay.text import Lexicon, TextMaker
 from ops.replay.trace import Trace, read_trace
 
 Watch = Callable[[ReplayRun, int], AbstractContextManager[None]]
@@ -25,7 +25,7 @@ class Replayed:
     """A replay that has ended.
 
     Args:
-        calibration: what was learned from the gateway first.
+        lexicon: what was learned from the gateway first.
         max_model_len: the limit that lengths were clamped to.
         outcomes: every request that ended.
         below_overhead: prompts that are shorter in the trace than the overhead of every prompt of this
@@ -33,7 +33,7 @@ class Replayed:
     """
 
     trace: Trace
-    calibration: Calibration
+    lexicon: Lexicon
     max_model_len: int
     outcomes: tuple[ReplayedRequest, ...]
     report: ReplayReport
@@ -41,7 +41,7 @@ class Replayed:
 
     def setup(self, options: Options) -> dict[str, object]:
         """How the figures were made, for the JSON report; no key."""
-        lexicon = self.calibration.lexicon
+        lexicon = self.lexicon
         asked = {
             name: value for name, value in asdict(options).items() if name not in ("trace", "key", "slo")
         }
@@ -89,12 +89,12 @@ async def replay_trace(
         clock=clock,
     ) as target:
         contract = await _contract(options, target)
-        learned = await calibrate(target, contract)
-        longest = options.max_model_len or learned.max_model_len
+        lexicon, longest = await calibrate(target, contract)
+        longest = options.max_model_len or longest
         requests = tuple(
             plan(trace, speed=options.speed, scale_tokens=options.scale_tokens, max_model_len=longest)
         )
-        maker = TextMaker(learned.lexicon, options.seed)
+        maker = TextMaker(lexicon, options.seed)
 
         async def send(planned: Planned, text: str, started_at: float) -> ReplayedRequest:
             return await target.generate(contract, planned, text, started_at=started_at)
@@ -110,9 +110,9 @@ async def replay_trace(
                 run=run,
             )
     clamped = sum(planned.clamped for planned in requests)
-    below = sum(planned.prompt_tokens <= learned.lexicon.overhead for planned in requests)
+    below = sum(planned.prompt_tokens <= lexicon.overhead for planned in requests)
     found = report(run, options.slo, clamped=clamped)
-    return Replayed(trace, learned, longest, tuple(run.outcomes), found, below)
+    return Replayed(trace, lexicon, longest, tuple(run.outcomes), found, below)
 
 
 async def _contract(options: Options, target: ReplayTarget) -> ReplayContract:

@@ -14,22 +14,22 @@ import yaml
 
 from gateway.backends.embedded import CONTINUES, FEATURES
 from gateway.backends.port import Completion, Delta
+from gateway.config.ray import RaySection
 from gateway.contracts.values import FinishReason, Usage
-from ops.ray.backend import RayBackend, RayRules
+from ops.ray.backend import RayBackend
 from ops.ray.port import ClusterPlace, EngineReplicas
 from ops.ray.replica import EngineReplica, configured_engine
 from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint, decode_piece, decode_signals, encode
 from tests.conformance.harness import BLOCK_SIZE, DEMO_MODEL, MAX_MODEL_LEN, Specimen, make_adapters
 
-RULES = RayRules(
-    signals_s=0.05, first_token_s=30.0, idle_s=30.0, max_attempts=3, block_tokens=16, max_running=128
-)
+RULES = RaySection(signals_seconds=0.05, first_token_timeout_seconds=30.0, affinity_block_tokens=16)
+MAX_RUNNING = 128
 
 
 def make_backend(
     replicas: EngineReplicas,
     *,
-    rules: RayRules = RULES,
+    rules: RaySection = RULES,
     queued: Callable[[], int] = lambda: 0,
     clock: Callable[[], float] = time.monotonic,
     lengths: list[int] | None = None,
@@ -42,7 +42,8 @@ def make_backend(
         replicas=replicas,
         features=FEATURES,
         continues=CONTINUES,
-        rules=rules,
+        section=rules,
+        max_running=MAX_RUNNING,
         teller="gateway-1",
         queued=queued,
         on_max_model_len=(lengths if lengths is not None else []).append,

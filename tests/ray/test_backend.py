@@ -14,7 +14,7 @@ from ops.ray.port import ReplicaLost, ReplicasFull
 from ops.ray.wire import Failed, ReplicaPiece, ReplicaSignals
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
-from tests.ray.replicas import RULES, WHOLE, Played, Players, make_backend
+from tests.ray.replicas import MAX_RUNNING, RULES, WHOLE, Played, Players, make_backend
 
 WORK = Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=8), cache_salt="acme")
 FIRST_PIECE = ReplicaPiece(replica="a", deltas=(Delta("Hello", 1, token_ids=(5,)),))
@@ -24,7 +24,12 @@ LOST = ReplicaLost("ActorDiedError")
 async def failure_of(
     players: Players, work: Work = WORK, *, asks: bool = True, silent_s: float = 30.0
 ) -> BackendFailure:
-    backend = make_backend(players, rules=replace(RULES, first_token_s=silent_s, idle_s=silent_s))
+    backend = make_backend(
+        players,
+        rules=RULES.model_copy(
+            update={"first_token_timeout_seconds": silent_s, "idle_timeout_seconds": silent_s}
+        ),
+    )
     if asks:
         await backend.ask()
     with pytest.raises(BackendFailure) as caught:
@@ -86,7 +91,7 @@ async def test_a_fault_of_the_request_is_tried_once() -> None:
 
 async def test_a_silent_replica_is_left_for_another_one() -> None:
     players = Players(Played([ReplicaPiece(replica="a")], hangs=True), WHOLE)
-    backend = make_backend(players, rules=replace(RULES, first_token_s=1.0))
+    backend = make_backend(players, rules=RULES.model_copy(update={"first_token_timeout_seconds": 1.0}))
     assert (await hear(backend, WORK)).text == "Hello you"
     assert players.routes[1].avoid == ("a",)
 
@@ -191,7 +196,7 @@ async def test_figures_add_up_and_what_was_sent_since_counts_at_once() -> None:
     load = backend.load
     assert load is not None
     assert (load.running, load.waiting, load.workers) == (5, 0, 2)
-    assert load.max_running == 2 * RULES.max_running
+    assert load.max_running == 2 * MAX_RUNNING
     assert load.kv_usage == pytest.approx(0.2)
     assert load.total_blocks == 400
     assert lengths == [2048]

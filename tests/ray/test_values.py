@@ -25,8 +25,8 @@ from gateway.contracts.values import (
     Usage,
 )
 from ops.ray.flow import UNWATCHED_DELTAS, Flow
-from ops.ray.placement import Placement, placement_of
-from ops.ray.scaling import Pressure, QueueAndMemory, pressure_of, wanted
+from ops.ray.placement import placement_of
+from ops.ray.scaling import QueueAndMemory, wanted
 from ops.ray.wire import Failed, ReplicaPiece, RouterHint, decode_hint, decode_piece, decode_work, encode
 from resilience.failures import BackendFailure, FailureKind
 
@@ -114,21 +114,22 @@ def engine(**keys: object) -> EngineSection:
 
 def test_an_engine_takes_one_gpu_and_on_a_cpu_none() -> None:
     embedded = EngineSection()
-    assert placement_of(embedded, num_cpus=2, num_gpus=None).actor == {"num_cpus": 2, "num_gpus": 1}
+    assert placement_of(embedded, num_cpus=2, num_gpus=None) == {
+        "ray_actor_options": {"num_cpus": 2, "num_gpus": 1}
+    }
     on_cpu = EngineSection(device="cpu")
-    assert placement_of(on_cpu, num_cpus=1, num_gpus=None).actor["num_gpus"] == 0
-    assert placement_of(engine(), num_cpus=1, num_gpus=0).actor["num_gpus"] == 0
+    assert placement_of(on_cpu, num_cpus=1, num_gpus=None)["ray_actor_options"]["num_gpus"] == 0
+    assert placement_of(engine(), num_cpus=1, num_gpus=0)["ray_actor_options"]["num_gpus"] == 0
 
 
 def test_tensor_parallel_on_one_node_is_one_actor_with_its_gpus() -> None:
     placed = placement_of(engine(tensor_parallel_size=4), num_cpus=8, num_gpus=None)
-    assert placed == Placement({"num_cpus": 8, "num_gpus": 4})
-    assert "placement_group_bundles" not in placed.options()
+    assert placed == {"ray_actor_options": {"num_cpus": 8, "num_gpus": 4}}
 
 
 def test_ranks_over_ray_have_a_bundle_each_and_tensor_ranks_stay_on_one_node() -> None:
     section = engine(tensor_parallel_size=4, distributed_executor_backend="ray")
-    options = placement_of(section, num_cpus=2, num_gpus=None).options()
+    options = placement_of(section, num_cpus=2, num_gpus=None)
     assert options == {
         "ray_actor_options": {"num_cpus": 2, "num_gpus": 0},
         "placement_group_bundles": [{"CPU": 2, "GPU": 1}, {"GPU": 1}, {"GPU": 1}, {"GPU": 1}],
@@ -139,8 +140,8 @@ def test_ranks_over_ray_have_a_bundle_each_and_tensor_ranks_stay_on_one_node() -
 def test_pipeline_stages_may_lie_on_several_nodes() -> None:
     section = engine(tensor_parallel_size=8, pipeline_parallel_size=2, distributed_executor_backend="ray")
     placed = placement_of(section, num_cpus=1, num_gpus=None)
-    assert len(placed.bundles) == 16
-    assert placed.strategy == "PACK"
+    assert len(placed["placement_group_bundles"]) == 16
+    assert placed["placement_group_strategy"] == "PACK"
 
 
 def test_a_range_upside_down_is_refused() -> None:
@@ -148,16 +149,17 @@ def test_a_range_upside_down_is_refused() -> None:
         RaySection(engines_min=2, engines_max=1)
 
 
+def figures(running: float, queued: float, kv_usage: float) -> dict[str, dict[str, float]]:
+    return {"running": {"a": running}, "queued": {"a": queued}, "kv_usage": {"a": kv_usage}}
+
+
 def test_the_queue_in_the_gateways_counts_as_load_on_the_engines() -> None:
-    idle = Pressure(1, 0, 0, 0.0)
-    assert wanted(idle, target_sequences=8, target_kv=0.9) == 0
-    queued = Pressure(1, 8, 24, 0.1)
-    assert wanted(queued, target_sequences=8, target_kv=0.9) == 4
+    assert wanted(figures(0, 0, 0.0), target_sequences=8, target_kv=0.9) == 0
+    assert wanted(figures(8, 24, 0.1), target_sequences=8, target_kv=0.9) == 4
 
 
 def test_full_memory_asks_for_replicas_though_few_sequences_run() -> None:
-    full = Pressure(2, 4, 0, 1.9)
-    assert wanted(full, target_sequences=8, target_kv=0.9) > 2
+    assert wanted(figures(4, 0, 1.9), target_sequences=8, target_kv=0.9) > 2
 
 
 def test_every_gateways_queue_is_counted_once_however_many_replicas_heard_of_it() -> None:
@@ -167,7 +169,8 @@ def test_every_gateways_queue_is_counted_once_however_many_replicas_heard_of_it(
         "kv_usage": {"a": 0.5, "b": 0.25},
         "queued": {"a": 6.0, "b": 5.0},
     }
-    assert pressure_of(metrics) == Pressure(2, 7.0, 6.0, 0.75)
+    assert wanted(metrics, target_sequences=13, target_kv=0.9) == 1.0
+    assert wanted(metrics, target_sequences=100, target_kv=0.75) == 1.0
 
 
 def test_without_figures_the_replicas_stay() -> None:

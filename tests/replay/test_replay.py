@@ -55,8 +55,8 @@ async def test_prompts_have_the_traces_length_and_answers_its_bound(
     assert all(body["stream"] is True for body in gateway.bodies)
     assert done.report.tokens.input == done.report.tokens.asked_input == 594
     assert done.report.tokens.output == 62
-    assert done.calibration.lexicon.overhead == OVERHEAD
-    assert done.calibration.lexicon.calibrated
+    assert done.lexicon.overhead == OVERHEAD
+    assert done.lexicon.calibrated
 
 
 async def test_prompts_shorter_than_what_every_prompt_has_are_counted(
@@ -208,7 +208,7 @@ async def plain() -> AsyncIterator[str]:
 
 async def test_without_tokenize_lengths_are_guessed_and_the_report_says_so(plain: str, azure: Azure) -> None:
     done = await replay_trace(Options(trace=azure((0.0, 50, 2)), url=plain))
-    assert not done.calibration.lexicon.calibrated
+    assert not done.lexicon.calibrated
     assert done.report.completed == 1
 
 
