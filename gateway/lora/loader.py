@@ -1,8 +1,6 @@
 """Keeps the engine's adapters: pinned and most requested ones are loaded ahead, retired ones unloaded."""
 
 import asyncio
-import json
-import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +15,7 @@ from adapters.values import Adapter
 from engine.errors import EngineError
 from gateway.backends.lora_slots import AdapterHolder, LoraSlots
 from gateway.lora.registry import IN_FORCE_S, AdapterProjection
+from gateway.weights.records import read_json, write_json
 from resilience.failures import BackendFailure, FailureKind
 
 # How often adapters are checked, in addition to each change of the registry.
@@ -269,18 +268,14 @@ class LoraLoader:
     def _read(self) -> tuple[float, dict[str, float]] | None:
         """The stored time and demand; ``None`` without a usable file."""
         try:
-            data = json.loads(self._file.read_bytes())
+            data = read_json(self._file)
             return float(data["at"]), {str(name): float(heat) for name, heat in data["heat"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def _write(self, heat: object) -> None:
-        text = json.dumps({"at": self._unix_time(), "heat": heat})
-        part = self._file.with_suffix(f".{os.getpid()}.part")
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(text)
-            os.replace(part, self._file)
+            write_json(self._file, {"at": self._unix_time(), "heat": heat})
         except OSError as error:
             self._log.warning(
                 "adapters' demand not stored", file=str(self._file), reason=type(error).__name__

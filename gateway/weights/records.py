@@ -35,7 +35,7 @@ class CacheFolder:
 
     def has(self, file: RemoteFile) -> bool:
         """Whether this version of the file is here and was checked; its content is not read again."""
-        record = _read(self._record(file.name))
+        record = read_json(self._record(file.name))
         path = self.path(file.name)
         return (
             record.get("etag") == file.etag
@@ -46,23 +46,24 @@ class CacheFolder:
 
     def checked(self, file: RemoteFile, by: str) -> None:
         """Record that the file is here and was checked with that kind of checksum."""
-        _write(self._record(file.name), {"etag": file.etag, "size": file.size, "checked_by": by})
+        write_json(self._record(file.name), {"etag": file.etag, "size": file.size, "checked_by": by})
 
     def _record(self, name: str) -> Path:
         return self._state / "files" / f"{name}.json"
 
     def all_here(self, files: Collection[RemoteFile]) -> None:
         """Record that all files of the address are here."""
-        _write(self._state / "all.json", {"files": [[f.name, f.size, f.etag] for f in files]})
+        write_json(self._state / "all.json", {"files": [[f.name, f.size, f.etag] for f in files]})
 
     def last_known(self) -> list[RemoteFile]:
         """The files of the last complete fetch; empty when there was none, or some are missing."""
-        listed = _read(self._state / "all.json").get("files", [])
+        listed = read_json(self._state / "all.json").get("files", [])
         files = [RemoteFile(str(name), int(size), str(etag)) for name, size, etag in listed]
         return files if all(self.has(file) for file in files) else []
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty without a usable one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -70,7 +71,8 @@ def _read(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Replace a file in one step. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     with os.fdopen(handle, "w", encoding="utf-8") as file:

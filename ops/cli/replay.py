@@ -11,7 +11,7 @@ from ops.cli.console import plain, screen, write_figures
 from ops.cli.operator import AsJson, Key, Url
 from ops.cli.startup import need_modules, one_line_errors
 from ops.client import DEFAULT_URL
-from ops.replay.contract import ContractName
+from ops.replay.options import ContractName
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,17 +1,9 @@
 """The two contracts of the load generator: the request, and how an event of the answer is read."""
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any, Protocol
 
 from ops.replay.outcome import ReplayedRequest
-
-
-class ContractName(StrEnum):
-    """Values of ``--contract``."""
-
-    NATIVE = "native"
-    OPENAI = "openai"
 
 
 class ReplayContract(Protocol):

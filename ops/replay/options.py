@@ -2,11 +2,17 @@
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
-from ops.replay.contract import ContractName
-
 MAX_CONCURRENCY = 10_000
+
+
+class ContractName(StrEnum):
+    """Values of ``--contract``."""
+
+    NATIVE = "native"
+    OPENAI = "openai"
 
 
 class ReplayError(Exception):

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 
 from ops.replay.calibrate import calibrate
-from ops.replay.contract import ContractName, Native, OpenAI, ReplayContract
+from ops.replay.contract import Native, OpenAI, ReplayContract
 from ops.replay.load import ReplayRun, run_load
-from ops.replay.options import Options
+from ops.replay.options import ContractName, Options
 from ops.replay.outcome import ReplayedRequest
 from ops.replay.report import ReplayReport, report
 from ops.replay.shape import Planned, plan

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestServer
 
-from ops.replay.contract import ContractName
-from ops.replay.options import OptionError, Options, TargetError
+from ops.replay.options import ContractName, OptionError, Options, TargetError
 from ops.replay.report import ReplaySlo
 from ops.replay.session import replay_trace
 from tests.replay.fake_gateway import MAX_MODEL_LEN, OVERHEAD, Behaviour, FakeGateway, tokens_of
