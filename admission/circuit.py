@@ -1,7 +1,5 @@
 """The circuit breaker of one backend: when many of its answers fail, it gets fewer requests or none."""
 
-from __future__ import annotations
-
 from collections import deque
 from enum import StrEnum
 

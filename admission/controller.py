@@ -1,7 +1,5 @@
 """Admission as the journey uses it: ``async with admit(demand) as slot``."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager

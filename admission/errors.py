@@ -6,8 +6,6 @@
     └── Refused     the request may not go to its backend now
 """
 
-from __future__ import annotations
-
 from admission.values import Reason
 
 

@@ -1,7 +1,5 @@
 """Expectations of one backend, learned from its past answers."""
 
-from __future__ import annotations
-
 from admission.lengths import OutputLengths
 from admission.limit import AdaptiveLimit
 from admission.pace import Pace

@@ -1,7 +1,5 @@
 """Admission's events, for metrics, spans and logs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -8,8 +8,6 @@
 Removal is lazy: dead entries are swept before they outnumber the live ones, so that memory stays bounded.
 """
 
-from __future__ import annotations
-
 import heapq
 from bisect import bisect_right, insort
 from collections import OrderedDict

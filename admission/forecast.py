@@ -4,8 +4,6 @@ The peak lies just before some sequence's end; admission decides by that peak, b
 current load alone oscillate (Mooncake, FAST '25).
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence

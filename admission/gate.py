@@ -4,8 +4,6 @@
 :meth:`BackendGate.pump` and :meth:`BackendGate.expired` after each of these, and act on what they return.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection
 

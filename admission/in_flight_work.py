@@ -1,7 +1,5 @@
 """The requests handed to a backend, its reports, and the estimates learned from it; without the queue."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from admission.estimator import Estimator

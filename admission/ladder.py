@@ -1,7 +1,5 @@
 """The degradation ladder: a growing queue shortens, then refuses new requests."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Answers are usually much shorter than ``max_tokens``; a forecast that reserved t
 the KV cache idle.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import OrderedDict

@@ -9,8 +9,6 @@ Of several engines behind one name an answer moves the limit by its engine's sha
 hundred would halve the work of a hundred engines within seconds (docs/fleet-simulation.md).
 """
 
-from __future__ import annotations
-
 BACKOFF = 0.9
 # After a decrease the next one waits this long for its effect; an increase needs as many good answers as the
 # limit.

@@ -1,7 +1,5 @@
 """Whether a backend's KV pool has room: its reported usage, and the forecast for the requests handed on."""
 
-from __future__ import annotations
-
 from admission.estimator import Estimator
 from admission.forecast import KvForecast, ReservedTokens
 from admission.signals import LoadSignals

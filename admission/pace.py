@@ -4,8 +4,6 @@ An ended answer shows its pace too late: the ones started with it are late as we
 are measured, over windows of a few steps. Figures: docs/admission-simulator.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

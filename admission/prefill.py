@@ -1,7 +1,5 @@
 """The prompts handed to a backend and not yet computed."""
 
-from __future__ import annotations
-
 import heapq
 import math
 

@@ -1,7 +1,5 @@
 """A backend's prefill speed and the time that it holds a place, learned from past requests."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Hashable
 

@@ -4,8 +4,6 @@ The last report stays in use: at first as it is, then with a growing margin on t
 ``stale_s`` with a cap on the requests in flight. A silent backend gets fewer requests, but never none.
 """
 
-from __future__ import annotations
-
 from admission.forecast import KvPoolTokens
 from admission.values import AdmissionLimits, BackendLoad
 

@@ -1,7 +1,5 @@
 """A request at the gate, from its offer to its release."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Values of the admission stage."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import StrEnum

@@ -15,8 +15,6 @@ Normalizer and pre-tokenizer must be ones that ``tiktoken`` can express in one r
 the GPT-2, Llama 3, Qwen 2 and o200k families, and GPT-2's with single digits.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -14,8 +14,6 @@ added tokens (runs of spaces, ``<think>``) are ordinary vocabulary: templates lo
 answers, and none of them ends a turn. Raw prompts are not guarded: their callers write the markup themselves.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

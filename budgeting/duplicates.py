@@ -1,8 +1,6 @@
 """Evidence without duplicates: chunks with one id, with one text (case, width and spaces aside), or whose
 text is contained in another's, are sent once, as the longer text in the better rank."""
 
-from __future__ import annotations
-
 import math
 import unicodedata
 from collections.abc import Sequence

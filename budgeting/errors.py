@@ -11,8 +11,6 @@
     └── UnknownTokenId      a raw prompt holds an id outside the vocabulary
 """
 
-from __future__ import annotations
-
 from budgeting.values import PromptSection
 
 

@@ -5,8 +5,6 @@ factor a model. The upper estimate adds a margin: a fixed one at first, then a l
 the recent errors.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import OrderedDict, deque

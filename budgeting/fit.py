@@ -1,7 +1,5 @@
 """One prompt made to fit: whole where it does, else by the order of :mod:`budgeting.trimming`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ what a template takes; then::
 In a turn opened so, the user's own words follow the title ``Message:``, unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

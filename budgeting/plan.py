@@ -1,7 +1,5 @@
 """The budget stage: from a canonical prompt to what is sent, never more than the model can hold."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -12,8 +12,6 @@
 Evidence follows the older turns, so that a change of it, or of the context, changes no token before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

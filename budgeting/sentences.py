@@ -1,7 +1,5 @@
 """Where sentences end, in the scripts whose marks are known; by rule, without a model."""
 
-from __future__ import annotations
-
 import re
 
 # Western marks end a sentence before a blank; the others (CJK, Devanagari, Arabic, Urdu, Armenian, Ethiopic,

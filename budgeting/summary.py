@@ -5,8 +5,6 @@ by the words they share with the conversation, in any language: a word is a run 
 neighbouring characters of a script without spaces; very frequent and unique words count little.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

@@ -5,8 +5,6 @@ The environment is the one of ``transformers`` (block trimming, loop controls, t
 and ``documents`` none), so that a folder renders the same text here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime

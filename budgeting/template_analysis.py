@@ -10,8 +10,6 @@ the text, trimmed or unchanged; then the markup is learned once for each role, a
 joined. A template that examines the text is rendered by Jinja each time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

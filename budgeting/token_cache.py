@@ -1,7 +1,5 @@
 """A cache bounded in bytes: what is used again stays, what is not goes, and a hit takes no lock."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Hashable
 from typing import Generic, TypeVar

@@ -1,7 +1,5 @@
 """Reads the text side of a model folder: tokenizer, special tokens, chat template."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ The order does not depend on how much room there is, and what is sent is a begin
 never drops a chunk or a turn. The price is that up to one item's room may stay unused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 

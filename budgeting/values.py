@@ -1,7 +1,5 @@
 """Values of the budget stage: a canonical prompt goes in, a plan that fits the model comes out."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

@@ -5,8 +5,6 @@ adapter would open the circuit for all callers; if it never did, a device that c
 in service. The results of other weights on the same backend at the same time decide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 WINDOW_S = 10.0

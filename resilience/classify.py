@@ -1,7 +1,5 @@
 """From any exception to the closed set of failures, by its type and message, without importing an engine."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 Messages name AWS's own code, never its text, which may hold a part of the prompt or the account's number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """Detects degenerate answers, repetition or replacement characters, in constant time a token; sans-I/O."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

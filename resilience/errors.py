@@ -8,8 +8,6 @@
 How a backend itself fails is :class:`resilience.failures.BackendFailure`, a closed set of its own.
 """
 
-from __future__ import annotations
-
 
 class ResilienceError(Exception):
     """The attempts ended for a reason of their own."""

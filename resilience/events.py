@@ -1,7 +1,5 @@
 """Events of failures and what was done about them: frozen facts for metrics, spans and logs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from resilience.degenerate import Sign

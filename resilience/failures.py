@@ -3,8 +3,6 @@
 The waits follow how long each kind of failure lasts. A backend raises nothing but :class:`BackendFailure`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

@@ -5,8 +5,6 @@ and ``ENGINE_TRANSITIONS`` say how events change it; ``STEPS`` which steps are t
 ``docs/resilience.md`` shows the three tables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto

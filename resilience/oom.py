@@ -4,8 +4,6 @@ The third of three layers. Prevention is the token budget and admission's foreca
 of the one request with a shorter context; recovery is for later requests.
 """
 
-from __future__ import annotations
-
 # Multiplicative decrease, additive increase. A step down frees 30 % at once: memory that ran out is far from
 # enough for the same load, and the next failure costs an answer. A step up adds 5 %, so a load that
 # the backend cannot hold is tried again once in a minute, not in every step of the engine.

@@ -4,8 +4,6 @@ Storing appends to a bounded outbox, which :meth:`ResponseCache.run` empties; lo
 better can answer. A broken store is a miss and fails no request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import struct

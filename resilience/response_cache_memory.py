@@ -1,7 +1,5 @@
 """Answers stored in this process; the least recently used and expired ones are evicted."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 

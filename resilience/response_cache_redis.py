@@ -4,8 +4,6 @@ An entry is two keys that expire, the answer and its vector; a shelf is a sorted
 with each entry. Redis' own ``maxmemory`` bounds the whole; nothing is locked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast

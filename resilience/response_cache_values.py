@@ -1,7 +1,5 @@
 """Values and events of the response cache, and the ports of its store and its embedder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -4,8 +4,6 @@ An engine holds text back: incomplete characters, and words that may start a sto
 may be ahead of the text; resuming from all of them would leave a hole.
 """
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

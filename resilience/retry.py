@@ -1,7 +1,5 @@
 """Whether a failed attempt is made again on the same backend, and after which wait; sans I/O."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

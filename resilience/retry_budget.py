@@ -5,8 +5,6 @@ of retries each would multiply it. :class:`CallBudget` bounds the calls of one r
 (fallback chain, retry loop, workers of a pool) would multiply.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 # Retries that each first attempt pays for: at most a tenth of the load comes on top.

@@ -10,8 +10,6 @@ An engine is lost when one of its processes has ended or is stopped by a signal,
 step, or when its device fails. A first start that fails is no loss: its cause lies in the configuration.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """The embedded engine as a backend."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields, replace

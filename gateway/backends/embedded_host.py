@@ -1,7 +1,5 @@
 """The embedded engine as the gateway's engine in process."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Fault injection: wraps a backend, only when ``chaos.enabled`` is true."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter

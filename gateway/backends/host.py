@@ -1,7 +1,5 @@
 """Ports of components that run as long as the gateway: the engine in process, pools of workers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType

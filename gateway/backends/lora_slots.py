@@ -1,7 +1,5 @@
 """The LoRA slots of one engine: adapters load on first use or ahead; the coldest idle one is evicted."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Resuming a partial answer: the check of every backend, and joining texts where only text is returned."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 

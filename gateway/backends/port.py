@@ -1,7 +1,5 @@
 """The port that every backend implements; the rest of the gateway uses backends only through it."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace

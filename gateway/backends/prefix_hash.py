@@ -8,8 +8,6 @@ The numbers are Python's hash of integers and tuples of them, which has no rando
 same build makes the same ones. They only steer requests; what may be reused is decided where the cache is.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 # Blocks of one chain; a longer prompt is told apart well enough by its first part.

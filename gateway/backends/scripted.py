@@ -1,7 +1,5 @@
 """A backend that plays a script: the fake of the port, for tests and for measuring the gateway alone."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Sequence

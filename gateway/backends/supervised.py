@@ -1,7 +1,5 @@
 """Restarts the engine in process when it dies; the backends on it stay the same objects."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence

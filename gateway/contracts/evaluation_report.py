@@ -4,8 +4,6 @@ Both sides share a secret. Where keys are off there may be none: the signature t
 reports from others.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

@@ -6,8 +6,6 @@ sampling, the shape asked for, the context, the evidence, and all of the convers
 latest user turn. So personal data of one request does not reach another.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from budgeting.values import Role

@@ -1,7 +1,5 @@
 """Passes an answer on to the caller, counts it, and stores what another call needs to resume it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The work of each attempt on a backend: all or the rest of an answer, changed after some failures."""
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The commit buffer: the first pieces of a stream wait a moment, so that a failed start is never sent."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """What a request asks of admission: tokens, memory and time on one backend."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from admission.values import AdmissionLimits, Demand

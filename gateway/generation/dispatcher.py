@@ -1,7 +1,5 @@
 """Hands admitted work to a backend, with retries and an inspection of the output."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

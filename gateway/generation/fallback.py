@@ -1,7 +1,5 @@
 """After a failure: resume the answer, or serve another one by the route's fallback chain."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 

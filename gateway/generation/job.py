@@ -1,7 +1,5 @@
 """What the journey has decided of a request by the time it is generated."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """Inspects answers as they are generated: a degenerate one is requested again, ended or failed."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import chain
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Remedies for later requests after a failure: less load on a backend, a restart of the engine."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Protocol

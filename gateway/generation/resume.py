@@ -1,7 +1,5 @@
 """Resuming a broken answer on a backend: which modes it offers, and the output joined to the stream."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gateway.backends.port import Backend, Continue, Delta

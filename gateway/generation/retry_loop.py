@@ -1,7 +1,5 @@
 """The attempts on one backend: repeated while the caller cannot notice, never past the deadline."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator

@@ -1,7 +1,5 @@
 """Where a request's events go: JSON, SSE and WebSocket each implement it."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from budgeting.values import Plan

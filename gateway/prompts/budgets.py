@@ -5,8 +5,6 @@ default. On OpenAI's paths budgets trim only where the route's ``trim_in`` names
 ``max_tokens`` wins over every reserve, in the planner.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from budgeting.errors import BudgetError

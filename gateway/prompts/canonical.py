@@ -7,8 +7,6 @@ policy ``move``, the sentences of the caller's system messages that change from 
 version's own text is not searched: it is published and does not change.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

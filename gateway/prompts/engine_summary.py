@@ -6,8 +6,6 @@ busy, for the conversation's next request. A summary of more turns is made from 
 since. Summaries are keyed by the content they were made of.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import OrderedDict

@@ -4,8 +4,6 @@ Every repetition is bounded, or cannot restart inside itself, so matching is lin
 :mod:`gateway.prompts.volatile` decides by the group that matched and the words in front of it.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

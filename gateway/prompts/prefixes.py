@@ -5,8 +5,6 @@ affinity, caching switched off). If little is expected, the prefix itself change
 after a change of prompt that adds something volatile.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass
 

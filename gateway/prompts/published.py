@@ -6,8 +6,6 @@ the gateway starts without this check and logs that: a broken disk must not stop
 prompt.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from collections.abc import Callable, Mapping

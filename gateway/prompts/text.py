@@ -4,8 +4,6 @@ endpoints.
 Larger work goes to a thread, so that the event loop is not held for more than about a millisecond.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

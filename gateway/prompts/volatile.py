@@ -9,8 +9,6 @@ The sentence that holds a finding is taken out whole, also when it continues aft
 is lost. Every pattern has a bounded length, so the time is linear in the text's length.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass

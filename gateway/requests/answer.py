@@ -1,7 +1,5 @@
 """The caller's answer, made of what was generated, and its usage row."""
 
-from __future__ import annotations
-
 import orjson
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """The record of a request that had no journey: refused before one, or served without one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The requests in flight, and the drain: not ready, then no new requests, then none in flight."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

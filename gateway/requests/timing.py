@@ -1,7 +1,5 @@
 """The time of one request: how long each stage took, and the longest that all of them may take."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable

@@ -7,8 +7,6 @@ whose odds of a fault in every check are at most ``tolerance`` times the baselin
 probability of at most ``alpha``, provided that its requests fail independently of each other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

@@ -10,8 +10,6 @@ counts once whichever process drives; records that were read are deleted. Only t
 ones are deleted a hundred at a time, and all of them when the canary has ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

@@ -1,7 +1,5 @@
 """The records of the canary's streams: its states, and each process' counts of a window."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final

@@ -5,8 +5,6 @@ they are not independent evidence (with two requests that always fail together o
 rolled back, with five nearly every one, of 200 simulated).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from gateway.routing.canary import CanaryPlan, Counts

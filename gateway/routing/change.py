@@ -1,7 +1,5 @@
 """Changes of a routing configuration as pure functions: weights, and differences of two configurations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks that the names in a routing configuration exist, and that its fallback chains are useful."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Messages about faults of a routing configuration: the path, what was given, what is allowed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

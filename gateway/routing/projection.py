@@ -5,8 +5,6 @@ this process cannot use a record, for example because it names an unknown backen
 stays in force, the process reports the unusable one, and continues with the next record.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

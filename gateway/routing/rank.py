@@ -1,7 +1,5 @@
 """Ranking of backends: a pure function of the revision, the request and what the fleet can do."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The records of the stream ``routing``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

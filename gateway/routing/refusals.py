@@ -1,7 +1,5 @@
 """The errors of routing and of the state store as operators' commands report them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

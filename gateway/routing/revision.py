@@ -1,7 +1,5 @@
 """Validates a routing configuration and turns it into a frozen revision."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path

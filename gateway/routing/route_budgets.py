@@ -1,7 +1,5 @@
 """The token budgets that a route sets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The sections ``admission`` and ``resume`` of a route."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 

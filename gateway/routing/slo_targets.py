@@ -1,7 +1,5 @@
 """The service levels of the routes in force, as the metrics read them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

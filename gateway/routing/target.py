@@ -1,7 +1,5 @@
 """Resolves what a request names: a route, and optionally a backend or an adapter (OpenAI's ``model``)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from types import MappingProxyType

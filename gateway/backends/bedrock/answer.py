@@ -1,7 +1,5 @@
 """Reads Bedrock's events and answers; joins them to the port's deltas and completion."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Bedrock as a backend."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """One call to Bedrock between its thread and the event loop: bulkhead, connection, events."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

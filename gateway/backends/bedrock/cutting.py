@@ -1,7 +1,5 @@
 """Gives the wire of a call botocore's socket. Imports botocore, so it is imported in threads only."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from typing import Any

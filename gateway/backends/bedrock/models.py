@@ -1,7 +1,5 @@
 """What models of Bedrock can do, by their ids."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 # Fewest tokens of a cached prefix, by a part of the model's id; the first match counts. From AWS's guide to

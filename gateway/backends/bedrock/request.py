@@ -9,8 +9,6 @@ a partial answer                        the last turn of the assistant, or the e
 white space at the end of a prefill     omitted, as above
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The thread's side of a call: asks one region after another. Imports boto3 only when it makes a client."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

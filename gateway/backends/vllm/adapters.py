@@ -1,7 +1,5 @@
 """LoRA adapters in vLLM, as an ``AdapterHolder`` of :class:`LoraSlots`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from itertools import count
 from pathlib import Path

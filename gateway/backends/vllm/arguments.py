@@ -1,7 +1,5 @@
 """vLLM's arguments from the engine's section of the configuration; does not import vLLM."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """vLLM in process, as a backend."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ it. In the gateway's own process it only hands records on to the gateway's logs.
 library is imported here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Receives the log lines of vLLM's processes and writes them to the gateway's logs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """vLLM as the gateway's engine in process: its start, its end and its state."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

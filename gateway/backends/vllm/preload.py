@@ -5,8 +5,6 @@ the garbage collector, which scans a growing heap (up to 0.36 s at a time). So t
 the import, by a foreign call, which releases the GIL, and the collector is paused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

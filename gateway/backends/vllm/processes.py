@@ -1,7 +1,5 @@
 """vLLM's processes below this one: the engine's core, its workers, and what they start."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The engine's figures: written after each of its steps, read by admission and by the metrics."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Why vLLM did not start, in one line that says what to change."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests to a loaded vLLM and their results, in terms that do not depend on its version."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """A worker's stream of chunks as the port's deltas and completion; sans-I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

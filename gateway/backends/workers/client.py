@@ -1,7 +1,5 @@
 """The pool of keep-alive connections to one worker: bounded, one request at a time on each."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections import deque

@@ -1,7 +1,5 @@
 """The features of each dialect of OpenAI's API, and request bodies in it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@
     └── BadHttp            invalid answer: not HTTP, the wrong type, longer than allowed
 """
 
-from __future__ import annotations
-
 
 class TransportError(Exception):
     """The worker gave no answer. The message contains neither prompt nor key."""

@@ -7,8 +7,6 @@
                           └──── probe ok once the time is up, or when no other is in service; slow start
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum

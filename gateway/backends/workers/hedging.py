@@ -7,8 +7,6 @@ Source: Dean and Barroso, "The Tail at Scale" (CACM 2013): waiting for the 95th 
 extra load at a few percent and takes most of the tail.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

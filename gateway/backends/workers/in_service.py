@@ -1,7 +1,5 @@
 """Which workers of a pool are in service: whether there is one, and since when there is none."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable

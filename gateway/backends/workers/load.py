@@ -6,8 +6,6 @@ the scrape ages, their number is scaled up; once it is too old, only our own req
 whose metrics are missing is neither flooded nor starved.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from admission.values import BackendLoad

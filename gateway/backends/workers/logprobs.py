@@ -1,7 +1,5 @@
 """Log-probabilities as workers send them: OpenAI's two formats, and vLLM's token ids instead of texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

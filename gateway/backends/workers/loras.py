@@ -5,8 +5,6 @@ name would give answers computed with old weights. All gateways make the same na
 :class:`LoraSlots`, as for an engine in process; the worker is the holder.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -9,8 +9,6 @@ would cost milliseconds (with a thousand workers, ``docs/fleet-simulation.md``),
   choices is nearly the best of all: Mitzenmacher 2001).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Maps a worker's error answers and transport errors to the gateway's failure kinds."""
 
-from __future__ import annotations
-
 import email.utils
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 A hint may be stale. The choice checks it against the worker's own index, so a stale one costs one lookup.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import takewhile

@@ -11,8 +11,6 @@ share of all requests, this one included; somewhat more where the prompt is cach
 below it. So the traffic of a popular prefix spreads over as many workers as it needs, and over no more.
 """
 
-from __future__ import annotations
-
 import hashlib
 from bisect import bisect_right
 from collections import OrderedDict
