@@ -6,28 +6,21 @@ from dataclasses import asdict, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Column, Double, Index, RowMapping, Table, Text, delete, select
+from sqlalchemy import Column, Index, PrimaryKeyConstraint, RowMapping, Table, Text, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from accounting.shadow_values import ShadowPair, ShadowSide
 from accounting.store import GenerationStore
-from accounting.tables import metadata
+from accounting.tables import columns_of, metadata
+
+SIDES = ("primary", "shadow")
 
 shadow_pairs = Table(
     "shadow_pairs",
     metadata,
-    Column("pair_id", Text, primary_key=True),
-    Column("generation_id", Text, nullable=False),
-    Column("at", Double, nullable=False),
-    Column("route", Text, nullable=False),
-    Column("prompt_version", Text),
-    Column("adapter_id", Text),
-    Column("intent", Text),
-    Column("likeness", Double),
-    Column("meaning", Double),
-    Column("judged", Text),
-    Column("primary_side", Text, nullable=False),
-    Column("shadow_side", Text, nullable=False),
+    *(column for column in columns_of(ShadowPair) if column.name not in SIDES),
+    *(Column(f"{name}_side", Text, nullable=False) for name in SIDES),
+    PrimaryKeyConstraint("pair_id"),
     Index("ix_shadow_pairs_at", "at"),
 )
 
@@ -90,9 +83,9 @@ def _json(side: ShadowSide) -> str:
 
 
 def _pair(columns: RowMapping) -> ShadowPair:
-    sides = {name: _side(json.loads(columns[f"{name}_side"])) for name in ("primary", "shadow")}
+    sides: dict[str, Any] = {name: _side(json.loads(columns[f"{name}_side"])) for name in SIDES}
     rest = {name: value for name, value in columns.items() if not name.endswith("_side")}
-    return ShadowPair(**rest, primary=sides["primary"], shadow=sides["shadow"])
+    return ShadowPair(**rest, **sides)
 
 
 def _side(found: dict[str, Any]) -> ShadowSide:

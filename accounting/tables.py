@@ -28,7 +28,7 @@ from accounting.values import EngineCount, UsageRow
 metadata = MetaData()
 
 
-def _columns(row: type) -> list[Column[Any]]:
+def columns_of(row: type) -> list[Column[Any]]:
     """A column for each field of a row."""
     kinds = {str: Text, int: BigInteger, float: Double}
     found: list[Column[Any]] = []
@@ -42,7 +42,7 @@ def _columns(row: type) -> list[Column[Any]]:
 generations = Table(
     "generations",
     metadata,
-    *_columns(UsageRow),
+    *columns_of(UsageRow),
     Column("hour", BigInteger, nullable=False),
     # The key of a partitioned table includes what it is partitioned by (PostgreSQL, TimescaleDB).
     PrimaryKeyConstraint("generation_id", "hour", name="pk_generations"),
@@ -54,7 +54,7 @@ generations = Table(
 engine_counts = Table(
     "engine_counts",
     metadata,
-    *_columns(EngineCount),
+    *columns_of(EngineCount),
     PrimaryKeyConstraint("hour", "backend", "engine", "observer", name="pk_engine_counts"),
 )
 

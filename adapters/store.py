@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 
 from adapters.base_model import BaseModel
-from adapters.errors import AdapterRejected, Rejection
 from adapters.peft_config import CONFIG_FILE
 from adapters.unpack import is_archive, unpack
 from adapters.verify import WEIGHTS_FILE, Verified, list_files, verify
@@ -59,8 +58,6 @@ class AdapterStore:
             if is_archive(source):
                 unpacked = Path(scratch) / "unpacked"
                 unpacked.mkdir()
-                if not source.is_file():
-                    raise AdapterRejected(Rejection.NOT_FOUND, f"{source.name}: no such file")
                 unpack(source, unpacked)
                 source = unpacked
             # All files are checked, two are stored: engines read no others.
@@ -76,8 +73,6 @@ class AdapterStore:
         if not is_archive(source):
             return verify(source, base, sha256=sha256)
         with tempfile.TemporaryDirectory() as scratch:
-            if not source.is_file():
-                raise AdapterRejected(Rejection.NOT_FOUND, f"{source.name}: no such file")
             unpack(source, Path(scratch))
             return verify(Path(scratch), base, sha256=sha256)
 

@@ -6,8 +6,8 @@ raises nothing. Background loops do the rest, and start nothing while the event 
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -21,6 +21,7 @@ from gateway.shadow.asking import Asker, NotAsked, ShadowAnswer
 from gateway.shadow.comparing import Comparer
 from gateway.shadow.judge import Judge
 from gateway.shadow.sampling import Copy, ShadowOutcome, ShadowQueue, chosen
+from observability.collectors import ShadowShown
 
 # The interval at which a busy backend is checked again.
 POLL_S = 0.1
@@ -45,24 +46,6 @@ class KeepsPairs(Protocol):
 
     async def close(self) -> None:
         """Close the database."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowFigures:
-    """The state of the shadow.
-
-    Args:
-        outcomes: requests by outcome, since the start.
-        written: pairs stored.
-        lost: pairs that the database did not accept in time.
-    """
-
-    outcomes: Mapping[ShadowOutcome, int]
-    waiting: int
-    waiting_bytes: int
-    active: int
-    written: int
-    lost: int
 
 
 class Shadow:
@@ -124,15 +107,16 @@ class Shadow:
         else:
             self._outcomes[ShadowOutcome.QUEUE_FULL] += 1
 
-    def figures(self) -> ShadowFigures:
-        """For the metrics."""
-        return ShadowFigures(
-            {outcome: self._outcomes[outcome] for outcome in ShadowOutcome},
+    def figures(self, spent_nanousd: int = 0) -> ShadowShown:
+        """For the metrics; the limits know what was spent."""
+        return ShadowShown(
+            {outcome.value: self._outcomes[outcome] for outcome in ShadowOutcome},
             len(self._queue),
             self._queue.size_bytes,
             self._active,
             self._written,
             self._lost,
+            spent_nanousd,
         )
 
     async def run(self) -> None:

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,29 +48,29 @@ def fault(path: Path, expected: Expected, stop: Callable[[], None]) -> str | Non
 
 def _digest(path: Path, expected: Expected, stop: Callable[[], None]) -> str:
     with path.open("rb") as file:
+
+        def chunks(left: int) -> Iterator[bytes]:
+            while left and (chunk := file.read(min(READ_BYTES, left))):
+                stop()
+                left -= len(chunk)
+                yield chunk
+
         if expected.kind == "crc32":
             crc = 0
-            while chunk := file.read(READ_BYTES):
-                stop()
+            for chunk in chunks(expected.size):
                 crc = zlib.crc32(chunk, crc)
             return f"{crc:08x}"
         if expected.kind == "multipart-md5":
             digests = []
-            left = expected.size
-            while left > 0:
+            for start in range(0, expected.size, expected.part_bytes):
                 part = hashlib.md5(usedforsecurity=False)
-                unread = min(expected.part_bytes, left)
-                left -= unread
-                while unread and (chunk := file.read(min(READ_BYTES, unread))):
-                    stop()
+                for chunk in chunks(min(expected.part_bytes, expected.size - start)):
                     part.update(chunk)
-                    unread -= len(chunk)
                 digests.append(part.digest())
             whole = hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()
             return f"{whole}-{len(digests)}"
         digest = hashlib.new(expected.kind, usedforsecurity=False)
-        while chunk := file.read(READ_BYTES):
-            stop()
+        for chunk in chunks(expected.size):
             digest.update(chunk)
         return digest.hexdigest()
 

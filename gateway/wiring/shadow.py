@@ -39,17 +39,8 @@ class ShadowParts:
 
     def figures(self) -> ShadowShown:
         """For the metrics."""
-        figures = self.shadow.figures()
-        spent = sum(one.spent_nanousd + one.reserved_nanousd for one in self.limits.figures().values())
-        return ShadowShown(
-            results={outcome.value: count for outcome, count in figures.outcomes.items()},
-            waiting=figures.waiting,
-            waiting_bytes=figures.waiting_bytes,
-            active=figures.active,
-            written=figures.written,
-            lost=figures.lost,
-            spent_nanousd=spent,
-        )
+        spent = self.limits.figures().values()
+        return self.shadow.figures(sum(one.spent_nanousd + one.reserved_nanousd for one in spent))
 
 
 def make_shadow(

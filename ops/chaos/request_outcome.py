@@ -174,10 +174,8 @@ def _ledger_problem(observed: ObservedAnswer, rows: Sequence[Billed], tokens: in
 
 def common(one: str, other: str) -> int:
     """Length of the common prefix."""
-    for number, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return number
-    return min(len(one), len(other))
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def differing(wanted: str, text: str) -> tuple[int, int]:

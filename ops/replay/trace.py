@@ -124,10 +124,6 @@ def _arrival(
 
 
 def _seconds(stamp: str) -> float:
-    """Seconds since 1970 of ``2023-11-16 18:15:46.6805900``; the fraction may have any number of digits."""
-    whole, dot, rest = stamp.strip().partition(".")
-    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-    moment = datetime.fromisoformat(whole + rest[len(digits) :])
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return moment.timestamp() + (float(f"0.{digits}") if dot and digits else 0.0)
+    """Seconds since 1970 of ``2023-11-16 18:15:46.6805900``, to a microsecond."""
+    moment = datetime.fromisoformat(stamp.strip())
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

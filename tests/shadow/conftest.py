@@ -71,7 +71,7 @@ class Watched:
         return sink
 
     def count(self, outcome: ShadowOutcome) -> int:
-        return self.shadow.figures().outcomes[outcome]
+        return self.shadow.figures().results[outcome.value]
 
     async def until(self, outcome: ShadowOutcome, count: int = 1) -> None:
         async with asyncio.timeout(60):
