@@ -34,7 +34,7 @@ def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
     Blocks.
 
     Sizes in the archive are not trusted: bytes are counted as they are written. Raises AdapterRejected:
-    ``not_found``, ``outside_folder`` (absolute names, ``..``, links, devices), ``too_large``, ``bad_archive``.
+    ``not_found``, ``outside_folder`` (absolute, ``..``, links, devices), ``too_large``, ``bad_archive``.
     """
     if not archive.is_file():
         raise AdapterRejected(Rejection.NOT_FOUND, f"{archive.name}: no such file")
