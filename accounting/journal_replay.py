@@ -21,17 +21,13 @@ class Replay:
         self._journal = journal
         self._writer = writer
         self._options = options
-        self._since: float | None = None
-
-    @property
-    def since(self) -> float | None:
-        """When the first row that waits to be read back arrived, on the clock; ``None``: none waits."""
-        return self._since
+        # When the first row that waits to be read back arrived, on the clock.
+        self.since: float | None = None
 
     def spilled(self, at: float) -> None:
         """Note a row that is only in the journal."""
-        if self._since is None:
-            self._since = at
+        if self.since is None:
+            self.since = at
 
     async def once(self, *, caught_up: bool) -> None:
         """Read back all closed files; our own file in use only when memory's rows are ``caught_up``."""
@@ -52,7 +48,7 @@ class Replay:
             if not await self._segment(own, adopted=False):
                 return
         if not self._journal.spilled:
-            self._since = None
+            self.since = None
 
     async def _segment(self, segment: JournalSegment, *, adopted: bool) -> bool:
         """Read one file back; whether to continue."""

@@ -124,29 +124,24 @@ class _Held:
 class QuotaWindow:
     """The use within the last period, as ``steps`` of ``[number, amount]``, oldest first."""
 
-    __slots__ = ("_kind", "_steps", "_used", "limit")
+    __slots__ = ("_kind", "_used", "limit", "steps")
 
     def __init__(self, limit: int, kind: Limit, steps: Sequence[Sequence[int]] = ()) -> None:
         self.limit = limit
         self._kind = kind
-        self._steps = [[number, amount] for number, amount in steps]
+        self.steps = [[number, amount] for number, amount in steps]
         self._used = sum(amount for _, amount in steps)
-
-    @property
-    def steps(self) -> list[list[int]]:
-        """To be stored."""
-        return self._steps
 
     def add(self, amount: int, at: float, now: float) -> None:
         """Count a use at ``at``, unless that has left the window."""
         number = int(at // self._kind.step_s)
         if self._leaves_at(number) <= now:
             return
-        place = bisect_left(self._steps, [number])
-        if place < len(self._steps) and self._steps[place][0] == number:
-            self._steps[place][1] += amount
+        place = bisect_left(self.steps, [number])
+        if place < len(self.steps) and self.steps[place][0] == number:
+            self.steps[place][1] += amount
         else:
-            self._steps.insert(place, [number, amount])
+            self.steps.insert(place, [number, amount])
         self._used += amount
 
     def remaining(self, now: float, held: Sequence[_Held] = ()) -> int:
@@ -163,7 +158,7 @@ class QuotaWindow:
             return None
         self._drop(now)
         over, wait_s = self._used + amount - self.limit, RETRY_HELD_S
-        for number, one in self._steps:
+        for number, one in self.steps:
             if over <= 0:
                 break
             over -= one
@@ -173,7 +168,7 @@ class QuotaWindow:
     def reset_s(self, now: float, held: Sequence[_Held] = ()) -> float:
         """Seconds until all of the limit may be used again."""
         self._drop(now)
-        steps = [number for number, one in self._steps if one]
+        steps = [number for number, one in self.steps if one]
         steps += [one.at // self._kind.step_s for one in self._counting(held, now)]
         last = max(steps, default=None)
         return 0.0 if last is None else self._leaves_at(last) - now
@@ -185,8 +180,8 @@ class QuotaWindow:
         return (number + 1) * self._kind.step_s + self._kind.period_s
 
     def _drop(self, now: float) -> None:
-        while self._steps and self._leaves_at(self._steps[0][0]) <= now:
-            self._used -= self._steps.pop(0)[1]
+        while self.steps and self._leaves_at(self.steps[0][0]) <= now:
+            self._used -= self.steps.pop(0)[1]
 
 
 class _Stored(msgspec.Struct, array_like=True):

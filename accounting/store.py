@@ -54,7 +54,8 @@ class GenerationStore:
         self._row_insert: RowInsert | None = None
         self._prepared = False
         self._ever_prepared = False
-        self._in_memory = False
+        # Whether all callers share one connection, so that only one may use it at a time.
+        self.in_memory = False
 
     def connect(self) -> None:
         """Check the url and create the engine; connects to no database. Raises LedgerUnavailable."""
@@ -70,7 +71,7 @@ class GenerationStore:
             self._engine = make_engine(url, self._connections)
         except (ArgumentError, ImportError, InvalidRequestError, NoSuchModuleError) as error:
             raise LedgerUnavailable(f"ledger.url: {url.drivername!r} is not installed") from error
-        self._in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+        self.in_memory = url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
     async def prepare(self) -> None:
         """Create the tables, or migrate them to this version."""
@@ -78,7 +79,7 @@ class GenerationStore:
             return
         engine = self._opened()
         try:
-            if engine.dialect.name == "sqlite" and not self._in_memory:
+            if engine.dialect.name == "sqlite" and not self.in_memory:
                 _repair_companions(Path(engine.url.database or ""))
                 await _use_wal(engine)
             await bring_up(engine)
@@ -159,11 +160,6 @@ class GenerationStore:
         """Whether the tables have had this version's schema since the start."""
         return self._ever_prepared
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether all callers share one connection, so that only one may use it at a time."""
-        return self._in_memory
-
     async def close(self, timeout_s: float | None) -> None:
         """Close all connections, waiting at most ``timeout_s`` seconds for calls in progress."""
         engine, self._engine = self._engine, None
@@ -181,7 +177,7 @@ class GenerationStore:
 
     async def _forget_connections(self) -> None:
         """Connect again next time: the file may have been replaced, the server may have lost its tables."""
-        if self._in_memory:
+        if self.in_memory:
             return
         self._prepared = False
         await self._opened().dispose()

@@ -1,6 +1,6 @@
 """The registered adapters: looked up by name or alias, leased for the time of a request."""
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
@@ -21,8 +21,10 @@ class AdapterRegistry:
         given = {adapter.adapter_id: adapter for adapter in adapters}
         self._in_use: dict[str, int] = {}
         self._expected: frozenset[str] = frozenset()
-        self._ids: set[str] = set()
-        self._servable: set[str] = set()
+        # Live views: the names that :meth:`get` knows, adapters and aliases; those that any caller may use now,
+        # or once the registry's file is imported.
+        self.ids: set[str] = set()
+        self.servable: set[str] = set()
         self.offer(
             AdapterOffer(
                 MappingProxyType(given),
@@ -35,7 +37,7 @@ class AdapterRegistry:
         """Replace all adapters at once; existing leases keep theirs."""
         self._offer = offer
         served = set(offer.served)
-        self._known = tuple(one for one in offer.adapters.values() if one.adapter_id in served)
+        self.known = tuple(one for one in offer.adapters.values() if one.adapter_id in served)
         self._name()
 
     def expect(self, names: Iterable[str]) -> None:
@@ -46,31 +48,16 @@ class AdapterRegistry:
     def _name(self) -> None:
         offer = self._offer
         usable = [name for name, state in offer.states.items() if state is not AdapterState.RETIRED]
-        self._ids.clear()
-        self._ids.update(usable, offer.aliases, self._expected)
+        self.ids.clear()
+        self.ids.update(usable, offer.aliases, self._expected)
         coming = self._expected - offer.states.keys() - offer.aliases.keys() - offer.refused.keys()
-        self._servable.clear()
-        self._servable.update(coming, offer.served)
+        self.servable.clear()
+        self.servable.update(coming, offer.served)
 
     @property
     def offered(self) -> AdapterOffer:
         """The offer in force."""
         return self._offer
-
-    @property
-    def known(self) -> tuple[Adapter, ...]:
-        """The adapters that are served, in the order of their registration."""
-        return self._known
-
-    @property
-    def ids(self) -> Set[str]:
-        """Every name that :meth:`get` knows, adapters and aliases; a live view."""
-        return self._ids
-
-    @property
-    def servable(self) -> Set[str]:
-        """Names that any caller may use now, or once the registry's file is imported; a live view."""
-        return self._servable
 
     @property
     def aliases(self) -> Mapping[str, str]:

@@ -118,7 +118,7 @@ class Residency:
         self._users: dict[str, int] = {}
         self._used_at: dict[str, float] = {}
         self._failures: dict[str, _Failure] = {}
-        self._pinned: frozenset[str] = frozenset()
+        self.pinned: frozenset[str] = frozenset()
 
     @property
     def resident(self) -> tuple[str, ...]:
@@ -130,14 +130,9 @@ class Residency:
         """Adapters that requests use or wait for."""
         return tuple(self._users)
 
-    @property
-    def pinned(self) -> frozenset[str]:
-        """Adapters that are never evicted."""
-        return self._pinned
-
     def pin(self, names: Iterable[str]) -> None:
         """Set the adapters that are never evicted once loaded."""
-        self._pinned = frozenset(names)
+        self.pinned = frozenset(names)
 
     def enter(self, name: str, now: float) -> None:
         """A request begins to need it."""
@@ -169,12 +164,12 @@ class Residency:
             return LoadDecision()
         victim = self.victim(held, now)
         if victim is None:
-            return Full(len(self._pinned & set(held)))
+            return Full(len(self.pinned & set(held)))
         return LoadDecision(victim)
 
     def victim(self, held: Collection[str], now: float) -> str | None:
         """The adapter to evict: one not resident, else the idle unpinned one with the least demand."""
-        free = [name for name in held if name not in self._users and name not in self._pinned]
+        free = [name for name in held if name not in self._users and name not in self.pinned]
         orphans = [name for name in free if name not in self._resident]
         if orphans:
             return orphans[0]
@@ -207,8 +202,8 @@ class Residency:
 
     def wanted(self, known: Collection[str], now: float) -> tuple[str, ...]:
         """Adapters worth loading, at most ``places``: the pinned ones, then those with the most demand."""
-        pinned = sorted(self._pinned & set(known))
-        demanded = [name for name in self.demand.most_demanded(known, now) if name not in self._pinned]
+        pinned = sorted(self.pinned & set(known))
+        demanded = [name for name in self.demand.most_demanded(known, now) if name not in self.pinned]
         return tuple([*pinned, *demanded][: self.places])
 
     def next_load(self, known: Collection[str], held: Collection[str], now: float) -> str | None:
@@ -219,7 +214,7 @@ class Residency:
                 continue
             if len(held) < self.places:
                 return name
-            if name in self._pinned and self.victim(held, now) is not None:
+            if name in self.pinned and self.victim(held, now) is not None:
                 return name
         return None
 

@@ -258,7 +258,6 @@ class WorkerStatus:
     in_flight: int
     connections: int
     ejections: int
-    retry_in_s: float
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None

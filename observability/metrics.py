@@ -21,8 +21,6 @@ from observability.prompt_metrics import PromptMetrics
 from observability.slo_metrics import SloMetrics
 from observability.usage_metrics import UsageMetrics
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 # Seconds. The gateway's own time: the bars are 1 and 2 ms, so the steps are dense around them.
 OVERHEAD_BUCKETS = (
     0.0002, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0,
@@ -197,5 +195,5 @@ class Metrics:
         self._emit_errors(event).inc()
 
     def render(self) -> bytes:
-        """One scrape, in Prometheus' text format (:data:`CONTENT_TYPE`)."""
+        """One scrape, in Prometheus' text format."""
         return generate_latest(self._exposed)

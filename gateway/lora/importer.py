@@ -39,12 +39,8 @@ class AdapterImport:
         self._projection = projection
         self._source = source
         self._log = structlog.get_logger("adapters")
-        self._tried = False
-
-    @property
-    def tried(self) -> bool:
-        """Whether the whole file was tried once; the state store may have been unreachable."""
-        return self._tried
+        # Whether the whole file was tried once; the state store may have been unreachable.
+        self.tried = False
 
     async def run(self) -> None:
         """Import; ends when everything was tried successfully or refused."""
@@ -52,7 +48,7 @@ class AdapterImport:
         while True:
             pending = [adapter for adapter in pending if not await self._registered(adapter)]
             aliases_done = not pending and await self._aliased()
-            self._tried = True
+            self.tried = True
             if aliases_done:
                 return
             await asyncio.sleep(AGAIN_S)

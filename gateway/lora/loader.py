@@ -78,17 +78,12 @@ class LoraLoader:
         self._log = structlog.get_logger("adapters")
         self._slots: LoraSlots | None = None
         self._changed = asyncio.Event()
-        self._warm = False
+        self.warm = False  # whether preloading at the start is done, successfully or not
         projection.on_change(self.wake)
 
     def attach_workers(self, workers: Callable[[], Sequence[LoadsElsewhere]]) -> None:
         """Load adapters on these too: the workers in service that are loaded from here."""
         self._workers = workers
-
-    @property
-    def warm(self) -> bool:
-        """Whether preloading at the start is done, successfully or not."""
-        return self._warm
 
     @property
     def resident(self) -> tuple[str, ...]:
@@ -207,19 +202,16 @@ class LoraLoader:
         slots = self._slots
         try:
             if slots is not None and slots.places:
-                await self._pin(slots)
-                if not self._warm:
+                await slots.pin(self._pinned())
+                if not self.warm:
                     await self._preload(slots)
                 await self._unload_retired(slots)
                 while await slots.load_next(self._registry.known):
-                    await self._pin(slots)
+                    await slots.pin(self._pinned())
         except EngineError as error:
             # It is gone, and the next one gets a slots of its own.
             self._log.warning("adapters not updated", reason=error.code)
-        self._warm = True
-
-    async def _pin(self, slots: LoraSlots) -> None:
-        await slots.pin(self._pinned())
+        self.warm = True
 
     def _pinned(self) -> list[str]:
         return [one.adapter_id for one in self._projection.catalogue.versions.values() if one.pinned]

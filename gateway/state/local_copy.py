@@ -37,19 +37,14 @@ class LocalCopy:
     """The file of one stream. All methods block on disk; called from threads."""
 
     def __init__(self, folder: Path, stream: str) -> None:
-        self._path = folder / f"{stream}.jsonl"
+        self.path = folder / f"{stream}.jsonl"
         self._stream = stream
         self._log = structlog.get_logger("state")
-
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-        return self._path
 
     def head(self) -> int:
         """The last number, as the first line has it; 0 without a usable file."""
         try:
-            with self._path.open("rb") as file:
+            with self.path.open("rb") as file:
                 header = msgspec.json.decode(file.readline(MAX_HEADER_BYTES), type=_Header)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return 0
@@ -58,7 +53,7 @@ class LocalCopy:
     def load(self) -> Sequence[Record]:
         """All records; none when the file is missing or damaged. A damaged file is logged and renamed."""
         try:
-            first, _, rest = self._path.read_bytes().partition(b"\n")
+            first, _, rest = self.path.read_bytes().partition(b"\n")
             header = msgspec.json.decode(first, type=_Header)
             if header.stream != self._stream or header.sha256 != hashlib.sha256(rest).hexdigest():
                 raise ValueError("its digest differs")
@@ -66,15 +61,15 @@ class LocalCopy:
         except FileNotFoundError:
             return []
         except OSError as error:
-            self._log.warning("local copy not read", file=str(self._path), reason=type(error).__name__)
+            self._log.warning("local copy not read", file=str(self.path), reason=type(error).__name__)
             return []
         # Both of msgspec's errors, and that of a wrong encoding, are ValueErrors.
         except ValueError as error:
-            aside = self._path.with_suffix(".damaged")
+            aside = self.path.with_suffix(".damaged")
             self._log.warning(
                 "local copy damaged, not used", put_aside=str(aside), reason=type(error).__name__
             )
-            os.replace(self._path, aside)
+            os.replace(self.path, aside)
             return []
         return [Record(self._stream, one.number, one.at, one.author, one.data.encode()) for one in lines]
 
@@ -102,7 +97,7 @@ class LocalCopy:
         lines = [_Line(one.number, one.at, one.author, one.data.decode()) for one in records]
         rest = msgspec.json.Encoder().encode_lines(lines)
         header = _Header(self._stream, len(records), hashlib.sha256(rest).hexdigest())
-        folder = self._path.parent
+        folder = self.path.parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{self._stream}-", dir=folder)
         try:
@@ -110,7 +105,7 @@ class LocalCopy:
                 file.write(msgspec.json.encode(header) + b"\n" + rest)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(name, self._path)
+            os.replace(name, self.path)
         except OSError:
             os.unlink(name)
             raise

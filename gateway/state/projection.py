@@ -32,29 +32,19 @@ class StreamProjection(ABC):
 
     def __init__(self, store: StateStore, stream: str, apply: Callable[[Record], None]) -> None:
         self._store = store
-        self._stream = stream
+        self.stream = stream
         self._apply = apply
         self._log = structlog.get_logger("state")
         self._last: Record | None = None
-        self._state = ProjectionState.AWAY
+        self.state = ProjectionState.AWAY
         self._notified = asyncio.Event()
         self._moved = asyncio.Condition()
         store.listen(stream, self._on_head)
 
     @property
-    def stream(self) -> str:
-        """The stream's name."""
-        return self._stream
-
-    @property
     def number(self) -> int:
         """Of the last record applied here; 0: none."""
         return 0 if self._last is None else self._last.number
-
-    @property
-    def state(self) -> ProjectionState:
-        """Whether it is up to date."""
-        return self._state
 
     async def caught_up_to(self, number: int, timeout_s: float) -> bool:
         """Wait until record ``number`` is applied; ``False`` when it takes too long."""
@@ -66,7 +56,7 @@ class StreamProjection(ABC):
         return True
 
     def _on_head(self, head: int) -> None:
-        if head != self.number or self._state is not ProjectionState.FOLLOWING or self._must_verify():
+        if head != self.number or self.state is not ProjectionState.FOLLOWING or self._must_verify():
             self._notified.set()
 
     def _must_verify(self) -> bool:
@@ -114,19 +104,19 @@ class LatestRecord(StreamProjection):
 
     async def _catch_up(self) -> None:
         """Raises StateUnavailable."""
-        page = await self._store.read(self._stream, limit=1, newest_first=True)
+        page = await self._store.read(self.stream, limit=1, newest_first=True)
         last, newest = self._last, page[0] if page else None
         if last is not None and (newest is None or newest.number < last.number):
-            if self._state is not ProjectionState.LOST:
+            if self.state is not ProjectionState.LOST:
                 self._log.error(
                     "the state store has lost records; the last good state stays in force",
-                    stream=self._stream,
+                    stream=self.stream,
                     number=last.number,
                     found="nothing there" if newest is None else newest.number,
                 )
-            self._state = ProjectionState.LOST
+            self.state = ProjectionState.LOST
             return
-        self._state = ProjectionState.FOLLOWING
+        self.state = ProjectionState.FOLLOWING
         if newest is None or newest == last:
             return
         self._apply(newest)

@@ -49,7 +49,7 @@ class StreamFollower(StreamProjection):
     @property
     def healthy(self) -> bool:
         """Whether the applied records are known to be those of the store."""
-        return self._state is ProjectionState.FOLLOWING and self._store.healthy
+        return self.state is ProjectionState.FOLLOWING and self._store.healthy
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Apply the local copy's records, and those that the store has beyond it.
@@ -66,16 +66,16 @@ class StreamFollower(StreamProjection):
         except (StateUnavailable, TimeoutError):
             self._log.warning(
                 "state store away at the start; the local copy is in force",
-                stream=self._stream,
+                stream=self.stream,
                 number=self.number,
             )
 
     async def run(self) -> None:
         """Follow the stream and write the local copy, until cancelled."""
         async with asyncio.TaskGroup() as loops:
-            loops.create_task(self._keep_up(), name=f"follow-{self._stream}")
+            loops.create_task(self._keep_up(), name=f"follow-{self.stream}")
             if self._copy is not None:
-                loops.create_task(self._write_copy(self._copy), name=f"copy-{self._stream}")
+                loops.create_task(self._write_copy(self._copy), name=f"copy-{self.stream}")
 
     def _must_verify(self) -> bool:
         return self._verified_at is None or self._clock() - self._verified_at >= VERIFY_S
@@ -84,7 +84,7 @@ class StreamFollower(StreamProjection):
         """Apply what is new. Raises StateUnavailable."""
         while True:
             last = self._last
-            page = await self._store.read(self._stream, after=max(self.number - 1, 0), limit=PAGE)
+            page = await self._store.read(self.stream, after=max(self.number - 1, 0), limit=PAGE)
             if last is not None:
                 if not page or page[0] != last:
                     self._lost(page[0].number if page else None)
@@ -95,9 +95,9 @@ class StreamFollower(StreamProjection):
                     return
             if len(page) < PAGE - 1:
                 break
-        if self._state is not ProjectionState.FOLLOWING:
-            self._log.info("following a stream", stream=self._stream, number=self.number)
-        self._state = ProjectionState.FOLLOWING
+        if self.state is not ProjectionState.FOLLOWING:
+            self._log.info("following a stream", stream=self.stream, number=self.number)
+        self.state = ProjectionState.FOLLOWING
         self._verified_at = self._clock()
         self._grown.set()
 
@@ -105,27 +105,27 @@ class StreamFollower(StreamProjection):
         try:
             self._apply(record)
         except Exception as error:
-            if self._state is not ProjectionState.REFUSED:
+            if self.state is not ProjectionState.REFUSED:
                 self._log.error(
                     "a record cannot be applied; the state before it stays in force",
-                    stream=self._stream,
+                    stream=self.stream,
                     number=record.number,
                     error=type(error).__name__,
                 )
-            self._state = ProjectionState.REFUSED
+            self.state = ProjectionState.REFUSED
             return False
         await self._in_force(record)
         return True
 
     def _lost(self, found: int | None) -> None:
-        if self._state is not ProjectionState.LOST:
+        if self.state is not ProjectionState.LOST:
             self._log.error(
                 "the state store has lost records; the last good state stays in force, an operator decides",
-                stream=self._stream,
+                stream=self.stream,
                 number=self.number,
                 found="nothing there" if found is None else "another record of this number",
             )
-        self._state = ProjectionState.LOST
+        self.state = ProjectionState.LOST
 
     async def _write_copy(self, copy: LocalCopy) -> None:
         while True:
@@ -134,7 +134,7 @@ class StreamFollower(StreamProjection):
             try:
                 await self._save(copy)
             except StateUnavailable:
-                self._log.info("local copy not written: the store is away", stream=self._stream)
+                self._log.info("local copy not written: the store is away", stream=self.stream)
             except OSError as error:
                 self._log.warning("local copy not written", file=str(copy.path), reason=type(error).__name__)
             await asyncio.sleep(COPY_S)
@@ -143,7 +143,7 @@ class StreamFollower(StreamProjection):
         """Add the applied records to the file. Raises StateUnavailable, OSError."""
         while (head := await asyncio.to_thread(copy.head)) < self.number:
             # From the file's last record on, so that a file of another history is detected.
-            page = await self._store.read(self._stream, after=max(head - 1, 0), limit=PAGE)
+            page = await self._store.read(self.stream, after=max(head - 1, 0), limit=PAGE)
             page = [record for record in page if record.number <= self.number]
             if not page or page[-1].number <= head or not await asyncio.to_thread(copy.extend, page):
                 self._log.warning("local copy is of another history and was left alone", file=str(copy.path))

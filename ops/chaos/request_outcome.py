@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ops.chaos.scenario import Verdict
 from ops.chaos.workload import ObservedAnswer
 
-# `fallback.kind` of answers that no model made.
-DEGRADED, CACHE = "degraded_response", "response_cache"
+# `fallback.kind` of the answer that no model made.
+DEGRADED = "degraded_response"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ LEDGER_LAG_S = 6.0
 REST_WITHIN_S = 15.0
 # A broken process must show in `/ready` within this time, else it is reported as not detected.
 DETECTED_WITHIN_S = 5.0
-CLIENT_CUT_S = 5.0
 ON_UNIX = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "cont": signal.SIGCONT}
 
 

@@ -146,7 +146,6 @@ class Worker:
             in_flight=self.load.in_flight,
             connections=self.client.open,
             ejections=self.health.ejections,
-            retry_in_s=self.health.returns_in(now),
             running=load.running if load else None,
             waiting=load.waiting if load else None,
             kv_usage=load.kv_usage if load else None,
