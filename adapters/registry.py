@@ -21,8 +21,8 @@ class AdapterRegistry:
         given = {adapter.adapter_id: adapter for adapter in adapters}
         self._in_use: dict[str, int] = {}
         self._expected: frozenset[str] = frozenset()
-        # Live views: the names that :meth:`get` knows, adapters and aliases; those that any caller may use now,
-        # or once the registry's file is imported.
+        # Live views: the names that :meth:`get` knows, adapters and aliases; those that any caller may use,
+        # now or once the registry's file is imported.
         self.ids: set[str] = set()
         self.servable: set[str] = set()
         self.offer(
