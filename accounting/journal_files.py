@@ -41,7 +41,7 @@ class JournalSegment:
         view = memoryview(data)
         while view:
             view = view[os.write(self.fd, view) :]
-        _sync(self.fd)
+        getattr(os, "fdatasync", os.fsync)(self.fd)  # macOS has no fdatasync
         self.size += len(data)
 
     def content(self) -> bytes:
@@ -122,11 +122,6 @@ def _adopt(path: Path) -> JournalSegment | None:
         raise
     os.close(fd)
     return None
-
-
-def _sync(fd: int) -> None:
-    # macOS has no fdatasync.
-    getattr(os, "fdatasync", os.fsync)(fd)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -81,7 +81,9 @@ class GenerationStore:
         try:
             if engine.dialect.name == "sqlite" and not self.in_memory:
                 _repair_companions(Path(engine.url.database or ""))
-                await _use_wal(engine)
+                # Reports read during writes. The mode is stored in the file.
+                async with engine.connect() as connection:
+                    await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
             await bring_up(engine)
         except Exception:
             await self._forget_connections()
@@ -224,12 +226,6 @@ def _repair_companions(database: Path) -> None:
         companion = database.with_name(database.name + suffix)
         if companion.exists() and not os.access(companion, os.W_OK):
             companion.chmod(stat.S_IMODE(database.stat().st_mode))
-
-
-async def _use_wal(engine: AsyncEngine) -> None:
-    """Let reports read during writes. The mode is stored in the file, so this is set only once."""
-    async with engine.connect() as connection:
-        await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
 
 
 def unavailable(what: str, error: Exception) -> LedgerUnavailable:

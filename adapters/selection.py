@@ -60,7 +60,7 @@ def choose(selection: Selection) -> tuple[str | SelectionRule | None, str]:
     if selection.adapter_id is not None:
         return selection.adapter_id, EXPLICIT
     for index, rule in enumerate(selection.rules):
-        if _matches(rule, selection):
+        if all(selection.fields.get(name) == wanted for name, wanted in rule.when.items()):
             return (rule if rule.adapter_id is None else rule.adapter_id), f"rule[{index}]"
     return None, NONE
 
@@ -139,7 +139,3 @@ def _by_labels(labels: Mapping[str, str], offer: AdapterOffer) -> str | None:
         and labels.items() <= adapter.labels.items()
     ]
     return max(fit, key=lambda one: one.engine_id).adapter_id if fit else None
-
-
-def _matches(rule: SelectionRule, selection: Selection) -> bool:
-    return all(selection.fields.get(name) == wanted for name, wanted in rule.when.items())

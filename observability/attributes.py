@@ -48,7 +48,7 @@ def attributes(record: RequestRecord) -> dict[str, Value]:
         "gen_ai.response.id": record.generation_id,
         "gen_ai.response.model": record.backend_version,
         "gen_ai.response.finish_reasons": (record.finish_reason,) if record.finish_reason else None,
-        "gen_ai.response.time_to_first_chunk": _seconds(record.ttft_ms),
+        "gen_ai.response.time_to_first_chunk": None if record.ttft_ms is None else record.ttft_ms / 1000,
         "gen_ai.usage.input_tokens": record.input_tokens,
         "gen_ai.usage.output_tokens": record.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
@@ -131,7 +131,3 @@ def edge_attributes(record: EdgeRecord) -> dict[str, Value]:
 
 def _known(values: Mapping[str, Value | None]) -> dict[str, Value]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _seconds(value_ms: float | None) -> float | None:
-    return None if value_ms is None else value_ms / 1000

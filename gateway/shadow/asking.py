@@ -147,7 +147,7 @@ class Asker:
             demand,
             tenant=TENANT,
             priority=PRIORITY,
-            kind=("shadow", *_kind(demand.kind)),
+            kind=("shadow", *(demand.kind if isinstance(demand.kind, tuple) else (demand.kind,))),
             # No queue: there is capacity at once, or a caller took it. The input limits are the callers'.
             limits=replace(
                 demand.limits or self.admission.gate(backend.name).limits,
@@ -289,10 +289,6 @@ def _closed(row: UsageRow, asked: ShadowAnswer, stream: AnswerStream) -> UsageRo
         ttft_ms=asked.ttft_ms,
         total_ms=asked.total_ms,
     )
-
-
-def _kind(kind: object) -> tuple[object, ...]:
-    return kind if isinstance(kind, tuple) else (kind,)
 
 
 async def _never_shorter(plan: Plan) -> Plan | None:

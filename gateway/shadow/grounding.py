@@ -40,7 +40,8 @@ def ungrounded(answer: str, sources: str) -> tuple[int, int]:
         if _begins_sentence(answer, found.start()) and word.lower() not in words:
             continue  # any word has a capital there
         names += 1
-        missing += _stem(word.lower()) not in words and word.lower() not in words
+        # With or without the English genitive.
+        missing += words.isdisjoint((word.lower(), re.sub(r"['’]s$", "", word.lower())))
     for found in _NUMBER.finditer(answer):
         names += 1
         missing += _digits(found[0]) not in numbers
@@ -50,11 +51,6 @@ def ungrounded(answer: str, sources: str) -> tuple[int, int]:
 def _begins_sentence(text: str, place: int) -> bool:
     before = text[max(0, place - 8) : place]
     return not before.strip(' "“*(-') or _SENTENCE_END.search(before) is not None
-
-
-def _stem(word: str) -> str:
-    """Without the English genitive."""
-    return re.sub(r"['’]s$", "", word)
 
 
 def _digits(number: str) -> str:

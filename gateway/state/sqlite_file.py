@@ -87,7 +87,8 @@ class SqliteFile:
                     self._disconnect()
                     # This very class: its subclasses stand for a full disk and the like.
                     if type(error) is sqlite3.DatabaseError and self._synchronous == "OFF":
-                        self._delete()
+                        for suffix in ("", "-wal", "-shm"):
+                            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
                     raise
                 if time.monotonic() >= give_up:
                     raise
@@ -129,10 +130,6 @@ class SqliteFile:
         except FileNotFoundError:
             return None
         return stat.st_dev, stat.st_ino
-
-    def _delete(self) -> None:
-        for suffix in ("", "-wal", "-shm"):
-            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
 
     def _disconnect(self) -> None:
         if self._connection is not None:

@@ -5,6 +5,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -193,8 +194,4 @@ class EngineReplica:
             raise RuntimeError("the replica's own loop has ended")
 
     def _saw(self, event: SupervisorEvent) -> None:
-        self._log.warning("engine", event_type=type(event).__name__, **_shown(event))
-
-
-def _shown(event: SupervisorEvent) -> dict[str, object]:
-    return {name: getattr(event, name) for name in type(event).__dataclass_fields__}
+        self._log.warning("engine", event_type=type(event).__name__, **asdict(event))

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ops.replay.load import ReplayRun
-from ops.replay.outcome import Spread, percentile
+from ops.replay.outcome import percentile
 from ops.replay.report import ReplayReport
 
 # More redraws a second would disturb the load.
@@ -85,7 +85,8 @@ def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
         ("total", result.total_ms),
         ("client-side delay", result.client_delay_ms),
     ):
-        times.add_row(name, *_cells(values))
+        columns = (values.p50, values.p90, values.p99, values.mean, values.max)
+        times.add_row(name, *map(_number, columns))
 
     tokens, slo = result.tokens, result.slo
     share = tokens.cached_share
@@ -121,10 +122,6 @@ def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
             Text("Stopped before the end of the trace; the figures cover what ended.", style="yellow")
         )
     return Group(*parts)
-
-
-def _cells(values: Spread) -> list[str]:
-    return [_number(value) for value in (values.p50, values.p90, values.p99, values.mean, values.max)]
 
 
 def _number(value: float | None) -> str:
