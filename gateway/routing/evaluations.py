@@ -12,7 +12,8 @@ from typing import Any
 import structlog
 
 from gateway.contracts.evaluation_report import is_signed
-from gateway.state.port import FollowedStream, Record, StateStore
+from gateway.state.port import Record, StateStore
+from gateway.state.projection import FollowedStream
 
 STREAM = "evaluations"
 
