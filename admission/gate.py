@@ -71,7 +71,9 @@ class BackendGate:
         factor = limits.priority_factor if demand.priority > 0 else 1.0
         work = self.work
         work.note_priority(demand.priority, now)
-        uncached, due = work.estimator.uncached(demand), demand.due(limits)
+        uncached = work.estimator.uncached(demand)
+        longest_s = work.estimator.max_wait_s(limits, uncached) * factor
+        due = work.estimator.due(demand, limits, uncached)
         waiting = self._waiting_in_all
         rung = self._ladders.of(limits.rungs).at(waiting // work.signals.workers)
         max_tokens = demand.max_output_tokens
@@ -92,13 +94,13 @@ class BackendGate:
             reason = Reason.MEMORY_PRESSURE
         elif self._full(demand, limits, factor, waiting, now) and not self._make_room(demand, now):
             reason = Reason.QUEUE_FULL
-        elif wait_s >= limits.max_wait_s * factor or work.misses(due, first_s, now):
+        elif wait_s >= longest_s or work.misses(due, first_s, now):
             reason = Reason.MEMORY_PRESSURE if self.hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
         if reason is not None:
             return self._refusal(reason, wait_s, now)
 
         self._numbers += 1
-        leave_at = now + limits.max_wait_s * factor
+        leave_at = now + longest_s
         if due is not None:
             # After that even an idle engine would be too slow; `pump` finds requests that are late before it.
             leave_at = min(leave_at, due - work.alone_s(uncached, now))
@@ -114,7 +116,9 @@ class BackendGate:
             leave_at=leave_at,
             deadline=due,
         )
-        ticket = AdmissionTicket(demand, item, demand.kind, uncached, max_tokens, expected, wait_s, first_s)
+        ticket = AdmissionTicket(
+            demand, item, demand.kind, uncached, max_tokens, expected, longest_s, wait_s, first_s
+        )
         self._tickets[item.number] = ticket
         self.queue.join(item)
         return ticket
@@ -159,7 +163,7 @@ class BackendGate:
         out = []
         for item in self.queue.expired(now):
             ticket = self._tickets.pop(item.number)
-            by_deadline = item.leave_at < item.arrived_at + self._wait_of(ticket)
+            by_deadline = item.leave_at < item.arrived_at + ticket.max_wait_s
             self._mark_refused(ticket, Reason.WAIT_EXCEEDED if by_deadline else reason, now)
             out.append(ticket)
         return out
@@ -245,10 +249,6 @@ class BackendGate:
         if reason is Reason.CIRCUIT_OPEN:
             again_s = max(again_s, self.circuit.retry_after_s(now))
         return Refusal(reason, wait_s, again_s, queued)
-
-    def _wait_of(self, ticket: AdmissionTicket) -> float:
-        limits = ticket.demand.limits or self.limits
-        return limits.max_wait_s * (limits.priority_factor if ticket.demand.priority > 0 else 1.0)
 
     # Figures, for display and tests
 

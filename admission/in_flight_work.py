@@ -13,6 +13,8 @@ from admission.values import AdmissionLimits, BackendLoad, Demand
 # One place in this many is reserved for high priority while such requests arrive; else each of them would
 # wait for an answer to end, and several at once for several answers. With fewer places none is reserved.
 PLACES_A_RESERVE = 16
+# The least bound on prompt tokens handed on: below, an engine would run dry between two prompts.
+LEAST_PREFILL = 256
 # They are taken to arrive for this long after the last one.
 RESERVE_FOR_S = 10.0
 
@@ -160,13 +162,13 @@ class InFlightWork:
         if self.signals.waiting > limits.engine_queue * self.signals.workers:
             return Hold.SLOTS
         rates = self.estimator.rates
-        if self.prefill_ahead(now) >= limits.max_prefill_tokens and not rates.prefill_is_free:
+        if self.prefill_ahead(now) >= self._prefill_bound(limits) and not rates.prefill_is_free:
             return Hold.PREFILL
         return Hold.MEMORY if self.memory.holds(ticket, limits, now, scale=self.scale) else None
 
     def too_late(self, ticket: AdmissionTicket, now: float) -> bool:
         """Whether its first token would come after it is due even if it were handed on now."""
-        due = ticket.waiting.deadline
+        due = self.estimator.due(ticket.demand, ticket.demand.limits or self._limits, ticket.uncached)
         if due is None:
             return False
         return self.misses(due, self._first_token_s(self.prefill_ahead(now) + ticket.uncached), now)
@@ -197,12 +199,16 @@ class InFlightWork:
         missing = ahead.requests + min(signals.waiting, foreign) + demand.sequences
         missing -= max(0, places - self.sequences - foreign)
         slot_s = missing * rates.hold_s.value / places if missing > 0 else 0.0
-        beyond = tokens_ahead - self._limits.max_prefill_tokens
+        beyond = tokens_ahead - self._prefill_bound(self._limits)
         prefill_s = beyond * rates.s_per_token if beyond > 0 else 0.0
         first_s = self._first_token_s(tokens_ahead + uncached)
         if slot_s > 0.0:
             first_s = max(first_s, slot_s + self._first_token_s(uncached))
         return max(slot_s, prefill_s), first_s
+
+    def _prefill_bound(self, limits: AdmissionLimits) -> int:
+        rate, most = self.estimator.rates.s_per_token, limits.max_prefill_tokens
+        return int(min(most, max(LEAST_PREFILL, limits.max_prefill_s / rate))) if rate > 0.0 else most
 
     def _first_token_s(self, tokens_ahead: int) -> float:
         return self.estimator.first_token_s(tokens_ahead, busy=bool(self.tickets))

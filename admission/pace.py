@@ -14,6 +14,8 @@ STEPS = 32
 WEIGHT = 0.2
 # Windows before the pace counts; one is enough when it is over the target by this factor.
 ENOUGH_WINDOWS, LATE = 4, 1.25
+# Up to so many sequences on average an answer is taken to have run alone.
+ALONE = 1.25
 # Tokens in flight are counted at most this often.
 LOOK_S = 0.05
 # When the concurrency has changed by this share, and by more than two, learning starts again.
@@ -48,10 +50,12 @@ class Pace:
         "_spread",
         "_tokens",
         "_windows",
+        "alone_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._answering: dict[int, _Answering] = {}
+        self.alone_s = 0.0  # the time per token of an answer that ran alone; 0: unknown
         # This window: its start; sums over answers that ended in it (seconds of text, the same over their
         # targets, tokens); sequences in flight, integrated over time.
         self._begun_at = self._looked_at = self._counted_at = 0.0
@@ -103,7 +107,10 @@ class Pace:
         if tokens == 0 or tokens * window_s < STEPS * seconds:
             return False
         self.set_running(self._running, now)
-        self._learn(shares / tokens, self._running_seconds / window_s)
+        sequences = self._running_seconds / window_s
+        if sequences <= ALONE:
+            self.alone_s = seconds / tokens
+        self._learn(shares / tokens, sequences)
         self._open(now)
         return True
 

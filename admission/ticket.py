@@ -55,6 +55,7 @@ class AdmissionTicket:
     uncached: int
     max_tokens: int
     expected: int
+    max_wait_s: float
     estimated_wait_s: float
     estimated_first_token_s: float
     state: TicketState = TicketState.WAITING

@@ -44,12 +44,14 @@ class AdmissionLimits:
     """Thresholds, with the reasons for their defaults.
 
     Args:
-        max_queue: requests waiting for each engine of the backend; beyond it the wait would break the TTFT
-            target.
+        max_queue: requests waiting for each engine of the backend; the ladder's last rung. The wait refuses
+            earlier, except while nothing is known of the engine.
         max_queue_tokens: uncached prompt tokens waiting for each engine: a queue of long prompts is longer
-            than its count says. A full queue of the longest prompts fits.
+            than its count says. As many as ``max_queue_bytes`` holds.
         max_queue_bytes: bytes of requests waiting.
-        max_wait_s: longest wait, estimated or real; beyond it a fallback answer is better.
+        max_wait_s: longest wait, estimated or real; beyond it a fallback answer is better. ``None``: the
+            first token must come within 5 s of the arrival, or within three times what an idle engine
+            takes for such a prompt where that is longer (``admission.estimator``).
         max_input_tokens: longest prompt; ``None``: as long as fits the model.
         kv_pressure: measured KV usage from which a new sequence would likely cause preemption.
         priority_factor: room and wait budget of priority above 0, times this.
@@ -59,12 +61,13 @@ class AdmissionLimits:
         max_prefill_tokens: while an engine has so many uncached prompt tokens still to compute, no further
             prompt is handed on; about one step's budget, so that an urgent request waits for one long prefill
             at most.
+        max_prefill_s: the same by the time that they are expected to take, but 256 tokens in any case.
         max_in_flight: sequences handed on to a backend that does not report its maximum.
         output_share: quantile of the real output lengths that the forecast expects.
         aging_s: waiting so long raises a request by one class.
         rungs: what a growing queue does to new requests.
-        tpot_slo_s: time per output token that the adaptive limit keeps to; ``None``: any. Without this and
-            ``ttft_slo_s`` the limit stays where it is.
+        tpot_slo_s: time per output token that the adaptive limit keeps to, four tokens a second by default:
+            slower than reading. ``None``: any. Without this and ``ttft_slo_s`` the limit stays where it is.
         ttft_slo_s: time from hand-over to the first token that it keeps to; ``None``: any.
         first_token_within_s: how long after its arrival a request's first token is still useful: a request
             that would get it later is refused at once; ``None``: any time before the deadline.
@@ -74,10 +77,10 @@ class AdmissionLimits:
         stale_in_flight: sequences that a silent engine may have in flight.
     """
 
-    max_queue: int = 100
-    max_queue_tokens: int = 400_000
+    max_queue: int = 1000
+    max_queue_tokens: int = 1_000_000
     max_queue_bytes: int = 64 << 20
-    max_wait_s: float = 2.0
+    max_wait_s: float | None = None
     max_input_tokens: int | None = None
     kv_pressure: float = 0.93
     priority_factor: float = 1.2
@@ -85,11 +88,12 @@ class AdmissionLimits:
     oom_watermark: float = 0.98
     engine_queue: int = 4
     max_prefill_tokens: int = 2048
+    max_prefill_s: float = 0.12
     max_in_flight: int = 256
     output_share: float = 0.8
     aging_s: float = 10.0
     rungs: tuple[Rung, ...] = RUNGS
-    tpot_slo_s: float | None = None
+    tpot_slo_s: float | None = 0.25
     fresh_s: float = 0.5
     stale_s: float = 5.0
     stale_margin: float = 0.05
@@ -133,10 +137,3 @@ class Demand:
     produced: Callable[[], int] = _nothing_produced
     sequences: int = 1
     open_ended: bool = False
-
-    def due(self, limits: AdmissionLimits) -> float | None:
-        """When the first token is due: by the deadline and by the limits."""
-        if limits.first_token_within_s is None:
-            return self.deadline
-        by = self.arrived_at + limits.first_token_within_s
-        return by if self.deadline is None else min(by, self.deadline)

@@ -58,9 +58,7 @@ class Setting:
                 else f"max_num_queued_tokens {self.max_tokens}"
             )
             return f"{bound}, scheduling {'priority' if self.by_priority else 'fcfs'}"
-        if self.kind is Kind.SLUICE:
-            return f"max_prefill_tokens {self.limits.max_prefill_tokens}"
-        return "as given" if self.kind is Kind.THRESHOLDS else ""
+        return "" if self.kind is Kind.NONE else "as shipped"
 
     def policy(self, worker: SimulatedWorker) -> Policy:
         """The policy in front of a worker."""
@@ -112,8 +110,8 @@ def candidates(kind: Kind, profile: Profile, slo: SimulatedSlo, *, few: bool = F
     """The settings of a policy's free parameters that are tried.
 
     vLLM's documentation sizes the bound on tokens as the TTFT target times the prefill rate: that, and parts
-    of it, with both of its scheduling policies; and bounds on requests up to twice the batch. The gate's
-    prefill limit is meant to be about a step's budget: that, and half of it.
+    of it, with both of its scheduling policies; and bounds on requests up to twice the batch. The gate has
+    the shipped defaults.
     """
     if kind is Kind.VLLM:
         whole = slo.ttft_s / profile.prefill_s
@@ -128,15 +126,7 @@ def candidates(kind: Kind, profile: Profile, slo: SimulatedSlo, *, few: bool = F
             Setting(kind, by_priority=True, max_requests=round(share * profile.max_num_seqs))
             for share in shares
         ]
-    if kind is Kind.SLUICE:
-        step = profile.max_num_batched_tokens
-        # A request may wait as long as its first token can still be in time.
-        given = AdmissionLimits(max_wait_s=slo.ttft_s, tpot_slo_s=slo.tpot_s, first_token_within_s=slo.ttft_s)
-        return [
-            Setting(kind, limits=replace(given, max_prefill_tokens=tokens))
-            for tokens in ((step,) if few else (step // 2, step))
-        ]
-    return [Setting(kind)]
+    return [Setting(kind)]  # the gate's and the static thresholds as shipped
 
 
 def best(settings: Sequence[Setting], goodput: Sequence[Sequence[float]]) -> Setting:

@@ -131,7 +131,7 @@ class StaticThresholds(Open):
             reason = "token_budget_exceeded"
         elif load.waiting >= limits.max_queue * factor:
             reason = "queue_full"
-        elif wait_s >= limits.max_wait_s * factor:
+        elif limits.max_wait_s is not None and wait_s >= limits.max_wait_s * factor:
             reason = "wait_exceeded"
         else:
             return Moves(hand_on=(fate,))

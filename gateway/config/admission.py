@@ -25,10 +25,10 @@ class RungConfig(Section):
 class AdmissionConfig(Section):
     """Admission thresholds; :class:`AdmissionLimits` has the reasons for the defaults."""
 
-    max_queue: Annotated[int, Field(ge=0, le=1_000_000)] = 100
-    max_wait_ms: Annotated[float, Field(gt=0, le=3_600_000)] = 2000.0
+    max_queue: Annotated[int, Field(ge=0, le=1_000_000)] = 1000
+    max_wait_ms: Annotated[float, Field(gt=0, le=3_600_000)] | None = None
     max_input_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
-    max_queue_tokens: Annotated[int, Field(ge=1)] = 400_000
+    max_queue_tokens: Annotated[int, Field(ge=1)] = 1_000_000
     max_queue_bytes: Annotated[int, Field(ge=1)] = 64 << 20
     kv_pressure: Annotated[float, Field(gt=0, le=1)] = 0.93
     watermark_low: Annotated[float, Field(gt=0, le=1)] = 0.90
@@ -38,7 +38,7 @@ class AdmissionConfig(Section):
     max_prefill_tokens: Annotated[int, Field(ge=1)] = 2048
     max_in_flight: Annotated[int, Field(ge=1)] = 256
     aging_seconds: Annotated[float, Field(ge=0)] = 10.0
-    tpot_slo_ms: Annotated[float, Field(gt=0)] | None = None
+    tpot_slo_ms: Annotated[float, Field(gt=0)] | None = 250.0
     ladder: tuple[RungConfig, ...] | None = None
 
     def limits(self) -> AdmissionLimits:
@@ -47,7 +47,7 @@ class AdmissionConfig(Section):
             max_queue=self.max_queue,
             max_queue_tokens=self.max_queue_tokens,
             max_queue_bytes=self.max_queue_bytes,
-            max_wait_s=self.max_wait_ms / 1000,
+            max_wait_s=None if self.max_wait_ms is None else self.max_wait_ms / 1000,
             max_input_tokens=self.max_input_tokens,
             kv_pressure=self.kv_pressure,
             watermarks=(self.watermark_low, self.watermark_normal, self.watermark_high),

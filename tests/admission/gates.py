@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from admission.events import SlotOutcome
 from admission.gate import BackendGate, Refusal, TicketState
@@ -16,6 +17,15 @@ DEMAND = Demand(
 )
 
 
+# The defaults follow the engine; these stay where they are.
+PLAIN = AdmissionLimits(max_queue=100, max_wait_s=2.0, tpot_slo_s=None, max_prefill_s=math.inf)
+
+
+def plain(**changes: object) -> AdmissionLimits:
+    """Limits that differ from the plain ones."""
+    return replace(PLAIN, **changes)  # type: ignore[arg-type]
+
+
 def ask(**changes: object) -> Demand:
     """A demand that differs from the usual one."""
     return replace(DEMAND, **changes)  # type: ignore[arg-type]
@@ -25,7 +35,7 @@ def ask(**changes: object) -> Demand:
 class Door:
     """Offers, looks and releases at a time that the test moves."""
 
-    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
+    limits: AdmissionLimits = PLAIN
     load: BackendLoad | None = IDLE
     now: float = 0.0
 

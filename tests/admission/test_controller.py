@@ -13,7 +13,7 @@ from admission.controller import AdmissionController, Slot
 from admission.errors import Refused
 from admission.events import AdmissionEvent, Admitted, FirstToken, RefusedEvent, Released, SlotOutcome
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
-from tests.admission.gates import DEMAND, IDLE, ask
+from tests.admission.gates import DEMAND, IDLE, ask, plain
 
 
 @dataclass
@@ -93,7 +93,7 @@ async def test_who_waits_is_woken_by_what_the_engine_tells() -> None:
 
 async def test_who_has_waited_long_enough_is_sent_away_without_anything_else_happening() -> None:
     desk, done = (
-        Desk(limits=AdmissionLimits(max_wait_s=0.05), load=replace(IDLE, max_running=1)),
+        Desk(limits=plain(max_wait_s=0.05), load=replace(IDLE, max_running=1)),
         asyncio.Event(),
     )
     async with asyncio.TaskGroup() as group:
@@ -142,7 +142,7 @@ async def test_a_waiter_cancelled_in_the_turn_it_is_handed_on_gives_the_slot_to_
 
 
 async def test_one_of_a_higher_class_pushes_out_a_waiter_who_is_told_why() -> None:
-    limits = AdmissionLimits(max_queue=1, priority_factor=1.0)
+    limits = plain(max_queue=1, priority_factor=1.0)
     desk, done = Desk(limits=limits, load=replace(IDLE, max_running=1)), asyncio.Event()
 
     async def low() -> Reason:
@@ -162,7 +162,7 @@ async def test_one_of_a_higher_class_pushes_out_a_waiter_who_is_told_why() -> No
 
 
 async def test_a_refusal_reserves_nothing_and_says_when_to_return() -> None:
-    desk = Desk(load=replace(IDLE, running=4, waiting=200))
+    desk = Desk(load=replace(IDLE, running=4, waiting=200), limits=plain())
     with pytest.raises(Refused) as caught:
         async with desk.controller.admit(DEMAND):
             raise AssertionError("there was no room")
@@ -221,7 +221,7 @@ async def test_backends_are_counted_apart() -> None:
 
 
 async def test_a_backend_that_tells_no_load_is_bounded_by_its_slots_alone() -> None:
-    desk, done = Desk(load=None, limits=AdmissionLimits(max_in_flight=2)), asyncio.Event()
+    desk, done = Desk(load=None, limits=plain(max_in_flight=2)), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for _ in range(3):
             group.create_task(desk.hold(done))
@@ -232,7 +232,7 @@ async def test_a_backend_that_tells_no_load_is_bounded_by_its_slots_alone() -> N
 
 async def test_refused_requests_leave_nothing_behind_however_many() -> None:
     """A tenth of a million here; ``benchmarks.admission_cost --refused 1000000`` is the whole."""
-    desk, done = Desk(limits=AdmissionLimits(max_queue=0), load=replace(IDLE, max_running=1)), asyncio.Event()
+    desk, done = Desk(limits=plain(max_queue=0), load=replace(IDLE, max_running=1)), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(desk.hold(done))
         await settle()
@@ -245,7 +245,7 @@ async def test_refused_requests_leave_nothing_behind_however_many() -> None:
 
 
 async def test_random_traffic_with_cancellations_leaves_nothing_and_never_passes_the_limit() -> None:
-    desk = Desk(load=replace(IDLE, max_running=3), limits=AdmissionLimits(max_queue=1000, max_wait_s=60.0))
+    desk = Desk(load=replace(IDLE, max_running=3), limits=plain(max_queue=1000, max_wait_s=60.0))
     draw = random.Random(11)
     most = 0
 
@@ -293,7 +293,7 @@ async def test_backends_on_one_engine_share_its_places() -> None:
 
 
 async def test_an_engine_that_steps_is_alive_even_when_its_figures_stay_the_same() -> None:
-    desk, done = Desk(limits=AdmissionLimits(stale_s=0.6, fresh_s=0.3, stale_in_flight=1)), asyncio.Event()
+    desk, done = Desk(limits=plain(stale_s=0.6, fresh_s=0.3, stale_in_flight=1)), asyncio.Event()
     desk.load = replace(IDLE, running=1, max_running=3)
     async with asyncio.TaskGroup() as group:
         group.create_task(desk.hold(done))

@@ -11,7 +11,7 @@ from admission.gate import Hold, Refusal, TicketState
 from admission.ladder import Rung
 from admission.ticket import AdmissionTicket, Beyond
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
-from tests.admission.gates import DEMAND, IDLE, Door, ask
+from tests.admission.gates import DEMAND, IDLE, PLAIN, Door, ask, plain
 
 
 def test_an_idle_backend_takes_a_request_at_once() -> None:
@@ -35,7 +35,7 @@ def test_what_the_batch_cannot_take_waits_here_and_not_in_the_engine() -> None:
     ("load", "demand", "reason"),
     [
         (replace(IDLE, running=1, kv_usage=0.93), DEMAND, Reason.MEMORY_PRESSURE),
-        (IDLE, ask(limits=AdmissionLimits(max_input_tokens=99)), Reason.TOKEN_BUDGET_EXCEEDED),
+        (IDLE, ask(limits=plain(max_input_tokens=99)), Reason.TOKEN_BUDGET_EXCEEDED),
         (replace(IDLE, running=4, waiting=100), DEMAND, Reason.QUEUE_FULL),
     ],
 )
@@ -52,7 +52,7 @@ def test_high_priority_has_a_fifth_more_room_in_the_queue() -> None:
 
 
 def test_a_full_queue_makes_room_for_a_higher_class_by_the_newest_of_the_lowest() -> None:
-    door = Door(AdmissionLimits(max_queue=2, priority_factor=1.0))
+    door = Door(plain(max_queue=2, priority_factor=1.0))
     for _ in range(4):
         door.enter()
     first, newest = door.enter(ask(priority=-1)), door.enter(ask(priority=-1))
@@ -65,8 +65,8 @@ def test_a_full_queue_makes_room_for_a_higher_class_by_the_newest_of_the_lowest(
 
 
 def test_the_queue_is_bounded_in_tokens_and_bytes_too() -> None:
-    tokens = Door(AdmissionLimits(max_queue_tokens=250))
-    sizes = Door(AdmissionLimits(max_queue_bytes=2_500))
+    tokens = Door(plain(max_queue_tokens=250))
+    sizes = Door(plain(max_queue_bytes=2_500))
     for door, demand in ((tokens, DEMAND), (sizes, ask(size_bytes=1_000))):
         for _ in range(6):
             door.enter(demand)
@@ -111,7 +111,7 @@ def test_memory_that_was_short_for_who_has_left_is_not_held_against_the_next() -
 
 
 def test_a_gate_without_a_queue_takes_only_what_goes_on_at_once() -> None:
-    limits = AdmissionLimits(max_queue=0)
+    limits = plain(max_queue=0)
     assert Door(limits).reason() is None
     assert Door(limits, load=replace(IDLE, running=4)).reason() is Reason.QUEUE_FULL
 
@@ -153,7 +153,7 @@ def test_a_first_token_that_would_come_after_the_deadline_is_not_begun() -> None
 
 def taught(*, s_per_token: float = 0.001, step_s: float = 0.1, **limits: object) -> Door:
     """A door whose backend has been seen to prefill at that speed."""
-    door = Door(replace(AdmissionLimits(), **limits))  # type: ignore[arg-type]
+    door = Door(replace(plain(), **limits))  # type: ignore[arg-type]
     for tokens in (100, 1000) * 4:
         ticket = door.enter(ask(input_tokens=tokens))
         door.now += step_s + tokens * s_per_token
@@ -163,9 +163,10 @@ def taught(*, s_per_token: float = 0.001, step_s: float = 0.1, **limits: object)
 
 
 def test_the_first_token_is_due_at_the_tighter_of_deadline_and_wish() -> None:
-    within = AdmissionLimits(first_token_within_s=2.0)
-    assert [ask(deadline=at, arrived_at=1.0).due(within) for at in (2.5, 4.0, None)] == [2.5, 3.0, 3.0]
-    assert (ask(deadline=3.0).due(AdmissionLimits()), ask().due(AdmissionLimits())) == (3.0, None)
+    within = plain(first_token_within_s=2.0)
+    due = Door().gate.work.estimator.due
+    assert [due(ask(deadline=at, arrived_at=1.0), within, 1) for at in (2.5, 4.0, None)] == [2.5, 3.0, 3.0]
+    assert (due(ask(deadline=3.0), PLAIN, 1), due(ask(), PLAIN, 1)) == (3.0, None)
 
 
 def test_a_route_may_want_late_ones_refused_instead_of_begun() -> None:
@@ -280,7 +281,7 @@ def test_one_handed_on_beyond_the_forecast_says_why() -> None:
 
 
 def test_a_long_prefill_under_way_holds_back_the_next_until_its_first_token() -> None:
-    door = Door(AdmissionLimits(max_prefill_tokens=500))
+    door = Door(plain(max_prefill_tokens=500))
     first, second = door.enter(ask(input_tokens=900)), door.enter(ask(input_tokens=900))
     assert (second.state, door.gate.hold) == (TicketState.WAITING, Hold.PREFILL)
     door.gate.first_token(first, door.now, 0)
@@ -288,7 +289,7 @@ def test_a_long_prefill_under_way_holds_back_the_next_until_its_first_token() ->
 
 
 def test_prefill_holds_nobody_back_where_it_is_known_to_cost_nothing() -> None:
-    door = Door(AdmissionLimits(max_prefill_tokens=1000))
+    door = Door(plain(max_prefill_tokens=1000))
     for number in range(25):
         door.serve(0.02 + 0.01 * (number % 3), ask(input_tokens=100 + 90 * (number % 7)))
     tickets = [door.enter(ask(input_tokens=900)) for _ in range(4)]
@@ -331,7 +332,7 @@ def test_the_prompt_that_the_engine_found_in_its_cache_needs_no_blocks_of_its_ow
 
 
 def test_the_ladder_shortens_answers_before_it_sheds_and_steps_back_late() -> None:
-    limits = AdmissionLimits(
+    limits = plain(
         max_queue=100,
         rungs=(Rung(2, max_tokens=30), Rung(4, max_tokens=10, shed_low=True), Rung(6, shed_all=True)),
     )
@@ -348,7 +349,7 @@ def test_the_ladder_shortens_answers_before_it_sheds_and_steps_back_late() -> No
 
 
 def test_a_backend_that_fails_is_asked_less_and_then_not_at_all() -> None:
-    door = Door(replace(AdmissionLimits(), max_wait_s=60.0))
+    door = Door(replace(plain(), max_wait_s=60.0))
     for number in range(10):
         ticket = door.enter()
         door.end(ticket, SlotOutcome.DROPPED if number % 3 == 0 else SlotOutcome.SUCCEEDED)
@@ -369,7 +370,7 @@ def test_a_backend_that_fails_is_asked_less_and_then_not_at_all() -> None:
 
 
 def test_a_silent_backend_gets_fewer_requests_but_never_none() -> None:
-    door = Door(replace(AdmissionLimits(), stale_in_flight=2), load=replace(IDLE, max_running=8))
+    door = Door(replace(plain(), stale_in_flight=2), load=replace(IDLE, max_running=8))
     first = [door.enter() for _ in range(4)]
     door.now = 6.0
     assert door.enter().state is TicketState.WAITING
@@ -381,9 +382,7 @@ def test_a_silent_backend_gets_fewer_requests_but_never_none() -> None:
 
 
 def test_answers_that_are_too_slow_shrink_the_batch_and_good_ones_let_it_grow() -> None:
-    door = Door(
-        replace(AdmissionLimits(), tpot_slo_s=0.05, max_wait_s=60.0), load=replace(IDLE, max_running=8)
-    )
+    door = Door(replace(plain(), tpot_slo_s=0.05, max_wait_s=60.0), load=replace(IDLE, max_running=8))
     tickets = [door.enter() for _ in range(8)]
     for ticket in tickets:
         door.gate.first_token(ticket, door.now, 0)
@@ -421,7 +420,7 @@ def test_one_that_leaves_the_line_by_itself_is_gone_at_once() -> None:
 
 
 def test_while_no_answer_has_ended_trying_again_makes_sense_after_what_one_has_taken_so_far() -> None:
-    door = Door(AdmissionLimits(max_queue=1, max_wait_s=60.0))
+    door = Door(plain(max_queue=1, max_wait_s=60.0))
     for _ in range(5):
         door.enter()
     door.now = 8.0
@@ -431,12 +430,12 @@ def test_while_no_answer_has_ended_trying_again_makes_sense_after_what_one_has_t
 
 
 def test_who_leaves_the_line_is_told_how_long_it_would_wait_now() -> None:
-    door = Door(AdmissionLimits(max_wait_s=1000.0))
+    door = Door(plain(max_wait_s=1000.0))
     for _ in range(3):
         door.serve(4.0)
     for _ in range(4):
         door.enter()
-    hasty = door.enter(ask(limits=AdmissionLimits(max_wait_s=2.0)))
+    hasty = door.enter(ask(limits=plain(max_wait_s=2.0)))
     for _ in range(60):
         door.enter()
     door.now += 2.0
@@ -453,3 +452,42 @@ def test_requests_without_max_tokens_are_not_planned_for_with_the_whole_context(
         return door.gate.in_flight
 
     assert (handed_on(False), handed_on(True)) == (1, 10)
+
+
+def test_by_default_the_first_requests_of_a_slow_engine_are_served() -> None:
+    door = Door(AdmissionLimits(), load=replace(IDLE, max_running=2))
+    first, *others = [door.enter() for _ in range(4)]
+    door.now = 20.0
+    assert door.gate.expired(door.now) == [], "nothing is known of the engine yet"
+    door.gate.first_token(first, door.now, 0)
+    door.now = 21.0
+    assert door.end(first) == [others[1]], "in time for an engine whose first token takes 20 s"
+
+
+def test_by_default_a_request_is_refused_that_would_have_its_first_token_too_late() -> None:
+    door = Door(AdmissionLimits(), load=replace(IDLE, max_running=1))
+    for _ in range(10):
+        door.serve(4.0, ask(arrived_at=door.now))
+    now = ask(arrived_at=door.now)
+    door.enter(now), door.enter(now)
+    assert door.reason(now) is Reason.WAIT_EXCEEDED, "two answers of 4 s are before it"
+
+
+def test_a_target_that_one_answer_alone_misses_is_replaced_by_twice_its_pace() -> None:
+    def target_after(s_per_token: float) -> float | None:
+        door = Door(AdmissionLimits())
+        tokens = [0]
+        ticket = door.enter(ask(produced=lambda: tokens[0], max_output_tokens=200))
+        door.gate.first_token(ticket, door.now, 0)
+        for tokens[0] in range(1, 101):
+            door.now += s_per_token
+            door.gate.report(IDLE, door.now)
+        return door.gate.work.estimator.tpot_target_s(AdmissionLimits())
+
+    assert target_after(0.1) == 0.25
+    assert target_after(0.5) == pytest.approx(1.0, rel=0.05)
+
+
+def test_every_rung_of_the_default_ladder_can_be_reached() -> None:
+    limits = AdmissionLimits()
+    assert limits.max_queue >= max(rung.depth for rung in limits.rungs)

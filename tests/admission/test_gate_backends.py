@@ -12,8 +12,8 @@ from admission.gate import Hold, Refusal, TicketState
 from admission.ladder import LEVEL, MAX_LADDERS, Ladders, Rung
 from admission.rates import Rates
 from admission.ticket import AdmissionTicket
-from admission.values import AdmissionLimits, Reason
-from tests.admission.gates import IDLE, Door, ask
+from admission.values import Reason
+from tests.admission.gates import IDLE, Door, ask, plain
 
 
 def test_a_request_of_several_texts_takes_as_many_places() -> None:
@@ -46,7 +46,7 @@ def test_how_long_an_answer_is_is_learned_of_each_text() -> None:
 def test_a_pool_of_workers_takes_as_many_prefills_as_it_has_workers() -> None:
     def under_way(workers: int) -> int:
         load = replace(IDLE, max_running=16 * workers, workers=workers)
-        door = Door(AdmissionLimits(max_prefill_tokens=1000), load=load)
+        door = Door(plain(max_prefill_tokens=1000), load=load)
         for _ in range(12):
             door.enter(ask(input_tokens=600, max_output_tokens=10))
         return door.gate.in_flight
@@ -80,7 +80,7 @@ def test_others_sequences_are_not_forgotten_when_ours_come_and_go_between_two_wo
 
 
 def test_a_route_has_a_ladder_and_a_queue_of_its_own() -> None:
-    strict = AdmissionLimits(max_queue=2, rungs=(Rung(1, max_tokens=10),))
+    strict = plain(max_queue=2, rungs=(Rung(1, max_tokens=10),))
     door = Door()
     for _ in range(5):
         door.enter()
@@ -95,8 +95,8 @@ def test_changed_limits_hold_for_the_next_request() -> None:
     door = Door()
     for _ in range(4):
         door.enter()
-    assert door.reason(ask(limits=AdmissionLimits(max_input_tokens=99))) is Reason.TOKEN_BUDGET_EXCEEDED
-    assert door.reason(ask(limits=AdmissionLimits(max_input_tokens=100))) is None
+    assert door.reason(ask(limits=plain(max_input_tokens=99))) is Reason.TOKEN_BUDGET_EXCEEDED
+    assert door.reason(ask(limits=plain(max_input_tokens=100))) is None
 
 
 def test_ladders_of_routes_that_are_gone_are_forgotten() -> None:
@@ -110,7 +110,7 @@ def test_ladders_of_routes_that_are_gone_are_forgotten() -> None:
 
 
 def test_those_who_wait_when_the_circuit_opens_leave_at_once() -> None:
-    door = Door(replace(AdmissionLimits(), max_wait_s=60.0))
+    door = Door(replace(plain(), max_wait_s=60.0))
     tickets = [door.enter() for _ in range(20)]
     for _ in range(8):  # each one that fails makes room for another
         door.end(next(iter(door.gate.work.tickets.values())), SlotOutcome.DROPPED)
@@ -123,7 +123,7 @@ def test_those_who_wait_when_the_circuit_opens_leave_at_once() -> None:
 
 
 def test_a_first_token_that_is_late_shrinks_the_batch_only_where_the_prompt_is_not_why() -> None:
-    limits = AdmissionLimits(tpot_slo_s=1.0, ttft_slo_s=0.2, max_wait_s=60.0)
+    limits = plain(tpot_slo_s=1.0, ttft_slo_s=0.2, max_wait_s=60.0)
 
     def after(prompt: int) -> int:
         door = Door(limits, load=replace(IDLE, max_running=8))
@@ -143,20 +143,20 @@ def test_a_first_token_that_is_late_shrinks_the_batch_only_where_the_prompt_is_n
 
 
 def test_a_batch_larger_than_the_default_bound_is_filled() -> None:
-    door = Door(AdmissionLimits(max_in_flight=2), load=replace(IDLE, max_running=4))
+    door = Door(plain(max_in_flight=2), load=replace(IDLE, max_running=4))
     tickets = [door.enter() for _ in range(4)]
     assert all(isinstance(t, AdmissionTicket) and t.state is TicketState.HANDED_ON for t in tickets)
 
 
 def test_a_refusal_that_never_waited_says_so() -> None:
-    offered = Door().offer(ask(limits=AdmissionLimits(max_input_tokens=99)))
+    offered = Door().offer(ask(limits=plain(max_input_tokens=99)))
     assert isinstance(offered, Refusal) and not offered.queued
 
 
 @pytest.mark.parametrize(("tokens", "took_s"), [(1, 0.3), (11, 0.1)], ids=["one token", "more of them"])
 def test_a_target_for_the_first_token_alone_moves_the_limit(tokens: int, took_s: float) -> None:
     def after(target_s: float) -> int:
-        door = Door(AdmissionLimits(ttft_slo_s=target_s), load=replace(IDLE, max_running=8))
+        door = Door(plain(ttft_slo_s=target_s), load=replace(IDLE, max_running=8))
         ticket = door.enter()
         door.now += took_s
         door.gate.first_token(ticket, door.now, 0)
@@ -169,7 +169,7 @@ def test_a_target_for_the_first_token_alone_moves_the_limit(tokens: int, took_s:
 
 def test_a_target_for_the_pace_alone_moves_the_limit_whenever_the_first_token_came() -> None:
     def after(pace_s: float) -> int:
-        door = Door(AdmissionLimits(tpot_slo_s=0.1), load=replace(IDLE, max_running=8))
+        door = Door(plain(tpot_slo_s=0.1), load=replace(IDLE, max_running=8))
         ticket = door.enter()
         door.now += 50.0
         door.gate.first_token(ticket, door.now, 0)
@@ -242,7 +242,7 @@ def test_where_a_new_request_would_stand_is_seen_without_climbing() -> None:
 
 
 def test_one_place_in_sixteen_is_kept_for_the_high_priority_while_it_comes() -> None:
-    limits = AdmissionLimits(max_wait_s=60.0, max_prefill_tokens=100_000, aging_s=0.0)
+    limits = plain(max_wait_s=60.0, max_prefill_tokens=100_000, aging_s=0.0)
     door = Door(limits, load=replace(IDLE, total_blocks=10_000, max_running=32))
     door.end(door.enter(ask(priority=1)))
     normal = [door.enter() for _ in range(32)]

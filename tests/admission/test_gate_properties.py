@@ -13,10 +13,10 @@ from admission.events import SlotOutcome
 from admission.forecast import KvPoolTokens
 from admission.gate import BackendGate, Hold, Refusal, TicketState
 from admission.ticket import AdmissionTicket, Beyond
-from admission.values import AdmissionLimits, BackendLoad, Demand
-from tests.admission.gates import DEMAND
+from admission.values import BackendLoad, Demand
+from tests.admission.gates import DEMAND, plain
 
-LIMITS = AdmissionLimits(max_queue=12, max_queue_tokens=6_000, max_prefill_tokens=1_000, aging_s=0.7)
+LIMITS = plain(max_queue=12, max_queue_tokens=6_000, max_prefill_tokens=1_000, aging_s=0.7)
 POOL = KvPoolTokens(total_blocks=150, block_size=16)
 MAX_RUNNING = 6
 

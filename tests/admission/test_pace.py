@@ -15,8 +15,8 @@ from admission.gate import BackendGate
 from admission.limit import LEAST_SHARE, AdaptiveLimit
 from admission.pace import ENOUGH_WINDOWS, LATE, STEPS, Pace
 from admission.ticket import AdmissionTicket, TicketState
-from admission.values import AdmissionLimits, BackendLoad
-from tests.admission.gates import DEMAND
+from admission.values import BackendLoad
+from tests.admission.gates import DEMAND, plain
 
 TARGET_S = 0.05
 
@@ -224,7 +224,7 @@ def test_the_limit_does_not_grow_beyond_what_the_pace_allows() -> None:
 
 def test_a_gate_holds_back_while_those_in_flight_are_slow_although_none_has_ended() -> None:
     load = BackendLoad(total_blocks=10_000, block_size=16, max_running=8)
-    gate = BackendGate(AdmissionLimits(tpot_slo_s=TARGET_S, max_wait_s=1e6), random=random.Random(1))
+    gate = BackendGate(plain(tpot_slo_s=TARGET_S, max_wait_s=1e6), random=random.Random(1))
     now, tokens = 0.0, 1
     gate.report(load, now)
 

@@ -12,7 +12,8 @@ from admission.gate import BackendGate
 from admission.limit import SETTLE_S, AdaptiveLimit
 from admission.prefill import PrefillBacklog
 from admission.ticket import AdmissionTicket
-from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
+from admission.values import BackendLoad, Demand, Reason
+from tests.admission.gates import plain
 
 # Learned of an engine: seconds for a prompt token.
 RATE = 0.001
@@ -81,7 +82,7 @@ def test_what_is_ahead_is_what_a_count_of_each_prompt_says(
 
 
 def test_a_pool_is_handed_a_prompt_for_each_engine_at_once() -> None:
-    gate = BackendGate(AdmissionLimits(max_prefill_tokens=512), random=random.Random(1))
+    gate = BackendGate(plain(max_prefill_tokens=512), random=random.Random(1))
     gate.report(pool(100), 0.0)
     for _ in range(150):
         offered = gate.offer(demand(0.0), 0.0)
@@ -113,7 +114,7 @@ def test_a_pool_grows_by_each_engines_good_answers() -> None:
 
 
 def test_the_queue_of_a_pool_is_bounded_for_each_engine() -> None:
-    limits = AdmissionLimits(max_queue=4, max_wait_s=1e6)
+    limits = plain(max_queue=4, max_wait_s=1e6)
     for workers in (1, 10):
         gate = BackendGate(limits, random=random.Random(1))
         # Full of others' requests: nobody can be handed on, and those inside do not wait there.
@@ -127,7 +128,7 @@ def test_the_queue_of_a_pool_is_bounded_for_each_engine() -> None:
 
 
 def test_what_waits_inside_other_engines_counts_for_each_of_them() -> None:
-    gate = BackendGate(AdmissionLimits(), random=random.Random(1))
+    gate = BackendGate(plain(), random=random.Random(1))
     gate.report(pool(100, waiting=100, running=500), 0.0)
     assert gate.depth == 1, "not a hundred: new requests are not refused as by a full queue"
     assert isinstance(gate.offer(demand(0.0), 0.0), AdmissionTicket)
