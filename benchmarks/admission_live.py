@@ -5,8 +5,9 @@
 
 A gateway is started as a process of its own, first without admission. Closed loops with more and more callers
 measure what it serves at most within the SLO (its capacity) and how long its steps take; then requests come
-at 2 and 4 times that rate, whatever becomes of the earlier ones. The same is done to a second gateway with
-admission. The simulator gets the profile fitted to the closed loops and the very same requests.
+at 1, 2 and 4 times that rate, whatever becomes of the earlier ones. The same is done to a second gateway with
+admission as shipped. The SLO is what its defaults aim at. The simulator gets the profile fitted to the closed
+loops, the same defaults and the very same requests.
 
 Rows of Azure's excerpt with scaled lengths, tenants and priorities drawn by a seed. Gateway, engine and load
 generator share the machine, so that figures are this machine's; lengths of answers are known to admission, as
@@ -30,6 +31,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from admission.estimator import PATIENCE_S
 from admission.values import AdmissionLimits
 from benchmarks.admission_live_load import (
     MACHINES,
@@ -55,13 +57,12 @@ from ops.replay.trace import read_trace
 
 TRACE = REPOSITORY / "benchmarks" / "data" / "azure_llm_conv_2023_2000.csv"
 SHAPE = WorkloadShape(prompt_scale=0.25, max_prompt=600, max_output=160, tenants=TENANTS)
-LOADS = (2.0, 4.0)
+LOADS = (1.0, 2.0, 4.0)
 CALLERS = (1, 2, 4, 8, 16)
 # A level of callers counts for capacity while so many of its answers meet the SLO, as in the simulator.
 ATTAINMENT = 0.95
-# The SLO: the first token within so many times what an idle worker takes for the median prompt (as the
-# simulator's), at least so long; tokens at most so much slower than with the batch full.
-TTFT_TIMES, LEAST_TTFT_S, TPOT_TIMES = 12.0, 0.5, 1.5
+SHIPPED = AdmissionLimits()
+SLO = SimulatedSlo(PATIENCE_S, SHIPPED.tpot_slo_s or 0.25)
 NONE, OURS = "none", "sluice"
 
 
@@ -159,14 +160,7 @@ def foretold(
     requests: Sequence[Arrival], profile: Profile, slo: SimulatedSlo, policy: str, grace_s: float
 ) -> RunSummary:
     """The simulator's figures of the same requests, given up at the same time."""
-    limits = AdmissionLimits(
-        max_wait_s=slo.ttft_s,
-        tpot_slo_s=slo.tpot_s,
-        ttft_slo_s=slo.ttft_s,
-        first_token_within_s=slo.ttft_s,
-        max_prefill_tokens=profile.max_num_batched_tokens,
-    )
-    setting = Setting(Kind.NONE) if policy == NONE else Setting(Kind.SLUICE, limits=limits)
+    setting = Setting(Kind.NONE if policy == NONE else Kind.SLUICE)
     known = [replace(one, max_tokens=one.output) for one in requests]
     fates = simulate(known, profile, setting.policy)
     for fate in fates:
@@ -228,12 +222,6 @@ def _endless(pool: Sequence[Arrival]) -> Iterator[Arrival]:
             yield replace(arrival, number=number)
 
 
-def slo_of(levels: Sequence[Level]) -> SimulatedSlo:
-    """Targets by what an idle engine and a full batch take."""
-    ttft_s = max(LEAST_TTFT_S, TTFT_TIMES * levels[0].ttft_p50_s)
-    return SimulatedSlo(round(ttft_s, 2), round(TPOT_TIMES * levels[-1].tpot_p50_s, 4))
-
-
 def capacity_of(
     levels: Sequence[Level], outcomes: Sequence[Sequence[ReplayedRequest]], slo: SimulatedSlo
 ) -> float:
@@ -278,7 +266,7 @@ async def examine(machine: Machine, seconds: float, level_s: float) -> Report:
             async with AsyncExitStack() as stack:
                 one = await caller(url, stack)
                 levels, outcomes = await measure(one, seen, level_s)
-                slo = slo_of(levels)
+                slo = SLO
                 capacity = capacity_of(levels, outcomes, slo)
                 steps = [step for level in outcomes for step in steps_of(level, level_s)]
                 found = fit([*firsts_of(outcomes[0]), *steps])
@@ -286,8 +274,6 @@ async def examine(machine: Machine, seconds: float, level_s: float) -> Report:
                 # No request comes twice: a fast engine takes the trace's sample in less time.
                 seconds = min(seconds, len(pool) / (capacity * sum(LOADS)))
                 rows = await loads(url, one, pool, capacity, profile, slo, NONE, seconds)
-        route["slo"] = {"ttft_ms": slo.ttft_s * 1000, "total_ms": 60_000, "tpot_ms": slo.tpot_s * 1000}
-        route["admission"] = {"refuse_late": True, "max_wait_ms": slo.ttft_s * 1000}
         with gateway(machine, Path(folder), route, is_open=False) as url:
             async with AsyncExitStack() as stack:
                 one = await caller(url, stack)

@@ -90,7 +90,6 @@ def gateway(machine: Machine, folder: Path, route: Mapping[str, object], *, is_o
         "SLUICE_ENGINE__MAX_NUM_SEQS": str(machine.max_num_seqs),
         "SLUICE_ENGINE__MAX_NUM_BATCHED_TOKENS": str(machine.max_num_batched_tokens),
         "SLUICE_ENGINE__MAX_LORAS": "0",
-        "SLUICE_ADMISSION__MAX_PREFILL_TOKENS": str(machine.max_num_batched_tokens),
         "SLUICE_ROUTING__FILE": str(routing),
         "SLUICE_STATE__URL": f"sqlite:///{folder}/state.db",
         "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger.db",

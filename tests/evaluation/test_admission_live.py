@@ -14,7 +14,6 @@ from benchmarks.admission_live import (
     foretold,
     level_of,
     profile_of,
-    slo_of,
     steps_of,
     wait_error,
 )  # fmt: skip
@@ -52,7 +51,6 @@ def test_capacity_is_the_fastest_level_whose_answers_were_in_time() -> None:
     levels = [Level(1, 2.0, 0.1, 0.1), Level(2, 3.0, 0.1, 0.1), Level(4, 9.0, 5.0, 0.1)]
     slow = replace(WHOLE, ttft_s=5.0)
     assert capacity_of(levels, [[WHOLE], [WHOLE] * 19 + [slow], [slow]], SimulatedSlo(1.0, 1.0)) == 3.0
-    assert slo_of(levels) == SimulatedSlo(1.2, 0.15)
 
 
 def test_what_closed_loops_taught_foretells_another_one() -> None:
