@@ -24,7 +24,7 @@ DEAD = Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))
 async def test_after_out_of_memory_the_prompt_is_shortened_and_the_answer_says_so(
     build_house: Build, ask: Ask
 ) -> None:
-    house = build_house(OOM, Script())
+    house = build_house(OOM, Script(), route={"budgets": {"retrieval": 1400}})
     chunks = tuple(EvidenceChunk(f"m{i}", "catalog", "Vinland Saga has 27 volumes. " * 8) for i in range(12))
     answer = (await house.run(ask(chunks=chunks))).answer
     assert answer is not None and answer.fallback is None
@@ -48,7 +48,12 @@ async def test_a_prompt_is_shortened_once_and_what_cannot_be_cut_is_sent_as_it_i
 
 
 async def test_an_answer_to_a_shortened_prompt_is_not_remembered(build_house: Build, ask: Ask) -> None:
-    house = build_house(OOM, Script(), DEAD, route={"fallback": ["response_cache", "degraded"]})
+    house = build_house(
+        OOM,
+        Script(),
+        DEAD,
+        route={"fallback": ["response_cache", "degraded"], "budgets": {"retrieval": 1400}},
+    )
     chunks = tuple(EvidenceChunk(f"m{i}", "catalog", "Vinland Saga has 27 volumes. " * 8) for i in range(12))
     await house.run(ask(chunks=chunks))
     answer = (await house.run(ask(chunks=chunks))).answer

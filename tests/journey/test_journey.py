@@ -218,7 +218,7 @@ async def test_memory_pressure_gives_the_degraded_answer_with_its_reason(
 
 async def test_a_caller_who_wants_errors_gets_503_and_when_to_come_back(build_house: Build, ask: Ask) -> None:
     full = ScriptedBackend(load=BackendLoad(running=8, waiting=100, max_running=8))
-    house = build_house(backends=[full], limits=AdmissionLimits(max_input_tokens=4096))
+    house = build_house(backends=[full], limits=AdmissionLimits(max_queue=100))
     sink = await house.run(ask(allow_fallback=False))
     assert sink.error is not None
     assert (sink.error.status, sink.error.code) == (503, "queue_full")
