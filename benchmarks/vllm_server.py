@@ -84,7 +84,14 @@ class Server:
     """A server's process tree: its root answers HTTP, all below it is the engine."""
 
     def __init__(
-        self, name: str, model: str, command: Sequence[str], env: dict[str, str], url: str, log: Path
+        self,
+        name: str,
+        model: str,
+        command: Sequence[str],
+        env: dict[str, str],
+        url: str,
+        log: Path,
+        cwd: Path = REPOSITORY,
     ):
         self.name = name
         self.model = model
@@ -92,7 +99,7 @@ class Server:
         self.log = log
         with log.open("w") as out:
             self._process = subprocess.Popen(
-                command, cwd=REPOSITORY, env={**os.environ, **env}, stdout=out, stderr=subprocess.STDOUT
+                command, cwd=cwd, env={**os.environ, **env}, stdout=out, stderr=subprocess.STDOUT
             )
         self.root = psutil.Process(self._process.pid)
 

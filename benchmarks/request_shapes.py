@@ -1,0 +1,299 @@
+"""The same requests to a vLLM worker and to a Sluice in front of it: where do the statuses differ, and why?
+
+    python -m benchmarks.request_shapes                     (starts both, on the CPU, with the demo model)
+    python -m benchmarks.request_shapes --worker URL --sluice URL --model NAME --key KEY
+
+Prints every shape whose statuses differ, with its reason; one without a reason is a defect, and exits with 1.
+``--write`` writes the table of docs/request-shapes.md.
+"""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import orjson
+import typer
+
+from benchmarks.vllm_server import KEY, REPOSITORY, Flags, Server, free_port, vllm
+
+DOCUMENT = REPOSITORY / "docs" / "request-shapes.md"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+USER = {"role": "user", "content": "Who wrote Berserk?"}
+SYSTEM = {"role": "system", "content": "You answer in one word."}
+REPLY = {"role": "assistant", "content": "Kentaro Miura."}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TOOL = {
+    "type": "function",
+    "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}},
+}
+ABSENT: Any = object()
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One request; ``body`` is JSON or bytes."""
+
+    name: str
+    path: str
+    body: Any = None
+    method: str = "POST"
+    headers: Mapping[str, str] | None = None
+
+
+def _variants(path: str, base: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> Iterator[Shape]:
+    for changes in cases:
+        body = {name: value for name, value in {**base, **changes}.items() if value is not ABSENT}
+        shown = ", ".join(
+            f"no {name}" if value is ABSENT else f"{name}={_short(value)}" for name, value in changes.items()
+        )
+        yield Shape(f"{'chat' if path == CHAT else 'text'}: {shown or 'plain'}", path, body)
+
+
+def _short(value: object) -> str:
+    text = orjson.dumps(value, option=orjson.OPT_PASSTHROUGH_DATACLASS).decode()
+    return text if len(text) <= 110 else f"{text[:107]}…"
+
+
+SAMPLING: Sequence[Mapping[str, Any]] = (
+    {}, {"max_tokens": None}, {"max_tokens": ABSENT}, {"max_tokens": 0}, {"max_tokens": -1},
+    {"max_tokens": "5"}, {"max_tokens": 1.5}, {"max_tokens": 1_000_000},
+    {"temperature": 0}, {"temperature": 2}, {"temperature": 2.1}, {"temperature": -0.1},
+    {"temperature": None}, {"temperature": "0.5"},
+    {"top_p": 0.5}, {"top_p": 1}, {"top_p": 0}, {"top_p": 1.1}, {"top_p": None},
+    {"top_k": 5}, {"top_k": 0}, {"top_k": -1}, {"top_k": -2}, {"min_p": 0.1}, {"min_p": 1.5},
+    {"n": 2}, {"n": 2, "temperature": 0}, {"n": 0}, {"n": None},
+    {"stop": "e"}, {"stop": ["e", "a"]}, {"stop": []}, {"stop": None}, {"stop": ""}, {"stop": [""]},
+    {"stop": ["x"] * 20},
+    {"seed": 1}, {"seed": None}, {"seed": -1}, {"seed": 2**63},
+    {"presence_penalty": 0.5}, {"presence_penalty": 2.1}, {"frequency_penalty": None},
+    {"repetition_penalty": 1.1}, {"repetition_penalty": 0},
+    {"logit_bias": {}}, {"logit_bias": {"5": 1}}, {"logit_bias": {"x": 1}}, {"logit_bias": {"5": 200}},
+    {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}},
+    {"stream_options": {"include_usage": True}}, {"stream_options": None}, {"stream": None},
+    {"stream": "true"},
+    {"user": "u1"}, {"user": ""}, {"user": None}, {"frobnicate": 1}, {"frobnicate": {"deep": [None]}},
+    {"ignore_eos": True}, {"min_tokens": 2}, {"stop_token_ids": [3]}, {"skip_special_tokens": False},
+    {"include_stop_str_in_output": True}, {"bad_words": ["x"]}, {"allowed_token_ids": [5, 6]},
+    {"priority": 1}, {"cache_salt": "x"}, {"request_id": "mine"}, {"return_token_ids": True},
+    {"prompt_logprobs": 1}, {"truncate_prompt_tokens": 5}, {"use_beam_search": False},
+    {"response_format": {"type": "text"}}, {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+    {"response_format": {"type": "json_schema"}}, {"response_format": {"type": "xml"}},
+    {"structured_outputs": {"choice": ["a", "b"]}}, {"structured_outputs": {"regex": "[ab]"}},
+    {"structured_outputs": {"choice": ["a"], "regex": "b"}},
+    {"model": ABSENT}, {"model": None}, {"model": ""}, {"model": "gpt-9"}, {"model": 5},
+)  # fmt: skip
+CHATS: Sequence[Mapping[str, Any]] = (
+    {"max_tokens": ABSENT, "max_completion_tokens": 4}, {"max_completion_tokens": 3},
+    {"logprobs": True}, {"logprobs": True, "top_logprobs": 2}, {"top_logprobs": 2},
+    {"logprobs": False, "top_logprobs": 0}, {"logprobs": True, "top_logprobs": 21},
+    {"metadata": {"a": "b"}}, {"store": False}, {"store": True}, {"service_tier": "auto"},
+    {"prompt_cache_key": "x"}, {"safety_identifier": "x"}, {"modalities": ["text"]}, {"verbosity": "low"},
+    {"tools": []}, {"tools": None}, {"tools": [TOOL]}, {"tool_choice": "none"}, {"tool_choice": "auto"},
+    {"parallel_tool_calls": True}, {"functions": []}, {"reasoning_effort": None},
+    {"reasoning_effort": "low"}, {"chat_template_kwargs": {}}, {"chat_template_kwargs": {"a": 1}},
+    {"add_generation_prompt": True}, {"echo": False}, {"documents": []},
+    {"messages": ABSENT}, {"messages": []}, {"messages": None}, {"messages": "hi"}, {"messages": [SYSTEM]},
+    {"messages": [USER, REPLY]}, {"messages": [USER, USER]}, {"messages": [USER, SYSTEM, USER]},
+    {"messages": [USER, {"role": "assistant", "content": None}, USER]},
+    {"messages": [{"role": "user", "content": None}]}, {"messages": [{"role": "user", "content": ""}]},
+    {"messages": [{"role": "user"}]}, {"messages": [{"role": "user", "content": 5}]},
+    {"messages": [{"role": "user", "content": []}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]},
+    {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+    {"messages": [{"role": "developer", "content": "Be short."}, USER]},
+    {"messages": [{"role": "narrator", "content": "Once."}, USER]},
+    {"messages": [{"role": "tool", "tool_call_id": "c", "content": "5"}, USER]},
+    {"messages": [{**USER, "name": "Ann"}]}, {"messages": [{**USER, "frobnicate": 1}]},
+    {"messages": [USER, {**REPLY, "refusal": None, "tool_calls": [], "annotations": []}, USER]},
+    {"messages": [{"role": "user", "content": "ベルセルクの作者は？ 🗡️"}]},
+    {"messages": [{"role": "user", "content": "word " * 3000}]},
+)  # fmt: skip
+TEXTS: Sequence[Mapping[str, Any]] = (
+    {}, {"prompt": [5, 6, 7]}, {"prompt": ["one"]}, {"prompt": ["one", "two"]}, {"prompt": [[5, 6]]},
+    {"prompt": ""}, {"prompt": []}, {"prompt": ABSENT}, {"prompt": None}, {"prompt": [10_000_000]},
+    {"prompt": "word " * 3000}, {"max_tokens": ABSENT}, {"max_tokens": None}, {"echo": True},
+    {"suffix": "x"}, {"logprobs": 1}, {"logprobs": 0}, {"logprobs": 21}, {"n": 2}, {"best_of": 1},
+    {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}, {"stop": ["e"]},
+    {"messages": [USER]}, {"frobnicate": 1}, {"ignore_eos": True},
+)  # fmt: skip
+
+
+def shapes(model: str) -> list[Shape]:
+    """All of them, each with a name of its own."""
+    chat = {"model": model, "messages": [USER], "max_tokens": 4}
+    text = {"model": model, "prompt": "Berserk was written by", "max_tokens": 4}
+    broken = {
+        "an empty body": b"", "no JSON": b"{", "an array": b"[]", "null": b"null",
+        "invalid UTF-8": b'{"model": "\xff"}', "a lone surrogate": b'{"model": "\\ud800", "messages": []}',
+    }  # fmt: skip
+    plain = orjson.dumps(chat)
+    return [
+        *_variants(CHAT, chat, SAMPLING),
+        *_variants(CHAT, chat, CHATS),
+        *_variants(TEXT, text, TEXTS),
+        *(Shape(f"chat: {name}", CHAT, body) for name, body in broken.items()),
+        Shape("chat: text/plain", CHAT, plain, headers={"content-type": "text/plain"}),
+        Shape("chat: no content type", CHAT, plain, headers={"content-type": ""}),
+        Shape("chat: no key", CHAT, chat, headers={"authorization": ""}),
+        Shape("chat: a wrong key", CHAT, chat, headers={"authorization": "Bearer nope"}),
+        Shape("chat: GET", CHAT, method="GET"),
+        Shape("models", "/v1/models", method="GET"),
+        Shape("models: one", f"/v1/models/{model}", method="GET"),
+        Shape("models: unknown", "/v1/models/gpt-9", method="GET"),
+        Shape("tokenize: a text", "/tokenize", {"model": model, "prompt": "hi"}),
+        Shape("tokenize: messages", "/tokenize", {"model": model, "messages": [USER]}),
+        Shape("tokenize: nothing", "/tokenize", {"model": model}),
+        Shape("detokenize", "/detokenize", {"model": model, "tokens": [5, 6]}),
+        Shape("health", "/health", method="GET"),
+        Shape("ping", "/ping", method="GET"),
+        Shape("metrics", "/metrics", method="GET"),
+        Shape("embeddings", "/v1/embeddings", {"model": model, "input": "hi"}),
+        Shape("an unknown path", "/v1/nowhere", {}),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The statuses of one shape."""
+
+    shape: Shape
+    worker: int
+    sluice: int
+
+
+async def compare(asked: Sequence[Shape], worker: str, sluice: str, key: str) -> list[Compared]:
+    """Send each shape to both; four at once, so that a queue of neither matters."""
+    turns = asyncio.Semaphore(4)
+
+    async def status(client: httpx.AsyncClient, shape: Shape) -> int:
+        content = shape.body if isinstance(shape.body, bytes) else None
+        if shape.body is not None and content is None:
+            content = orjson.dumps(shape.body)
+        given = {"content-type": "application/json", "authorization": f"Bearer {key}"} | dict(
+            shape.headers or {}
+        )
+        headers = {name: value for name, value in given.items() if value}
+        async with turns:
+            return (
+                await client.request(shape.method, shape.path, content=content, headers=headers)
+            ).status_code
+
+    async with (
+        httpx.AsyncClient(base_url=worker, timeout=TIMEOUT_S) as first,
+        httpx.AsyncClient(base_url=sluice, timeout=TIMEOUT_S) as second,
+    ):
+        rows = [asyncio.gather(status(first, one), status(second, one)) for one in asked]
+        return [Compared(one, *await row) for one, row in zip(asked, rows, strict=True)]
+
+
+_STRICT = "Sluice converts no value, vLLM does"
+_NOT_YET = "not implemented, so refused by its name; vLLM ignores it for this model or does it"
+_FORM = "would change the answer's form, which Sluice reads"
+_MODEL = "required, as in OpenAI's contract: with several models nothing else says which is meant"
+_TURN = "Sluice plans a prompt around the user's latest turn, which must have text"
+_MESSAGE = "a message is rebuilt from its role and text, so what else it has is refused, not lost"
+REASONS: Sequence[tuple[str, str]] = (
+    ('max_tokens="5"', _STRICT), ('temperature="0.5"', _STRICT), ('stream="true"', _STRICT),
+    ("n=2, temperature=0", "Sluice asks vLLM for the same in another way (`top_k` 1)"),
+    ("logit_bias", "OpenAI's range is -100 to 100"),
+    ("cache_salt", "the tenant is the salt"),
+    ("request_id", "a label is `sluice.request_id` or the header `x-request-id`"),
+    ("return_token_ids", _FORM), ("text: echo", _FORM),
+    ("prompt_logprobs", f"{_FORM}; vLLM on the CPU dies of it when started with LoRA"),
+    ("truncate_prompt_tokens", "Sluice counts and trims prompts itself"),
+    ("no model", _MODEL), ("model=null", _MODEL), ('model=""', _MODEL),
+    ("store=true", "nothing is stored, so it is not said to be"),
+    ("verbosity", _NOT_YET), ("reasoning_effort", _NOT_YET), ("chat_template_kwargs", _NOT_YET),
+    ("tools=[]", "asks for nothing, and clients send it"), ("tool_choice", "asks for nothing without tools"),
+    ("narrator", "no role of OpenAI's"), ('"role":"tool"', _NOT_YET),
+    ('"name":"Ann"', _MESSAGE), ('"frobnicate":1}]', _MESSAGE),
+    ("chat: messages=", _TURN),
+    ('prompt=["one","two"]', _NOT_YET),
+    ("text: messages", "a chat's field; vLLM ignores it and completes `prompt`"),
+    ("content type", "the body is JSON on this path whatever the header says, as in `curl -d`"),
+    ("text/plain", "the body is JSON on this path whatever the header says, as in `curl -d`"),
+    ("key", "Sluice asks for keys; this worker was started without one"),
+    ("models: one", "vLLM has the list alone"),
+)  # fmt: skip
+"""Why statuses differ: the first entry whose text the shape's name contains."""
+
+
+def reason_of(row: Compared) -> str | None:
+    """Why the statuses of a shape differ; ``None``: nobody knows, so it is a defect."""
+    return next((reason for part, reason in REASONS if part in row.shape.name), None)
+
+
+def document(rows: Sequence[Compared]) -> str:
+    """The table of the document."""
+    differ = [row for row in rows if row.worker != row.sluice]
+    lines = [
+        "# Request shapes, next to vLLM",
+        "",
+        f"`python -m benchmarks.request_shapes --write` sends {len(rows)} requests to a `vllm serve` and to",
+        f"a Sluice in front of it (`sluice serve --worker`). {len(rows) - len(differ)} have the same status.",
+        "The others:",
+        "",
+        "| request | vLLM | Sluice | why |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in differ:
+        name, reason = row.shape.name, reason_of(row) or "**a defect**"
+        lines.append(f"| `{name}` | {row.worker} | {row.sluice} | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def gateway(worker: str, folder: Path, key: str = KEY) -> Server:
+    """A Sluice in front of the worker, with its defaults."""
+    port = free_port()
+    env = {"SLUICE_ADMIN_KEY": key, "SLUICE_SERVER__PORT": str(port), "WORKER_API_KEY": key}
+    env |= {"PYTHONPATH": str(REPOSITORY), "SLUICE_STATE__URL": f"sqlite:///{folder}/state.db"}
+    env |= {"SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger.db"}
+    command = [sys.executable, "-m", "ops.cli", "serve", "--worker", worker]
+    # The repository has a routing.yaml for its own backends.
+    return Server("sluice", "demo", command, env, f"http://127.0.0.1:{port}", folder / "sluice.log", folder)
+
+
+async def _run(worker: str | None, sluice: str | None, model: str, key: str) -> list[Compared]:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as servers:
+        place = Path(folder)
+        if worker is None:
+            flags = Flags(str(REPOSITORY / "models" / "demo"), max_model_len=1024, max_num_seqs=16)
+            started = vllm(flags, place)
+            servers.callback(started.close)
+            await started.wait_ready("/health")
+            worker = started.url
+        if sluice is None:
+            front = gateway(worker, place, key)
+            servers.callback(front.close)
+            await front.wait_ready("/ready")
+            sluice = front.url
+        return await compare(shapes(model), worker, sluice, key)
+
+
+def main(
+    worker: Annotated[str | None, typer.Option(help="A running vLLM; unset: one is started.")] = None,
+    sluice: Annotated[str | None, typer.Option(help="A running Sluice in front of it.")] = None,
+    model: Annotated[str, typer.Option(help="The model's name.")] = "demo",
+    key: Annotated[str, typer.Option(help="The key of both.")] = KEY,
+    write: Annotated[bool, typer.Option("--write", help="Write docs/request-shapes.md.")] = False,
+) -> None:
+    """Compare, print the differences, and fail on one without a reason."""
+    rows = asyncio.run(_run(worker, sluice, model, key))
+    text = document(rows)
+    print(text)
+    if write:
+        DOCUMENT.write_text(text, encoding="utf-8")
+    unexplained = [row for row in rows if row.worker != row.sluice and reason_of(row) is None]
+    raise typer.Exit(bool(unexplained))
+
+
+if __name__ == "__main__":
+    typer.run(main)
