@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -68,6 +69,10 @@ def test_every_stream_of_a_killed_sluice_is_resumed_exactly_by_the_other_one(tmp
             f"routing: {{file: {tmp_path}/routing.yaml}}\n"
         )
         front = stack.enter_context(gateway(tmp_path, config=tmp_path / "sluice.yaml"))
+        deadline = time.monotonic() + 120
+        while front.metric("sluice_worker_in_service") < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         whole, asked = asyncio.run(kill_during_streams(front, workers[0]))
         assert asked == [whole[number % len(QUESTIONS)] for number in range(STREAMS)]
         assert front.metric("sluice_resumed_streams_total") >= 1
