@@ -124,7 +124,8 @@ class Journey:
             recorder.bound(ranking.drawn, prefix)
             timer.lap("rank")
 
-            job = Job(request, target, plan, lease, backend, partial(half_plan, planner, budget))
+            shorten = partial(half_plan, planner, budget)
+            job = Job(request, target, plan, lease, backend, shorten, drawn=ranking.drawn)
             demand = demand_of(job, backend, stream, prefix)
             row = opening_row(job, revision.number, trace_id, self.unix_time())
             so_far = partial(partial_usage, row, job, stream, timer)

@@ -45,9 +45,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     answer); ``prefix_expected_tokens`` of them the backend has computed before, ``prefix_cached_tokens`` it
     found in its cache. ``volatile`` are the kinds of volatile content in the caller's system messages, which
     were ``moved`` or only ``reported``. ``drawn`` is the backend that the weights chose for the session,
-    ready or not (``None``: the caller named one); ``passed`` is the result of the checks of answers;
-    ``session`` is an opaque number in this process; ``cost_nanousd`` is the operator's cost, ``None`` without
-    a price.
+    ready or not (``None``: the caller named one); ``session`` is an opaque number in this process;
+    ``cost_nanousd`` is the operator's cost, ``None`` without a price.
     """
 
     request_id: str
@@ -97,7 +96,6 @@ class RequestRecord(msgspec.Struct, frozen=True):
     stream: bool = False
     priority: int = 0
     drawn: str | None = None
-    passed: bool | None = None
     session: int | None = None
     cost_nanousd: int | None = None
 

@@ -1,7 +1,7 @@
 """The canary for operators: start, pause, resume, abort; each order is audited."""
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, NotRequired
 
@@ -123,6 +123,7 @@ class CanaryAdmin:
         store: where the samples are.
         new_id: a name for a canary.
         evaluation_fault: why a backend has no evaluation that counts; ``None``: it passed one.
+        guardrails: names of the checks of answers' content.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class CanaryAdmin:
         new_id: Callable[[], str],
         unix_time: Callable[[], float],
         evaluation_fault: Callable[[str], str | None],
+        guardrails: Sequence[str] = (),
     ) -> None:
         self._driver = driver
         self._evaluation_fault = evaluation_fault
@@ -143,6 +145,7 @@ class CanaryAdmin:
         self._audit = audit
         self._new_id = new_id
         self._unix_time = unix_time
+        self._guardrails = tuple(guardrails)
 
     def show(self) -> CanaryShownBody:
         """The last canary, as this process knows it."""
@@ -194,7 +197,15 @@ class CanaryAdmin:
             )
         bounds = (given.min_samples, given.step_seconds, given.window_seconds)
         plan = CanaryPlan(
-            self._new_id(), given.route, given.backend, before, who, given.comment, given.steps, *bounds
+            self._new_id(),
+            given.route,
+            given.backend,
+            before,
+            who,
+            given.comment,
+            given.steps,
+            *bounds,
+            guardrails=self._guardrails,
         )
         first = with_weights(last.draft.config, given.route, weights_at(plan, given.steps[0]))
         self._routing.check(Draft(first, "", "canary"), "config")

@@ -1,7 +1,7 @@
 """The routing's revisions for operators: show, change, undo; each change is audited."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, NotRequired, cast
 
@@ -10,7 +10,16 @@ from typing_extensions import TypedDict
 
 from gateway.contracts.fields import Body
 from gateway.errors import InvalidRequest
-from gateway.routing.change import WHOLE, ConfigChange, differences, same, with_weight
+from gateway.routing.change import (
+    WHOLE,
+    ConfigChange,
+    NoSuchRoute,
+    differences,
+    same,
+    same_weights,
+    weights_of,
+    with_weight,
+)
 from gateway.routing.projection import RoutingProjection
 from gateway.routing.records import Draft, Stored
 from gateway.routing.refusals import operator_errors
@@ -208,7 +217,10 @@ class RoutingAdmin:
         who: str,
     ) -> RevisionMadeBody:
         def decide(last: Stored) -> Draft:
-            return Draft(make(last), comment, action)
+            config, canary = make(last), last.draft.canary
+            if canary is not None and not _same_on(canary.route, config, last.draft.config):
+                canary = None  # this change ends it
+            return Draft(config, comment, action, canary)
 
         if dry_run:
             await self.revisions.expect_last(expected)
@@ -269,18 +281,27 @@ class RoutingAdmin:
         )
 
     async def _other(self, head: int) -> Stored:
-        """The last revision before ``head`` whose content differs."""
+        """The last revision before ``head`` of another content, without canaries that were on their way."""
         now, number = self.revisions.last(), head
         while number > max(head - SEARCHED, 0):
             for stored in await self.revisions.read(number, PAGE):
-                if not same(stored.draft.config, now.draft.config):
-                    return stored
+                settled = stored.draft.settled
+                if not same(settled, now.draft.config):
+                    return replace(stored, draft=replace(stored.draft, config=settled))
             number -= PAGE
         raise InvalidRequest("to: no earlier revision says anything else; name one by its number", param="to")
 
 
 def _weight(given: RoutePromoteBody, percent: float) -> Callable[[Stored], Mapping[str, object]]:
     return lambda last: with_weight(last.draft.config, given.route, given.backend, percent)
+
+
+def _same_on(route: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a route has the same weights in two configurations."""
+    try:
+        return same_weights(weights_of(one, route), weights_of(other, route))
+    except (NoSuchRoute, KeyError, TypeError, ValueError):
+        return False  # a configuration that is not valid is refused later
 
 
 def _same_as(source: Stored) -> Callable[[Stored], Mapping[str, object]]:

@@ -29,7 +29,8 @@ class Job:
     """One request, planned, leased and ranked.
 
     ``shorten`` makes a plan of half the length out of a plan, or ``None`` where nothing more can be cut.
-    ``call_budget`` bounds the calls to servers that the request causes.
+    ``call_budget`` bounds the calls to servers that the request causes. ``drawn`` is the backend that the
+    route's weights gave the request, as in the ranking.
     """
 
     request: GenerateRequest
@@ -39,6 +40,7 @@ class Job:
     primary: Backend
     shorten: Shorten
     call_budget: CallBudget = field(default_factory=CallBudget)
+    drawn: str | None = None
 
     @property
     def required_features(self) -> frozenset[Feature]:

@@ -1,6 +1,5 @@
 """The caller's answer, made of what was generated, and its usage row."""
 
-import orjson
 from msgspec.structs import replace
 
 from accounting.values import PartialUsage, UsageRow
@@ -10,7 +9,6 @@ from gateway.contracts.values import (
     BudgetReport,
     Choice,
     Contract,
-    FormatType,
     GenerateRequest,
     Timings,
 )
@@ -20,8 +18,6 @@ from gateway.generation.dispatcher import GenerationOutcome
 from gateway.generation.job import Job
 from gateway.prompts.canonical import Canonical
 from gateway.requests.timing import StageTimer
-
-_JSON = frozenset({FormatType.JSON_OBJECT, FormatType.JSON_SCHEMA})
 
 
 def respond(
@@ -164,24 +160,3 @@ def warnings_of(request: GenerateRequest, canonical: Canonical, lease: Lease) ->
             f" requests share; send it in {field}"
         )
     return tuple(warnings)
-
-
-def in_shape(request: GenerateRequest, answer: Answer) -> bool | None:
-    """Whether each text is not blank, and is JSON where JSON was asked for; ``None`` for a fallback's answer.
-
-    Compares backends; no answer is changed or held back by it. Runs on the event loop, so it must be quick.
-    """
-    if answer.fallback is not None:
-        return None
-    return all(
-        choice.text.strip() != "" and (request.response_format.type not in _JSON or _is_json(choice.text))
-        for choice in answer.choices
-    )
-
-
-def _is_json(text: str) -> bool:
-    try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return False
-    return True

@@ -20,7 +20,6 @@ from gateway.errors import Internal, PublicError
 from gateway.generation.answer_stream import AnswerStream
 from gateway.prompts.canonical import Canonical
 from gateway.prompts.prefixes import Prefix
-from gateway.requests.answer import in_shape
 from gateway.requests.timing import StageTimer
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target
@@ -184,7 +183,6 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
             stream=request.stream,
             priority=request.priority,
             drawn=self._drawn,
-            passed=in_shape(request, answer) if answer else None,
             session=None if request.session_id is None else hash((request.caller.tenant, request.session_id)),
             cost_nanousd=bill.cost_nanousd if bill and bill.price_version is not None else None,
         )

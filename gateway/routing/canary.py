@@ -18,7 +18,7 @@ from gateway.routing.evidence import Evidence, EvidenceWindow
 
 CHECKS = ("error", "ttft", "total", "fallback", "guardrail")
 """What is compared: shares of requests that failed, whose first token or whole answer was late, that another
-backend than the drawn one answered, or whose answer failed its checks."""
+backend than the drawn one answered, or whose answer failed a check of its content (``guardrail.NAME``)."""
 STEPS = (5.0, 25.0, 50.0, 100.0)
 ALPHA = 0.01
 TOLERANCE = 1.25
@@ -61,6 +61,7 @@ class CanaryPlan:
         window_s: requests within so many seconds are compared with each other.
         alpha: highest probability that a good canary is rolled back.
         tolerance: the tolerated odds ratio of faults.
+        guardrails: names of the checks of answers' content.
     """
 
     id: str
@@ -75,11 +76,13 @@ class CanaryPlan:
     window_s: float = WINDOW_S
     alpha: float = ALPHA
     tolerance: float = TOLERANCE
+    guardrails: tuple[str, ...] = ()
 
     @property
     def bound(self) -> float:
         """The logarithm of the e-value at which one check of one step ends the canary."""
-        return math.log(len(CHECKS) * max(1, len(self.steps) - 1) / self.alpha)
+        checks = len(CHECKS) - 1 + max(1, len(self.guardrails))
+        return math.log(checks * max(1, len(self.steps) - 1) / self.alpha)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from gateway.routing.canary_records import (
 from gateway.routing.canary_tally import CanaryTally
 from gateway.routing.change import NoSuchRoute, NothingToShare, same_weights, weights_of, with_weights
 from gateway.routing.projection import ELSEWHERE_S, NotInForce, RoutingBusy, RoutingProjection
-from gateway.routing.records import Draft, Stored
+from gateway.routing.records import CanaryShare, Draft, Stored
 from gateway.routing.revision import RoutingFileError
 from gateway.state.audit import Audit
 from gateway.state.errors import Conflict, StateError
@@ -221,7 +221,8 @@ class CanaryDriver(FollowedStream):
                 raise _AsWanted
             if not same_weights(found, state.placed):
                 raise _Overridden
-            return Draft(with_weights(last.draft.config, plan.route, wanted), comment, "canary")
+            share = CanaryShare(plan.route, plan.before) if not state.ended else None
+            return Draft(with_weights(last.draft.config, plan.route, wanted), comment, "canary", share)
 
         try:
             _, stored = await self._routing.change(decide, author=AUTHOR)

@@ -54,6 +54,6 @@ def windows_of(records: Iterable[Record], canary: str) -> list[dict[str, Evidenc
             continue
         window = found.setdefault(int(data["window"]), {})
         for check, numbers in data["counts"].items():
-            if check in CHECKS:
+            if check.partition(".")[0] in CHECKS:
                 window[check] = window.get(check, EvidenceWindow()) + EvidenceWindow(*map(int, numbers))
     return [found[number] for number in sorted(found)]

@@ -5,7 +5,7 @@ they are not independent evidence (with two requests that always fail together o
 rolled back, with five nearly every one, of 200 simulated).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gateway.routing.canary import CanaryPlan, Counts
 from gateway.routing.evidence import EvidenceWindow
@@ -18,6 +18,8 @@ _LEFT = 499
 _THROTTLED = 429
 MAX_WINDOWS = 16
 """Windows that are stored while they cannot be published; the oldest is dropped first."""
+MAX_EXAMINED = 100
+"""Answers of each side whose content is checked in a window: a sample, since a check costs a millisecond."""
 MAX_SESSIONS = 100_000
 """Most sessions of a window; requests of further ones do not count."""
 
@@ -36,6 +38,8 @@ class CanaryTally:
         self._plan: CanaryPlan | None = None
         self._windows: dict[int, dict[str, EvidenceWindow]] = {}
         self._met: dict[int, set[int]] = {}
+        # Of the window in progress: its number, the answers of each side, and their sessions.
+        self._examined: tuple[int, dict[bool, int], set[int]] = (0, {}, set())
 
     def watch(self, plan: CanaryPlan | None) -> None:
         """Count for this canary from now on; ``None``: count nothing."""
@@ -62,11 +66,42 @@ class CanaryTally:
             met.add(record.session)
         window = self._windows.setdefault(number, {})
         for check, bad in found:
-            one = EvidenceWindow(bad, 1, 0, 0) if canary else EvidenceWindow(0, 0, bad, 1)
-            window[check] = window.get(check, EvidenceWindow()) + one
+            self._count(window, check, bad=bad, canary=canary)
         for entries in (self._windows, self._met):
             while len(entries) > MAX_WINDOWS:
                 del entries[min(entries)]
+
+    def samples(self, route: str, drawn: str, session: int | None) -> str | None:
+        """The id of the canary that needs the content of this answer checked; ``None``: it does not count."""
+        plan = self._plan
+        if plan is None or route != plan.route or not plan.guardrails:
+            return None
+        number = int(self._unix_time() // plan.window_s)
+        if self._examined[0] != number:
+            self._examined = (number, {True: 0, False: 0}, set())
+        _, counts, sessions = self._examined
+        side = drawn == plan.backend
+        if counts[side] >= MAX_EXAMINED or session in sessions:
+            return None
+        counts[side] += 1
+        if session is not None:
+            sessions.add(session)
+        return plan.id
+
+    def examined(self, canary: str, drawn: str, results: Mapping[str, bool | None]) -> None:
+        """Count the results of an answer's checks in the window in progress; ``None``: it does not apply."""
+        plan = self._plan
+        if plan is None or plan.id != canary:
+            return
+        window = self._windows.setdefault(int(self._unix_time() // plan.window_s), {})
+        for name, passed in results.items():
+            if passed is not None and name in plan.guardrails:
+                self._count(window, f"guardrail.{name}", bad=not passed, canary=drawn == plan.backend)
+
+    @staticmethod
+    def _count(window: dict[str, EvidenceWindow], check: str, *, bad: bool, canary: bool) -> None:
+        one = EvidenceWindow(bad, 1, 0, 0) if canary else EvidenceWindow(0, 0, bad, 1)
+        window[check] = window.get(check, EvidenceWindow()) + one
 
     def take(self) -> list[tuple[int, Counts]]:
         """Remove and return the finished windows, oldest first."""
@@ -100,6 +135,4 @@ def outcomes(record: RequestRecord, *, ttft_slo_ms: float, total_slo_ms: float) 
         if record.ttft_ms is not None:
             found.append(("ttft", late_first))
         found.append(("total", late))
-        if record.passed is not None:
-            found.append(("guardrail", not record.passed))
     return found

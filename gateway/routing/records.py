@@ -1,12 +1,21 @@
 """The records of the stream ``routing``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 
+from gateway.routing.change import with_weights
 from gateway.state.port import Record
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryShare:
+    """A canary that is on its way: its route, and the weights there without it."""
+
+    route: str
+    before: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +23,21 @@ class Draft:
     """A configuration that may become a revision.
 
     Args:
+        canary: the canary that has a part of a route in it.
         action: ``seed``, ``apply``, ``weights``, ``promote``, ``rollback`` or ``canary``.
     """
 
     config: Mapping[str, Any]
     comment: str
     action: str
+    canary: CanaryShare | None = None
+
+    @property
+    def settled(self) -> Mapping[str, Any]:
+        """The configuration without the share of a canary that was on its way."""
+        if self.canary is None or self.canary.route not in self.config["routes"]:
+            return self.config
+        return with_weights(self.config, self.canary.route, self.canary.before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +53,16 @@ class Stored:
 
 def to_data(draft: Draft, parent: int) -> bytes:
     """A record's content."""
+    canary = {} if draft.canary is None else {"canary": asdict(draft.canary)}
     return orjson.dumps(
-        {"config": draft.config, "comment": draft.comment, "action": draft.action, "parent": parent}
+        {"config": draft.config, "comment": draft.comment, "action": draft.action, "parent": parent, **canary}
     )
 
 
 def from_record(record: Record) -> Stored:
     """Decode a record. Raises KeyError, TypeError, ValueError when it is not understood."""
     data = orjson.loads(record.data)
-    draft = Draft(dict(data["config"]), str(data["comment"]), str(data["action"]))
+    share = data.get("canary")
+    canary = None if share is None else CanaryShare(str(share["route"]), dict(share["before"]))
+    draft = Draft(dict(data["config"]), str(data["comment"]), str(data["action"]), canary)
     return Stored(record.number, record.at, record.author, int(data["parent"]), draft)

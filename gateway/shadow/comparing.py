@@ -7,7 +7,7 @@ from accounting.shadow_values import ShadowPair, ShadowSide
 from budgeting.values import Role
 from gateway.contracts.values import Usage
 from gateway.shadow.asking import ShadowAnswer
-from gateway.shadow.checks import Check, Exam
+from gateway.shadow.checks import Check, exam_of, run_checks, sent_evidence
 from gateway.shadow.language import language_of
 from gateway.shadow.likeness import chrf, give_way, meaning_likeness
 from gateway.shadow.personal import Redactor
@@ -49,13 +49,13 @@ class Comparer:
         question = next((m.content for m in reversed(request.messages) if m.role is Role.USER), "")
         texts = JudgedPair(
             self._redacted(question),
-            tuple(map(self._redacted, _sent(copy))) if asked.failure is None else (),
+            tuple(map(self._redacted, sent_evidence(request, copy.plan))) if asked.failure is None else (),
             self._redacted(answer.output_text),
             self._redacted(asked.text),
         )
         timings = answer.timings
         primary = replace(
-            self._side(copy, question, answer.output_text, answer.usage, answer.backend_name),
+            self._side(copy, answer.output_text, answer.usage, answer.backend_name),
             version=answer.backend_version,
             finish_reason=answer.finish_reason.value,
             ttft_ms=None if timings.ttft_ms is None else max(0.0, timings.ttft_ms - timings.queue_wait_ms),
@@ -63,7 +63,7 @@ class Comparer:
             text=texts.primary if self.keep_texts else None,
         )
         shadow = replace(
-            self._side(copy, question, asked.text, asked.usage, asked.backend),
+            self._side(copy, asked.text, asked.usage, asked.backend),
             version=asked.version,
             finish_reason=asked.finish_reason.value,
             ttft_ms=asked.ttft_ms,
@@ -91,17 +91,10 @@ class Comparer:
         give_way()
         return self.redact(text)
 
-    def _side(self, copy: Copy, question: str, text: str, usage: Usage, backend: str) -> ShadowSide:
+    def _side(self, copy: Copy, text: str, usage: Usage, backend: str) -> ShadowSide:
         """What the text and the tokens of one answer show."""
         request = copy.request
-        exam = Exam(
-            text=text,
-            question=question,
-            said="\n".join(message.content for message in request.messages),
-            evidence=_sent(copy),
-            wanted=request.response_format,
-            locale=request.locale,
-        )
+        exam = exam_of(request, copy.plan, text)
         price = self.prices.get(backend)
         used = LegUsage(usage.input_tokens, usage.output_tokens, usage.cached_tokens)
         return ShadowSide(
@@ -113,21 +106,5 @@ class Comparer:
             output_tokens=usage.output_tokens,
             cost_nanousd=0 if price is None else price.cost_nanousd(used),
             language=language_of(text),
-            checks={name: _result(check, exam) for name, check in self.checks.items()},
+            checks=run_checks(self.checks, exam),
         )
-
-
-def _sent(copy: Copy) -> tuple[str, ...]:
-    """The evidence in the model's prompt."""
-    gone = frozenset(copy.plan.dropped_chunks)
-    return tuple(chunk.text for chunk in copy.request.chunks if chunk.chunk_id not in gone)
-
-
-def _result(check: Check, exam: Exam) -> bool | None:
-    give_way()
-    try:
-        passed = check(exam)
-    except Exception:
-        # An operator's function may raise anything; then it has no result.
-        return None
-    return None if passed is None else bool(passed)

@@ -88,6 +88,7 @@ class Gateway:
         yield "routing", core.control.routing.projection
         yield "canary", core.control.canary.driver
         yield "access", core.access
+        yield "canary-guardrail", self.serving.guardrail
         yield "shadow", self.serving.shadow.shadow
         yield "first-ready", self.serving.first_ready
         yield "drain", self.serving.in_flight

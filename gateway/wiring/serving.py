@@ -6,6 +6,9 @@ from dataclasses import dataclass
 import psutil
 
 from gateway.backends.workers.inspection import SAMPLE, Inspection, WorkerInspections
+from gateway.contracts.values import Answer
+from gateway.generation.dispatcher import GenerationOutcome
+from gateway.generation.job import Job
 from gateway.health.first_ready import FirstReady
 from gateway.health.probe import HealthProbe
 from gateway.http.respond import log_defect
@@ -14,6 +17,7 @@ from gateway.prompts.prefixes import PrefixWatch
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter
 from gateway.routing.revision import answering
+from gateway.shadow.guardrail import CanaryGuardrail
 from gateway.wiring.core import Core
 from gateway.wiring.shadow import ShadowParts, make_shadow
 from observability.events import RequestRecord
@@ -25,6 +29,7 @@ class ServingParts:
 
     in_flight: InFlightRequests
     shadow: ShadowParts
+    guardrail: CanaryGuardrail
     journey: Journey
     health: HealthProbe
     inspections: WorkerInspections
@@ -40,10 +45,12 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
     in_flight = InFlightRequests(lame_duck_s=base.settings.server.lame_duck_seconds)
     inspections = make_inspections(core)
     health = make_health(core, in_flight, inspections)
+    guardrail = CanaryGuardrail(shadow.checks, core.control.canary.tally)
     return ServingParts(
         in_flight,
         shadow,
-        make_journey(core, in_flight, shadow, observe),
+        guardrail,
+        make_journey(core, in_flight, shadow, guardrail, observe),
         health,
         inspections,
         first_ready(health, clock=base.clock, unix_time=base.unix_time),
@@ -54,6 +61,7 @@ def make_journey(
     core: Core,
     in_flight: InFlightRequests,
     shadow: ShadowParts,
+    guardrail: CanaryGuardrail,
     observe: Callable[[RequestRecord], None] | None,
 ) -> Journey:
     """The journey; the record of a finished request goes to health, the canary and the event bus."""
@@ -65,6 +73,10 @@ def make_journey(
         base.events.emit(record)
         if observe is not None:
             observe(record)
+
+    def answered(job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
+        guardrail.offer(job, outcome, answer)
+        shadow.shadow.mirror(job, outcome, answer)
 
     return Journey(
         in_flight=in_flight,
@@ -79,7 +91,7 @@ def make_journey(
         dispatcher=core.generation.dispatcher,
         fallback=core.generation.fallback,
         accounts=core.accounts.accounts,
-        mirror=shadow.shadow.mirror,
+        mirror=answered,
         limiter=core.access.limiter,
         reporter=Reporter(
             tracing=base.tracing,

@@ -24,6 +24,7 @@ from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts
 from observability.collectors import ShadowShown
 from resilience.leg_limits import LegLimit, LegLimits
+from resilience.response_cache_values import Embedder
 
 DAY_S = 86_400.0
 REDACTORS: Mapping[str, Redactor] = {"pii": redact_personal, "none": keep_all}
@@ -36,6 +37,7 @@ class ShadowParts:
     shadow: Shadow
     pairs: ShadowPairStore
     limits: LegLimits
+    checks: Mapping[str, Check]
 
     def figures(self) -> ShadowShown:
         """For the metrics."""
@@ -53,7 +55,8 @@ def make_shadow(
 ) -> ShadowParts:
     """Build it; without shadowing routes it is idle. Raises ConfigError: redactor, check, judge's backend."""
     section, text = base.settings.shadow, model.text
-    redact, checks = _redactor(section.redact), _checks(section)
+    embedder = shipped_embedder()
+    redact, checks = _redactor(section.redact), _checks(section, embedder)
     _check_judge(section, fleet)
     spend = section.max_spend_usd_per_minute
     most_nanousd = None if spend is None else max(1, round(spend * NANOUSD))
@@ -84,7 +87,7 @@ def make_shadow(
     shadow = Shadow(
         queue=ShadowQueue(section.queue, section.queue_bytes),
         asker=asker,
-        comparer=Comparer(checks, redact, shipped_embedder(), prices, section.keep_texts, base.unix_time),
+        comparer=Comparer(checks, redact, embedder, prices, section.keep_texts, base.unix_time),
         pairs=pairs,
         judge=_judge(section, asker, text),
         concurrency=section.concurrency,
@@ -92,7 +95,7 @@ def make_shadow(
         clock=base.clock,
         unix_time=base.unix_time,
     )
-    return ShadowParts(shadow, pairs, limits)
+    return ShadowParts(shadow, pairs, limits, checks)
 
 
 def _check_judge(section: ShadowSection, fleet: Fleet) -> None:
@@ -117,9 +120,9 @@ def _judge(section: ShadowSection, asker: Asker, text: ModelText) -> Judge | Non
     )
 
 
-def _checks(section: ShadowSection) -> Mapping[str, Check]:
+def _checks(section: ShadowSection, embedder: Embedder) -> Mapping[str, Check]:
     try:
-        return make_checks(section.checks, section.forbidden)
+        return make_checks(section.checks, section.forbidden, embedder)
     except HookError as error:
         raise ConfigError(f"shadow.checks: {error}") from None
 

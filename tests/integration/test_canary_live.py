@@ -187,7 +187,7 @@ def test_a_good_canary_gets_the_route_and_a_bad_one_loses_it_by_itself(tmp_path:
         # Off the format: prose where JSON was asked.
         behind.broken["base-a"] = "prose"
         assert canary(other, "/start", backend="a", **SHORT)["phase"] == "running"
-        rolled_back(lives, "guardrail")
+        rolled_back(lives, "guardrail.shape")
         assert (
             "sluice_canary_percent" in httpx.get(f"{one.url}/metrics", headers=one.headers, timeout=60).text
         )

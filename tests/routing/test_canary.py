@@ -58,7 +58,7 @@ def test_a_good_canary_gets_the_whole_route() -> None:
     assert standing.phase is Phase.DONE and standing.wanted["new"] == 100.0 and not standing.to_do
 
 
-@pytest.mark.parametrize("check", ["error", "ttft", "total", "fallback", "guardrail"])
+@pytest.mark.parametrize("check", ["error", "ttft", "total", "fallback", "guardrail.language"])
 def test_each_check_takes_a_bad_canary_back_and_says_why(check: str) -> None:
     windows = [{**GOOD, check: EvidenceWindow(15, 20, 2, 380)}]
     standing = judge(running(), windows, read_to=1, now=5.0)
@@ -113,22 +113,22 @@ def test_a_standing_comes_back_from_its_record_as_it_was() -> None:
 
 def record(**facts: Any) -> RequestRecord:
     base = RequestRecord("r", "g", "t", "tenant", "native", 200, 100.0, backend_name="new", drawn="new")
-    given: dict[str, Any] = {"ttft_ms": 50.0, "passed": True, **facts}
+    given: dict[str, Any] = {"ttft_ms": 50.0, **facts}
     return structs.replace(base, **given)
 
 
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({}, {"error": False, "fallback": False, "ttft": False, "total": False, "guardrail": False}),
+        ({}, {"error": False, "fallback": False, "ttft": False, "total": False}),
         ({"status": 503, "error_code": "x", "backend_name": None}, {"error": True}),
         ({"status": 429, "error_code": "x", "backend_name": None}, {"error": True}),
         ({"error_code": "stream_broken"}, {"error": True}),
         ({"status": 422, "error_code": "invalid_request"}, {}),
         ({"backend_name": "old"}, {"error": False, "fallback": True}),
         ({"fallback_kind": "degraded"}, {"error": False, "fallback": True}),
-        ({"passed": False, "ttft_ms": 201.0, "total_ms": 2_000.0},
-         {"error": False, "fallback": False, "ttft": True, "total": True, "guardrail": True}),
+        ({"ttft_ms": 201.0, "total_ms": 2_000.0},
+         {"error": False, "fallback": False, "ttft": True, "total": True}),
         ({"status": 499, "error_code": "cancelled", "ttft_ms": None}, {}),
         ({"status": 499, "error_code": "cancelled", "ttft_ms": None, "total_ms": 900.0}, {"ttft": True}),
     ],

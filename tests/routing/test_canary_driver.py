@@ -13,7 +13,7 @@ import pytest
 
 from adapters.changes import NotEvaluatedError
 from gateway.admin.canary import CanaryAbortBody, CanaryAdmin, CanaryBody, CanaryStartBody
-from gateway.admin.routing import RouteApplyBody, RouteWeightBody, RoutingAdmin
+from gateway.admin.routing import RouteApplyBody, RouteRollbackBody, RouteWeightBody, RoutingAdmin
 from gateway.errors import BackendUnavailable, InvalidRequest, RevisionConflict, UnknownRoute
 from gateway.routing.canary import Phase, end
 from gateway.routing.canary_loop import FORGET_EVERY, CanaryDriver
@@ -325,6 +325,32 @@ async def test_another_change_of_the_routing_is_kept_by_a_rollback() -> None:
         assert one.share == 0.0 and one.book.last().draft.config["openai_route"] == "chat"
         canary: Any = one.desk.show()["canary"]
         assert (canary["phase"], canary["reason"]) == ("aborted", "enough")
+
+
+async def test_a_rollback_after_an_abort_does_not_put_the_canary_back() -> None:
+    async with processes(1) as found:
+        one = found[0]
+        await one.desk.start(ORDER, who=ME)
+        config = {**one.book.last().draft.config, "openai_route": "chat"}
+        await one.routing.apply(RouteApplyBody(config=config), who="key_2")
+        assert one.share == 5.0
+        await one.desk.abort(CanaryAbortBody(comment="enough"), who=ME)
+        assert one.share == 0.0 and one.book.last().draft.config["openai_route"] == "chat"
+        await one.routing.roll_back(RouteRollbackBody(), who="key_2")
+        assert one.share == 0.0 and "openai_route" not in one.book.last().draft.config
+
+
+async def test_a_rollback_of_a_finished_canary_takes_all_of_it_back() -> None:
+    async with processes(1) as found:
+        one = found[0]
+        await one.desk.start(ORDER, who=ME)
+        for _ in range(2):
+            one.serve("new", 100)
+            one.serve("old", 100)
+            await window(found, seconds=60.0)
+        assert one.share == 100.0
+        await one.routing.roll_back(RouteRollbackBody(), who="key_2")
+        assert one.share == 0.0
 
 
 async def test_a_paused_canary_keeps_its_share_and_is_not_judged() -> None:

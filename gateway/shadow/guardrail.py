@@ -1,0 +1,67 @@
+"""Checks the content of a canary's and its baseline's answers, after the callers have them.
+
+The answers are a sample (:mod:`gateway.routing.canary_tally`), taken by position and not by content. The
+checks are those of the section ``shadow``; they run one answer at a time in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.contracts.values import Answer
+from gateway.generation.dispatcher import GenerationOutcome
+from gateway.generation.job import Job
+from gateway.routing.canary_tally import CanaryTally
+from gateway.shadow.checks import Check, Exam, exam_of, run_checks
+
+# Answers that wait for their checks: one window's sample of both sides, and some of the next.
+MAX_WAITING = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    canary: str
+    drawn: str
+    exam: Exam
+
+
+class CanaryGuardrail:
+    """Gives the results of the checks to the tally."""
+
+    def __init__(self, checks: Mapping[str, Check], tally: CanaryTally) -> None:
+        self._checks = checks
+        self._tally = tally
+        self._waiting: deque[_Sampled] = deque()
+        self._not_empty = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """Answers whose checks have not ended."""
+        return len(self._waiting)
+
+    def offer(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
+        """Sample an answer that the drawn backend gave; takes microseconds, waits for nothing."""
+        request, drawn = job.request, job.drawn
+        whole = answer.fallback is None and answer.usage.input_tokens > 0
+        if drawn is None or answer.backend_name != drawn or not whole or len(self._waiting) >= MAX_WAITING:
+            return
+        session = None if request.session_id is None else hash((request.caller.tenant, request.session_id))
+        canary = self._tally.samples(job.target.route.name, drawn, session)
+        if canary is not None:
+            exam = exam_of(request, outcome.plan, answer.output_text)
+            self._waiting.append(_Sampled(canary, drawn, exam))
+            self._not_empty.set()
+
+    async def run(self) -> None:
+        """Check what was sampled until cancelled."""
+        while True:
+            await self._not_empty.wait()
+            while self._waiting:
+                one = self._waiting[0]
+                results = await asyncio.to_thread(run_checks, self._checks, one.exam)
+                self._tally.examined(one.canary, one.drawn, results)
+                self._waiting.popleft()
+            self._not_empty.clear()
