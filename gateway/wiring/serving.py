@@ -47,13 +47,13 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
     health = make_health(core, in_flight, inspections)
     guardrail = CanaryGuardrail(shadow.checks, core.control.canary.tally)
     return ServingParts(
-        in_flight,
-        shadow,
-        guardrail,
-        make_journey(core, in_flight, shadow, guardrail, observe),
-        health,
-        inspections,
-        first_ready(health, clock=base.clock, unix_time=base.unix_time),
+        in_flight=in_flight,
+        shadow=shadow,
+        guardrail=guardrail,
+        journey=make_journey(core, in_flight, shadow, guardrail, observe),
+        health=health,
+        inspections=inspections,
+        first_ready=first_ready(health, clock=base.clock, unix_time=base.unix_time),
     )
 
 
