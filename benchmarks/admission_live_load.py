@@ -176,8 +176,8 @@ async def caller(url: str, stack: AsyncExitStack) -> Caller:
     first = targets["t1"]
     model = await first.first_model()
     contracts = {rank: Asking(model, rank) for rank in (-1, 0, 1)}
-    known = await calibrate(first, contracts[0])
-    return Caller(targets, contracts, TextMaker(known.lexicon, seed=1))
+    lexicon, _ = await calibrate(first, contracts[0])
+    return Caller(targets, contracts, TextMaker(lexicon, seed=1))
 
 
 async def closed_loop(
