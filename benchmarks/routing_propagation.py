@@ -120,7 +120,7 @@ def write_settings(folder: Path, url: str, worker_port: int) -> None:
 def worker(folder: Path) -> Iterator[int]:
     """The fake worker; its port."""
     port = free_port()
-    with started(python_module("benchmarks.forwarding.worker", port), folder / "worker.log"):
+    with started(python_module("benchmarks.forwarding.worker", port, "a", "b"), folder / "worker.log"):
         yield port
 
 

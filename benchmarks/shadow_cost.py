@@ -65,7 +65,7 @@ def running(folder: Path, step_ms: float, concurrency: int) -> Iterator[tuple[st
     (folder / "sluice.yaml").write_text(json.dumps(settings))
     env = {"SLUICE_ADMIN_KEY": KEY, "SLUICE_SERVER__PORT": str(port)}
     with (
-        started(python_module("benchmarks.forwarding.worker", worker_port), folder / "worker.log"),
+        started(python_module("benchmarks.forwarding.worker", worker_port, "a", "b"), folder / "worker.log"),
         started(
             python_module("ops.cli", "serve", "--config", folder / "sluice.yaml"),
             folder / "gateway.log",

@@ -1,6 +1,6 @@
 """The fake worker: answers OpenAI chat completions as fast as Python can, as a process of its own.
 
-    python -m benchmarks.forwarding.worker PORT
+    python -m benchmarks.forwarding.worker PORT [MODEL...]
 
 Every answer is ready as bytes; only the ticket is filled in. Streams advance like those of an engine: one
 step gives each of them one token, in one write each, or as vLLM does every ``stream_interval`` tokens in one
@@ -15,6 +15,7 @@ import asyncio
 import json
 import re
 import sys
+from collections.abc import Sequence
 from typing import cast
 
 import uvloop
@@ -118,8 +119,9 @@ def _writes(interval: int, counted: bool) -> tuple[bytes, ...]:
 class Engine:
     """Steps all streams together."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, models: Sequence[str] = (MODEL,)) -> None:
         self._loop = loop
+        self.models = models
         self._streams: dict[ServedConnection, None] = {}
         self._stepping = False
         self.step_s = 0.0
@@ -256,14 +258,11 @@ class ServedConnection(asyncio.Protocol):
         elif head.startswith(b"GET /health "):
             self._write(_reply(b""))
         elif head.startswith(b"GET /v1/models "):
-            card = {
-                "id": MODEL,
-                "object": "model",
-                "created": CREATED,
-                "owned_by": "",
-                "max_model_len": 32_768,
-            }
-            self._write(_reply(_dumps({"object": "list", "data": [card]})))
+            cards = [
+                {"id": model, "object": "model", "created": CREATED, "owned_by": "", "max_model_len": 32_768}
+                for model in self._engine.models
+            ]
+            self._write(_reply(_dumps({"object": "list", "data": cards})))
         elif head.startswith(b"GET /metrics "):
             self._write(_reply(self._engine.metrics(), content_type="text/plain; version=0.0.4"))
         else:
@@ -308,13 +307,13 @@ def _content_length(head: bytes) -> int:
     return int(lower[at + len(b"\r\ncontent-length:") : end if end >= 0 else len(lower)])
 
 
-async def serve(port: int) -> None:
-    """Serve on the loopback interface until cancelled."""
+async def serve(port: int, models: Sequence[str] = (MODEL,)) -> None:
+    """Serve on the loopback interface until cancelled, and list these models."""
     loop = asyncio.get_running_loop()
-    engine = Engine(loop)
+    engine = Engine(loop, models)
     server = await loop.create_server(lambda: ServedConnection(engine), "127.0.0.1", port, backlog=BACKLOG)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(int(sys.argv[1])))
+    uvloop.run(serve(int(sys.argv[1]), sys.argv[2:] or (MODEL,)))

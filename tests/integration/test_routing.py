@@ -41,7 +41,8 @@ def routing(a: float, number: int = 0) -> dict[str, Any]:
 def worker() -> Iterator[str]:
     """The benchmark's fake worker: it answers at once."""
     port = free_port()
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.forwarding.worker", str(port)], cwd=ROOT)
+    command = [sys.executable, "-m", "benchmarks.forwarding.worker", str(port), "base-a", "base-b"]
+    process = subprocess.Popen(command, cwd=ROOT)
     try:
         until(lambda: httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200, 120)
         yield f"http://127.0.0.1:{port}/v1"
