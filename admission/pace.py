@@ -104,7 +104,7 @@ class Pace:
             shares += one.texts * (now - one.since) / one.target_s
             tokens += max(0, one.produced() - one.tokens)
         window_s = now - self._begun_at
-        if tokens == 0 or tokens * window_s < STEPS * seconds:
+        if window_s <= 0 or tokens == 0 or tokens * window_s < STEPS * seconds:
             return False
         self.set_running(self._running, now)
         sequences = self._running_seconds / window_s

@@ -34,6 +34,7 @@ TOOL = {
 }
 ABSENT: Any = object()
 TIMEOUT_S = 120.0
+RETRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,10 @@ class Compared:
 
 
 async def compare(asked: Sequence[Shape], worker: str, sluice: str, key: str) -> list[Compared]:
-    """Send each shape to both; four at once, so that a queue of neither matters."""
+    """Send each shape to both; four at once, so that a queue of neither matters.
+
+    A 503 is asked again, as the official client does: on a busy machine a worker may miss its probes.
+    """
     turns = asyncio.Semaphore(4)
 
     async def status(client: httpx.AsyncClient, shape: Shape) -> int:
@@ -182,9 +186,12 @@ async def compare(asked: Sequence[Shape], worker: str, sluice: str, key: str) ->
         )
         headers = {name: value for name, value in given.items() if value}
         async with turns:
-            return (
-                await client.request(shape.method, shape.path, content=content, headers=headers)
-            ).status_code
+            for _ in range(RETRIES):
+                answer = await client.request(shape.method, shape.path, content=content, headers=headers)
+                if answer.status_code != 503:
+                    break
+                await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
+            return answer.status_code
 
     async with (
         httpx.AsyncClient(base_url=worker, timeout=TIMEOUT_S) as first,

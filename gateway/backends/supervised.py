@@ -123,6 +123,7 @@ class SupervisedHost:
         self._sleep = sleep
         self._oom_kills = oom_kills
         self._oom_kills_before = oom_kills()
+        self._steps_seen = 0
         # Blocks of the first engine's KV pool, and of the next one's where that must be smaller.
         self._first_blocks = 0
         self._kv_blocks: int | None = None
@@ -281,7 +282,9 @@ class SupervisedHost:
         )
         loss = self._supervisor.observe(self._clock(), seen)
         if loss is None:
-            self._oom_kills_before = self._oom_kills()
+            # A killed worker's engine is alive for a moment longer, but computes no step.
+            if seen.unfinished == 0 or seen.steps != self._steps_seen:
+                self._oom_kills_before, self._steps_seen = self._oom_kills(), seen.steps
         else:
             # Recorded before the kill, so that requests failing by it find the engine lost.
             self._lose(life, loss, f"pids {', '.join(str(process.pid) for process in life.processes)}")

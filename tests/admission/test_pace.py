@@ -52,6 +52,12 @@ def allowed(pace: Pace) -> float | None:
     return None if found is None else found[0]
 
 
+def test_answers_that_produce_in_the_moment_they_begin_close_no_window() -> None:
+    answers = Answers(10, now=100.0)
+    answers.begin()
+    assert answers.step(0.0) is False
+
+
 def test_nothing_is_said_before_some_windows_have_been_seen() -> None:
     answers = Answers(10)
     answers.begin()

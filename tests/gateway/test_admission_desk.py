@@ -86,7 +86,7 @@ async def test_who_waits_is_shown_by_class_and_tenant_with_what_holds_them() -> 
 
 async def test_limits_are_shown_whole_and_of_routes_what_differs() -> None:
     limits = json.loads(json.dumps(House().desk.show()))["limits"]
-    assert limits["default"]["max_queue"] == 100
+    assert limits["default"]["max_queue"] == 1000
     assert limits["routes"] == {
         "strict": {"max_queue": 7, "max_wait_s": 0.5, "tpot_slo_s": 0.05, "ttft_slo_s": 0.2}
     }

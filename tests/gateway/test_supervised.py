@@ -23,7 +23,7 @@ from gateway.backends.embedded_host import EmbeddedHost
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
 from gateway.backends.port import Backend, BackendState, Completion, Delta, DeltaSink, Restarting, Work
 from gateway.backends.scripted import ScriptedBackend
-from gateway.backends.supervised import SupervisedHost
+from gateway.backends.supervised import LOOK_EVERY_S, SupervisedHost
 from gateway.contracts.values import Sampling
 from observability.events import Distribution, EngineFigures
 from resilience.failures import BackendFailure, FailureKind
@@ -293,6 +293,18 @@ async def test_a_death_is_told_apart_and_after_one_for_want_of_memory_the_next_p
         assert [event.reason for event in rig.events if isinstance(event, EngineRestarting)] == [reason]
         smaller = 140 if reason is Loss.OUT_OF_MEMORY else None
         assert rig.engines[1].kv_blocks == smaller
+
+
+async def test_an_engine_that_outlives_its_killed_worker_still_died_of_memory() -> None:
+    rig = Rig()
+    async with kept(rig.host):
+        rig.engines[0].unfinished = 1
+        rig.oom_kills += 1
+        await asyncio.sleep(3 * LOOK_EVERY_S)
+        rig.engines[0].die()
+        assert await rig.host.wait_ready(60.0)
+        [restarting] = rig.told(EngineRestarting)
+        assert isinstance(restarting, EngineRestarting) and restarting.reason is Loss.OUT_OF_MEMORY
 
 
 async def test_the_pool_shrinks_with_each_want_of_memory_but_holds_the_longest_request() -> None:
