@@ -45,7 +45,7 @@ class UnwritableRows(AccountingError):
 
 
 class GenerationStore:
-    """The table ``generations`` behind a url."""
+    """The table ``generations`` of a database url."""
 
     def __init__(self, url: str, connections: int = POOL_CONNECTIONS) -> None:
         self._url = url

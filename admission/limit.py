@@ -5,7 +5,7 @@ answers keep to the route's SLO and the batch is full, and shrinks when they do 
 multiplicative decrease, as in Netflix' concurrency-limits). That alone settles where about one answer in ten
 is late; the pace of the requests in flight (``admission.pace``) bounds it to where hardly any is.
 
-Of several engines behind one name an answer moves the limit by its engine's share. Else one late answer in a
+Of several engines under one name an answer moves the limit by its engine's share. Else one late answer in a
 hundred would halve the work of a hundred engines within seconds (docs/fleet-simulation.md).
 """
 

@@ -9,7 +9,7 @@ from admission.values import AdmissionLimits, BackendLoad
 
 
 class LoadSignals:
-    """One backend's last report; ``workers`` engines stand behind the name, at least one."""
+    """One backend's last report; ``workers`` engines share the name, at least one."""
 
     __slots__ = ("_just_left", "_limits", "_reported_at", "load", "pool", "workers")
 

@@ -23,7 +23,7 @@ class BackendLoad:
     """A backend's load as its engine reported it; 0 means unknown for sizes.
 
     ``running`` and ``waiting`` count sequences in the engine, ``kv_usage`` is the share of KV blocks in use,
-    ``block_size`` in tokens; ``workers`` engines stand behind the name, and all figures are theirs together.
+    ``block_size`` in tokens; ``workers`` engines share the name, and all figures are theirs together.
     """
 
     running: int = 0

@@ -55,7 +55,7 @@ class ControlTokens:
 
     @staticmethod
     def split_at_breaks(text: str) -> list[str]:
-        """The parts of a guarded text between its marks, for vocabularies that could spell a token anew."""
+        """The parts of a guarded text between its marks, for vocabularies that could spell a token again."""
         return [part.replace(_ESCAPED_MARK, _MARK) for part in text.split(_BREAK)]
 
     def segments(self, guarded: str) -> list[tuple[str, int | None]]:

@@ -41,7 +41,7 @@ FRAMED_MESSAGE_CHARS = 8
 # How many times as fast as `tokenizers` tiktoken is: measured 3.9 with the demo model, 29,000 characters.
 _TIKTOKEN_SPEED = 4
 
-# Markup of one message, where it cannot be told apart from its text: `<|im_start|>`, role, line end,
+# Markup of one message, where it cannot be distinguished from its text: `<|im_start|>`, role, line end,
 # `<|im_end|>`, line end, and one for luck. Only estimates use it.
 _MARKUP_TOKENS = 6
 
@@ -262,7 +262,7 @@ class ChatTokenizer:
         return ids
 
     def _learn_frames(self) -> dict[tuple[bool, Role], Frame]:
-        """What stands around a message's text, by its place (is it the first) and its role."""
+        """The markup around a message's text, by its place (is it the first) and its role."""
         frames: dict[tuple[bool, Role], Frame] = {}
         for role in Role:
             for first in (True, False):
@@ -301,8 +301,8 @@ class ChatTokenizer:
                 )
         if start is not None and rendered.startswith(start):
             return len(start)
-        # With other words in the messages behind the cut, what stays the same is what does not depend on
-        # them; that the next message's opening markup is in it cannot be told here.
+        # With other words in the messages after the cut, what stays the same is what does not depend on
+        # them; that the next message's opening markup is in it is not known here.
         others = [Message(m.role, "\ufdd3") for m in messages[cut:]]
         start = self._template.render(
             self._form.fold([*messages[:cut], *others], opening), add_generation_prompt=False

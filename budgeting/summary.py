@@ -74,7 +74,7 @@ class ExtractiveSummarizer:
         self._read: TokenCache[tuple[_Sentence, ...]] = TokenCache(cache_bytes - cache_bytes // 4)
 
     def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
-        """The best sentences in their order, each message's behind its role."""
+        """The best sentences in their order, each message's after its role."""
         if max_tokens <= _LABEL_TOKENS or not turns:
             return None
         key = beginnings(turns, str(max_tokens))[-1]

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 V = TypeVar("V")
 
-# What an entry takes beside its text and its value: the key's tuple, and its place in a dict of growing size
+# What an entry takes next to its text and its value: the key's tuple, and its place in a dict of growing size
 # (CPython 3.11, measured by benchmarks/budget_planning.py over 100,000 conversations).
 ENTRY_BYTES = 200
 

@@ -94,7 +94,7 @@ class BudgetRequest:
     """What the planner is asked.
 
     Without ``budgets`` nothing is trimmed. With them the prompt is trimmed to ``max_input_tokens`` and to the
-    room beside the answer; ``spare`` are the sections that may use what others do not need, in order. The
+    room next to the answer; ``spare`` are the sections that may use what others do not need, in order. The
     system part and the latest turn always may.
 
     The answer's room is ``max_tokens`` (the caller's), else ``reserve`` (the route's or the prompt
@@ -131,7 +131,7 @@ class Plan:
 
     ``token_ids`` is the whole prompt as the engine will see it; ``messages`` is the same prompt for
     backends that take messages (empty for a raw prompt). ``prefix_tokens`` is the length of the stable
-    prefix: the boundary behind which volatile content starts. ``generation_reserve`` is the most tokens
+    prefix: the boundary after which volatile content starts. ``generation_reserve`` is the most tokens
     that the answer may have (``open_ended``: the rest of the context, since neither the caller nor the route
     set it); ``counts.total + generation_reserve <= max_model_len`` always.
 

@@ -166,7 +166,7 @@ def _compile(loop: Callable[..., None], *, parallel: bool) -> Callable[..., None
     compiled: Callable[..., None]
     try:
         compiled = numba.njit(fastmath=_FAST, parallel=parallel, cache=True)(loop)
-    except RuntimeError:  # there is no folder that can be written: every start compiles anew
+    except RuntimeError:  # there is no folder that can be written: every start compiles again
         compiled = numba.njit(fastmath=_FAST, parallel=parallel)(loop)
     return compiled
 

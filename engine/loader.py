@@ -182,7 +182,7 @@ class _Tensors:
 
 
 def _parse_config(raw: dict[str, Any], architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    # transformers 5 writes rope_parameters; before, rope_theta stood alone beside rope_scaling.
+    # transformers 5 writes rope_parameters; before, rope_theta was a field next to rope_scaling.
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     heads = int(raw["num_attention_heads"])
     return ModelConfig(

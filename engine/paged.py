@@ -83,7 +83,7 @@ class FlexDecode:
         """Which keys of the whole cache each row sees."""
         block_size, rows = self._block_size, len(tables)
         # The place of every block in the row's table, -1 for those of others. Unused entries of a table are
-        # the null block, which so gets a place behind the last key.
+        # the null block, which so gets a place after the last key.
         place = torch.full((rows, self._cache_blocks), -1, dtype=torch.int64, device=tables.device)
         place.scatter_(1, tables, torch.arange(tables.shape[1], device=tables.device).expand_as(tables))
 

@@ -94,7 +94,7 @@ class Scheduler:
                 planned[sequence] = length
                 budget -= length
 
-        # A step that had to preempt starts nobody: the blocks it got back are for those that run.
+        # A step that had to preempt starts no request: the blocks it got back are for those that run.
         while budget and self.waiting and self._free_rows and self.preemptions == preemptions_before:
             sequence = self.waiting[0]
             if not self._start(sequence):

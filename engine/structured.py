@@ -26,7 +26,7 @@ from engine.values import GrammarKind, StructuredOutput
 MAX_GRAMMARS = 64
 # States that a grammar's lexer may come to, at 1 to 2 kB each; ordinary schemas need some hundreds.
 MAX_LEXER_STATES = 50_000
-# Most that is told of what is wrong with a grammar.
+# The longest message about a faulty grammar.
 MAX_PROBLEM_CHARS = 300
 
 Grammar = LLMatcher  # at its beginning

@@ -22,7 +22,7 @@ from resilience.failures import BackendFailure, FailureKind
 
 @dataclass(frozen=True, slots=True)
 class PublicError:
-    """What a caller is told: an HTTP status, a stable code, a message, the field at fault."""
+    """What a caller receives: an HTTP status, a stable code, a message, the field at fault."""
 
     status: int
     code: str
@@ -190,7 +190,7 @@ LEAF_ERRORS: Mapping[type[Exception], Callable[[Any], PublicError]] = MappingPro
 
 
 def public_error(error: BaseException) -> PublicError:
-    """What the caller is told about ``error``; anything unknown is ``internal`` and tells nothing."""
+    """What the caller receives for ``error``; anything unknown is ``internal`` without a detail."""
     if isinstance(error, GatewayError):
         return PublicError(error.status, error.code, error.message, error.param, error.retry_after_ms)
     for cls in type(error).__mro__:

@@ -159,7 +159,7 @@ class FakeText:
         return tuple((text + ("assistant:" if add_generation_prompt else "")).encode())
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """The bytes, behind token 1 as the beginning."""
+        """The bytes, after token 1 as the beginning."""
         return ((1,) if add_special_tokens else ()) + tuple(text.encode())
 
     async def decode(self, token_ids: Sequence[int]) -> str:
@@ -179,7 +179,7 @@ class Unused:
 
 
 class FakeHealth:
-    """Healthy and ready unless told otherwise."""
+    """Healthy and ready unless set otherwise."""
 
     def __init__(self, *, is_ready: bool = True) -> None:
         self.is_ready = is_ready
@@ -189,11 +189,11 @@ class FakeHealth:
         return {"status": "healthy", "uptime_seconds": 1.5}
 
     def ready(self) -> tuple[bool, Mapping[str, object]]:
-        """As told."""
+        """As set."""
         return self.is_ready, {"ready": self.is_ready, "status": "ready", "checks": {"model_loaded": True}}
 
     async def deep(self) -> tuple[bool, Mapping[str, object]]:
-        """As told."""
+        """As set."""
         return self.is_ready, {"status": "healthy", "running": 0}
 
 

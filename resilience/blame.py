@@ -10,7 +10,7 @@ from collections.abc import Callable
 WINDOW_S = 10.0
 """How long an answer or a failure counts: a few times the 1.4 s that an answer takes at most (P99 target)."""
 MAX_WEIGHTS = 256
-"""Adapters that are told apart on one backend; beyond, those seen longest ago are forgotten."""
+"""Adapters that are distinguished on one backend; beyond, those seen longest ago are forgotten."""
 
 
 class Blame:

@@ -10,7 +10,7 @@ same build makes the same ones. They only steer requests; what may be reused is 
 
 import hashlib
 
-# Blocks of one chain; a longer prompt is told apart well enough by its first part.
+# Blocks of one chain; a longer prompt is distinguished well enough by its first part.
 MAX_BLOCKS = 1024
 
 

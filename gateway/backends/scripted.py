@@ -18,7 +18,7 @@ EVEN = math.log(0.5)
 class Script:
     """What one call does: the pieces it gives of each text, seconds before each, and how it ends.
 
-    A piece is one token, and as likely as not. ``token_ids`` are those of the pieces, where they are told.
+    A piece is one token, and as likely as not. ``token_ids`` are those of the pieces, where they are given.
     With a ``failure`` the call breaks off after ``breaks_after`` pieces of its own, at the end when ``None``.
     A call that resumes an answer plays the pieces after the partial answer.
     """

@@ -33,7 +33,7 @@ class Totals:
         return self._ended.preemptions if self._ended is not None else 0
 
     def add(self, last: EngineFigures | None) -> None:
-        """An engine has ended with these; ``None``: before it told any."""
+        """An engine has ended with these; ``None``: before it reported any."""
         if last is not None:
             self._ended = replace(self.on(last) or last, running=0, waiting=0, kv_usage=0.0, loras=None)
 

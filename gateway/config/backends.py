@@ -1,4 +1,4 @@
-"""The backends' sections of the configuration, told apart by ``kind``."""
+"""The backends' sections of the configuration, distinguished by ``kind``."""
 
 from collections.abc import Mapping
 from enum import StrEnum

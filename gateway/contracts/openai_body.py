@@ -64,7 +64,7 @@ class OpenAIBody(NativeSampling):
 
     @model_validator(mode="after")
     def _only_known(self) -> Self:
-        """Fields that nobody knows are no error here: the backend decides."""
+        """Unknown fields are no error here: the backend decides."""
         for name, value in (self.__pydantic_extra__ or {}).items():
             known = name in self.neutral and name not in openai_fields.PASSABLE
             if known or path_of([name]) != name:

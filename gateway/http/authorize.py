@@ -1,4 +1,4 @@
-"""Who may ask: the caller behind the key, and the role that an endpoint needs."""
+"""Who may ask: the caller that the key belongs to, and the role that an endpoint needs."""
 
 from accounting.keys import NO_LIMITS
 from gateway.contracts.values import Caller, CallerRole

@@ -68,7 +68,7 @@ class EdgeRoute(APIRoute):
     ends_with_caller: ClassVar[frozenset[str]] = frozenset({"GET"})
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's handler behind the checks."""
+        """FastAPI's handler, called after the checks."""
         handle = super().get_route_handler()
 
         async def checked(request: Request) -> Response:

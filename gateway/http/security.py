@@ -29,7 +29,7 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 MAX_HEAD_BYTES: Final = 32_768
 """Longest request line and headers together; a long ``tracestate`` and a proxy's cookies fit many times."""
 MAX_HEADERS: Final = 128
-"""Most headers of a request; behind three proxies there are about 30."""
+"""Most headers of a request; through three proxies there are about 30."""
 HEAD_TIMEOUT_S: Final = 15.0
 """Longest time from a request's first byte to the end of its headers."""
 MAX_CONNECTIONS: Final = 4_096

@@ -76,7 +76,7 @@ async def _tokenized(services: Services, caller: Caller, request: TokenizeReques
 
 
 async def _encode(services: Services, text: TextService, request: TokenizeRequest) -> tuple[int, ...]:
-    """A text gets its special tokens unless told otherwise; a chat template writes its own."""
+    """A text gets its special tokens unless the request says otherwise; a chat template writes its own."""
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("one of prompt and messages is needed; allowed: exactly one", param="prompt")
     if request.prompt is not None:

@@ -24,7 +24,7 @@ from resilience.failures import BackendFailure
 
 # Queued and not yet started; beyond it the longest waiting is forgotten: its conversation asks again.
 MAX_WAITING = 64
-# Turns that a written summary may be behind before a longer one is asked for: two exchanges.
+# Turns that a written summary may lack before a longer one is asked for: two exchanges.
 MIN_NEW_TURNS = 4
 # What the model reads and writes for one summary, and how long it may take.
 MAX_SOURCE_CHARS = 16_384

@@ -37,12 +37,12 @@ class EdgeReporter:
 def _record(outcome: EdgeOutcome, trace_id: str, total_ms: float) -> RequestRecord | EdgeRecord:
     gone, error = outcome.status is None, outcome.error
     status = CLIENT_CLOSED_REQUEST if outcome.status is None else outcome.status
-    told: dict[str, Any] = {"error_code": "cancelled"} if gone else {}
+    details: dict[str, Any] = {"error_code": "cancelled"} if gone else {}
     if error is not None and not gone:
-        told = {"error_code": error.code, "error_param": error.param, "error_message": error.message}
+        details = {"error_code": error.code, "error_param": error.param, "error_message": error.message}
     if outcome.contract is None:
         return EdgeRecord(
-            outcome.request_id, trace_id, outcome.method, outcome.path, status, total_ms, **told
+            outcome.request_id, trace_id, outcome.method, outcome.path, status, total_ms, **details
         )
     return RequestRecord(
         request_id=outcome.request_id,
@@ -53,5 +53,5 @@ def _record(outcome: EdgeOutcome, trace_id: str, total_ms: float) -> RequestReco
         status=status,
         total_ms=total_ms,
         finish_reason="replay" if outcome.replayed else "cancelled" if gone else "error",
-        **told,
+        **details,
     )

@@ -170,7 +170,7 @@ def _options(
 
 
 def hoisted(words: Sequence[str]) -> list[str]:
-    """The words with ``--url``, ``--key`` and ``--json`` moved behind all others."""
+    """The words with ``--url``, ``--key`` and ``--json`` moved after all others."""
     options: list[str] = []
     others: list[str] = []
     rest = list(words)

@@ -1,7 +1,7 @@
 """Reads a question: which of its words may vary, and which must be the same for two questions to be one.
 
 A small model knows few words. Those it knows may be said another way; every other word is a *fact*: a name, a
-number, a term of a field that nobody taught it. Facts must be equal, in order. So must the words that turn a
+number, a term of a field it was not trained on. Facts must be equal, in order. So must the words that turn a
 question around (``not``, ``without``, ``first``, ``from`` Tokyo), names that are spelled like known words
 (``Monster`` in the middle of a sentence), and whatever stands in quotation marks. A model that knows nothing
 of a field therefore finds little there, and nothing wrong.
