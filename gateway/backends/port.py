@@ -1,5 +1,6 @@
 """The port that every backend implements; the rest of the gateway uses backends only through it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -171,13 +172,13 @@ class Backend(Protocol):
         """Generate, pushing each piece to ``out``."""
 
 
-class DelegatingBackend:
+class DelegatingBackend(ABC):
     """A backend on another one; the properties are those of ``delegate``, which may change."""
 
     @property
+    @abstractmethod
     def delegate(self) -> Backend:
         """The other backend."""
-        raise NotImplementedError
 
     @property
     def name(self) -> str:  # noqa: D102
