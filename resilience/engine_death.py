@@ -14,8 +14,8 @@ VMSTAT = Path("/proc/vmstat")
 def cause_of_death(error: str, *, oom_kills: int) -> Loss:
     """The cause by the last error of the engine's processes, ``Class: message``, and the kernel's OOM kills.
 
-    ``oom_kills`` are those since the engine last computed a step, or was idle: a killed process logs nothing,
-    and its exit code (-9) is that of any ``kill -9``.
+    ``oom_kills`` are those of the last seconds: a killed process logs nothing, and its exit code (-9) is that
+    of any ``kill -9``.
     """
     kind = kind_of_text(error)
     if kind is FailureKind.CUDA_OOM or oom_kills > 0:

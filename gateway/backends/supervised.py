@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -58,6 +59,8 @@ def _status(process: psutil.Process) -> str:
 
 # Interval of the checks of the engine's processes; the end of a process is noticed at once.
 LOOK_EVERY_S = 0.25
+# A worker that the kernel killed may be noticed this much later: its engine answers its requests first.
+OOM_WINDOW_S = 10.0
 # Longest that what is left of a dead engine may take to end before the next one is started.
 RETIRE_TIMEOUT_S = 15.0
 
@@ -122,8 +125,8 @@ class SupervisedHost:
         self._clock = clock
         self._sleep = sleep
         self._oom_kills = oom_kills
-        self._oom_kills_before = oom_kills()
-        self._steps_seen = 0
+        # The kernel's count at each look of the last OOM_WINDOW_S, and once before them.
+        self._oom_counts = deque([(clock(), oom_kills())])
         # Blocks of the first engine's KV pool, and of the next one's where that must be smaller.
         self._first_blocks = 0
         self._kv_blocks: int | None = None
@@ -282,9 +285,7 @@ class SupervisedHost:
         )
         loss = self._supervisor.observe(self._clock(), seen)
         if loss is None:
-            # A killed worker's engine is alive for a moment longer, but computes no step.
-            if seen.unfinished == 0 or seen.steps != self._steps_seen:
-                self._oom_kills_before, self._steps_seen = self._oom_kills(), seen.steps
+            self._count_oom_kills()
         else:
             # Recorded before the kill, so that requests failing by it find the engine lost.
             self._lose(life, loss, f"pids {', '.join(str(process.pid) for process in life.processes)}")
@@ -303,8 +304,14 @@ class SupervisedHost:
             self._emit(EngineLost(reason, detail))
             self._notify()
 
+    def _count_oom_kills(self) -> None:
+        now, counts = self._clock(), self._oom_counts
+        counts.append((now, self._oom_kills()))
+        while len(counts) > 1 and counts[1][0] <= now - OOM_WINDOW_S:
+            counts.popleft()
+
     def _cause(self, error: str) -> Loss:
-        return cause_of_death(error, oom_kills=self._oom_kills() - self._oom_kills_before)
+        return cause_of_death(error, oom_kills=self._oom_kills() - self._oom_counts[0][1])
 
     def _shrink_pool(self) -> None:
         """The next engine gets fewer KV blocks."""
@@ -331,7 +338,7 @@ class SupervisedHost:
         started_at = self._clock()
         life = self._life = self._new_life()
         self._supervisor.begun(started_at)
-        self._oom_kills_before = self._oom_kills()
+        self._oom_counts = deque([(started_at, self._oom_kills())])
         error = await self._load(life)
         now = self._clock()
         if error is not None:

@@ -295,11 +295,13 @@ async def test_a_death_is_told_apart_and_after_one_for_want_of_memory_the_next_p
         assert rig.engines[1].kv_blocks == smaller
 
 
-async def test_an_engine_that_outlives_its_killed_worker_still_died_of_memory() -> None:
+@pytest.mark.parametrize("unfinished", [1, 0], ids=["its request waits", "its request has failed"])
+async def test_an_engine_that_outlives_its_killed_worker_still_died_of_memory(unfinished: int) -> None:
     rig = Rig()
     async with kept(rig.host):
         rig.engines[0].unfinished = 1
         rig.oom_kills += 1
+        rig.engines[0].unfinished = unfinished
         await asyncio.sleep(3 * LOOK_EVERY_S)
         rig.engines[0].die()
         assert await rig.host.wait_ready(60.0)
