@@ -49,6 +49,7 @@ class Rejection(StrEnum):
     """Why an adapter is refused before an engine loads it; stable codes for scripts."""
 
     NOT_FOUND = "not_found"  # the folder or one of its two files is not there
+    NOT_ALLOWED = "not_allowed"  # the configuration does not name its bucket and prefix
     OUTSIDE_FOLDER = "outside_folder"  # a symlink or an archive's name leads out of the folder
     TOO_LARGE = "too_large"  # more bytes or files than an adapter has
     NOT_SAFETENSORS = "not_safetensors"  # weights in another format, pickle above all

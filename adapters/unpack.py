@@ -1,5 +1,6 @@
 """Unpacks an adapter's archive into an empty folder: plain files only, within it, and not too many."""
 
+import gzip
 import tarfile
 import zipfile
 import zlib
@@ -7,13 +8,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, cast
 
 from adapters.errors import AdapterRejected, Rejection
 from adapters.verify import MAX_BYTES, MAX_FILES
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar", ".zip")
 _PIECE = 1 << 20
+# Most bytes of an archive's headers: 2 * MAX_FILES entries take a few hundred bytes each. A tar's extended
+# header may claim any length, and reading it would take as much memory.
+_MAX_HEADER_BYTES = 1 << 20
+# As file systems have them; a name also makes folders.
+_MAX_NAME = 255
+_GZIP = b"\x1f\x8b"
 _Read = Callable[[str], IO[bytes]]  # opens a member by its name
 
 
@@ -39,7 +46,7 @@ def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
     if not archive.is_file():
         raise AdapterRejected(Rejection.NOT_FOUND, f"{archive.name}: no such file")
     try:
-        with _opened(archive) as (members, read):
+        with _opened(archive, max_bytes) as (members, read):
             files = [member for member in members if not member.folder]
             names = [_safe_name(member) for member in files]
             tops = {name.parts[0] for name in names if len(name.parts) > 1}
@@ -63,17 +70,60 @@ def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
         ) from error
 
 
+class _BoundedHeaders:
+    """An archive's file, of which only ``_MAX_HEADER_BYTES`` may be read until ``listed``."""
+
+    def __init__(self, file: IO[bytes], max_position: int) -> None:
+        self.tell, self.close, self.seekable = file.tell, file.close, file.seekable
+        self.listed = False
+        self._file = file
+        self._left = _MAX_HEADER_BYTES
+        self._max_position = max_position
+
+    def read(self, size: int = -1) -> bytes:
+        """Raises AdapterRejected (``too_large``)."""
+        if self.listed:
+            return self._file.read(size)
+        data = self._file.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
+        self._left -= len(data)
+        if self._left < 0:
+            raise AdapterRejected(
+                Rejection.TOO_LARGE, f"the archive's headers are more than {_MAX_HEADER_BYTES:,} bytes"
+            )
+        return data
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        """Raises AdapterRejected (``too_large``): to skip compressed bytes is to unpack them."""
+        if position > self._max_position:
+            raise AdapterRejected(
+                Rejection.TOO_LARGE, f"the archive unpacks to more than {self._max_position:,} bytes"
+            )
+        return self._file.seek(position, whence)
+
+
 @contextmanager
-def _opened(archive: Path) -> Iterator[tuple[list[_Member], _Read]]:
+def _opened(archive: Path, max_bytes: int) -> Iterator[tuple[list[_Member], _Read]]:
+    with archive.open("rb") as file:
+        compressed = file.read(2) == _GZIP
+    with gzip.open(archive) if compressed else archive.open("rb") as file:
+        # Headers and padding come on top of the content.
+        bounded = _BoundedHeaders(cast("IO[bytes]", file), max_bytes + 2 * _MAX_HEADER_BYTES)
+        with _listed(archive, cast("IO[bytes]", bounded)) as found:
+            bounded.listed = True
+            yield found
+
+
+@contextmanager
+def _listed(archive: Path, file: IO[bytes]) -> Iterator[tuple[list[_Member], _Read]]:
     if archive.name.lower().endswith(".zip"):
-        with zipfile.ZipFile(archive) as packed:
+        with zipfile.ZipFile(file) as packed:
             infos = packed.infolist()
             _check_number(archive, len(infos))
             # The upper half of the attributes is the Unix mode; its type 0o12 is a link.
             members = [_Member(i.filename, (i.external_attr >> 28) in (0, 0o10), i.is_dir()) for i in infos]
             yield members, packed.open
         return
-    with tarfile.open(archive) as tar:
+    with tarfile.open(fileobj=file, mode="r:") as tar:
         found: list[_Member] = []
         for info in tar:
             found.append(_Member(info.name, info.isreg(), info.isdir()))
@@ -95,10 +145,12 @@ def _check_number(archive: Path, number: int) -> None:
 
 def _safe_name(member: _Member) -> PurePosixPath:
     name = PurePosixPath(member.name)
-    inside = not name.is_absolute() and ".." not in name.parts and "\\" not in member.name
+    short = len(member.name) <= _MAX_NAME
+    inside = short and not name.is_absolute() and ".." not in name.parts and "\\" not in member.name
     if not member.plain or not inside or not name.parts or "\x00" in member.name:
         raise AdapterRejected(
             Rejection.OUTSIDE_FOLDER,
-            f"archive entry {member.name[:100]!r}: only plain files within it are taken",
+            f"archive entry {member.name[:100]!r}: only plain files within it are taken, "
+            f"names up to {_MAX_NAME} characters",
         )
     return name

@@ -15,6 +15,7 @@ from structlog.typing import Processor
 
 from observability.log_errors import format_errors
 from observability.logwriter import BatchedLines, LogWriter
+from observability.printable import printable
 from observability.redact import redact, scrub
 from observability.requestlog import EVENT, RequestLine, outside_text, request_line
 
@@ -84,7 +85,7 @@ def configure_logging(
     renderer: Processor = (
         structlog.processors.JSONRenderer(serializer=_dumps)
         if as_json
-        else structlog.dev.ConsoleRenderer(colors=target_stream.isatty())
+        else partial(_as_words, structlog.dev.ConsoleRenderer(colors=target_stream.isatty()))
     )
     target = BatchedLines(target_stream)
     target.setFormatter(
@@ -157,9 +158,21 @@ def _redacted(logger: Any, method: str, event: MutableMapping[str, Any]) -> Muta
     return event
 
 
+def _as_words(
+    renderer: Processor, logger: Any, method: str, event: MutableMapping[str, Any]
+) -> Any:  # a renderer's text, as structlog declares it
+    shown = {
+        name: printable(value, lines=name == "exception") if isinstance(value, str) else value
+        for name, value in event.items()
+    }
+    return renderer(logger, method, shown)
+
+
 def _dumps(value: object, **_: object) -> str:
     try:
-        return orjson.dumps(value).decode()
+        line = orjson.dumps(value).decode()
+        # JSON's own escapes cover the characters below a space.
+        return line if line.isascii() and "\x7f" not in line else printable(line)
     except TypeError:
         # A lone surrogate in a caller's label: escaped rather than lost.
         return stdlib_json.dumps(value, default=lambda other: f"<{type(other).__name__}>")

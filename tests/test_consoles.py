@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
+
+from ops.cli.console import print_json, print_lines, print_rows, screen, table_of
+from ops.cli.startup import print_errors
 
 ID = "a_name_of_an_adapter_that_is_not_short_at_all_v12"
 PRINTED = f"""
@@ -36,3 +40,40 @@ def test_a_narrow_terminal_gets_every_character(columns: str) -> None:
     assert max(len(line) for line in lines) <= int(columns)
     cells = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
     assert "".join(cells) == ID
+
+
+HOSTILE = "a\x1b]0;title\x07b\x9b2Jc\x7fd\u202ee\u2066f\ud800g\rh"
+SHOWN = r"a\u001b]0;title\u0007b\u009b2Jc\u007fd\u202ee\u2066f\ud800g\u000dh"
+
+
+def test_what_a_terminal_acts_upon_is_escaped_wherever_a_command_prints_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console = screen()
+    print_rows(console, ("heading",), [[HOSTILE]])
+    table = table_of("heading")
+    table.add_row(HOSTILE)
+    console.print(table)
+    console.print(HOSTILE)
+    print_lines(console, HOSTILE)
+    print_json({"name": HOSTILE})
+    print_errors(HOSTILE)
+    out, err = capsys.readouterr()
+    assert out.count(SHOWN) == 4 and err == f"sluice: {SHOWN}\n"
+    answer = json.loads(out[out.index("{") :])
+    assert answer == {"name": HOSTILE}
+    assert not set(out + err) & set(HOSTILE) - set(SHOWN) - {"\n"}
+
+
+def test_a_text_of_a_caller_cannot_pretend_to_be_a_further_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_lines(screen(), "comment\nrevision 9 is in force")
+    print_rows(screen(), ("heading",), [["comment\nrevision 9 is in force"]])
+    print_errors("refused: given x\x85sluice: done")
+    out, err = capsys.readouterr()
+    assert out.count(r"comment\u000arevision 9 is in force") == 2
+    assert err == "sluice: refused: given x\\u0085sluice: done\n"
+
+
+def test_letters_of_every_script_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    print_lines(screen(), "Grüße、漫画\u3000ベルセルク 👩\u200d🚀")
+    assert capsys.readouterr().out == "Grüße、漫画\u3000ベルセルク 👩\u200d🚀\n"

@@ -23,6 +23,9 @@ class WeightsSection(Section):
     timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 7200.0
 
 
+_S3Prefix = Annotated[str, Field(max_length=1_024, pattern=r"^s3://[A-Za-z0-9][A-Za-z0-9._-]+(/.*)?$")]
+
+
 class AdaptersConfig(Section):
     """The LoRA registry, in the state store or that of ``state_url``; ``file`` is imported at each start."""
 
@@ -30,6 +33,7 @@ class AdaptersConfig(Section):
     state_url: Annotated[str, Field(min_length=1)] | None = None
     folder: Annotated[str, Field(min_length=1)] | None = None
     base_names: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = ()
+    s3_prefixes: Annotated[tuple[_S3Prefix, ...], Field(max_length=256)] = ()
     half_life_seconds: Annotated[float, Field(ge=1, le=604_800)] = HALF_LIFE_S
     preload_timeout_seconds: Annotated[float, Field(ge=0, le=3600)] = 60.0
     fetch_timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 3600.0

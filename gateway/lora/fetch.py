@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +13,8 @@ from adapters.store import AdapterStore
 from adapters.unpack import is_archive
 from adapters.values import Adapter
 from adapters.verify import MAX_BYTES, Verified, list_files, manifest_sha256
-from gateway.weights.errors import FetchError, NotThere
+from gateway.weights.errors import FetchError, NotThere, UnknownLocation
+from gateway.weights.location import S3Prefix, locate
 from gateway.weights.values import Fetcher, Progress
 
 T = TypeVar("T")
@@ -22,8 +23,12 @@ S3 = "s3://"
 
 
 class AdapterSource:
-    """Brings adapters into the store; each content once at a time. ``fetcher`` is for ``s3://``, ``cache``
-    its folder."""
+    """Brings adapters into the store; each content once at a time.
+
+    Args:
+        fetcher: for ``s3://``; ``cache`` is its folder.
+        s3_prefixes: where new adapters may come from. Registered ones are brought by their SHA-256.
+    """
 
     def __init__(
         self,
@@ -32,6 +37,7 @@ class AdapterSource:
         *,
         fetcher: Callable[[], Fetcher],
         cache: Path,
+        s3_prefixes: Collection[str],
         timeout_s: float,
         catalogue: Callable[[], Catalogue],
     ) -> None:
@@ -39,6 +45,7 @@ class AdapterSource:
         self._base = base
         self._fetcher = fetcher
         self._cache = cache
+        self._s3_prefixes = [one for one in map(locate, s3_prefixes) if isinstance(one, S3Prefix)]
         self._timeout_s = timeout_s
         self._catalogue = catalogue
         self._under_way: dict[str, asyncio.Lock] = {}
@@ -52,10 +59,12 @@ class AdapterSource:
     async def take(self, location: str, *, sha256: str | None = None) -> Verified:
         """Bring, check and store an adapter. Raises AdapterRejected, or AdapterNotHere when it cannot be
         brought or stored."""
-        return await self._work(location, lambda path: self._store.take(path, self._base, sha256=sha256))
+        self._check_allowed(location)
+        return await self._take(location, sha256)
 
     async def check(self, location: str, *, sha256: str | None = None) -> Verified:
         """Bring and check an adapter without storing it. Raises as :meth:`take`."""
+        self._check_allowed(location)
         return await self._work(location, lambda path: self._store.check(path, self._base, sha256=sha256))
 
     async def check_kept(self, adapter_id: str) -> Verified:
@@ -88,10 +97,28 @@ class AdapterSource:
         try:
             async with lock:
                 if not await asyncio.to_thread(self._store.has, sha256):
-                    await self.take(location, sha256=sha256)
+                    await self._take(location, sha256)
         finally:
             if not lock.locked():
                 self._under_way.pop(sha256, None)
+
+    async def _take(self, location: str, sha256: str | None) -> Verified:
+        return await self._work(location, lambda path: self._store.take(path, self._base, sha256=sha256))
+
+    def _check_allowed(self, location: str) -> None:
+        """With the gateway's credentials an operator must not read any bucket that these open."""
+        if not location.startswith(S3):
+            return
+        try:
+            wanted = locate(location)
+        except UnknownLocation as error:
+            raise AdapterRejected(Rejection.NOT_FOUND, str(error)) from None
+        if not (isinstance(wanted, S3Prefix) and any(one.holds(wanted) for one in self._s3_prefixes)):
+            listed = ", ".join(one.url for one in self._s3_prefixes) or "none"
+            raise AdapterRejected(
+                Rejection.NOT_ALLOWED,
+                f"{location}: not below adapters.s3_prefixes; allowed: {listed}",
+            )
 
     async def _work(self, location: str, work: Callable[[Path], T]) -> T:
         stop = threading.Event()

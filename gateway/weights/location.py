@@ -78,6 +78,12 @@ class S3Prefix:
         """The form of the configuration."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
+    def holds(self, other: "S3Prefix") -> bool:
+        """Whether ``other`` is this prefix or below it; not with ``..``: some servers follow it."""
+        if other.bucket != self.bucket or not (other.prefix == "" or is_safe(other.prefix)):
+            return False
+        return f"{other.prefix}/".startswith(self.start)
+
     @property
     def start(self) -> str:
         """The start of each key."""

@@ -14,7 +14,7 @@ from adapters.residency import AdapterDemand
 from adapters.store import AdapterStore
 from gateway.config.adapters_file import RegistryContent, read_registry_file
 from gateway.config.settings import Settings
-from gateway.lora.fetch import AdapterSource
+from gateway.lora.fetch import S3, AdapterSource
 from gateway.lora.importer import AdapterImport
 from gateway.lora.loader import LoraLoader
 from gateway.lora.preload_orders import AdapterOrders
@@ -85,6 +85,11 @@ def make_adapters(base: Foundation) -> AdapterParts:
         served_base(settings),
         fetcher=lambda: S3Fetcher(settings.weights),
         cache=folder / "fetched",
+        s3_prefixes=[
+            one
+            for one in (*section.s3_prefixes, base.weights.source, *(one.path for one in content.adapters))
+            if one.startswith(S3)
+        ],
         timeout_s=section.fetch_timeout_seconds,
         catalogue=lambda: projection.catalogue,
     )

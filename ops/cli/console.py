@@ -1,4 +1,4 @@
-"""What commands print: tables that are not cut, JSON, and text without a meaning as markup."""
+"""What commands print: tables that are not cut, JSON, text without a meaning as markup or to terminals."""
 
 from __future__ import annotations
 
@@ -7,22 +7,33 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from observability.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 PIPE_WIDTH: Final = 200
 """Columns where there is no terminal: the widest table has nine columns with an id of 16 characters."""
 
 
 def screen(*, stderr: bool = False) -> Console:
-    """Standard output. A pipe has no width of its own: rich would take 80 columns and cut names."""
+    """Standard output. A pipe has no width of its own: rich would take 80 columns and cut names.
+
+    What is printed on it comes from callers in part, so characters that a terminal acts upon are escaped.
+    """
     from rich.console import Console
 
+    class Screen(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            """Every text that is printed, in a cell or alone, comes here."""
+            return super().render_str(printable(text, lines=True), **options)
+
     own = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if own else PIPE_WIDTH, stderr=stderr)
+    return Screen(width=None if own else PIPE_WIDTH, stderr=stderr)
 
 
 def table_of(*names: str, right: Iterable[str] = (), **options: Any) -> Table:
@@ -46,7 +57,12 @@ def print_rows(console: Console, headings: Sequence[str], rows: Iterable[Iterabl
 
 def print_json(answer: Any) -> None:
     """Print JSON for people and machines."""
-    print(json.dumps(answer, ensure_ascii=False, indent=2))
+    print_text(json.dumps(answer, ensure_ascii=False, indent=2))
+
+
+def print_text(text: str, *, file: TextIO | None = None) -> None:
+    """Print lines without rich."""
+    print(printable(text, lines=True), file=file)
 
 
 def write_figures(figures: Any, file: Path | None, *, as_json: bool) -> None:
@@ -63,11 +79,11 @@ def write_figures(figures: Any, file: Path | None, *, as_json: bool) -> None:
 def print_lines(console: Console, *lines: str) -> None:
     """Print lines that may hold markup and may be longer than the terminal is wide."""
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def plain(text: object) -> str:
     """The text for a table's cell, without a meaning as markup."""
     from rich.markup import escape
 
-    return escape(str(text))
+    return escape(printable(str(text)))

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from ops.cli.console import print_text
+
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -79,5 +81,5 @@ def one_line_errors(*further: type[Exception], code: int = 1) -> Iterator[None]:
 
 def print_errors(text: str) -> None:
     """Print each line on standard error, after the command's name."""
-    for line in text.splitlines():
-        print(f"sluice: {line}", file=sys.stderr)
+    for line in text.split("\n"):
+        print_text(f"sluice: {line}", file=sys.stderr)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from ops.cli.console import plain, table_of
+from ops.cli.console import plain, print_text, table_of
 from ops.cli.operator import Operator, command_group, operator_command
 from ops.client import AdminError
 
@@ -94,7 +94,7 @@ def export(
     with _opened(to) as out:
         if gateway.as_json or written_as is ExportFormat.JSONL:
             for row in rows:
-                print(json.dumps(row, ensure_ascii=False), file=out)
+                print_text(json.dumps(row, ensure_ascii=False), file=out)
         else:
             _write_csv(rows, out)
 

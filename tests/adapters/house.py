@@ -81,6 +81,7 @@ async def gate(
     unix_time: Callable[[], float] = lambda: 1_800_000_000.0,
     fetcher: Callable[[], Fetcher] = no_fetcher,
     preload_timeout_s: float = 5.0,
+    s3_prefixes: Sequence[str] = ("s3://bucket", "s3://adapters/team"),
     routed: Callable[[str], Sequence[str]] = lambda adapter_id: (),
     workers: Sequence[LoadsElsewhere] = (),
 ) -> AsyncIterator[Gate]:
@@ -95,6 +96,7 @@ async def gate(
         crafted.base(),
         fetcher=fetcher,
         cache=folder / "fetched",
+        s3_prefixes=s3_prefixes,
         timeout_s=30.0,
         catalogue=lambda: book.catalogue,
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import math
 import pickle
 import re
 import struct
 import tarfile
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -320,6 +322,60 @@ def test_an_archive_is_bounded_in_bytes_and_in_entries(tmp_path: Path) -> None:
     with pytest.raises(AdapterRejected) as caught:
         unpack(many, tmp_path / "two")
     assert caught.value.code is Rejection.TOO_LARGE
+
+
+def header_bomb(path: Path, kind: bytes, size: int, number: int = 1) -> Path:
+    """A tar whose extended headers, of zeros, are of that size each."""
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(number):
+            info = tarfile.TarInfo("././@PaxHeader")
+            info.type, info.size = kind, size
+            file.write(info.tobuf(tarfile.USTAR_FORMAT))
+            for _ in range(size >> 20):
+                file.write(bytes(1 << 20))
+            file.write(bytes(size % (1 << 20)))
+        file.write(tarfile.TarInfo("a").tobuf(tarfile.USTAR_FORMAT) + bytes(1024))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "number"),
+    [
+        (tarfile.XHDTYPE, 64 << 20, 1),
+        (tarfile.GNUTYPE_LONGNAME, 64 << 20, 1),
+        (tarfile.XGLTYPE, 256 << 10, 40),
+        # The content is skipped to come to the next header: what it unpacks to is bounded, too.
+        (tarfile.REGTYPE, 64 << 20, 1),
+    ],
+)
+def test_headers_that_unpack_to_much_are_refused_before_they_are_in_memory(
+    tmp_path: Path, kind: bytes, size: int, number: int
+) -> None:
+    bomb = header_bomb(tmp_path / "bomb.tar.gz", kind, size, number)
+    tracemalloc.start()
+    with pytest.raises(AdapterRejected) as caught:
+        unpack(bomb, tmp_path / "out", max_bytes=32 << 20)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert caught.value.code is Rejection.TOO_LARGE
+    assert peak < 8 << 20 and not list(tmp_path.rglob("out"))
+
+
+def test_a_zip_of_very_many_entries_is_refused_before_they_are_in_memory(tmp_path: Path) -> None:
+    bomb = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(bomb, "w") as packed:
+        for number in range(300):
+            packed.writestr(f"{number:04}{'x' * 8_000}", b"")
+    with pytest.raises(AdapterRejected) as caught:
+        unpack(bomb, tmp_path / "out")
+    assert caught.value.code is Rejection.TOO_LARGE
+
+
+def test_a_name_longer_than_any_file_system_takes_is_refused(tmp_path: Path) -> None:
+    deep = tar_of(tmp_path / "deep.tgz", ("/".join("a" * 200), b"x"))
+    with pytest.raises(AdapterRejected, match="255 characters"):
+        unpack(deep, tmp_path / "out")
+    assert not list(tmp_path.rglob("out"))
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.zip", "a.tar"])

@@ -183,3 +183,26 @@ def test_a_line_that_cannot_be_written_as_text_does_not_stop_the_others(
     lines.flush()
     assert stream.getvalue() == "one\ntwo\n"
     assert "no words for it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_a_terminal_acts_upon_is_escaped_in_every_line(as_json: bool) -> None:
+    stream = io.StringIO()
+    logs = configure_logging("info", json=as_json, stream=stream)
+    hostile = "a\x1b[2Jb\x9bc\x7fd\u202ee\nforged"
+    structlog.get_logger("x").info("words", name=hostile, nested=[hostile])
+    logging.getLogger("y").warning("label %s", hostile)
+    try:
+        raise ValueError("words")
+    except ValueError:
+        structlog.get_logger("z").exception("failed")
+    assert logs.close()
+    written = stream.getvalue()
+    assert not set(written) & set("\x1b\x9b\x7f\u202e") and "\nforged" not in written
+    if as_json:
+        lines = [json.loads(line) for line in written.splitlines()]
+        assert lines[0]["name"] == lines[0]["nested"][0] == hostile
+    else:
+        assert written.count(r"a\u001b[2Jb\u009bc\u007fd\u202ee\u000aforged") == 2
+        # A trace of calls keeps its lines.
+        assert "ValueError" in written.splitlines()[-1] and len(written.splitlines()) > 3
