@@ -221,13 +221,13 @@ class AdapterAdmin:
 
         if given.dry_run:
             return self._preview(await registering(self.source.check), given.id, who)
-        return await self.audit.attempt(who, "adapter.add", given.id, adding(), comment=given.comment)
+        return await self.audit.attempt(who, "adapter.add", given.id, adding, comment=given.comment)
 
     async def verify(self, adapter_id: str, *, who: str) -> VerifiedBody:
         """Check a version's copy on this machine again."""
         self._version(adapter_id)
         verified = await self.audit.attempt(
-            who, "adapter.verify", adapter_id, self.source.check_kept(adapter_id)
+            who, "adapter.verify", adapter_id, lambda: self.source.check_kept(adapter_id)
         )
         return VerifiedBody(**asdict(verified), id=adapter_id)
 
@@ -246,7 +246,7 @@ class AdapterAdmin:
             shown = self._version_shown(self._version(adapter_id), self.projection.catalogue)
             return {**shown, "others_told": ordered}
 
-        return await self.audit.attempt(who, "adapter.preload", adapter_id, loading())
+        return await self.audit.attempt(who, "adapter.preload", adapter_id, loading)
 
     async def promote(self, adapter_id: str, given: PromoteBody, *, who: str) -> AdapterOrAlias:
         """Lead an alias to a version, for all sessions or a share; without an alias make it active."""
@@ -360,7 +360,7 @@ class AdapterAdmin:
             return self.show(name)
 
         return await self.audit.attempt(
-            who, f"adapter.{action}", target or name, changing(), comment=given.comment
+            who, f"adapter.{action}", target or name, changing, comment=given.comment
         )
 
     def _preview(self, decide: Decide, name: str, who: str) -> AdapterOrAlias:

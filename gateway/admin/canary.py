@@ -159,7 +159,10 @@ class CanaryAdmin:
         if given.dry_run:
             with operator_errors():
                 return self._preview(await self._begin(self._driver.state, given, who))
-        starting = self._driver.change(lambda last: self._begin(last, given, who))
+
+        def starting() -> Awaitable[None]:
+            return self._driver.change(lambda last: self._begin(last, given, who))
+
         action = "start.forced" if given.force else "start"
         return await self._audited(action, f"{given.route}: {given.backend}", who, given.comment, starting)
 
@@ -248,19 +251,22 @@ class CanaryAdmin:
         make: Callable[[CanaryState, str], Awaitable[CanaryState]],
     ) -> CanaryShownBody:
         state = self._current(action)
-        changing = self._driver.change(lambda last: make(last or state, comment))
+
+        def changing() -> Awaitable[None]:
+            return self._driver.change(lambda last: make(last or state, comment))
+
         return await self._audited(
             action, f"{state.plan.route}: {state.plan.backend}", who, comment, changing
         )
 
     async def _audited(
-        self, action: str, target: str, who: str, comment: str, doing: Awaitable[None]
+        self, action: str, target: str, who: str, comment: str, begin: Callable[[], Awaitable[None]]
     ) -> CanaryShownBody:
         async def translated() -> None:
             with operator_errors():
-                await doing
+                await begin()
 
-        await self._audit.attempt(who, f"canary.{action}", target, translated(), comment=comment)
+        await self._audit.attempt(who, f"canary.{action}", target, translated, comment=comment)
         # This process carries the order out now; should the store go away here, any process' next tick does.
         await self._driver.tick()
         return self.show()

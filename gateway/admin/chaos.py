@@ -58,7 +58,7 @@ class ChaosAdmin:
             self.chaos.replace(given.faults)
             return self.show()
 
-        return await self.audit.attempt(who, "chaos.replace", _target(given), replacing())
+        return await self.audit.attempt(who, "chaos.replace", _target(given), replacing)
 
 
 def _target(given: FaultsRequest) -> str:

@@ -57,5 +57,5 @@ class EvaluationAdmin:
                 raise InvalidRequest(f"report: {error}", param="report") from None
 
         target = f"{given.report.get('candidate')} against {given.report.get('base')}"
-        await self.audit.attempt(who, "backend.evaluated", target, adding())
+        await self.audit.attempt(who, "backend.evaluated", target, adding)
         return self.show()

@@ -120,13 +120,16 @@ class KeyAdmin:
         if self.ring.get(record.key_id) is not None:
             raise InvalidRequest("the drawn prefix is taken; nothing was made, try again")
         target = f"{record.key_id} for {given.tenant} as {given.role.value}"
-        making = self.projection.make(key, author=who)
-        await self.audit.attempt(who, "key.create", target, making, comment=given.comment)
+        await self.audit.attempt(
+            who, "key.create", target, lambda: self.projection.make(key, author=who), comment=given.comment
+        )
         return {**self._shown(key), "key": secret.key}
 
     async def revoke(self, key_id: str, *, who: str) -> None:
         """Refuse a key from now on. Raises NoSuchKey, BackendUnavailable."""
-        await self.audit.attempt(who, "key.revoke", key_id, self.projection.revoke(key_id, author=who))
+        await self.audit.attempt(
+            who, "key.revoke", key_id, lambda: self.projection.revoke(key_id, author=who)
+        )
 
     def _shown(self, key: StoredKey) -> KeyShown:
         record = key.record

@@ -118,6 +118,9 @@ class AuditEntry(TypedDict):
     target: str
     result: str
     comment: str
+    previous: NotRequired[str]
+    """The hash of the record before; not in records of earlier versions."""
+    hash: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +163,7 @@ class RoutingAdmin:
     async def roll_back(self, given: RouteRollbackBody, *, who: str) -> RevisionMadeBody:
         """Make an earlier configuration the next revision."""
         target = "to the one before" if given.to is None else f"to revision {given.to}"
-        return await self._audited("rollback", target, given, who, self._rolled_back(given, who))
+        return await self._audited("rollback", target, given, who, lambda: self._rolled_back(given, who))
 
     async def history(self, limit: int) -> list[RevisionBody]:
         """The last revisions, newest first."""
@@ -174,11 +177,11 @@ class RoutingAdmin:
             before, after = await self._revision(a, "a"), await self._revision(b, "b")
         return differences(before.draft.config, after.draft.config)
 
-    async def audit(self, limit: int) -> list[AuditEntry]:
-        """The last actions of operators, newest first."""
+    async def audit(self, limit: int, after: int | None = None) -> list[AuditEntry]:
+        """The last actions of operators, newest first; those after a number oldest first."""
         with operator_errors(change=False):
-            entries = await self.audit_log.last(limit)
-        return [cast("AuditEntry", {**entry, "at": _time(entry["at"])}) for entry in entries]
+            read = self.audit_log.last(limit) if after is None else self.audit_log.after(after, limit)
+            return [cast("AuditEntry", entry) for entry in await read]
 
     async def _change(
         self,
@@ -188,7 +191,9 @@ class RoutingAdmin:
         given: RouteChangeBody,
         who: str,
     ) -> RevisionMadeBody:
-        made = self._made(action, make, given.comment, given.expected_revision, given.dry_run, who)
+        def made() -> Awaitable[RevisionMadeBody]:
+            return self._made(action, make, given.comment, given.expected_revision, given.dry_run, who)
+
         return await self._audited(action, target, given, who, made)
 
     async def _rolled_back(self, given: RouteRollbackBody, who: str) -> RevisionMadeBody:
@@ -254,11 +259,16 @@ class RoutingAdmin:
         }
 
     async def _audited(
-        self, action: str, target: str, given: RouteChangeBody, who: str, doing: Awaitable[RevisionMadeBody]
+        self,
+        action: str,
+        target: str,
+        given: RouteChangeBody,
+        who: str,
+        begin: Callable[[], Awaitable[RevisionMadeBody]],
     ) -> RevisionMadeBody:
         async def translated() -> RevisionMadeBody:
             with operator_errors():
-                return await doing
+                return await begin()
 
         if given.dry_run:
             return await translated()
@@ -266,7 +276,7 @@ class RoutingAdmin:
             who,
             f"routing.{action}",
             target,
-            translated(),
+            translated,
             comment=given.comment,
             result=lambda done: f"revision {done['revision']}",
         )

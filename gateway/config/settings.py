@@ -28,7 +28,7 @@ from gateway.config.resilience import ResilienceSection
 from gateway.config.response_cache import CacheConfig
 from gateway.config.section import OffIsAWord, Section
 from gateway.config.shadow import ShadowSection
-from gateway.config.state import StateConfig
+from gateway.config.state import AuditSection, StateConfig
 from gateway.config.tracing import TracingConfig
 from gateway.config.volatile import VolatilePolicy
 from gateway.contracts.refusals import given
@@ -121,6 +121,7 @@ class Settings(Section):
     )
     # Made when they are read: an earlier version's file in the working folder decides the default.
     state: StateConfig = Field(default_factory=StateConfig)
+    audit: AuditSection = AuditSection()
     ledger: LedgerConfig = Field(default_factory=LedgerConfig)
     routing: RoutingSection = RoutingSection()
     prompts: PromptsConfig = PromptsConfig()

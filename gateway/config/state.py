@@ -18,6 +18,12 @@ def earlier_file(url: str) -> str:
     return url.replace(default, f":///{earlier}") if url.endswith(default) and earlier.is_file() else url
 
 
+class AuditSection(Section):
+    """``required``: an operator's change whose audit record cannot be written is refused."""
+
+    required: bool = False
+
+
 class StateConfig(Section):
     """Streams that every gateway process follows, idempotent replies, and keys' limits."""
 

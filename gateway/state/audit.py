@@ -1,32 +1,89 @@
-"""The audit log: a record in the stream ``audit`` for each action of an operator."""
+"""The audit log: a record in the stream ``audit`` for each action of an operator, chained by hashes."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import orjson
 import structlog
 
-from gateway.errors import public_error
-from gateway.state.errors import StateError
-from gateway.state.port import MAX_AUTHOR, StateStore
+from gateway.errors import BackendUnavailable, public_error
+from gateway.state.errors import Conflict, StateError
+from gateway.state.port import MAX_AUTHOR, MAX_READ, Record, StateStore
 
 STREAM = "audit"
 # Longest target and comment of a record, in characters.
 MAX_TARGET = 256
 MAX_COMMENT = 1_000
+# Other processes append between the read of the last record and the append after it; operators are few.
+_TRIES = 20
 
 T = TypeVar("T")
 
 
-class Audit:
-    """Appends records; each is also a line of the log.
+class AuditBroken(Exception):
+    """A record was changed, removed or put in between; the message names it."""
 
-    Fails open: the action is already done, so when the store cannot be reached an error is logged and the
-    record is in the log only.
+
+@dataclass(frozen=True, slots=True)
+class AuditChain:
+    """What a whole audit log was found to be.
+
+    Args:
+        records: how many.
+        unchained: how many of them, the first ones, an earlier version wrote without a hash.
+        hashes: of every record.
     """
 
-    def __init__(self, store: StateStore, *, unix_time: Callable[[], float]) -> None:
+    records: int
+    unchained: int
+    hashes: Sequence[str]
+
+
+def digest(entry: Mapping[str, Any]) -> str:
+    """The SHA-256 of a record as it is shown: its JSON without ``hash``, keys in order, no spaces, UTF-8."""
+    told = {name: value for name, value in entry.items() if name != "hash"}
+    return hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def verify(entries: Iterable[Mapping[str, Any]]) -> AuditChain:
+    """Check the whole log, oldest record first. Raises AuditBroken."""
+    hashes: list[str] = []
+    unchained = 0
+    for number, entry in enumerate(entries, 1):
+        if entry["number"] != number:
+            raise AuditBroken(f"record {number} is missing; record {entry['number']} comes instead")
+        if entry.get("hash") != digest(entry):
+            raise AuditBroken(f"record {number} is not what its hash was made of")
+        if "previous" not in entry and unchained == len(hashes):
+            unchained += 1
+        elif entry.get("previous") != (hashes[-1] if hashes else ""):
+            raise AuditBroken(f"record {number} does not hold the hash of the record before it")
+        hashes.append(entry["hash"])
+    return AuditChain(len(hashes), unchained, hashes)
+
+
+def _shown(record: Record) -> dict[str, Any]:
+    stored = orjson.loads(record.data)
+    at = datetime.fromtimestamp(stored["at"], UTC).isoformat(timespec="microseconds")
+    entry = {"number": record.number, **stored, "at": at}
+    return {**entry, "hash": digest(entry)}
+
+
+class Audit:
+    """Appends records, each with the hash of the one before; each is also a line of the log.
+
+    Fails open: when the store cannot be reached an error is logged and the record is in the log only. With
+    ``required`` an attempt is recorded before it begins, and refused when that cannot be written.
+    """
+
+    def __init__(self, store: StateStore, *, unix_time: Callable[[], float], required: bool = False) -> None:
         self._store = store
+        self._required = required
+        self._appending = asyncio.Lock()
         self._unix_time = unix_time
         self._log = structlog.get_logger("audit")
 
@@ -34,6 +91,13 @@ class Audit:
         self, who: str, action: str, target: str, *, comment: str = "", result: str = "done"
     ) -> None:
         """Record that ``who`` (a key's id) did ``action`` to ``target``, with this ``result``."""
+        try:
+            await self._append(who, action, target, comment, result)
+        except StateError as error:
+            self._log.error("audit record is in the log alone", action=action, reason=error.code)
+
+    async def _append(self, who: str, action: str, target: str, comment: str, result: str) -> None:
+        """Raises StateError."""
         entry = {
             "at": self._unix_time(),
             "who": who,
@@ -42,25 +106,56 @@ class Audit:
             "result": result[:MAX_TARGET],
             "comment": comment[:MAX_COMMENT],
         }
-        self._log.info("operator", who=who, action=action, target=entry["target"], result=entry["result"])
+        line = {name: entry[name] for name in ("who", "action", "target", "result")}
         try:
-            await self._store.append(STREAM, orjson.dumps(entry), author=who[:MAX_AUTHOR] or "-")
-        except StateError as error:
-            self._log.error("audit record is in the log alone", action=action, reason=error.code)
+            async with self._appending:
+                line["hash"] = await self._chained(entry)
+        finally:
+            self._log.info("operator", **line)
+
+    async def _chained(self, entry: Mapping[str, Any]) -> str:
+        """Append it after the last record; its hash."""
+        for left in reversed(range(_TRIES)):
+            last = [_shown(one) for one in await self._store.read(STREAM, limit=1, newest_first=True)]
+            chained = {**entry, "previous": last[0]["hash"] if last else ""}
+            try:
+                record = await self._store.append(
+                    STREAM,
+                    orjson.dumps(chained),
+                    author=str(entry["who"])[:MAX_AUTHOR] or "-",
+                    expected=last[0]["number"] if last else 0,
+                )
+            except Conflict:
+                if not left:
+                    raise
+            else:
+                return str(_shown(record)["hash"])
+        raise AssertionError("the last try returns or raises")
 
     async def attempt(
         self,
         who: str,
         action: str,
         target: str,
-        doing: Awaitable[T],
+        begin: Callable[[], Awaitable[T]],
         *,
         comment: str = "",
         result: Callable[[T], str] = lambda done: "done",
     ) -> T:
-        """Await an action and record it, with its ``result`` or with the error that it raises."""
+        """Await an action and record it, with its ``result`` or with the error that it raises.
+
+        Raises BackendUnavailable, and begins nothing, when records are required and cannot be written.
+        """
+        if self._required:
+            try:
+                await self._append(who, action, target, comment, "begun")
+            except StateError as error:
+                raise BackendUnavailable(
+                    f"{action}: its audit record cannot be written ({error.code}), and audit.required is "
+                    "true; nothing was changed"
+                ) from error
         try:
-            done = await doing
+            done = await begin()
         except Exception as error:
             public = public_error(error)
             refused = f"refused: {public.code}: {public.message}"
@@ -70,6 +165,9 @@ class Audit:
         return done
 
     async def last(self, limit: int) -> Sequence[Mapping[str, Any]]:
-        """The last entries, newest first, each with its number. Raises StateUnavailable."""
-        records = await self._store.read(STREAM, limit=limit, newest_first=True)
-        return [{"number": record.number, **orjson.loads(record.data)} for record in records]
+        """The last entries, newest first, each with its number and hash. Raises StateUnavailable."""
+        return [_shown(record) for record in await self._store.read(STREAM, limit=limit, newest_first=True)]
+
+    async def after(self, number: int, limit: int = MAX_READ) -> Sequence[Mapping[str, Any]]:
+        """The entries after that one, oldest first. Raises StateUnavailable."""
+        return [_shown(record) for record in await self._store.read(STREAM, after=number, limit=limit)]

@@ -60,7 +60,7 @@ def make_foundation(
         rolling_stats=RollingStats(clock),
         tracing=make_tracing(settings.tracing, version()),
         state=state,
-        audit=Audit(state.store, unix_time=unix_time),
+        audit=Audit(state.store, unix_time=unix_time, required=settings.audit.required),
     )
 
 

@@ -6,10 +6,12 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from observability.printable import printable
+from ops.client import AdminError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,6 +82,14 @@ def print_lines(console: Console, *lines: str) -> None:
     """Print lines that may hold markup and may be longer than the terminal is wide."""
     for line in lines:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def opened(to: Path | None) -> AbstractContextManager[TextIO]:
+    """The file to write to, standard output without one. Raises AdminError."""
+    try:
+        return nullcontext(sys.stdout) if to is None else to.open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise AdminError(f"{to}: cannot be written ({error.strerror})") from None
 
 
 def plain(text: object) -> str:

@@ -35,10 +35,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (replay, chaos, cost, drain, audit):
+for command in (replay, chaos, cost, drain):
     app.command(name=command.__name__)(command)
 for group in (
-    prompts, admission, routes, canary, rollout, shadow, adapters, evaluate, keys, usage, ray, models,
+    prompts, admission, routes, audit, canary, rollout, shadow, adapters, evaluate, keys, usage, ray, models,
     sagemaker,
 ):  # fmt: skip
     app.add_typer(group)

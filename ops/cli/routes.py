@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ops.cli.console import print_lines, print_rows, screen
+from ops.cli.console import opened, print_lines, print_rows, print_text, screen
 from ops.cli.operator import (
     Backend,
     Comment,
@@ -144,17 +144,83 @@ def diff(
     gateway.show(found, lambda console, _: print_changes(console, found["changes"]))
 
 
+audit = typer.Typer(name="audit", invoke_without_command=True)
+
+
+@audit.callback()
 @with_operator
-def audit(gateway: Operator, limit: Limit = 20) -> None:
-    """List what operators did, newest first.
+def list_audit(gateway: Operator, context: typer.Context, limit: Limit = 20) -> None:
+    """List what operators did, newest first; export the log, verify its hashes.
 
     Example: sluice audit -n 50
     """
+    if context.invoked_subcommand is not None:
+        return
     columns = {
         "at": "at", "who": "who", "action": "action", "target": "what", "result": "result",
         "comment": "comment",
     }  # fmt: skip
     _list(gateway, gateway.get("admin", "audit", query={"limit": limit}), "entries", columns)
+
+
+@operator_command(audit, "export")
+def export(
+    gateway: Operator,
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A file; default: standard output.")
+    ] = None,
+) -> None:
+    """Write every record, oldest first, a line of JSON each.
+
+    Example: sluice audit export -o audit.jsonl
+    """
+    with opened(to) as out:
+        for entry in _records(gateway):
+            print_text(json.dumps(entry, ensure_ascii=False), file=out)
+
+
+@operator_command(audit, "verify")
+def verify(
+    gateway: Operator,
+    file: Annotated[Path | None, typer.Option(help="An exported file instead of a gateway.")] = None,
+    head: Annotated[
+        str | None, typer.Option(help="The hash that an earlier verify told: the log must still hold it.")
+    ] = None,
+) -> None:
+    """Check that no record was changed, removed or put in between; tell the last one's hash.
+
+    Example: sluice audit verify --head 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
+    """
+    from gateway.state.audit import AuditBroken
+    from gateway.state.audit import verify as verified
+
+    try:
+        if file is None:
+            found = verified(_records(gateway))
+        else:
+            with file.open(encoding="utf-8") as lines:
+                found = verified(map(json.loads, lines))
+    except AuditBroken as error:
+        raise AdminError(f"the audit log was tampered with: {error}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AdminError(f"{file}: no exported audit log ({type(error).__name__})") from None
+    if head is not None and head not in found.hashes:
+        raise AdminError(f"the audit log was cut: no record has the hash {head}")
+    told = {"records": found.records, "unchained": found.unchained, "head": (found.hashes or [""])[-1]}
+    gateway.show(told, _print_chain)
+
+
+def _print_chain(console: Console, told: Any) -> None:
+    before = f", the first {told['unchained']} without hashes" if told["unchained"] else ""
+    print_lines(console, f"{told['records']} records{before}; the last one's hash: {told['head'] or 'none'}")
+
+
+def _records(gateway: Operator) -> Iterator[Any]:
+    """Every record, page by page."""
+    after = 0
+    while page := gateway.get("admin", "audit", query={"limit": 1_000, "after": after})["entries"]:
+        yield from page
+        after = page[-1]["number"]
 
 
 def _list(gateway: Operator, found: Any, key: str, columns: Mapping[str, str]) -> None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from ops.cli.console import plain, print_text, table_of
+from ops.cli.console import opened, plain, print_text, table_of
 from ops.cli.operator import Operator, command_group, operator_command
-from ops.client import AdminError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +88,7 @@ def export(
     Example: sluice usage export --since 2026-11-01 --until 2026-12-01 -o november.csv
     """
     rows = _rows(gateway, _span(since, until))
-    with _opened(to) as out:
+    with opened(to) as out:
         if gateway.as_json or written_as is ExportFormat.JSONL:
             for row in rows:
                 print_text(json.dumps(row, ensure_ascii=False), file=out)
@@ -176,13 +173,6 @@ def _cell(value: object) -> object:
     """A text that a spreadsheet would take for a formula gets an apostrophe in front."""
     formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if formula else value
-
-
-def _opened(to: Path | None) -> Any:
-    try:
-        return nullcontext(sys.stdout) if to is None else to.open("w", encoding="utf-8", newline="")
-    except OSError as error:
-        raise AdminError(f"{to}: cannot be written ({error.strerror})") from None
 
 
 def _span(since: str | None, until: str | None) -> dict[str, str]:

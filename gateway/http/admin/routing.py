@@ -36,7 +36,7 @@ class ChangesBody(TypedDict):
 
 
 class AuditBody(TypedDict):
-    """Newest first."""
+    """Newest first; with ``after`` oldest first."""
 
     entries: list[AuditEntry]
 
@@ -84,6 +84,10 @@ async def compare_revisions(a: Revision, b: Revision, services: Edge) -> Changes
 
 
 @router.get("/audit")
-async def list_audit(services: Edge, limit: Limit = 50) -> AuditBody:
-    """The actions of operators, newest first."""
-    return {"entries": await services.routing.audit(limit)}
+async def list_audit(
+    services: Edge,
+    limit: Limit = 50,
+    after: Annotated[int | None, Query(ge=0, le=10**9, description="Those after this number.")] = None,
+) -> AuditBody:
+    """The actions of operators, newest first; each record holds the hash of the one before."""
+    return {"entries": await services.routing.audit(limit, after)}

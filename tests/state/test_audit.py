@@ -1,0 +1,142 @@
+"""The audit log: chained by hashes, whoever writes, and required where the configuration says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from typer.testing import CliRunner
+
+from gateway.errors import BackendUnavailable
+from gateway.state.audit import STREAM, Audit, AuditBroken, verify
+from gateway.state.memory import MemoryStateStore, MemoryStreams
+from gateway.state.port import Record
+from ops.cli.main import app
+from ops.client import AdminClient
+
+
+def audit(streams: MemoryStreams, *, required: bool = False) -> Audit:
+    store = MemoryStateStore(streams, unix_time=lambda: 1.0, poll_s=0.05)
+    return Audit(store, unix_time=lambda: 1_800_000_000.25, required=required)
+
+
+async def written(streams: MemoryStreams, count: int = 4) -> list[dict[str, Any]]:
+    log = audit(streams)
+    for number in range(count):
+        await log.record(
+            "key_1", "routing.apply", f"routing {number}", comment="漫画 \x7f\ud800"[: 3 + number % 2]
+        )
+    return [dict(one) for one in await log.after(0)]
+
+
+async def test_each_record_holds_the_hash_of_the_one_before() -> None:
+    entries = await written(MemoryStreams())
+    assert [one["previous"] for one in entries] == ["", *(one["hash"] for one in entries[:-1])]
+    found = verify(entries)
+    assert (found.records, found.unchained, found.hashes[-1]) == (4, 0, entries[-1]["hash"])
+    assert verify([]).records == 0
+    assert verify(json.loads(json.dumps(entries))).hashes == found.hashes
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("done", ["changed", "removed", "put in", "swapped"])
+async def test_what_is_changed_removed_or_put_in_between_is_named(done: str, at: int) -> None:
+    streams = MemoryStreams()
+    await written(streams)
+    records = streams.records[STREAM]
+    if done == "changed":
+        other = {**orjson.loads(records[at].data), "who": "key_2"}
+        records[at] = replace(records[at], data=orjson.dumps(other))
+    elif done == "removed":
+        del records[at]
+        records[:] = [replace(one, number=number) for number, one in enumerate(records, 1)]
+    elif done == "put in":
+        records.insert(at + 1, records[at])
+        records[:] = [replace(one, number=number) for number, one in enumerate(records, 1)]
+    else:
+        a, b = records[at], records[at + 1]
+        records[at : at + 2] = [replace(b, number=a.number), replace(a, number=b.number)]
+    with pytest.raises(AuditBroken, match=rf"record {at + 1 + (done in ('changed', 'put in'))} "):
+        verify(await audit(streams).after(0))
+
+
+async def test_a_change_that_makes_its_own_hash_right_breaks_the_next_one() -> None:
+    entries = await written(MemoryStreams())
+    with pytest.raises(AuditBroken, match="record 2 is not what"):
+        verify([entries[0], {**entries[1], "who": "key_2"}, *entries[2:]])
+    with pytest.raises(AuditBroken, match="record 3 is missing"):
+        verify([*entries[:2], entries[3]])
+
+
+async def test_processes_that_write_at_once_make_one_chain() -> None:
+    streams = MemoryStreams()
+    logs = [audit(streams) for _ in range(4)]
+    await asyncio.gather(*(log.record(f"key_{n}", "x", "y") for n, log in enumerate(logs * 5)))
+    assert verify(await logs[0].after(0)).records == 20
+
+
+async def test_records_of_earlier_versions_stay_and_are_told() -> None:
+    streams = MemoryStreams()
+    old = {"at": 1.0, "who": "key_1", "action": "a", "target": "t", "result": "done", "comment": ""}
+    streams.records[STREAM] = [Record(STREAM, n, 1.0, "key_1", orjson.dumps(old)) for n in (1, 2)]
+    await written(streams, 2)
+    found = verify(await audit(streams).after(0))
+    assert (found.records, found.unchained) == (4, 2)
+    # A later record without a hash is none of an earlier version.
+    streams.records[STREAM].append(Record(STREAM, 5, 1.0, "key_1", orjson.dumps(old)))
+    with pytest.raises(AuditBroken, match="record 5 "):
+        verify(await audit(streams).after(0))
+
+
+async def test_a_change_is_refused_before_it_begins_when_its_record_is_required_and_cannot_be_written() -> (
+    None
+):
+    streams, changes = MemoryStreams(), list[str]()
+
+    async def change() -> str:
+        changes.append("made")
+        return "done"
+
+    for required in (False, True):
+        await audit(streams, required=required).attempt("key_1", "key.create", "k", change)
+    assert [one["result"] for one in await audit(streams).after(0)] == ["done", "begun", "done"]
+    streams.down = True
+    with pytest.raises(BackendUnavailable, match=r"key\.revoke: its audit record cannot be written"):
+        await audit(streams, required=True).attempt("key_1", "key.revoke", "k", change)
+    assert len(changes) == 2
+    # Open unless it is configured: the line of the log has to do.
+    await audit(streams).attempt("key_1", "key.revoke", "k", change)
+    assert len(changes) == 3
+
+
+async def test_the_command_exports_and_verifies_and_finds_what_was_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = await written(MemoryStreams(), 5)
+
+    def answer(client: AdminClient, *path: str, query: dict[str, int], **_: object) -> Any:
+        assert path == ("admin", "audit")
+        return {"entries": [one for one in entries if one["number"] > query["after"]][:2]}
+
+    monkeypatch.setattr(AdminClient, "get", answer)
+
+    def sluice(*words: str, code: int = 0) -> str:
+        done = CliRunner().invoke(app, ["audit", *words])
+        assert done.exit_code == code, done.output
+        return done.output
+
+    assert f"5 records; the last one's hash: {entries[-1]['hash']}" in sluice("verify")
+    assert "5 records" in sluice("verify", "--head", entries[2]["hash"])
+    file = tmp_path / "audit.jsonl"
+    sluice("export", "-o", str(file))
+    assert [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] == entries
+    assert json.loads(sluice("verify", "--file", str(file), "--json"))["records"] == 5
+    file.write_text(file.read_text(encoding="utf-8").replace("key_1", "key_2", 1), encoding="utf-8")
+    assert "tampered with: record 1 " in sluice("verify", "--file", str(file), code=1)
+    del entries[3:]
+    assert "was cut" in sluice("verify", "--head", "0" * 64, code=1)
