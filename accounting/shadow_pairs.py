@@ -6,7 +6,7 @@ from dataclasses import asdict, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Column, Index, PrimaryKeyConstraint, RowMapping, Table, Text, delete, select
+from sqlalchemy import Column, Double, Index, PrimaryKeyConstraint, RowMapping, Table, Text, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from accounting.shadow_values import ShadowPair, ShadowSide
@@ -20,6 +20,8 @@ shadow_pairs = Table(
     metadata,
     *(column for column in columns_of(ShadowPair) if column.name not in SIDES),
     *(Column(f"{name}_side", Text, nullable=False) for name in SIDES),
+    # Written by earlier versions; gateways of those may still run on this database.
+    Column("meaning", Double),
     PrimaryKeyConstraint("pair_id"),
     Index("ix_shadow_pairs_at", "at"),
 )
@@ -84,7 +86,7 @@ def _json(side: ShadowSide) -> str:
 
 def _pair(columns: RowMapping) -> ShadowPair:
     sides: dict[str, Any] = {name: _side(json.loads(columns[f"{name}_side"])) for name in SIDES}
-    rest = {name: value for name, value in columns.items() if not name.endswith("_side")}
+    rest = {one.name: columns[one.name] for one in fields(ShadowPair) if one.name not in SIDES}
     return ShadowPair(**rest, **sides)
 
 

@@ -33,8 +33,8 @@ class ShadowSide:
 class ShadowPair:
     """The caller's answer and the shadow's, without the caller and the question. ``pair_id`` is the shadow's
     generation id, also in the ledger; ``generation_id`` is of the caller's request. ``likeness`` by
-    characters is 0 to 1, ``meaning`` -1 to 1, both ``None`` when not known; ``judged`` is ``primary``,
-    ``shadow``, ``tie`` or ``unclear``, ``None`` without a judge.
+    characters is 0 to 1, ``None`` when not known; ``judged`` is ``primary``, ``shadow``, ``tie`` or
+    ``unclear``, ``None`` without a judge.
     """
 
     pair_id: str
@@ -47,5 +47,4 @@ class ShadowPair:
     adapter_id: str | None = None
     intent: str | None = None
     likeness: float | None = None
-    meaning: float | None = None
     judged: str | None = None

@@ -156,7 +156,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     # The response cache and the limits on fallback targets.
     Family(
-        "sluice_response_cache_lookups_total", "Lookups in the response cache: exact, similar, miss, error.",
+        "sluice_response_cache_lookups_total", "Lookups in the response cache: exact, miss, error.",
         [on(LookedUp, lambda event: (event.kind.value,))], ("kind",),
     ),
     Family(

@@ -3,9 +3,9 @@
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from resilience.response_cache_values import MAX_SHELF, CacheFigures, StoredAnswer
+from resilience.response_cache_values import CacheFigures, StoredAnswer
 
-# Memory of an entry in addition to its text and vector; measured, rounded up.
+# Memory of an entry in addition to its text; measured, rounded up.
 ENTRY_BYTES = 1_024
 
 
@@ -19,23 +19,18 @@ class MemoryStore:
         self._clock = clock
         # Least recently used first.
         self._entries: OrderedDict[str, StoredAnswer] = OrderedDict()
-        # The keys of each shelf, oldest first.
-        self._shelves: dict[str, OrderedDict[str, None]] = {}
         self._bytes = 0
 
     async def get(self, key: str) -> StoredAnswer | None:
         """The entry of that key."""
         entry = self._entries.get(key)
-        if entry is None or self._forget_if_old(entry):
+        if entry is None:
+            return None
+        if self._clock() - entry.put_at >= self._ttl_s:
+            self._remove(key)
             return None
         self._entries.move_to_end(key)
         return entry
-
-    async def shelf(self, shelf: str) -> Sequence[tuple[str, bytes]]:
-        """Keys and vectors of a shelf's entries, newest first."""
-        keys = self._shelves.get(shelf, OrderedDict())
-        entries = [self._entries[key] for key in reversed(keys)]
-        return [(entry.key, entry.vector) for entry in entries if not self._forget_if_old(entry)]
 
     async def put(self, entries: Sequence[StoredAnswer]) -> None:
         """Store entries; evicts what is over a bound."""
@@ -50,10 +45,7 @@ class MemoryStore:
         """Nothing to close."""
 
     def check_integrity(self) -> None:
-        """Assert that the tables have the same entries, within their bounds."""
-        shelved = {key for keys in self._shelves.values() for key in keys}
-        assert shelved == {key for key, entry in self._entries.items() if entry.shelf is not None}
-        assert all(0 < len(keys) <= MAX_SHELF for keys in self._shelves.values())
+        """Assert that the entries are counted and within their bounds."""
         assert self._bytes == sum(map(_size, self._entries.values())) <= self._max_bytes
         assert len(self._entries) <= self._capacity
 
@@ -64,30 +56,13 @@ class MemoryStore:
             return
         self._entries[entry.key] = entry
         self._bytes += _size(entry)
-        if entry.shelf is not None:
-            keys = self._shelves.setdefault(entry.shelf, OrderedDict())
-            keys[entry.key] = None
-            if len(keys) > MAX_SHELF:
-                self._remove(next(iter(keys)))
         while len(self._entries) > self._capacity or self._bytes > self._max_bytes:
             self._remove(next(iter(self._entries)))
 
-    def _forget_if_old(self, entry: StoredAnswer) -> bool:
-        if self._clock() - entry.put_at < self._ttl_s:
-            return False
-        self._remove(entry.key)
-        return True
-
     def _remove(self, key: str) -> None:
-        entry = self._entries.pop(key)
-        self._bytes -= _size(entry)
-        if entry.shelf is not None:
-            keys = self._shelves[entry.shelf]
-            del keys[key]
-            if not keys:
-                del self._shelves[entry.shelf]
+        self._bytes -= _size(self._entries.pop(key))
 
 
 def _size(entry: StoredAnswer) -> int:
     # Four bytes a character is the most that Python takes.
-    return ENTRY_BYTES + 4 * len(entry.kept.text) + len(entry.vector)
+    return ENTRY_BYTES + 4 * len(entry.kept.text)

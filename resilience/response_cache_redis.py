@@ -1,7 +1,6 @@
 """Answers stored in Redis, shared by gateway processes and across their restarts; questions are not stored.
 
-An entry is two keys that expire, the answer and its vector; a shelf is a sorted set of keys by age, trimmed
-with each entry. Redis' own ``maxmemory`` bounds the whole; nothing is locked.
+An entry is one key that expires. Redis' own ``maxmemory`` bounds the whole; nothing is locked.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from resilience.response_cache_values import MAX_SHELF, CachedAnswer, CacheFigures, StoredAnswer, StoreError
+from resilience.response_cache_values import CachedAnswer, CacheFigures, StoredAnswer, StoreError
 
 
 class _Row(msgspec.Struct, array_like=True, frozen=True):
@@ -20,9 +19,7 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
 
     text: str
     finish_reason: str
-    similar: bool
     put_at: float
-    shelf: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +41,13 @@ class RedisStore:
     async def get(self, key: str) -> StoredAnswer | None:
         """The entry of that key."""
         try:
-            data = cast(bytes | None, await self.client.get(self._answer(key)))
+            data = cast(bytes | None, await self.client.get(self._name(key)))
             row = None if data is None else msgspec.msgpack.decode(data, type=_Row)
         except (RedisError, OSError, msgspec.MsgspecError) as error:
             raise StoreError(type(error).__name__) from error
         if row is None or not 0 <= self._age_s(row.put_at) < self.ttl_s:
             return None
-        return StoredAnswer(
-            key, CachedAnswer(row.text, row.finish_reason, row.similar), row.put_at, row.shelf
-        )
-
-    async def shelf(self, shelf: str) -> Sequence[tuple[str, bytes]]:
-        """Keys and vectors of a shelf's entries, newest first."""
-        oldest = self.unix_time() - self.ttl_s
-        try:
-            newest = self.client.zrange(
-                self._shelf(shelf), "+inf", f"({oldest}", desc=True, byscore=True, offset=0, num=MAX_SHELF
-            )
-            keys = [key.decode() for key in cast(list[bytes], await newest)]
-            if not keys:
-                return []
-            vectors = cast(list[bytes | None], await self.client.mget([self._vector(key) for key in keys]))
-        except (RedisError, OSError, UnicodeDecodeError) as error:
-            raise StoreError(type(error).__name__) from error
-        return [(key, vector) for key, vector in zip(keys, vectors, strict=True) if vector is not None]
+        return StoredAnswer(key, CachedAnswer(row.text, row.finish_reason), row.put_at)
 
     async def put(self, entries: Sequence[StoredAnswer]) -> None:
         """Keep entries, in one trip."""
@@ -76,15 +56,8 @@ class RedisStore:
             async with self.client.pipeline(transaction=False) as pipeline:
                 for entry in entries:
                     kept = entry.kept
-                    row = _Row(kept.text, kept.finish_reason, kept.similar, entry.put_at, entry.shelf)
-                    pipeline.set(self._answer(entry.key), msgspec.msgpack.encode(row), px=ttl_ms)
-                    if entry.shelf is None:
-                        continue
-                    shelf = self._shelf(entry.shelf)
-                    pipeline.set(self._vector(entry.key), entry.vector, px=ttl_ms)
-                    pipeline.zadd(shelf, {entry.key: entry.put_at})
-                    pipeline.zremrangebyrank(shelf, 0, -MAX_SHELF - 1)
-                    pipeline.pexpire(shelf, ttl_ms)
+                    row = _Row(kept.text, kept.finish_reason, entry.put_at)
+                    pipeline.set(self._name(entry.key), msgspec.msgpack.encode(row), px=ttl_ms)
                 await pipeline.execute()
         except (RedisError, OSError) as error:
             raise StoreError(type(error).__name__) from error
@@ -101,11 +74,6 @@ class RedisStore:
         # Another machine's clock may be a little ahead.
         return max(0.0, self.unix_time() - put_at)
 
-    def _answer(self, key: str) -> str:
-        return f"{self.prefix}answer:{key}"
-
-    def _vector(self, key: str) -> str:
-        return f"{self.prefix}vector:{key}"
-
-    def _shelf(self, shelf: str) -> str:
-        return f"{self.prefix}shelf:{shelf}"
+    def _name(self, key: str) -> str:
+        # Entries of earlier versions have another form, under ``answer:``.
+        return f"{self.prefix}text:{key}"

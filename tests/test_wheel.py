@@ -84,7 +84,6 @@ def test_the_wheel_holds_the_product_and_its_data_and_nothing_else(wheel: Path) 
         "gateway/py.typed",
         "gateway/bundled/demo/model.safetensors",
         "gateway/bundled/demo/tokenizer.json",
-        "gateway/bundled/embedding/words.json",
         "gateway/bundled/prompts/chat-manga-2.1.yaml",
         "evaluation/adapter_regression/thresholds.yaml",
         "evaluation/quantization_eval/prompts.jsonl",

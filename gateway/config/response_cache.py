@@ -16,8 +16,5 @@ class CacheConfig(Section):
     max_bytes: Annotated[int, Field(ge=1)] = 64 << 20
     ttl_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 900.0
     url: str | None = None
-    similar: bool = True
-    threshold: Annotated[float, Field(gt=0, le=1)] | None = None
-    model: Annotated[str, Field(min_length=1)] | None = None
     timeout_ms: Annotated[float, Field(gt=0, le=10_000)] = 250.0
     outbox: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000

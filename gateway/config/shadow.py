@@ -29,7 +29,7 @@ class ShadowSection(Section):
     keep_pairs: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
     keep_days: Annotated[float, Field(gt=0, le=3_650)] = 30.0
     checks: Annotated[tuple[str, ...], Field(max_length=32)] = (
-        "shape", "language", "relevance", "grounding", "forbidden", "pii", "no_refusal",
+        "shape", "language", "grounding", "forbidden", "pii", "no_refusal",
     )  # fmt: skip
     forbidden: Annotated[tuple[Pattern, ...], Field(max_length=256)] = ()
     judge: JudgeConfig | None = None

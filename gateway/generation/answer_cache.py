@@ -1,28 +1,12 @@
 """What the response cache is asked for a request, and what it stores.
 
-Two requests share an answer exactly when their whole prompts, sampling and surroundings are equal. They share
-one by similarity only inside a *scope*: tenant, route and model, adapter, prompt version, locale, intent,
-sampling, the shape asked for, the context, the evidence, and all of the conversation but the text of its
-latest user turn. So personal data of one request does not reach another.
+Two requests share an answer exactly when their whole prompts, sampling and surroundings are equal.
 """
 
-from dataclasses import dataclass
-
-from budgeting.values import Role
-from gateway.contracts.values import Answer, FinishReason, GenerateRequest
+from gateway.contracts.values import Answer, FinishReason
 from gateway.generation.job import Job
-from gateway.prompts.canonical import render_context
 from resilience.response_cache import ResponseCache, digest_of
-from resilience.response_cache_values import CachedAnswer, CacheQuestion
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerFromCache:
-    """A stored answer; ``warnings`` say when it answered a similar question."""
-
-    text: str
-    finish_reason: FinishReason
-    warnings: tuple[str, ...] = ()
+from resilience.response_cache_values import CachedAnswer
 
 
 class AnswerCache:
@@ -37,27 +21,18 @@ class AnswerCache:
         self._cache = cache
         self._deployment = deployment
 
-    async def find(self, job: Job, timeout_s: float | None = None) -> AnswerFromCache | None:
-        """A stored answer that fits the request; raises nothing but a cancellation."""
+    async def find(self, job: Job, timeout_s: float | None = None) -> CachedAnswer | None:
+        """A stored answer to the same request; raises nothing but a cancellation."""
         if self._cache is None:
             return None
-        hit = await self._cache.find(question_of(job, self._deployment), timeout_s)
-        if hit is None:
-            return None
-        warnings = () if hit.exact else (f"answered from a similar question ({hit.similarity:.2f})",)
-        return AnswerFromCache(hit.kept.text, FinishReason(hit.kept.finish_reason), warnings)
+        return await self._cache.find(key_of(job, self._deployment), timeout_s)
 
     def remember(self, job: Job, answer: Answer) -> None:
-        """Store a whole answer of the primary backend; any other is ignored.
-
-        One that ended at its length is stored for the same question only.
-        """
+        """Store a whole answer of the primary backend; any other is ignored."""
         if self._cache is None or not worth_keeping(answer):
             return
-        kept = CachedAnswer(
-            answer.output_text, answer.finish_reason.value, similar=answer.finish_reason is FinishReason.STOP
-        )
-        self._cache.remember(lambda: question_of(job, self._deployment), kept)
+        kept = CachedAnswer(answer.output_text, answer.finish_reason.value)
+        self._cache.remember(lambda: key_of(job, self._deployment), kept)
 
 
 def worth_keeping(answer: Answer) -> bool:
@@ -67,7 +42,7 @@ def worth_keeping(answer: Answer) -> bool:
     return whole and plain and answer.fallback is None
 
 
-def question_of(job: Job, deployment: str) -> CacheQuestion:
+def key_of(job: Job, deployment: str) -> str:
     """What the cache is asked for a request."""
     request = job.request
     adapter = job.lease.adapter
@@ -88,32 +63,4 @@ def question_of(job: Job, deployment: str) -> CacheQuestion:
         repr(dict(request.extra)) if request.extra else None,
     ]
     # The prompt's token ids hold the context, the evidence and every turn that is sent.
-    key = digest_of(["exact", *surroundings], job.plan.token_ids)
-    text, others = _latest_turn(request)
-    scope = digest_of(["scope", *surroundings, *_evidence(request), render_context(request.context), *others])
-    return CacheQuestion(key, scope, text)
-
-
-def _latest_turn(request: GenerateRequest) -> tuple[str | None, list[str]]:
-    """The text of the latest user turn, and every other message with its position."""
-    latest = next(
-        (
-            number
-            for number, message in reversed(list(enumerate(request.messages)))
-            if message.role is Role.USER
-        ),
-        None,
-    )
-    if latest is None:
-        return None, [repr(request.raw_prompt)]
-    others = [str(latest)]
-    for number, message in enumerate(request.messages):
-        if number != latest:
-            others += [message.role.value, message.content]
-    return request.messages[latest].content, others
-
-
-def _evidence(request: GenerateRequest) -> list[str]:
-    """The evidence, sorted: another wording of the question may find the same chunks in another order."""
-    chunks = sorted({(chunk.source_type, chunk.text) for chunk in request.chunks})
-    return [str(len(chunks)), *(part for chunk in chunks for part in chunk)]
+    return digest_of(["exact", *surroundings], job.plan.token_ids)

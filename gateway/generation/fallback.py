@@ -9,7 +9,7 @@ from admission.errors import Refused
 from admission.values import Demand, Reason
 from gateway.backends.port import Backend, BackendState, Completion, Delta, Restarting
 from gateway.contracts.values import Answer, Fallback, FinishReason, Usage
-from gateway.generation.answer_cache import AnswerCache, AnswerFromCache
+from gateway.generation.answer_cache import AnswerCache
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.demand import demand_of, readmission_demand
 from gateway.generation.dispatcher import Dispatcher, GenerationOutcome, cut_short
@@ -26,6 +26,7 @@ from resilience.fallback_policy import (
     WaitForRestart,
 )
 from resilience.leg_limits import LegLimits, LegUsage, Permit
+from resilience.response_cache_values import CachedAnswer
 from resilience.resume import ResumeMode
 
 # Requests that wait for an engine to restart. Each holds its prompt and a connection; any further request
@@ -307,18 +308,17 @@ class FallbackChain:
                     return None
             else:
                 text = job.target.route.degraded_text
-                found, kind = AnswerFromCache(text, FinishReason.DEGRADED), "degraded_response"
+                found, kind = CachedAnswer(text, FinishReason.DEGRADED.value), "degraded_response"
             stream.rewind()
             await stream.take(Delta(found.text, 0))
             await stream.commit()
         return GenerationOutcome(
-            completion=Completion(found.finish_reason, Usage()),
+            completion=Completion(FinishReason(found.finish_reason), Usage()),
             backend=leg,
             backend_name=leg,
             model=job.primary.model,
             plan=job.plan,
             fallback=_fallback(kind, cause),
-            warnings=found.warnings,
         )
 
     def _with_fallback(

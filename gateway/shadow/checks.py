@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -19,9 +18,8 @@ from budgeting.values import Plan, Role
 from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
 from gateway.shadow.grounding import ungrounded
 from gateway.shadow.language import language_of
-from gateway.shadow.likeness import give_way, meaning_likeness
+from gateway.shadow.likeness import give_way
 from gateway.shadow.personal import has_personal
-from resilience.response_cache_values import Embedder
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +79,6 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 _REFUSAL_WITHIN = 240
-# Cosine of two texts' meanings. With the shipped embedding, answers to a shop's questions have 0.1 to 0.8 and
-# texts on other subjects -0.2 to 0.1. Two backends are compared, so a few on the wrong side do not matter.
-LEAST_RELEVANCE = 0.1
 
 
 def shape(exam: Exam) -> bool | None:
@@ -145,20 +140,6 @@ def forbidding(patterns: Sequence[str]) -> Check:
     return forbidden
 
 
-def relevance_by(embedder: Embedder | None) -> Check:
-    """The check that an answer is about what was asked and about the evidence."""
-
-    def relevant(exam: Exam) -> bool | None:
-        if exam.wanted.type is not FormatType.TEXT:
-            return None
-        subjects = (exam.question, "\n".join(exam.evidence))
-        found = [meaning_likeness(embedder, subject, exam.text) for subject in subjects if subject]
-        known = [likeness for likeness in found if likeness is not None]
-        return fmean(known) >= LEAST_RELEVANCE if known else None
-
-    return relevant
-
-
 def run_checks(checks: Mapping[str, Check], exam: Exam) -> dict[str, bool | None]:
     """The results by the checks' names. Called in a thread; lets other threads run between two checks."""
     return {name: _result(check, exam) for name, check in checks.items()}
@@ -185,15 +166,13 @@ BUILT_IN: Mapping[str, Check] = MappingProxyType(
 )
 
 
-def make_checks(
-    names: Sequence[str], forbidden: Sequence[str] = (), embedder: Embedder | None = None
-) -> Mapping[str, Check]:
+def make_checks(names: Sequence[str], forbidden: Sequence[str] = ()) -> Mapping[str, Check]:
     """The checks of those names, in order.
 
     Raises:
         HookError: a name is neither built in nor of a function.
     """
-    known = {**BUILT_IN, "forbidden": forbidding(forbidden), "relevance": relevance_by(embedder)}
+    known = {**BUILT_IN, "forbidden": forbidding(forbidden)}
     allowed = ", ".join(sorted(known))
     return MappingProxyType(
         {name: known[name] if name in known else load_hook(name, built_in=allowed) for name in names}

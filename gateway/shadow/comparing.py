@@ -9,11 +9,10 @@ from gateway.contracts.values import Usage
 from gateway.shadow.asking import ShadowAnswer
 from gateway.shadow.checks import Check, exam_of, run_checks, sent_evidence
 from gateway.shadow.language import language_of
-from gateway.shadow.likeness import chrf, give_way, meaning_likeness
+from gateway.shadow.likeness import chrf, give_way
 from gateway.shadow.personal import Redactor
 from gateway.shadow.sampling import Copy
 from resilience.leg_limits import LegPrice, LegUsage
-from resilience.response_cache_values import Embedder
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +31,11 @@ class Comparer:
 
     Args:
         redact: removes what must not be stored.
-        embedder: of meanings; ``None``: they are not compared.
         keep_texts: whether the redacted answers are stored with the pair.
     """
 
     checks: Mapping[str, Check]
     redact: Redactor
-    embedder: Embedder | None
     prices: Mapping[str, LegPrice]
     keep_texts: bool
     unix_time: Callable[[], float]
@@ -83,7 +80,6 @@ class Comparer:
             adapter_id=None if copy.adapter is None else copy.adapter.adapter_id,
             intent=request.intent,
             likeness=chrf(texts.primary, texts.shadow) if both else None,
-            meaning=meaning_likeness(self.embedder, texts.primary, texts.shadow) if both else None,
         )
         return pair, texts
 

@@ -1,21 +1,13 @@
-"""How alike two answers are: by characters, and by meaning."""
+"""How alike two answers are, by characters."""
 
-import math
-import re
 import time
 from collections import Counter
-from collections.abc import Sequence
-from operator import mul
-
-from resilience.response_cache_values import Embedder
 
 # chrF as published (Popović 2015): runs of 1 to 6 characters, recall weighs four times as much as precision.
 MAX_ORDER = 6
 BETA = 2.0
 # Of longer answers the beginning is compared: 7 ms for two of this length, in steps of about 1 ms.
 MAX_CHARS = 1_500
-_SENTENCE = re.compile(r"[^.!?。！？\n]+[.!?。！？]*")
-MAX_SENTENCES = 24
 # Long enough for another thread to get the interpreter lock.
 PAUSE_S = 0.0002
 
@@ -42,16 +34,6 @@ def chrf(reference: str, given: str) -> float:
     return (1 + BETA**2) * precision * recall / (BETA**2 * precision + recall)
 
 
-def meaning_likeness(embedder: Embedder | None, left: str, right: str) -> float | None:
-    """The cosine of what two texts mean, -1 to 1; ``None`` without an embedder or where it knows no word."""
-    if embedder is None:
-        return None
-    vectors = [_meaning(embedder, text) for text in (left, right)]
-    if not all(vectors):
-        return None
-    return float(sum(map(mul, *vectors)))
-
-
 def give_way() -> None:
     """Let another thread run between two steps, so that the event loop waits for at most one step.
 
@@ -63,15 +45,3 @@ def give_way() -> None:
 
 def _runs(text: str, order: int) -> Counter[str]:
     return Counter(text[place : place + order] for place in range(len(text) - order + 1))
-
-
-def _meaning(embedder: Embedder, text: str) -> Sequence[float]:
-    """The sum of the sentences' vectors, normalized to length 1."""
-    total: list[float] = []
-    for sentence in _SENTENCE.findall(text)[:MAX_SENTENCES]:
-        meaning = embedder.meaning(sentence)
-        if meaning is not None and meaning.vector:
-            total = [a + b for a, b in zip(total or [0.0] * len(meaning.vector), meaning.vector, strict=True)]
-        give_way()
-    length = math.sqrt(sum(map(mul, total, total)))
-    return [value / length for value in total] if length else ()

@@ -79,7 +79,6 @@ def _group(by: str | None, value: str | None, pairs: Sequence[ShadowPair]) -> di
     }
     columns: dict[str, list[float | None]] = {
         "likeness": [pair.likeness for pair in compared],
-        "meaning": [pair.meaning for pair in compared],
         "length_ratio": [
             pair.shadow.chars / pair.primary.chars if pair.primary.chars else None for pair in compared
         ],
@@ -120,10 +119,7 @@ def _group(by: str | None, value: str | None, pairs: Sequence[ShadowPair]) -> di
             [pair.primary.finish_reason == pair.shadow.finish_reason for pair in compared]
         ),
         "same_language": _share([one == other for one, other in languages if one and other]),
-        **{
-            name: _interval(found[name]) if name in found else None
-            for name in ("length_ratio", "likeness", "meaning")
-        },
+        **{name: _interval(found[name]) if name in found else None for name in ("length_ratio", "likeness")},
         "judged": dict(Counter(pair.judged for pair in pairs if pair.judged is not None)) or None,
     }
 

@@ -3,22 +3,17 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from gateway.config.backends import BackendConfig, LegLimitConfig
-from gateway.config.engine import BUNDLED
 from gateway.config.errors import ConfigError
-from gateway.config.response_cache import CacheConfig
 from gateway.config.settings import Settings
 from gateway.generation.answer_cache import AnswerCache
 from resilience.leg_limits import FREE, LegLimit, LegLimits, LegPrice, LegSkipped
 from resilience.response_cache import ResponseCache
 from resilience.response_cache_memory import MemoryStore
-from resilience.response_cache_values import CacheEvent, CacheFigures, Embedder, Store
-from resilience.word_embedding.model import EmbeddingError, WordEmbedding
+from resilience.response_cache_values import CacheEvent, CacheFigures, Store
 
 NANOUSD = 1_000_000_000
-SHIPPED_EMBEDDING = BUNDLED / "embedding"
 # Connections to Redis; a lookup takes one at a time, and so does a write.
 MAX_CONNECTIONS = 8
 
@@ -30,7 +25,6 @@ class Answers:
     cache: AnswerCache
     resident: ResponseCache | None
     place: str
-    similar: bool
 
     def figures(self) -> CacheFigures | None:
         """The stored answers; ``None`` without a cache, and when Redis stores them."""
@@ -44,24 +38,22 @@ def make_answers(
     unix_time: Callable[[], float],
     emit: Callable[[CacheEvent], None],
 ) -> Answers:
-    """Build the response cache. Raises ConfigError: its url or its model."""
+    """Build the response cache. Raises ConfigError: its url."""
     section = settings.response_cache
     deployment = settings.engine.model_id
     if section.capacity == 0:
-        return Answers(AnswerCache(None, deployment), None, "nothing is kept", similar=False)
-    embedder = _embedder(section)
+        return Answers(AnswerCache(None, deployment), None, "nothing is kept")
     # Processes that share a store must share the clock of the answers' ages.
     shared = section.url is not None
     store, place = _store(settings, clock=clock, unix_time=unix_time)
     cache = ResponseCache(
         store,
-        embedder=embedder,
         clock=unix_time if shared else clock,
         emit=emit,
         timeout_s=section.timeout_ms / 1000,
         outbox=section.outbox,
     )
-    return Answers(AnswerCache(cache, deployment), cache, place, similar=embedder is not None)
+    return Answers(AnswerCache(cache, deployment), cache, place)
 
 
 def make_leg_limits(
@@ -96,21 +88,6 @@ def price_of(backend: BackendConfig) -> LegPrice:
         output_nanousd=round(price.output_usd_per_million * NANOUSD),
         cached_nanousd=round((price.input_usd_per_million if cached is None else cached) * NANOUSD),
     )
-
-
-def _embedder(section: CacheConfig) -> Embedder | None:
-    if not section.similar:
-        return None
-    folder = SHIPPED_EMBEDDING if section.model is None else Path(section.model)
-    try:
-        return WordEmbedding.from_folder(folder, threshold=section.threshold)
-    except EmbeddingError as error:
-        raise ConfigError(f"response_cache.model: {error}") from None
-
-
-def shipped_embedder() -> Embedder:
-    """The embedder that is installed with the package."""
-    return WordEmbedding.from_folder(SHIPPED_EMBEDDING)
 
 
 def _store(

@@ -19,12 +19,11 @@ from gateway.shadow.personal import Redactor, keep_all, redact_personal
 from gateway.shadow.sampling import ShadowQueue
 from gateway.wiring.accounts import AccountParts
 from gateway.wiring.adapters import AdapterParts
-from gateway.wiring.cache import NANOUSD, shipped_embedder
+from gateway.wiring.cache import NANOUSD
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts
 from observability.collectors import ShadowShown
 from resilience.leg_limits import LegLimit, LegLimits
-from resilience.response_cache_values import Embedder
 
 DAY_S = 86_400.0
 REDACTORS: Mapping[str, Redactor] = {"pii": redact_personal, "none": keep_all}
@@ -55,8 +54,7 @@ def make_shadow(
 ) -> ShadowParts:
     """Build it; without shadowing routes it is idle. Raises ConfigError: redactor, check, judge's backend."""
     section, text = base.settings.shadow, model.text
-    embedder = shipped_embedder()
-    redact, checks = _redactor(section.redact), _checks(section, embedder)
+    redact, checks = _redactor(section.redact), _checks(section)
     _check_judge(section, fleet)
     spend = section.max_spend_usd_per_minute
     most_nanousd = None if spend is None else max(1, round(spend * NANOUSD))
@@ -87,7 +85,7 @@ def make_shadow(
     shadow = Shadow(
         queue=ShadowQueue(section.queue, section.queue_bytes),
         asker=asker,
-        comparer=Comparer(checks, redact, embedder, prices, section.keep_texts, base.unix_time),
+        comparer=Comparer(checks, redact, prices, section.keep_texts, base.unix_time),
         pairs=pairs,
         judge=_judge(section, asker, text),
         concurrency=section.concurrency,
@@ -120,9 +118,9 @@ def _judge(section: ShadowSection, asker: Asker, text: ModelText) -> Judge | Non
     )
 
 
-def _checks(section: ShadowSection, embedder: Embedder) -> Mapping[str, Check]:
+def _checks(section: ShadowSection) -> Mapping[str, Check]:
     try:
-        return make_checks(section.checks, section.forbidden, embedder)
+        return make_checks(section.checks, section.forbidden)
     except HookError as error:
         raise ConfigError(f"shadow.checks: {error}") from None
 

@@ -127,8 +127,7 @@ async def _response_cache(gateway: Gateway) -> DoctorCheck:
     if error is not None:
         hint = "start Redis, or correct response_cache.url"
         return DoctorCheck(check, False, f"{answers.place}: {error}", hint)
-    what = "the same and similar questions" if answers.similar else "the same question only"
-    return DoctorCheck(check, True, f"{what}, kept in {answers.place}")
+    return DoctorCheck(check, True, f"kept in {answers.place}")
 
 
 def _checked(check: str, ok: bool, detail: str, hint: str) -> DoctorCheck:

@@ -58,7 +58,6 @@ def rows(group: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         ("same language", "same_language", True),
         ("length, shadow / primary", "length_ratio", False),
         ("likeness by characters", "likeness", False),
-        ("likeness by meaning", "meaning", False),
     ):
         if group[key] is not None:
             yield (name, "", "", "", _interval(group[key], percent=percent))

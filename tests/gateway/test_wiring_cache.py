@@ -30,19 +30,15 @@ def answers(**section: object) -> Answers:
     )
 
 
-async def test_by_default_answers_lie_here_and_similar_questions_are_found() -> None:
+async def test_by_default_answers_lie_here() -> None:
     made = answers()
-    assert made.resident is not None and made.similar
+    assert made.resident is not None
     assert (made.place, made.figures()) == ("this process", CacheFigures(0, 0))
 
 
 async def test_no_capacity_is_no_cache() -> None:
     made = answers(capacity=0)
     assert made.resident is None and made.figures() is None
-
-
-async def test_similar_questions_can_be_left_out() -> None:
-    assert not answers(similar=False).similar
 
 
 async def test_redis_is_shown_without_its_password() -> None:
@@ -57,11 +53,6 @@ def test_an_address_that_cannot_be_used_stops_the_start_and_shows_no_secret(url:
     with pytest.raises(ConfigError) as caught:
         answers(url=url)
     assert "url" in str(caught.value) and "secret" not in str(caught.value)
-
-
-def test_a_model_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"response_cache\.model.*words\.json"):
-        answers(model=str(tmp_path))
 
 
 def test_prices_are_whole_nano_dollars_and_cached_tokens_cost_as_the_others_unless_said() -> None:

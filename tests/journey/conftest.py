@@ -48,11 +48,9 @@ from resilience.response_cache_memory import MemoryStore
 from resilience.resume import Spelling
 from resilience.retry import RetryPolicy
 from resilience.retry_budget import RetryBudget
-from resilience.word_embedding.model import WordEmbedding
 from tests.journey.house import CALLER, House, Outbox
 
 ROOT = Path(__file__).parents[2]
-SIMILAR = WordEmbedding.from_folder(ROOT / "models" / "embedding")
 # Every model is at most this long here.
 LIMITS = AdmissionLimits(max_input_tokens=4096)
 
@@ -115,7 +113,6 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
         limits_of_legs = LegLimits(legs or {}, clock=clock, emit=skipped.append)
         cache = ResponseCache(
             MemoryStore(capacity=100, max_bytes=1 << 20, ttl_s=60.0, clock=clock),
-            embedder=SIMILAR,
             timeout_s=30.0,
             clock=clock,
             emit=lambda event: None,

@@ -19,19 +19,6 @@ CACHED = {"fallback": ["response_cache", "degraded"]}
 PRICE = LegPrice(10**9, 10**9, 10**9)
 
 
-async def test_a_similar_question_is_answered_from_the_cache_and_says_so(
-    build_house: Build, ask: Ask
-) -> None:
-    house = build_house(route=CACHED)
-    await house.run(ask("Who created Berserk?"))
-    house.backends["local"].state = BackendState.DEAD
-    answer = (await house.run(ask("Can you tell me who created Berserk?", generation_id="gen_2"))).answer
-    assert answer is not None and answer.fallback is not None
-    assert (answer.output_text, answer.fallback.kind) == ("Hello there.", "response_cache")
-    [warning] = answer.warnings
-    assert warning.startswith("answered from a similar question (0.9") or warning.endswith("(1.00)")
-
-
 async def test_the_same_question_is_answered_without_a_warning(build_house: Build, ask: Ask) -> None:
     house = build_house(route=CACHED)
     await house.run(ask("Who created Berserk?"))
@@ -55,16 +42,15 @@ async def test_another_tenant_context_or_locale_is_not(
     house = build_house(route=CACHED)
     await house.run(ask("Who created Berserk?"))
     house.backends["local"].state = BackendState.DEAD
-    for text in ("Who created Berserk?", "Tell me who created Berserk?"):
-        answer = (await house.run(ask(text, **change))).answer
-        assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
+    answer = (await house.run(ask("Who created Berserk?", **change))).answer
+    assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
 
 
 async def test_an_answer_from_the_cache_is_not_kept_again(build_house: Build, ask: Ask) -> None:
     house = build_house(route=CACHED)
     await house.run(ask("Who created Berserk?"))
     house.backends["local"].state = BackendState.DEAD
-    await house.run(ask("Tell me who created Berserk?"))
+    await house.run(ask("Who created Berserk?", generation_id="gen_2"))
     figures = house.cache.figures()
     assert figures is not None and figures.entries == 1
 

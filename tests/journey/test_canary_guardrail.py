@@ -14,7 +14,6 @@ from gateway.routing.canary import CanaryPlan, CanaryState, Phase, in_force, jud
 from gateway.routing.canary_tally import MAX_EXAMINED, CanaryTally
 from gateway.shadow.checks import make_checks
 from gateway.shadow.guardrail import CanaryGuardrail
-from gateway.wiring.cache import shipped_embedder
 from tests.journey.house import House
 
 Build = Callable[..., House]
@@ -23,7 +22,7 @@ Ask = Callable[..., GenerateRequest]
 QUESTION = "How long does the delivery of a book take in Germany?"
 EVIDENCE = (EvidenceChunk("d1", "faq", "Delivery takes two to three working days within Germany."),)
 GOOD = "The delivery takes two to three working days in Germany."
-NAMES = ("shape", "language", "relevance", "grounding", "pii", "no_refusal")
+NAMES = ("shape", "language", "grounding", "pii", "no_refusal")
 SPLIT = {"backends": [{"name": "old", "weight": 50}, {"name": "new", "weight": 50}]}
 PLAN = CanaryPlan(
     "c1", "self_hosted_generation", "new", {"old": 100.0}, "key_1", steps=(50.0, 100.0), guardrails=NAMES
@@ -48,7 +47,7 @@ async def judged(
     house, time = build_house(backends=backends, route=SPLIT), Time()
     tally = CanaryTally(lambda name: None, time)
     tally.watch(PLAN)
-    guardrail = CanaryGuardrail(make_checks(NAMES, embedder=shipped_embedder()), tally)
+    guardrail = CanaryGuardrail(make_checks(NAMES), tally)
     journey = replace(house.journey, mirror=guardrail.offer)
     house = replace(house, journey=journey)
     async with asyncio.TaskGroup() as tasks:
@@ -68,7 +67,6 @@ async def judged(
 @pytest.mark.parametrize(
     ("answer", "check"),
     [
-        ("Bread needs flour, water, salt and yeast, and an hour of rest for the dough.", "relevance"),
         ("Die Lieferung dauert zwei bis drei Tage und ist nicht teuer.", "language"),
         ("Delivery takes 17 days with Hermes from Kathmandu.", "grounding"),
         ("I am sorry, but I cannot help with delivery.", "no_refusal"),
@@ -88,7 +86,7 @@ async def test_bad_content_rolls_the_canary_back_and_the_reason_names_the_check(
 async def test_content_as_good_as_the_baselines_is_no_reason(build_house: Build, ask: Ask) -> None:
     state, _ = await judged(build_house, ask, "In Germany the delivery takes two to three working days.")
     assert state.phase is Phase.RUNNING
-    assert set(state.counts) >= {"guardrail.language", "guardrail.relevance"}
+    assert set(state.counts) >= {"guardrail.language", "guardrail.grounding"}
 
 
 def test_a_window_examines_a_bounded_sample_of_each_side_and_each_session_once() -> None:

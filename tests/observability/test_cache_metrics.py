@@ -35,7 +35,6 @@ def test_every_event_of_the_cache_and_the_legs_is_counted() -> None:
     text = metrics.render().decode()
     for line in (
         'sluice_response_cache_lookups_total{kind="exact"} 1.0',
-        'sluice_response_cache_lookups_total{kind="similar"} 1.0',
         'sluice_response_cache_lookups_total{kind="miss"} 1.0',
         'sluice_response_cache_lookups_total{kind="error"} 1.0',
         'sluice_response_cache_lost_total{reason="store"} 3.0',

@@ -1,4 +1,4 @@
-"""The response cache: the same question or a similar one is answered, and no request ever pays for it."""
+"""The response cache: the same question is answered, and no request ever pays for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -18,8 +17,6 @@ from resilience.response_cache_values import (
     AnswersLost,
     CachedAnswer,
     CacheEvent,
-    CacheQuestion,
-    Embedder,
     LookedUp,
     Lookup,
     StoreBroke,
@@ -27,9 +24,7 @@ from resilience.response_cache_values import (
     StoreError,
     StoreIsBack,
 )
-from resilience.word_embedding.model import WordEmbedding
 
-MODEL = WordEmbedding.from_folder(Path(__file__).parents[2] / "models" / "embedding")
 ANSWER = CachedAnswer("Kentaro Miura.", "stop")
 
 
@@ -60,7 +55,6 @@ class Flaky(MemoryStore):
 class House:
     """A cache over a store that can fail, a clock set by hand, and its events."""
 
-    embedder: Embedder | None = MODEL
     outbox: int = 100
     timeout_s: float = 30.0
     now: float = 0.0
@@ -70,15 +64,14 @@ class House:
         self.store = Flaky(capacity=100, max_bytes=1 << 20, ttl_s=900.0, clock=lambda: self.now)
         self.cache = ResponseCache(
             self.store,
-            embedder=self.embedder,
             clock=lambda: self.now,
             emit=self.events.append,
             timeout_s=self.timeout_s,
             outbox=self.outbox,
         )
 
-    async def remember(self, text: str, kept: CachedAnswer = ANSWER, *, scope: str = "a") -> None:
-        self.cache.remember(lambda: question(text, scope), kept)
+    async def remember(self, text: str, kept: CachedAnswer = ANSWER) -> None:
+        self.cache.remember(lambda: question(text), kept)
         await self.cache.flush()
 
     @property
@@ -86,89 +79,29 @@ class House:
         return [event.kind for event in self.events if isinstance(event, LookedUp)]
 
 
-def question(text: str, scope: str = "a") -> CacheQuestion:
-    return CacheQuestion(digest_of([scope, text]), scope, text)
+def question(text: str) -> str:
+    return digest_of([text])
 
 
 async def test_the_same_question_is_answered_and_told_as_the_same() -> None:
     house = House()
     await house.remember("Who created Berserk?")
-    house.now = 5.0
-    hit = await house.cache.find(question("Who created Berserk?"))
-    assert hit is not None
-    assert (hit.kept, hit.similarity, hit.age_s, hit.exact) == (ANSWER, 1.0, 5.0, True)
+    assert await house.cache.find(question("Who created Berserk?")) == ANSWER
     assert house.kinds == [Lookup.EXACT]
 
 
-async def test_a_similar_question_is_answered_and_told_as_similar() -> None:
+async def test_another_question_is_not() -> None:
     house = House()
     await house.remember("Who created Berserk?")
-    await house.remember("How many volumes does Berserk have?", CachedAnswer("42.", "stop"))
-    hit = await house.cache.find(question("hi, can you tell me who created Berserk?"))
-    assert hit is not None and hit.kept == ANSWER and not hit.exact
-    assert MODEL.threshold <= hit.similarity <= 1.0
-    assert house.kinds == [Lookup.SIMILAR]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        "Who created Bleach?",
-        "Who did not create Berserk?",
-        "Who created Berserk 2?",
-        "How many volumes does Berserk have?",
-        "ベルセルクの作者は誰ですか？",
-    ],
-)
-async def test_a_question_that_differs_in_what_matters_is_not(other: str) -> None:
-    house = House()
-    await house.remember("Who created Berserk?")
-    assert await house.cache.find(question(other)) is None
+    assert await house.cache.find(question("Who made Berserk?")) is None
     assert house.kinds == [Lookup.MISS]
-
-
-async def test_the_most_similar_question_gives_the_answer() -> None:
-    house = House()
-    await house.remember("Tell me who created Berserk?", CachedAnswer("first", "stop"))
-    await house.remember("who created Berserk", CachedAnswer("second", "stop"))
-    hit = await house.cache.find(question("Who created Berserk?!"))
-    assert hit is not None and hit.kept.text == "second"
-
-
-async def test_another_scope_is_another_world() -> None:
-    house = House()
-    await house.remember("Who created Berserk?", scope="a")
-    assert await house.cache.find(question("Who created Berserk?", "b")) is None
-    assert await house.cache.find(question("Who made Berserk?", "b")) is None
-
-
-async def test_an_answer_for_the_same_question_only_is_not_given_to_a_similar_one() -> None:
-    house = House()
-    await house.remember("Who created Berserk?", CachedAnswer("Kentaro", "length", similar=False))
-    assert await house.cache.find(question("Who made Berserk?")) is None
-    assert await house.cache.find(question("Who created Berserk?")) is not None
-
-
-async def test_without_a_model_only_the_same_question_is_answered() -> None:
-    house = House(embedder=None)
-    await house.remember("Who created Berserk?")
-    assert await house.cache.find(question("Who created Berserk?")) is not None
-    assert await house.cache.find(question("Who made Berserk?")) is None
-
-
-async def test_a_text_too_long_to_be_one_question_is_found_by_its_key_alone() -> None:
-    house = House()
-    long = "Who created Berserk? " * 40
-    await house.remember(long)
-    assert await house.cache.find(question(long)) is not None
-    assert await house.cache.find(question(long + "please")) is None
 
 
 async def test_questions_are_made_in_another_thread() -> None:
     house = House()
     threads = []
 
-    def ask() -> CacheQuestion:
+    def ask() -> str:
         threads.append(threading.get_ident())
         return question("Who created Berserk?")
 
@@ -238,7 +171,7 @@ async def test_a_store_that_hangs_holds_nobody_up() -> None:
 async def test_a_defect_in_one_question_does_not_end_the_loop() -> None:
     house = House()
 
-    def bad() -> CacheQuestion:
+    def bad() -> str:
         raise KeyError("unexpected")
 
     house.cache.remember(bad, ANSWER)
@@ -252,13 +185,13 @@ async def test_a_caller_who_leaves_during_a_look_leaves_nothing_behind() -> None
     house = House()
     await house.remember("Who created Berserk?")
     house.store.hangs = True
-    task = asyncio.get_running_loop().create_task(house.cache.find(question("Who made Berserk?")))
+    task = asyncio.get_running_loop().create_task(house.cache.find(question("Who created Berserk?")))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     house.store.hangs = False
-    assert await house.cache.find(question("Who made Berserk?")) is not None
+    assert await house.cache.find(question("Who created Berserk?")) is not None
 
 
 @given(

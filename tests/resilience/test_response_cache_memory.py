@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from resilience.response_cache_memory import ENTRY_BYTES, MemoryStore
-from resilience.response_cache_values import MAX_SHELF, CachedAnswer, StoredAnswer
+from resilience.response_cache_values import CachedAnswer, StoredAnswer
 
 
 @dataclass
@@ -27,8 +27,8 @@ def store(clock: Clock, *, capacity: int = 3, max_bytes: int = 1 << 20, ttl_s: f
     return MemoryStore(capacity=capacity, max_bytes=max_bytes, ttl_s=ttl_s, clock=clock)
 
 
-def entry(key: str, *, put_at: float = 0.0, shelf: str | None = "s", text: str = "answer") -> StoredAnswer:
-    return StoredAnswer(key, CachedAnswer(text, "stop"), put_at, shelf, key.encode() if shelf else b"")
+def entry(key: str, *, put_at: float = 0.0, text: str = "answer") -> StoredAnswer:
+    return StoredAnswer(key, CachedAnswer(text, "stop"), put_at)
 
 
 async def test_the_least_recently_used_leaves_first() -> None:
@@ -39,23 +39,15 @@ async def test_the_least_recently_used_leaves_first() -> None:
     assert [await kept.get(key) is not None for key in "abc"] == [True, False, True]
 
 
-async def test_an_entry_is_gone_when_its_time_is_up_also_from_its_shelf() -> None:
+async def test_an_entry_is_gone_when_its_time_is_up() -> None:
     clock = Clock()
     kept = store(clock)
     await kept.put([entry("a")])
     clock.now = 9.9
-    assert await kept.get("a") is not None and await kept.shelf("s") == [("a", b"a")]
+    assert await kept.get("a") is not None
     clock.now = 10.0
-    assert await kept.shelf("s") == []
     assert await kept.get("a") is None
     assert kept.figures().entries == 0
-
-
-async def test_a_shelf_gives_its_newest_first_and_holds_so_many() -> None:
-    kept = store(Clock(), capacity=1000)
-    names = [f"{n:03}" for n in range(MAX_SHELF + 5)]
-    await kept.put([entry(name) for name in names])
-    assert [key for key, _ in await kept.shelf("s")] == names[:4:-1]
 
 
 async def test_bytes_are_bounded_and_an_answer_beyond_them_is_not_kept() -> None:
@@ -74,20 +66,14 @@ class Anything(RuleBasedStateMachine):
         self.clock = Clock()
         self.kept = store(self.clock, capacity=4, max_bytes=5 * ENTRY_BYTES)
 
-    @rule(key=st.sampled_from("abcdefgh"), shelf=st.sampled_from([None, "s", "t"]), size=st.integers(0, 400))
-    def put(self, key: str, shelf: str | None, size: int) -> None:
-        asyncio.run(self.kept.put([entry(key, put_at=self.clock.now, shelf=shelf, text="x" * size)]))
+    @rule(key=st.sampled_from("abcdefgh"), size=st.integers(0, 400))
+    def put(self, key: str, size: int) -> None:
+        asyncio.run(self.kept.put([entry(key, put_at=self.clock.now, text="x" * size)]))
 
     @rule(key=st.sampled_from("abcdefgh"))
     def get(self, key: str) -> None:
         found = asyncio.run(self.kept.get(key))
         assert found is None or (found.key == key and self.clock.now - found.put_at < 10.0)
-
-    @rule(shelf=st.sampled_from("stu"))
-    def look(self, shelf: str) -> None:
-        for key, vector in asyncio.run(self.kept.shelf(shelf)):
-            found = asyncio.run(self.kept.get(key))
-            assert found is not None and (found.shelf, found.vector) == (shelf, vector)
 
     @rule(seconds=st.floats(0.1, 6.0))
     def wait(self, seconds: float) -> None:

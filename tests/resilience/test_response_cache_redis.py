@@ -6,20 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 import redis as blocking_redis
 
 from gateway.state.redis_client import connect
-from resilience.response_cache import ResponseCache, digest_of, pack
+from resilience.response_cache import ResponseCache, digest_of
 from resilience.response_cache_redis import RedisStore
 from resilience.response_cache_values import (
-    MAX_SHELF,
     CachedAnswer,
     CacheEvent,
-    CacheQuestion,
-    Hit,
     LookedUp,
     Lookup,
     StoreBroke,
@@ -27,10 +23,7 @@ from resilience.response_cache_values import (
     StoreError,
     StoreIsBack,
 )
-from resilience.word_embedding.model import WordEmbedding
 from tests.state.servers import RedisServer, redis_server
-
-MODEL = WordEmbedding.from_folder(Path(__file__).parents[2] / "models" / "embedding")
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +44,8 @@ async def store_on(
         await store.close()
 
 
-def entry(key: str, *, put_at: float | None = None, shelf: str | None = "s") -> StoredAnswer:
-    vector = pack([1.0, 0.5]) if shelf else b""
-    return StoredAnswer(
-        key, CachedAnswer("für dich ☂", "stop"), time.time() if put_at is None else put_at, shelf, vector
-    )
+def entry(key: str, *, put_at: float | None = None) -> StoredAnswer:
+    return StoredAnswer(key, CachedAnswer("für dich ☂", "stop"), time.time() if put_at is None else put_at)
 
 
 @pytest.fixture(autouse=True)
@@ -66,12 +56,10 @@ def empty(server: RedisServer) -> None:
 async def test_what_one_process_keeps_another_finds(server: RedisServer) -> None:
     async with store_on(server) as one, store_on(server) as other:
         kept = entry("a")
-        await one.put([kept, entry("b", shelf=None)])
-        found = await other.get("a")
-        assert found is not None and (found.kept, found.put_at, found.shelf) == (kept.kept, kept.put_at, "s")
-        assert await other.shelf("s") == [("a", pack([1.0, 0.5]))]
+        await one.put([kept, entry("b")])
+        assert await other.get("a") == kept
         assert await other.get("b") is not None
-        assert await other.get("c") is None and await other.shelf("t") == []
+        assert await other.get("c") is None
 
 
 async def test_entries_leave_redis_by_themselves(server: RedisServer) -> None:
@@ -88,35 +76,25 @@ async def test_an_entry_that_is_too_old_is_not_given_though_redis_has_it(server:
     async with store_on(server) as store:
         await store.put([entry("a", put_at=time.time() - 61)])
         assert await store.get("a") is None
-        assert await store.shelf("s") == []
 
 
 async def test_another_machine_s_clock_may_be_a_little_ahead(server: RedisServer) -> None:
     async with store_on(server) as store:
         await store.put([entry("a", put_at=time.time() + 2)])
         assert await store.get("a") is not None
-        assert len(await store.shelf("s")) == 1
-
-
-async def test_a_shelf_holds_its_newest_only(server: RedisServer) -> None:
-    now = time.time()
-    async with store_on(server) as store:
-        await store.put([entry(f"{n:03}", put_at=now - 50 + n / 10) for n in range(MAX_SHELF + 10)])
-        keys = [key for key, _ in await store.shelf("s")]
-        assert keys == [f"{n:03}" for n in range(MAX_SHELF + 9, 9, -1)]
 
 
 async def test_a_row_that_nobody_understands_is_an_error_of_the_store(server: RedisServer) -> None:
     async with store_on(server) as store:
         with blocking_redis.Redis.from_url(server.url) as client:
-            client.set("sluice:{test}:cache:answer:a", b"\xff\x00nonsense")
+            client.set("sluice:{test}:cache:text:a", b"\xff\x00nonsense")
         with pytest.raises(StoreError):
             await store.get("a")
 
 
 async def test_questions_do_not_lie_in_redis(server: RedisServer) -> None:
     async with store_on(server) as store:
-        cache = ResponseCache(store, embedder=MODEL, clock=time.time, emit=lambda event: None)
+        cache = ResponseCache(store, clock=time.time, emit=lambda event: None)
         cache.remember(
             lambda: question("Where does Petra Miller live?"), CachedAnswer("I cannot tell.", "stop")
         )
@@ -130,8 +108,8 @@ async def test_questions_do_not_lie_in_redis(server: RedisServer) -> None:
         assert b"etra" not in everything and b"iller" not in everything
 
 
-def question(text: str) -> CacheQuestion:
-    return CacheQuestion(digest_of([text]), "scope", text)
+def question(text: str) -> str:
+    return digest_of([text])
 
 
 async def test_a_killed_redis_is_a_miss_and_answers_are_found_again_when_it_is_back(
@@ -139,26 +117,25 @@ async def test_a_killed_redis_is_a_miss_and_answers_are_found_again_when_it_is_b
 ) -> None:
     events: list[CacheEvent] = []
     async with store_on(server) as store:
-        cache = ResponseCache(store, embedder=MODEL, clock=time.time, emit=events.append, timeout_s=30.0)
+        cache = ResponseCache(store, clock=time.time, emit=events.append, timeout_s=30.0)
 
-        async def find() -> Hit | None:
-            return await cache.find(question("Tell me who created Berserk"))
+        async def find() -> CachedAnswer | None:
+            return await cache.find(question("Who created Berserk?"))
 
         cache.remember(lambda: question("Who created Berserk?"), CachedAnswer("Kentaro Miura.", "stop"))
         await cache.flush()
-        before = await find()
-        assert before is not None and not before.exact
+        assert await find() is not None
         server.kill()
         assert await find() is None and await find() is None
         cache.remember(lambda: question("Who created Bleach?"), CachedAnswer("Tite Kubo.", "stop"))
         await cache.flush()
         kinds = [event.kind for event in events if isinstance(event, LookedUp)]
-        assert kinds == [Lookup.SIMILAR, Lookup.ERROR, Lookup.ERROR]
+        assert kinds == [Lookup.EXACT, Lookup.ERROR, Lookup.ERROR]
         assert len([event for event in events if isinstance(event, StoreBroke)]) == 1
         server.start()
         deadline = time.monotonic() + 60
         while (after := await find()) is None:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
-        assert after.kept.text == "Kentaro Miura."
+        assert after.text == "Kentaro Miura."
         assert any(isinstance(event, StoreIsBack) for event in events)

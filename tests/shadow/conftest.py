@@ -145,7 +145,6 @@ def watch(build_house: Callable[..., House], tokenizer: ChatTokenizer) -> Callab
             comparer=Comparer(
                 make_checks(("shape", "language", "grounding", "pii", "no_refusal")),
                 redact,
-                None,
                 {"other": price},
                 keep_texts,
                 lambda: 1_700_000_000.0,

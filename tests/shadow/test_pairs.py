@@ -25,7 +25,7 @@ async def store(tmp_path: Path) -> AsyncIterator[ShadowPairStore]:
 
 
 async def test_pairs_come_back_as_they_went_in_newest_first(store: ShadowPairStore) -> None:
-    made = [replace(one, likeness=0.25, meaning=-0.5) for one in pairs(10)]
+    made = [replace(one, likeness=0.25) for one in pairs(10)]
     made[3] = replace(
         made[3], shadow=replace(made[3].shadow, text="nul \x00 and 漫画 \ud800", checks={"a": None})
     )
