@@ -156,7 +156,7 @@ class Conversation:
 
     async def _tokens(self, messages: list[Message]) -> int:
         text = self._gateway.services.text()
-        return len(await text.encode_chat(messages, add_generation_prompt=False))
+        return len(text.encode_chat(messages, add_generation_prompt=False))
 
 
 STABLE = "You are a manga shopping assistant."

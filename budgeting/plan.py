@@ -1,8 +1,9 @@
 """The budget stage: from a canonical prompt to what is sent, never more than the model can hold."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Protocol, TypeVar
 
 from budgeting.counting import ChatTokenizer
 from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, UnknownTokenId
@@ -37,6 +38,16 @@ def default_reserve(max_model_len: int, sections: int) -> int:
 # `tokenizers` (see counting.MESSAGE_CHARS; a faster encoder gets more), and 1 µs for a cached message.
 INLINE_CHARS = 2_048
 INLINE_MESSAGES = 128
+
+
+T = TypeVar("T")
+
+
+class Offload(Protocol):
+    """Runs work in a thread, as :func:`asyncio.to_thread` does."""
+
+    async def __call__(self, work: Callable[[], T], /) -> T:
+        """The result of ``work``; raises what it raises."""
 
 
 class BudgetPlanner:
@@ -74,15 +85,15 @@ class BudgetPlanner:
         fitting = self._fitting(request)
         return fitting.whole() or fitting.trimmed()
 
-    async def plan_async(self, request: BudgetRequest) -> Plan:
-        """:meth:`plan`, in a thread when it would hold up the event loop: much unseen text, or a summary."""
+    async def plan_async(self, request: BudgetRequest, offload: Offload = asyncio.to_thread) -> Plan:
+        """:meth:`plan`, offloaded when it would hold up the event loop: much unseen text, or a summary."""
         if request.prompt.raw is None and self._is_quick(request.prompt):
             fitting = self._fitting(request)
             whole = fitting.whole()
-            return whole if whole is not None else await asyncio.to_thread(fitting.trimmed)
+            return whole if whole is not None else await offload(fitting.trimmed)
         if self._is_quick(request.prompt):
             return self.plan(request)
-        return await asyncio.to_thread(self.plan, request)
+        return await offload(lambda: self.plan(request))
 
     def _is_quick(self, prompt: CanonicalPrompt) -> bool:
         most = INLINE_CHARS * self._tokenizer.speed

@@ -124,7 +124,8 @@ class Vocabulary:
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own string for each id. Raises ValueError for an id outside the vocabulary."""
         self._check(token_ids)
-        return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+        names = {token_id: self._tokenizer.id_to_token(token_id) or "" for token_id in set(token_ids)}
+        return [names[token_id] for token_id in token_ids]
 
     def token_bytes(self, token_id: int) -> bytes:
         """What one token stands for; nothing for an id that the vocabulary does not have."""

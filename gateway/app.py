@@ -108,7 +108,6 @@ def create_app(
     # The routes are the same for every app; they find what is its own here.
     app.state.services = services
     app.state.generating = endpoints
-    app.state.idempotency = idempotency
     app.state.created = int(services.unix_time())
     app.router.routes.extend(routes)
     app.router.routes.extend(pages.ROUTES)

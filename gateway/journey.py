@@ -17,7 +17,7 @@ from accounting.account import Accounts
 from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
 from admission.errors import Refused
-from budgeting.plan import BudgetPlanner
+from budgeting.plan import BudgetPlanner, Offload
 from gateway.backends.port import Fleet
 from gateway.contracts.values import Answer, GenerateRequest
 from gateway.errors import public_error
@@ -52,6 +52,7 @@ class Journey:
     versions: PromptVersions
     canonicalizer: Canonicalizer
     planner: Callable[[], BudgetPlanner]
+    offload: Callable[[GenerateRequest], Offload]
     adapters: AdapterRegistry
     fleet: Fleet
     prefixes: PrefixWatch
@@ -98,13 +99,13 @@ class Journey:
         version = self.versions.get(target.prompt_version) if target.prompt_version else None
         recorder.found(target, revision)
 
-        canonical = await self.canonicalizer.canonical_async(request, version)
+        canonical = await self.canonicalizer.canonical_async(request, version, self.offload(request))
         recorder.canonicalized(canonical)
         timer.lap("canonicalize")
 
-        planner = self.planner()
+        make_plan = partial(self.planner().plan_async, offload=self.offload(request))
         budget = budget_request(request, canonical.prompt, version, target.route.budgets)
-        plan = await planner.plan_async(budget)
+        plan = await make_plan(budget)
         timer.lap("budget")
 
         with self.adapters.lease(target.selection(request)) as lease:
@@ -124,13 +125,13 @@ class Journey:
             recorder.bound(ranking.drawn, prefix)
             timer.lap("rank")
 
-            shorten = partial(half_plan, planner, budget)
+            shorten = partial(half_plan, make_plan, budget)
             job = Job(request, target, plan, lease, backend, shorten, drawn=ranking.drawn)
             demand = demand_of(job, backend, stream, prefix)
             row = opening_row(job, revision.number, trace_id, self.unix_time())
             so_far = partial(partial_usage, row, job, stream, timer)
             expected = self.admission.expected_output(demand)
-            reservation = await self.limiter.reserve(request, demand.input_tokens, expected)
+            reservation = await self.limiter.reserve(request.caller, demand.input_tokens + expected)
             with (
                 settling(reservation, demand.input_tokens, stream) as tokens,
                 self.accounts.open(row, so_far, recorder.billed) as account,

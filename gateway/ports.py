@@ -21,6 +21,7 @@ from gateway.contracts.values import Caller, GenerateRequest
 from gateway.generation.sink import Sink
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.prompts.text import TextService
+from gateway.prompts.text_threads import TextThreads
 from gateway.state.idempotency import IdempotencyStore
 
 
@@ -77,6 +78,7 @@ class Services:
     health: HealthService
     idempotency: IdempotencyStore
     text: Callable[[], TextService]
+    text_threads: TextThreads
     models: Callable[[Caller], Sequence[ModelCard]]
     metrics: Callable[[], bytes]
     limits: HttpLimits

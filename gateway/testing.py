@@ -30,6 +30,7 @@ from gateway.generation.sink import Sink
 from gateway.http.protocol import GatewayProtocol
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.ports import HttpLimits, Services
+from gateway.prompts.text_threads import TextThreads
 from gateway.state.idempotency import StoredReply
 
 CALLER_KEY = "sk-caller"
@@ -151,18 +152,18 @@ class FakeText:
 
     max_model_len = 4096
 
-    async def encode_chat(
+    def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
         """``role:content`` lines, and ``assistant:`` to generate after."""
         text = "".join(f"{one.role.value}:{one.content}\n" for one in messages)
         return tuple((text + ("assistant:" if add_generation_prompt else "")).encode())
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The bytes, after token 1 as the beginning."""
         return ((1,) if add_special_tokens else ()) + tuple(text.encode())
 
-    async def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         """Raises ValueError for what is no byte."""
         return bytes(token_ids).decode(errors="replace")
 
@@ -234,6 +235,7 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
         health=FakeHealth(),
         idempotency=MemoryIdempotency(),
         text=FakeText,
+        text_threads=TextThreads(),
         models=lambda caller: (
             ModelCard("demo", "models/demo", max_model_len=4096),
             ModelCard("org/adapter-v1", "adapters/v1", parent="demo"),

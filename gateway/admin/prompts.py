@@ -1,5 +1,6 @@
 """Prompts for operators: the registered versions, and what would be sent for a request."""
 
+import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -218,8 +219,8 @@ class PromptAdmin:
             "volatile": _volatile(canonical),
             "messages": _messages(plan, canonical.prompt.system),
             "prompt": {
-                "before_boundary": await text.decode(plan.token_ids[:boundary]),
-                "after_boundary": await text.decode(plan.token_ids[boundary:]),
+                "before_boundary": await asyncio.to_thread(text.decode, plan.token_ids[:boundary]),
+                "after_boundary": await asyncio.to_thread(text.decode, plan.token_ids[boundary:]),
             },
         }
 

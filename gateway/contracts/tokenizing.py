@@ -1,5 +1,7 @@
 """``/tokenize`` and ``/detokenize``, in the shapes that vLLM's users know."""
 
+from collections.abc import Sequence
+
 from typing_extensions import TypedDict
 
 from gateway.contracts import openai_fields
@@ -24,7 +26,7 @@ class TokenizeBody(TypedDict):
 
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: Sequence[int]
     token_strs: list[str] | None
 
 

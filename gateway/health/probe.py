@@ -137,7 +137,7 @@ class HealthProbe:
         result: dict[str, object] = {"state": backend.state.value}
         try:
             async with asyncio.timeout(self.probe_timeout_s):
-                token_ids = await self.text().encode("test")
+                token_ids = self.text().encode("test")
                 sampling = Sampling(max_tokens=DEEP_TOKENS, temperature=0.0)
                 raw = Feature.RAW_PROMPT in backend.features
                 messages = () if raw else (Message(Role.USER, "test"),)

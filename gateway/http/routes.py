@@ -21,7 +21,6 @@ from gateway.http.authorize import caller_of, require_role
 from gateway.http.body import read_body
 from gateway.http.disconnect_watch import run_until_gone
 from gateway.http.exchange import Exchange
-from gateway.http.idempotency import Idempotency
 from gateway.ports import Services
 
 KEY: Final = Security(HTTPBearer(auto_error=False, scheme_name="key"))
@@ -61,11 +60,13 @@ class EdgeRoute(APIRoute):
 
     FastAPI reads a body of any size before it resolves a dependency. So the key, the role and the body's
     bounds come first here, as on the raw endpoints. Work of the methods ``ends_with_caller`` is cancelled
-    when the caller leaves. An operator's change is not: once begun it is finished and audited.
+    when the caller leaves. An operator's change is not: once begun it is finished and audited. A ``counted``
+    request counts against the key's requests a minute, before its body is read.
     """
 
     role: ClassVar[CallerRole | None] = None
     ends_with_caller: ClassVar[frozenset[str]] = frozenset({"GET"})
+    counted: ClassVar[bool] = False
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's handler, called after the checks."""
@@ -77,6 +78,8 @@ class EdgeRoute(APIRoute):
                 caller_of(services, exchange)
             else:
                 require_role(services, exchange, self.role)
+            if self.counted:
+                await services.limiter.enter(await _caller(request))
             raw = b""
             if self.body_field is not None:
                 raw = await read_body(exchange, request.receive, services.limits.max_body_bytes)
@@ -92,6 +95,12 @@ class CallerRoute(EdgeRoute):
     """Any key."""
 
     ends_with_caller = frozenset({"GET", "POST"})
+
+
+class CountedRoute(CallerRoute):
+    """Any key; its limits hold."""
+
+    counted = True
 
 
 class OperatorRoute(EdgeRoute):
@@ -112,11 +121,6 @@ async def services_of(request: Request) -> Services:
     return services
 
 
-async def _idempotency(request: Request) -> Idempotency:
-    idempotency: Idempotency = request.app.state.idempotency
-    return idempotency
-
-
 async def _caller(request: Request) -> Caller:
     caller = Exchange.of(request.scope).caller
     assert caller is not None
@@ -128,7 +132,6 @@ async def _author(request: Request) -> str:
 
 
 Edge = Annotated[Services, Depends(services_of)]
-Replays = Annotated[Idempotency, Depends(_idempotency)]
 Asking = Annotated[Caller, Depends(_caller)]
 Author = Annotated[str, Depends(_author)]
 """The key's id, for the audit log."""

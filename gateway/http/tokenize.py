@@ -1,104 +1,121 @@
-"""``/tokenize`` and ``/detokenize``: the served model's tokenizer, asked directly."""
+"""``/tokenize`` and ``/detokenize``: the served model's tokenizer, asked directly.
 
-from collections.abc import Awaitable, Callable
+Nothing is generated, so an ``Idempotency-Key`` has no effect. A request counts against the key's limits: as a
+request, and as tokens by the size of its body. What is larger than the event loop can bear is done in the
+tenant's share of the threads.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
 
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from budgeting.plan import INLINE_CHARS
 from gateway.contracts.checks import check_count
 from gateway.contracts.openai import to_message
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
 from gateway.contracts.values import Caller
-from gateway.errors import InvalidRequest
-from gateway.http.exchange import Exchange, Reply
-from gateway.http.idempotency import Idempotency, ReplayableReply, fingerprint_of, key_of
+from gateway.errors import DeadlineExceeded, InvalidRequest
+from gateway.http.exchange import Reply
 from gateway.http.models import card_of
 from gateway.http.respond import response_of
-from gateway.http.routes import KEY, Asking, CallerRoute, Edge, Json, Replays, errors
+from gateway.http.routes import KEY, Asking, CountedRoute, Edge, Json, errors
 from gateway.ports import Services
 from gateway.prompts.text import TextService
+
+BYTES_PER_TOKEN: Final = 64
+"""Bytes of a body that count as one token of the key's limits: tokenizing costs far less than generating, and
+callers count the prompts that they send afterwards. A token of text has some 4 bytes."""
 
 Tokenized = TokenizeBody | DetokenizeBody
 
 router = APIRouter(
     tags=["openai"],
-    route_class=CallerRoute,
+    route_class=CountedRoute,
     dependencies=[KEY],
-    responses=errors(400, 401, 404, 409, 413, 503, model=OpenAIErrorBody),
+    responses=errors(400, 401, 404, 413, 429, 503, model=OpenAIErrorBody),
 )
 
 
 @router.post("/tokenize", response_model=TokenizeBody)
 async def tokenize(
-    given: Json[TokenizeRequest], request: Request, services: Edge, caller: Asking, replays: Replays
+    given: Json[TokenizeRequest], request: Request, services: Edge, caller: Asking
 ) -> Response:
     """Text to token ids."""
-    return await _once(request, caller, replays, lambda: _tokenized(services, caller, given))
+    most = services.limits.max_messages
+    return await _answer(request, services, caller, given.model, lambda text: _tokenized(text, given, most))
 
 
 @router.post("/detokenize", response_model=DetokenizeBody)
 async def detokenize(
-    given: Json[DetokenizeRequest], request: Request, services: Edge, caller: Asking, replays: Replays
+    given: Json[DetokenizeRequest], request: Request, services: Edge, caller: Asking
 ) -> Response:
     """Token ids to text."""
-    return await _once(request, caller, replays, lambda: _text_of(services, caller, given))
+    return await _answer(request, services, caller, given.model, lambda text: _text_of(text, given))
 
 
-async def _once(
+async def _answer(
     request: Request,
+    services: Services,
     caller: Caller,
-    replays: Idempotency,
-    work: Callable[[], Awaitable[Tokenized]],
+    model: str | None,
+    work: Callable[[TextService], Tokenized],
 ) -> Response:
-    async def run() -> ReplayableReply:
-        return ReplayableReply(Reply(200, orjson.dumps(await work())), keep=True)
-
-    key = key_of(Exchange.of(request.scope).headers.get(b"idempotency-key"))
-    if key is None:
-        return response_of((await run()).reply)
-    fingerprint = fingerprint_of(request.url.path, await request.body())
-    return response_of(await replays.once(caller.tenant, key, fingerprint, run))
-
-
-async def _tokenized(services: Services, caller: Caller, request: TokenizeRequest) -> TokenizeBody:
-    if request.model is not None:
-        card_of(services, caller, request.model)
+    if model is not None:
+        card_of(services, caller, model)
     text = services.text()
-    tokens = await _encode(services, text, request)
+    size = len(await request.body())
+    await services.limiter.spend(caller, size // BYTES_PER_TOKEN)
+
+    def answer() -> bytes:
+        return orjson.dumps(work(text))
+
+    if size <= INLINE_CHARS:
+        return response_of(Reply(200, answer()))
+    limit_s = services.limits.request_timeout_s
+    try:
+        async with asyncio.timeout(limit_s):
+            return response_of(Reply(200, await services.text_threads.run(caller.tenant, size, answer)))
+    except TimeoutError:
+        raise DeadlineExceeded(f"the request took longer than {limit_s:g} s") from None
+
+
+def _tokenized(text: TextService, request: TokenizeRequest, max_messages: int) -> TokenizeBody:
+    tokens = _encode(text, request, max_messages)
     return {
         "count": len(tokens),
         "max_model_len": text.max_model_len,
-        "tokens": list(tokens),
+        "tokens": tokens,
         "token_strs": text.tokens(tokens) if request.return_token_strs else None,
     }
 
 
-async def _encode(services: Services, text: TextService, request: TokenizeRequest) -> tuple[int, ...]:
+def _encode(text: TextService, request: TokenizeRequest, max_messages: int) -> tuple[int, ...]:
     """A text gets its special tokens unless the request says otherwise; a chat template writes its own."""
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("one of prompt and messages is needed; allowed: exactly one", param="prompt")
     if request.prompt is not None:
         if request.add_generation_prompt is not None:
             raise not_allowed("add_generation_prompt", "is given with prompt", "with messages")
-        return await text.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
+        return text.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
     if request.add_special_tokens:
         raise not_allowed(
             "add_special_tokens", "is true with messages", "false, the chat template writes its own"
         )
     messages = request.messages or []
-    check_count(len(messages), services.limits.max_messages)
-    return await text.encode_chat(
+    check_count(len(messages), max_messages)
+    return text.encode_chat(
         [to_message(one) for one in messages],
         add_generation_prompt=request.add_generation_prompt is not False,
     )
 
 
-async def _text_of(services: Services, caller: Caller, request: DetokenizeRequest) -> DetokenizeBody:
-    if request.model is not None:
-        card_of(services, caller, request.model)
+def _text_of(text: TextService, request: DetokenizeRequest) -> DetokenizeBody:
     try:
-        return {"prompt": await services.text().decode(request.tokens)}
+        return {"prompt": text.decode(request.tokens)}
     except ValueError:
         raise not_allowed("tokens", "has an id outside the vocabulary", "ids of the served model") from None

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from accounting.events import QuotaDecided, QuotaEvent, QuotaSettled
 from accounting.keys import NO_LIMITS, KeyLimits
 from accounting.quotas import LIMITS, Excess, Figures, HoldId, QuotaRequest, Quotas, Settlement
-from gateway.contracts.values import Caller, GenerateRequest
+from gateway.contracts.values import Caller
 from gateway.errors import QuotaExceeded, RateLimited
 from gateway.generation.answer_stream import AnswerStream
 from gateway.keys.shared_limits import SharedLimits
@@ -107,19 +107,22 @@ class KeyLimiter:
             if one is not None
         }
 
-    async def reserve(
-        self, request: GenerateRequest, input_tokens: int, max_output_tokens: int
-    ) -> TokenReservation | None:
-        """Reserve the most that the request may use; ``None`` for a key without token limits.
+    async def spend(self, caller: Caller, tokens: int) -> None:
+        """Count tokens as used. Raises as :meth:`reserve`."""
+        reservation = await self.reserve(caller, tokens) if tokens else None
+        if reservation is not None:
+            reservation.settle(tokens)
+
+    async def reserve(self, caller: Caller, tokens: int) -> TokenReservation | None:
+        """Reserve the most that a request may use; ``None`` for a key without token limits.
 
         Raises:
             RateLimited: over the tokens per minute.
             QuotaExceeded: over the tokens per day.
         """
-        quotas, limits, key_id = self._quotas, request.caller.limits, request.caller.key_id
+        quotas, limits, key_id = self._quotas, caller.limits, caller.key_id
         if quotas is None or (limits.tokens_per_minute is None and limits.tokens_per_day is None):
             return None
-        tokens = input_tokens + max_output_tokens
         verdict, hold = None, None
         if self._shared is not None:
             verdict, hold = await self._shared.hold(key_id, limits, tokens)

@@ -5,10 +5,10 @@ default. On OpenAI's paths budgets trim only where the route's ``trim_in`` names
 ``max_tokens`` wins over every reserve, in the planner.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from budgeting.errors import BudgetError
-from budgeting.plan import BudgetPlanner
 from budgeting.values import SPARE_ORDER, BudgetRequest, CanonicalPrompt, Plan, SectionBudgets, SummaryKind
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.prompts.versions import PromptVersion
@@ -41,12 +41,14 @@ def budget_request(
     )
 
 
-async def half_plan(planner: BudgetPlanner, asked: BudgetRequest, plan: Plan) -> Plan | None:
+async def half_plan(
+    make_plan: Callable[[BudgetRequest], Awaitable[Plan]], asked: BudgetRequest, plan: Plan
+) -> Plan | None:
     """The same prompt planned in half the tokens of ``plan``; ``None`` where nothing (more) may be cut."""
     if asked.budgets is None:
         return None
     try:
-        half = await planner.plan_async(replace(asked, max_input_tokens=plan.counts.total // 2))
+        half = await make_plan(replace(asked, max_input_tokens=plan.counts.total // 2))
     except BudgetError:
         return None
     return half if half.counts.total < plan.counts.total else None

@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from budgeting.plan import Offload
 from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role
 from gateway.config.volatile import VolatilePolicy
 from gateway.contracts.values import Contract, GenerateRequest
@@ -135,11 +136,13 @@ class Canonicalizer:
         """The canonical form of messages in OpenAI's contract, without prompt version and context."""
         return canonicalize(messages, volatile=self._openai, texts=self._texts)
 
-    async def canonical_async(self, request: GenerateRequest, version: PromptVersion | None) -> Canonical:
-        """:meth:`canonical`, in a thread when it would hold up the event loop."""
+    async def canonical_async(
+        self, request: GenerateRequest, version: PromptVersion | None, offload: Offload = asyncio.to_thread
+    ) -> Canonical:
+        """:meth:`canonical`, offloaded when it would hold up the event loop."""
         if system_chars(request.messages) <= INLINE_SYSTEM_CHARS:
             return self.canonical(request, version)
-        return await asyncio.to_thread(self.canonical, request, version)
+        return await offload(lambda: self.canonical(request, version))
 
 
 def system_chars(messages: Sequence[Message]) -> int:

@@ -1,48 +1,41 @@
 """The served model's text side: tokenizer, planner, sampling defaults, and the service of the tokenize
 endpoints.
-
-Larger work goes to a thread, so that the event loop is not held for more than about a millisecond.
 """
 
-import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from budgeting.counting import ChatTokenizer
-from budgeting.plan import INLINE_CHARS, INLINE_MESSAGES, BudgetPlanner
+from budgeting.plan import BudgetPlanner
 from budgeting.sections import prompt_messages
 from budgeting.summary import ExtractiveSummarizer, Summarizer
 from budgeting.values import Message, SummaryKind
 from gateway.contracts.values import Sampling
-from gateway.prompts.canonical import INLINE_SYSTEM_CHARS, Canonicalizer, system_chars
+from gateway.prompts.canonical import Canonicalizer
 
 
 class TextService(Protocol):
-    """The served model's tokenizer and chat template."""
+    """The served model's tokenizer and chat template. Synchronous and thread-safe."""
 
     @property
     def max_model_len(self) -> int:
         """Longest sequence, prompt and answer together, in tokens."""
 
-    async def encode_chat(
+    def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
         """Token ids of the rendered chat template."""
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Token ids of a plain text."""
 
-    async def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids; raises ValueError for an id outside the vocabulary."""
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own string for each id."""
-
-
-# Decoding, measured like INLINE_CHARS: about 5 ids a microsecond.
-INLINE_IDS = 2_048
 
 
 class TokenizerText:
@@ -70,7 +63,7 @@ class TokenizerText:
         """Longest sequence, prompt and answer together, in tokens."""
         return self._max_model_len
 
-    async def encode_chat(
+    def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
         """Ids of a conversation as it would be sent untrimmed, so that the count equals
@@ -78,30 +71,20 @@ class TokenizerText:
 
         Raises TemplateRefused.
         """
-        quick = len(messages) <= INLINE_MESSAGES and system_chars(messages) <= INLINE_SYSTEM_CHARS
-        if quick and self._tokenizer.unseen_chars(messages) <= INLINE_CHARS:
-            return self._encode_chat(messages, add_generation_prompt)
-        return await asyncio.to_thread(self._encode_chat, messages, add_generation_prompt)
+        canonical = prompt_messages(self._canonicalizer.messages(messages).prompt)
+        return self._tokenizer.encode_chat(canonical, add_generation_prompt=add_generation_prompt)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a raw text; control tokens written in it are control tokens."""
-        if len(text) <= INLINE_CHARS:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    async def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids. Raises ValueError for an id outside the vocabulary."""
-        if len(token_ids) <= INLINE_IDS:
-            return self._tokenizer.decode(token_ids)
-        return await asyncio.to_thread(self._tokenizer.decode, token_ids)
+        return self._tokenizer.decode(token_ids)
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own string for each id. Raises ValueError for an id outside the vocabulary."""
         return self._tokenizer.tokens(token_ids)
-
-    def _encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> tuple[int, ...]:
-        canonical = prompt_messages(self._canonicalizer.messages(messages).prompt)
-        return self._tokenizer.encode_chat(canonical, add_generation_prompt=add_generation_prompt)
 
 
 class ModelText:

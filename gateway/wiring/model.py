@@ -12,6 +12,7 @@ from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.published import Publishing, StreamPublished
 from gateway.prompts.text import ModelText
+from gateway.prompts.text_threads import TextThreads
 from gateway.prompts.versions import PromptVersions
 from gateway.wiring.foundation import Foundation
 
@@ -55,6 +56,7 @@ class ModelParts:
     tokenizer: ChatTokenizer
     canonicalizer: Canonicalizer
     text: ModelText
+    threads: TextThreads
     versions: PromptVersions
     publishing: Publishing
 
@@ -69,6 +71,7 @@ def make_model(base: Foundation) -> ModelParts:
         tokenizer,
         canonicalizer,
         ModelText(tokenizer, settings.engine.max_model_len, canonicalizer),
+        TextThreads(),
         versions,
         Publishing(versions, StreamPublished(base.state.store, base.state.path), unix_time=base.unix_time),
     )

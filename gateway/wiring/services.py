@@ -37,6 +37,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         health=OnceReady(serving.health) if server.ping == "once_ready" else serving.health,
         idempotency=base.state.idempotency,
         text=lambda: text.service,
+        text_threads=core.model.threads,
         models=lambda caller: usable(
             model_cards(fleet, core.adapters.registry, text.max_model_len), caller, control.revision()
         ),

@@ -84,6 +84,7 @@ def make_journey(
         versions=model.versions,
         canonicalizer=model.canonicalizer,
         planner=lambda: model.text.planner,
+        offload=model.threads.of,
         adapters=core.adapters.registry,
         fleet=core.backends.fleet,
         prefixes=PrefixWatch(block_size=engine.block_size, shared=engine.share_prefix_across_tenants),
@@ -110,7 +111,7 @@ def make_inspections(core: Core) -> WorkerInspections:
     pools, text = core.backends.engines.pools, core.model.text
 
     async def ask(generate: bool) -> dict[str, list[Inspection]]:
-        ids = await text.service.encode(SAMPLE, add_special_tokens=False)
+        ids = text.service.encode(SAMPLE, add_special_tokens=False)
         return {
             name: await pool.inspect(ids, text.max_model_len, generate=generate)
             for name, pool in pools.items()

@@ -1,5 +1,6 @@
 """The part that mirrors requests to other backends."""
 
+import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def make_shadow(
         limits=limits,
         accounts=accounts.accounts,
         spelling=model.tokenizer,
-        encode=lambda messages: text.service.encode_chat(messages),
+        encode=lambda messages: asyncio.to_thread(text.service.encode_chat, messages),
         redact=redact,
         clock=base.clock,
         unix_time=base.unix_time,
@@ -113,7 +114,7 @@ def _judge(section: ShadowSection, asker: Asker, text: ModelText) -> Judge | Non
         judge.backend,
         judge.sample,
         judge.max_tokens,
-        lambda messages: text.service.encode_chat(messages),
+        lambda messages: asyncio.to_thread(text.service.encode_chat, messages),
         random.Random(),
     )
 

@@ -119,7 +119,7 @@ class Process:
 
     async def hold(self, tokens: int, caller: Caller = LIMITED) -> TokenReservation | None:
         request = GenerateRequest("r", "g", Contract.NATIVE, caller, arrived_at=0.0, created=0)
-        return await self.limiter.reserve(request, tokens, 0)
+        return await self.limiter.reserve(request.caller, tokens)
 
     async def told(self) -> dict[str, str]:
         return {name.decode(): value.decode() for name, value in await self.limiter.headers(LIMITED)}

@@ -178,14 +178,14 @@ async def test_a_stream_is_not_kept(connect: Any) -> None:
     assert len(journey.requests) == 2
 
 
-async def test_tokenizing_honours_the_key_too(connect: Any) -> None:
-    async with connect(fake_services()) as client:
+async def test_what_generates_nothing_takes_no_room_in_the_store(connect: Any) -> None:
+    store = MemoryIdempotency()
+    async with connect(fake_services(idempotency=store)) as client:
         first = await client.post("/tokenize", json={"prompt": "a"}, headers=KEY)
-        again = await client.post("/tokenize", json={"prompt": "a"}, headers=KEY)
         other = await client.post("/tokenize", json={"prompt": "b"}, headers=KEY)
-    assert again.content == first.content
-    assert again.headers["x-idempotent-replay"] == "true"
-    assert other.status_code == 409
+        text = await client.post("/detokenize", json={"tokens": [97]}, headers=KEY)
+    assert [one.status_code for one in (first, other, text)] == [200, 200, 200]
+    assert store.kept == {}
 
 
 async def test_a_store_that_cannot_be_read_refuses_before_anything_is_billed(connect: Any) -> None:

@@ -1,11 +1,28 @@
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from accounting.keys import KeyLimits
+from accounting.quotas import Quotas
+from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import BackendUnavailable
+from gateway.keys.rate_limits import KeyLimiter
+from gateway.prompts.text_threads import TextThreads
 from gateway.testing import fake_services
+
+
+@dataclass
+class LimitedKeys:
+    """One caller with these limits, whatever the key."""
+
+    limits: KeyLimits
+
+    def authenticate(self, bearer: str | None) -> Caller:
+        return Caller("acme", CallerRole.CALLER, "key_1", limits=self.limits)
+
 
 TURN = {"role": "user", "content": "hi"}
 
@@ -78,3 +95,57 @@ async def test_without_a_tokenizer_the_caller_is_told_so(connect: Any) -> None:
         response = await client.post("/tokenize", json={"prompt": "a"})
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
+
+
+class CountedQuotas(KeyLimiter):
+    """Notes what is counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests = 0
+        self.tokens: list[int] = []
+
+    async def enter(self, caller: Caller) -> None:
+        self.requests += 1
+
+    async def spend(self, caller: Caller, tokens: int) -> None:
+        self.tokens.append(tokens)
+
+
+async def test_a_request_counts_against_the_keys_limits_by_its_size(connect: Any) -> None:
+    limiter = CountedQuotas()
+    async with connect(fake_services(limiter=limiter)) as client:
+        assert (await client.post("/tokenize", json={"prompt": "a" * 6_400})).is_success
+        assert (await client.post("/detokenize", json={"tokens": [97]})).is_success
+        assert (await client.post("/tokenize", content=b"{")).status_code == 400
+        assert (await client.get("/v1/models")).is_success
+    assert limiter.requests == 3
+    assert limiter.tokens == [100, 0]
+
+
+async def test_over_the_keys_tokens_nothing_is_tokenized(connect: Any) -> None:
+    limits = KeyLimits(tokens_per_minute=150)
+    limiter = KeyLimiter(Quotas(clock=lambda: 1_000.0))
+    services = fake_services(limiter=limiter, keys=LimitedKeys(limits))
+    async with connect(services) as client:
+        first = await client.post("/tokenize", json={"prompt": "a" * 6_400})
+        second = await client.post("/tokenize", json={"prompt": "a" * 6_400})
+    assert (first.status_code, second.status_code) == (200, 429)
+    assert first.headers["x-ratelimit-remaining-tokens"] == "50"
+    assert second.json()["error"]["code"] == "rate_limit_exceeded"
+
+
+async def test_a_large_text_is_tokenized_in_the_tenants_share_of_the_threads(connect: Any) -> None:
+    services = fake_services()
+    taken: list[tuple[str, int]] = []
+
+    class Noting(TextThreads):
+        async def run(self, tenant: str, chars: int, work: Any) -> Any:
+            taken.append((tenant, chars))
+            return await super().run(tenant, chars, work)
+
+    async with connect(replace(services, text_threads=Noting())) as client:
+        large = await client.post("/tokenize", json={"prompt": "a" * 5_000, "return_token_strs": True})
+        await client.post("/tokenize", json={"prompt": "a"})
+    assert large.json()["count"] == len(large.json()["token_strs"]) == 5_001
+    assert [chars > 5_000 for _, chars in taken] == [True]

@@ -32,6 +32,7 @@ from gateway.journey import Journey
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.prefixes import PrefixWatch
+from gateway.prompts.text_threads import TextThreads
 from gateway.prompts.versions import PromptVersions
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter
@@ -122,6 +123,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
             revision=lambda: revision,
             versions=versions,
             canonicalizer=Canonicalizer(),
+            offload=TextThreads().of,
             planner=lambda: BudgetPlanner(tokenizer, max_model_len=max_model_len),
             adapters=registry,
             fleet=fleet,

@@ -88,7 +88,7 @@ class Heard:
 class Crashing:
     """A stage with a defect, which quotes what it was given."""
 
-    async def canonical_async(self, request: GenerateRequest, version: object) -> object:
+    async def canonical_async(self, request: GenerateRequest, version: object, offload: object) -> object:
         raise ValueError(f"cannot read {request.messages[0].content}") from KeyError(LEAKY)
 
 

@@ -1,0 +1,146 @@
+"""Threads for texts that would hold up the event loop, shared fairly by the tenants.
+
+Tenants take turns. A large text takes a long time and much memory, so a tenant has one at work, all tenants
+together one for every two threads, and smaller texts always find a thread. A text that waits is dropped when
+its caller leaves; one at work is finished, and counts until then.
+"""
+
+import asyncio
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from budgeting.plan import Offload
+from gateway.contracts.values import GenerateRequest
+from gateway.errors import RateLimited
+
+LARGE_CHARS: Final = 262_144
+"""A larger text is tokenized for more than 0.1 s (2.6 characters a microsecond)."""
+MAX_WAITING: Final = 256
+"""Most texts of a tenant that wait or are at work."""
+MAX_WAITING_CHARS: Final = 32 * 1024 * 1024
+"""Most characters of them: eight of the largest bodies by default."""
+THREADS: Final = max(2, min(8, os.cpu_count() or 2))
+RETRY_MS: Final = 1_000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TextJob:
+    chars: int
+    work: Callable[[], Any]
+    done: "asyncio.Future[Any]"
+
+
+class TextThreads:
+    """Runs work on texts in threads. Lives on the event loop."""
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="text")
+        self._free = threads
+        self._free_for_large = max(1, threads // 2)
+        # In the order of their turns; each tenant's jobs in the order of their arrival.
+        self._waiting: OrderedDict[str, list[_TextJob]] = OrderedDict()
+        self._at_work: dict[str, list[_TextJob]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Texts that wait for a thread."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def at_work(self) -> int:
+        """Texts in a thread, those whose callers have left included."""
+        return sum(map(len, self._at_work.values()))
+
+    def of(self, request: GenerateRequest) -> Offload:
+        """Runs a request's work in its tenant's share."""
+
+        async def offload(work: Callable[[], T], /) -> T:
+            return await self.run(request.caller.tenant, text_chars(request), work)
+
+        return offload
+
+    async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
+        """The result of ``work`` on a text of so many characters.
+
+        Raises RateLimited, and what ``work`` raises.
+        """
+        held = [*self._waiting.get(tenant, ()), *self._at_work.get(tenant, ())]
+        if len(held) >= MAX_WAITING or (held and sum(one.chars for one in held) + chars > MAX_WAITING_CHARS):
+            raise RateLimited(
+                f"{len(held)} texts of the tenant are being tokenized; allowed: {MAX_WAITING}, "
+                f"of {MAX_WAITING_CHARS} characters together",
+                retry_after_ms=RETRY_MS,
+            )
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        job = _TextJob(chars, work, done)
+        self._waiting.setdefault(tenant, []).append(job)
+        self._start()
+        try:
+            return await done
+        finally:
+            if job in self._waiting.get(tenant, ()):
+                self._remove(self._waiting, tenant, job)
+
+    def _start(self) -> None:
+        while self._free and (found := self._next()) is not None:
+            tenant, job = found
+            self._remove(self._waiting, tenant, job)
+            if tenant in self._waiting:
+                self._waiting.move_to_end(tenant)
+            self._at_work.setdefault(tenant, []).append(job)
+            self._free -= 1
+            self._free_for_large -= job.chars > LARGE_CHARS
+            self._pool.submit(job.work).add_done_callback(partial(self._left_thread, tenant, job))
+
+    def _next(self) -> tuple[str, _TextJob] | None:
+        for tenant, jobs in self._waiting.items():
+            large_too = self._free_for_large and not any(
+                one.chars > LARGE_CHARS for one in self._at_work.get(tenant, ())
+            )
+            for job in jobs:
+                if large_too or job.chars <= LARGE_CHARS:
+                    return tenant, job
+        return None
+
+    def _left_thread(self, tenant: str, job: _TextJob, doing: Future[Any]) -> None:
+        """Called in the thread."""
+        with suppress(RuntimeError):  # the loop is closed: the gateway has stopped
+            job.done.get_loop().call_soon_threadsafe(self._ended, tenant, job, doing)
+
+    def _ended(self, tenant: str, job: _TextJob, doing: Future[Any]) -> None:
+        self._remove(self._at_work, tenant, job)
+        self._free += 1
+        self._free_for_large += job.chars > LARGE_CHARS
+        self._start()
+        if job.done.done():
+            return  # its caller has left
+        error = doing.exception()
+        if error is None:
+            job.done.set_result(doing.result())
+        else:
+            job.done.set_exception(error)
+
+    @staticmethod
+    def _remove(jobs: dict[str, list[_TextJob]], tenant: str, job: _TextJob) -> None:
+        jobs[tenant].remove(job)
+        if not jobs[tenant]:
+            del jobs[tenant]
+
+
+def text_chars(request: GenerateRequest) -> int:
+    """The characters of all texts of a request."""
+    raw = request.raw_prompt
+    return (
+        sum(len(message.content) for message in request.messages)
+        + sum(len(chunk.text) for chunk in request.chunks)
+        + (len(str(request.context)) if request.context else 0)
+        + (0 if raw is None else len(raw))
+    )

@@ -1,0 +1,141 @@
+"""Texts in threads: who gets one when, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from budgeting.values import Message, Role
+from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
+from gateway.errors import RateLimited
+from gateway.prompts.text_threads import (
+    LARGE_CHARS,
+    MAX_WAITING,
+    MAX_WAITING_CHARS,
+    TextThreads,
+    text_chars,
+)
+
+SMALL, LARGE = 10_000, LARGE_CHARS + 1
+
+
+class Gate:
+    """Work that notes its name and ends when it is let go."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self._open: dict[str, threading.Event] = {}
+
+    def work(self, name: str) -> Callable[[], str]:
+        self._open[name] = threading.Event()
+
+        def work() -> str:
+            self.begun.append(name)
+            assert self._open[name].wait(60)
+            return name
+
+        return work
+
+    def open(self, *names: str) -> None:
+        for name in names:
+            self._open[name].set()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.002)
+
+
+async def test_a_tenant_has_one_large_text_at_work_and_leaves_threads_to_smaller_ones() -> None:
+    threads, gate = TextThreads(2), Gate()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(threads.run("flood", LARGE, gate.work("first")))
+        group.create_task(threads.run("other", LARGE, gate.work("other large")))
+        group.create_task(threads.run("flood", LARGE, gate.work("second")))
+        small = group.create_task(threads.run("other", SMALL, gate.work("other small")))
+        await until(lambda: len(gate.begun) == 2)
+        assert sorted(gate.begun) == ["first", "other small"], "of two threads one is for smaller texts"
+        gate.open("other small")
+        assert await small == "other small"
+        assert (threads.at_work, threads.waiting) == (1, 2), "a free thread takes no second large text"
+        gate.open("first", "second", "other large")
+    assert sorted(gate.begun[2:]) == ["other large", "second"]
+    assert (threads.at_work, threads.waiting) == (0, 0)
+
+
+async def test_tenants_take_turns_however_many_texts_one_has() -> None:
+    threads, gate = TextThreads(1), Gate()
+    flood = [f"flood {number}" for number in range(20)]
+    async with asyncio.TaskGroup() as group:
+        for name in flood:
+            group.create_task(threads.run("flood", SMALL, gate.work(name)))
+        await until(lambda: gate.begun == ["flood 0"])
+        group.create_task(threads.run("other", SMALL, gate.work("other")))
+        await until(lambda: threads.waiting == 20)
+        gate.open("other", *flood)
+    assert gate.begun.index("other") <= 2
+
+
+async def test_what_waits_for_a_caller_that_left_is_dropped_and_what_is_at_work_counts_until_its_end() -> (
+    None
+):
+    threads, gate = TextThreads(2), Gate()
+    async with asyncio.TaskGroup() as group:
+        at_work = group.create_task(threads.run("flood", LARGE, gate.work("at work")))
+        waits = group.create_task(threads.run("flood", LARGE, gate.work("waits")))
+        await until(lambda: gate.begun == ["at work"])
+        for one in (at_work, waits):
+            one.cancel()
+        await asyncio.wait((at_work, waits))
+        assert (threads.at_work, threads.waiting) == (1, 0), "a thread cannot be ended"
+        again = group.create_task(threads.run("flood", LARGE, gate.work("again")))
+        await until(lambda: threads.waiting == 1)
+        gate.open("at work", "again")
+        assert await again == "again"
+    assert gate.begun == ["at work", "again"]
+    assert (threads.at_work, threads.waiting) == (0, 0)
+
+
+@pytest.mark.parametrize(("chars", "most"), [(SMALL, MAX_WAITING), (4 << 20, MAX_WAITING_CHARS // (4 << 20))])
+async def test_a_tenant_holds_so_many_texts_and_no_more(chars: int, most: int) -> None:
+    threads, gate = TextThreads(2), Gate()
+    async with asyncio.TaskGroup() as group:
+        for number in range(most):
+            group.create_task(threads.run("flood", chars, gate.work(str(number))))
+        await until(lambda: threads.at_work + threads.waiting == most)
+        with pytest.raises(RateLimited, match="allowed"):
+            await threads.run("flood", chars, gate.work("too many"))
+        group.create_task(threads.run("other", chars, gate.work("other")))
+        gate.open("other", *map(str, range(most)))
+
+
+async def test_a_text_larger_than_the_bound_is_taken_when_the_tenant_has_no_other() -> None:
+    assert await TextThreads(2).run("one", MAX_WAITING_CHARS + 1, lambda: "done") == "done"
+
+
+async def test_an_error_of_the_work_is_the_callers() -> None:
+    threads = TextThreads(1)
+    with pytest.raises(ZeroDivisionError):
+        await threads.run("one", SMALL, lambda: 1 // 0)
+    assert await threads.run("one", SMALL, lambda: 2) == 2
+
+
+async def test_a_requests_size_is_that_of_all_its_texts() -> None:
+    request = GenerateRequest(
+        "req_1",
+        "gen_1",
+        Contract.NATIVE,
+        Caller("acme", CallerRole.CALLER, "key_1"),
+        arrived_at=0.0,
+        created=0,
+        messages=(Message(Role.USER, "four"),),
+        context={"a": "b"},
+        raw_prompt="raw",
+    )
+    assert text_chars(request) == len("four") + len("{'a': 'b'}") + len("raw")
