@@ -27,6 +27,7 @@ class KeyRole(StrEnum):
     """What a key may do; the values are those of the public surface."""
 
     CALLER = "caller"
+    FRONT = "front"
     OPERATOR = "operator"
     ADMIN = "admin"
 
@@ -79,6 +80,7 @@ class StoredKey:
 # With authentication off every caller is the operator at the machine: no key, all rights, one tenant.
 LOCAL_OPERATOR = KeyRecord("local", "default", KeyRole.ADMIN, HIGHEST_PRIORITY)
 BOOTSTRAP_ADMIN = KeyRecord("bootstrap", "default", KeyRole.ADMIN, HIGHEST_PRIORITY)
+BOOTSTRAP_FRONT = KeyRecord("front", "default", KeyRole.FRONT, HIGHEST_PRIORITY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def salted_digest(salt: bytes, key: bytes) -> bytes:
 
 class KeyRing:
     """The accepted keys, each stored as a salted SHA-256. Without ``enabled`` no key is required; without an
-    ``admin_key`` there are only the created ones.
+    ``admin_key`` and a ``front_key`` there are only the created ones.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class KeyRing:
         admin_key: str | None,
         *,
         enabled: bool,
+        front_key: str | None = None,
         unix_time: Callable[[], float] = time.time,
         digest: Callable[[bytes, bytes], bytes] = salted_digest,
     ) -> None:
@@ -124,11 +127,12 @@ class KeyRing:
         self._time = unix_time
         self._digest_of = digest
         self._salt = os.urandom(SALT_BYTES)
-        self._admin_digest = self._digest_of(self._salt, _bytes_of(admin_key)) if admin_key else None
+        first = ((admin_key, BOOTSTRAP_ADMIN), (front_key, BOOTSTRAP_FRONT))
+        self._first = [(self._digest_of(self._salt, _bytes_of(key)), record) for key, record in first if key]
         self._by_prefix: dict[str, StoredKey] = {}
         self._prefixes: list[str] = []
         self._by_id: dict[str, StoredKey] = {}
-        # Unknown prefixes and a missing admin key are compared with this; no key has these digests.
+        # Unknown prefixes are compared with this; no key has its digest.
         self._decoy = StoredKey(
             LOCAL_OPERATOR, "", os.urandom(SALT_BYTES), os.urandom(hashlib.sha256().digest_size)
         )
@@ -148,11 +152,9 @@ class KeyRing:
         given = _bytes_of(bearer)
         stored = self._nearest(_prefix_of(bearer))
         is_stored = hmac.compare_digest(self._digest_of(stored.salt, given), stored.digest)
-        is_admin = hmac.compare_digest(
-            self._digest_of(self._salt, given), self._admin_digest or self._decoy.digest
-        )
-        if is_admin and self._admin_digest is not None:
-            return BOOTSTRAP_ADMIN
+        digest = self._digest_of(self._salt, given)
+        for own in [record for known, record in self._first if hmac.compare_digest(digest, known)]:
+            return own
         if not is_stored or stored is self._decoy:
             return None
         expires_at = stored.record.expires_at

@@ -24,6 +24,9 @@ _OVERLAP: Final = 1.05
 # Hours that were watched for less are not compared: the running hour, and that of a start.
 WATCHED_S: Final = 0.999 * HOUR_S
 
+NOT_BILLED: Final = ("shadow", "front", "undelivered")
+"""Tokens that are billed to no tenant here: of shadow traffic, for another Sluice, without an answer."""
+
 Line = dict[str, object]
 
 
@@ -36,7 +39,6 @@ class Reconciliation:
     def ledger_query(self) -> Select[Any]:
         """The ledger's tokens by hour and backend, with those of shadow traffic and undelivered answers."""
         tokens = _rows.input_tokens + _rows.output_tokens
-        shadow = _rows.kind == "shadow"
         undelivered = and_(
             _rows.kind == "request", _rows.billable_input_tokens + _rows.billable_output_tokens == 0
         )
@@ -46,7 +48,10 @@ class Reconciliation:
                 _rows.backend_name.label("backend"),
                 func.sum(_rows.input_tokens).label("prompt_tokens"),
                 func.sum(_rows.output_tokens).label("generation_tokens"),
-                func.sum(case((shadow, tokens), else_=0)).label("shadow"),
+                *(
+                    func.sum(case((_rows.kind == one, tokens), else_=0)).label(one)
+                    for one in ("shadow", "front")
+                ),
                 func.sum(case((undelivered, tokens), else_=0)).label("undelivered"),
                 func.count().label("requests"),
             )
@@ -81,7 +86,7 @@ class Reconciliation:
                         "prompt_tokens": prompt - booked["prompt_tokens"],
                         "generation_tokens": generated - booked["generation_tokens"],
                     },
-                    "not_billed": {name: int(row.get(name) or 0) for name in ("shadow", "undelivered")},
+                    "not_billed": {name: int(row.get(name) or 0) for name in NOT_BILLED},
                     "verdict": _verdict(
                         prompt - booked["prompt_tokens"],
                         generated - booked["generation_tokens"],

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 HOUR_S = 3600
 
-Kind = Literal["request", "shadow"]
+# ``front``: another Sluice asked for a tenant of its own, and bills it.
+Kind = Literal["request", "shadow", "front"]
 
 
 class UsageRow(msgspec.Struct, frozen=True):
@@ -18,7 +19,7 @@ class UsageRow(msgspec.Struct, frozen=True):
     backend did not. ``input_tokens``, ``output_tokens`` and ``cached_tokens`` (a part of the input) are what
     the engine counted, and ``cost_nanousd`` (10⁻⁹ US dollars, by ``price_version`` of the price book) is
     their cost to the operator. The ``billable`` ones are the tenant's: zero for an undelivered answer and for
-    ``shadow`` traffic.
+    every other kind than ``request``.
     """
 
     # A struct: made and changed some four times a request, which takes a dataclass of as many fields
@@ -66,7 +67,9 @@ class UsageRow(msgspec.Struct, frozen=True):
         return int(self.started_at // HOUR_S)
 
     def delivered(self) -> Self:
-        """The same with all its tokens billable."""
+        """The same with all its tokens billable, where the kind is."""
+        if self.kind != "request":
+            return self
         return replace(
             self,
             billable_input_tokens=self.input_tokens,

@@ -121,7 +121,7 @@ class Journey:
                 model=target.model or (lease.adapter.base_model if lease.adapter is not None else None),
             )
             backend = ranking.first(request.extra)
-            prefix = self.prefixes.expect(plan, backend, request.caller.tenant, lease.adapter_id)
+            prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)
             recorder.bound(ranking.drawn, prefix)
             timer.lap("rank")
 

@@ -8,8 +8,18 @@ from typing import Annotated
 from pydantic import AwareDatetime, Field
 from typing_extensions import TypedDict
 
-from accounting.keys import KeyLimits, KeyRecord, KeyRing, KeyRole, NewSecret, StoredKey, draw_key
+from accounting.keys import (
+    HIGHEST_PRIORITY,
+    KeyLimits,
+    KeyRecord,
+    KeyRing,
+    KeyRole,
+    NewSecret,
+    StoredKey,
+    draw_key,
+)
 from gateway.contracts.fields import Body, Priority
+from gateway.contracts.front_headers import WORD
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.values import CallerRole
 from gateway.errors import InvalidRequest
@@ -21,8 +31,7 @@ from gateway.state.audit import Audit
 LATEST = 253_402_300_799.0
 
 _Limit = Annotated[int, Field(ge=1, le=10**15)]
-# Tenants and organizations are labels in metrics and reports, so each is one printable word.
-_Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@/-]{0,127}$")]
+_Word = Annotated[str, Field(pattern=WORD)]
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
 # An empty list would be a key for nothing; "all" is said by leaving the field out.
 _Names = Annotated[list[_Name], Field(min_length=1, max_length=256)]
@@ -42,8 +51,8 @@ class KeyBody(Body):
     tenant: _Word
     org: _Word | None = None
     role: CallerRole = CallerRole.CALLER
-    # High priority is granted, not found.
-    max_priority: Priority = 0
+    # High priority is granted, not found; a front has capped its callers' priorities itself.
+    max_priority: Priority | None = None
     routes: _Names | None = None
     adapters: _Names | None = None
     limits: KeyLimitsBody = KeyLimitsBody()
@@ -104,12 +113,13 @@ class KeyAdmin:
             allowed = f"later than now, {_time(now)}, and {_time(LATEST)} at the latest"
             shown = _time(expires_at) if expires_at <= LATEST else "beyond it"
             raise not_allowed("expires_at", f"is {shown}", f"{allowed}")
+        default_priority = HIGHEST_PRIORITY if given.role is CallerRole.FRONT else 0
         secret = self.draw()
         record = KeyRecord(
             f"key_{secret.prefix}",
             given.tenant,
             KeyRole(given.role),
-            given.max_priority,
+            default_priority if given.max_priority is None else given.max_priority,
             None if given.routes is None else tuple(given.routes),
             None if given.adapters is None else tuple(given.adapters),
             KeyLimits(**given.limits.model_dump()),

@@ -64,9 +64,10 @@ class Work:
 
     ``sampling.max_tokens`` is always set; ``open_ended``: it is only what the context has room for. A backend
     uses ``token_ids``, without tokenizing again, or ``messages``. Prompts with different ``cache_salt``,
-    which is the tenant, must not share cached prefixes: the time of a first token would reveal others'
-    prompts. The first ``prefix_tokens`` of ``token_ids`` are the canonical stable prefix. When ``stream`` is
-    false a backend may give larger pieces after the first.
+    by default the tenant, must not share cached prefixes: the time of a first token would reveal others'
+    prompts. ``tenant``, ``org``, ``user``, ``session_id`` and ``deadline`` (on the injected clock) are sent
+    to another Sluice. The first ``prefix_tokens`` of ``token_ids`` are the canonical stable prefix. When
+    ``stream`` is false a backend may give larger pieces after the first.
 
     With ``partial`` the backend resumes that answer in one of the ways of its ``continues``: its first
     piece follows right after ``partial.text``, ``sampling.max_tokens`` bounds the rest, and stop strings,
@@ -83,6 +84,11 @@ class Work:
     adapter: Adapter | None = None
     priority: int = 0
     cache_salt: str | None = None
+    tenant: str | None = None
+    org: str | None = None
+    user: str | None = None
+    session_id: str | None = None
+    deadline: float | None = None
     prefix_tokens: int = 0
     stream: bool = True
     partial: PartialAnswer | None = None

@@ -92,6 +92,7 @@ class OpenAIBackend(AffinitySection):
     max_loaded_adapters: Annotated[int, Field(ge=1, le=10_000)] = 8
     api_key_env: str | None = None
     send_priority: bool = False
+    share_prefix_across_tenants: bool = False
     max_running: Annotated[int, Field(ge=0, le=100_000)] = 0
     max_connections: Annotated[int, Field(ge=1, le=65_536)] = 512
     max_attempts: Attempts = 3

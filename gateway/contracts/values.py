@@ -36,6 +36,7 @@ class CallerRole(StrEnum):
     """What a key may do."""
 
     CALLER = "caller"
+    FRONT = "front"
     OPERATOR = "operator"
     ADMIN = "admin"
 
@@ -44,7 +45,9 @@ class CallerRole(StrEnum):
 class Caller:
     """Who asks: derived from the key, never from the body.
 
-    ``routes`` and ``adapters`` are those that the key may use; ``None``: all.
+    ``routes`` and ``adapters`` are those that the key may use; ``None``: all. ``by_front``: ``tenant`` and
+    ``org`` were named by another Sluice, which bills them. Only requests of one ``cache_salt`` share cached
+    prefixes; by default that is the tenant.
     """
 
     tenant: str
@@ -55,6 +58,13 @@ class Caller:
     adapters: tuple[str, ...] | None = None
     limits: KeyLimits = NO_LIMITS
     org: str | None = None
+    by_front: bool = False
+    own_salt: str | None = None
+
+    @property
+    def cache_salt(self) -> str:
+        """Whose cached prefixes the request may use."""
+        return self.own_salt or self.tenant
 
 
 @dataclass(frozen=True, slots=True)

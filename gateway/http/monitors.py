@@ -37,9 +37,9 @@ async def ready(response: Response, services: Edge) -> dict[str, Any]:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request, services: Edge) -> Response:
-    """Prometheus metrics; they need an operator's key where the configuration says so."""
+    """Prometheus metrics; they need an operator's or a front's key where the configuration says so."""
     if not services.open_metrics:
-        require_role(services, Exchange.of(request.scope), CallerRole.OPERATOR)
+        require_role(services, Exchange.of(request.scope), CallerRole.OPERATOR, CallerRole.FRONT)
     return Response(services.metrics(), media_type=PROMETHEUS)
 
 

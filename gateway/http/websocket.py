@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.contracts.native_answer import NativeDialect, error_json
 from gateway.errors import BodyTooLarge, InvalidRequest, public_error
+from gateway.http.authorize import identify
 from gateway.http.client_disconnect import ClientGone
 from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import Exchange
@@ -56,7 +57,7 @@ class GenerateSocket:
         exchange = Exchange.of(scope)
         await receive()  # websocket.connect
         try:
-            caller = self._services.keys.authenticate(exchange.key)
+            caller = identify(self._services, exchange)
         except CALLER_ERRORS as error:
             await _deny(exchange, error, scope)
             return
@@ -70,7 +71,7 @@ class GenerateSocket:
         try:
             body = await self._first_frame(receive)
             # Its key may have been revoked since the handshake.
-            caller = self._services.keys.authenticate(exchange.key)
+            caller = identify(self._services, exchange)
             await self._services.limiter.enter(caller)
             exchange.caller = caller
             # Time counts from the request, not from the handshake.

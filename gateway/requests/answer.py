@@ -87,6 +87,7 @@ def opening_row(job: Job, revision: int, trace_id: str, unix_time: float) -> Usa
         contract=request.contract.value,
         route=target.route.name,
         started_at=unix_time,
+        kind="front" if request.caller.by_front else "request",
         org=request.caller.org,
         user_id=request.user,
         intent=request.intent,
@@ -138,13 +139,10 @@ def closing_row(row: UsageRow, answer: Answer, *, model: str) -> UsageRow:
         input_tokens=used.input_tokens,
         output_tokens=used.output_tokens,
         cached_tokens=used.cached_tokens,
-        billable_input_tokens=used.input_tokens,
-        billable_output_tokens=used.output_tokens,
-        billable_cached_tokens=used.cached_tokens,
         queue_wait_ms=answer.timings.queue_wait_ms,
         ttft_ms=answer.timings.ttft_ms,
         total_ms=answer.timings.total_ms,
-    )
+    ).delivered()
 
 
 def warnings_of(request: GenerateRequest, canonical: Canonical, lease: Lease) -> tuple[str, ...]:

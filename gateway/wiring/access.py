@@ -1,13 +1,14 @@
 """The layer of access: API keys, and their limits."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from accounting.keys import KeyRing
 from accounting.quotas import Quotas
 from gateway.config.errors import ConfigError
-from gateway.config.settings import Settings
+from gateway.config.settings import FRONT_KEY, Settings
 from gateway.keys.authenticate import Keys
 from gateway.keys.last_used import STREAM as USE_STREAM
 from gateway.keys.last_used import KeyUse
@@ -51,9 +52,9 @@ class AccessParts:
             await self.shared.close()
 
 
-def require_admin_key(settings: Settings, admin_key: str | None) -> None:
+def require_first_key(settings: Settings, admin_key: str | None) -> None:
     """Raises ConfigError when keys are required and there is none to begin with."""
-    if settings.auth.enabled and not admin_key:
+    if settings.auth.enabled and not admin_key and not os.environ.get(FRONT_KEY):
         raise ConfigError(
             "auth.enabled is true but there is no key: set SLUICE_ADMIN_KEY, or auth.enabled: false"
         )
@@ -74,7 +75,8 @@ def make_access(base: Foundation, admin_key: str | None) -> AccessParts:
             emit=base.events.emit,
             new_holder=lambda: base.new_id("gw"),
         )
-    ring = KeyRing(admin_key, enabled=base.settings.auth.enabled, unix_time=base.unix_time)
+    enabled, front_key = base.settings.auth.enabled, os.environ.get(FRONT_KEY)
+    ring = KeyRing(admin_key, enabled=enabled, front_key=front_key, unix_time=base.unix_time)
     keys = make_keys(ring, base.state, unix_time=base.unix_time)
     return AccessParts(keys, KeyLimiter(Quotas(clock=base.clock), shared, emit=base.events.emit), shared)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.config.settings import Settings
-from gateway.wiring.access import AccessParts, make_access, require_admin_key
+from gateway.wiring.access import AccessParts, make_access, require_first_key
 from gateway.wiring.accounts import AccountParts, make_accounts
 from gateway.wiring.adapters import AdapterParts, make_adapters
 from gateway.wiring.backends import BackendParts, MakeEnginePool, make_backends
@@ -37,7 +37,7 @@ def make_core(
     unix_time: Callable[[], float],
 ) -> Core:
     """Build the layers. Raises as :func:`gateway.wiring.build.build`."""
-    require_admin_key(settings, admin_key)
+    require_first_key(settings, admin_key)
     base = make_foundation(settings, clock=clock, unix_time=unix_time)
     model = make_model(base)
     access = make_access(base, admin_key)

@@ -90,6 +90,7 @@ def make_workers(
             adapters=MappingProxyType(dict(section.adapters)),
             loads=section.load_adapters,
             folder=section.adapters_folder,
+            share_prefixes=section.share_prefix_across_tenants,
         ),
         pool=WorkerPool(workers, choice, max_running=section.max_running, random=random.Random()),
         presence=in_service,

@@ -23,11 +23,15 @@ keys = command_group("keys", "Keys of callers and operators: make, list, revoke.
 def create(
     gateway: Operator,
     tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whom its requests are booked to.")],
-    role: Annotated[str, typer.Option(help="caller, operator or admin.")] = "caller",
+    role: Annotated[
+        str,
+        typer.Option(help="caller, front (another Sluice that speaks for its tenants), operator or admin."),
+    ] = "caller",
     org: Annotated[str | None, typer.Option(help="The tenant's organization, for reports.")] = None,
     max_priority: Annotated[
-        int, typer.Option(min=-1, max=1, help="Higher priorities are lowered to it.")
-    ] = 0,
+        int | None,
+        typer.Option(min=-1, max=1, help="Higher priorities are lowered to it; default: 0, a front's 1."),
+    ] = None,
     rpm: Annotated[int | None, typer.Option(min=1, help="Requests per minute.")] = None,
     tpm: Annotated[int | None, typer.Option(min=1, help="Tokens per minute.")] = None,
     tpd: Annotated[int | None, typer.Option(min=1, help="Tokens per day.")] = None,

@@ -47,7 +47,9 @@ def report(
     ] = "tenant",
     since: Since = None,
     until: Until = None,
-    kind: Annotated[str, typer.Option(help="request, or shadow.")] = "request",
+    kind: Annotated[
+        str, typer.Option(help="request, shadow, or front: for another Sluice, which bills.")
+    ] = "request",
 ) -> None:
     """Sum up tokens and cost. Margin: billed tokens that a cache served, less tokens computed in vain.
 
@@ -110,9 +112,10 @@ def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> No
         if not found["rows"]:
             print("nothing to compare yet: an hour is compared once an engine has reported its counters")
             return
+        not_billed = tuple(found["rows"][0]["not_billed"])
         right = (
-            "watched", "requests", "engine in/out", "ledger in/out", "difference in/out", "shadow",
-            "undelivered",
+            "watched", "requests", "engine in/out", "ledger in/out", "difference in/out",
+            *not_billed,
         )  # fmt: skip
         table = table_of("hour", "backend", *right, "verdict", right=right)
         for row in found["rows"]:
@@ -120,15 +123,13 @@ def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> No
                 f"{row[of]['prompt_tokens']:,} / {row[of]['generation_tokens']:,}"
                 for of in ("engine", "ledger", "difference")
             )
-            not_billed = row["not_billed"]
             table.add_row(
                 row["hour"],
                 plain(row["backend"]),
                 f"{row['covered']:.0%}",
                 f"{row['requests']:,}",
                 *pairs,
-                f"{not_billed['shadow']:,}",
-                f"{not_billed['undelivered']:,}",
+                *(f"{row['not_billed'][name]:,}" for name in not_billed),
                 row["verdict"],
             )
         console.print(table)

@@ -111,6 +111,7 @@ def front_of(settings: Settings, placements: Sequence[WorkerPlacement]) -> Setti
             "prompt": "token_ids",
             "api_key_env": KEY_VARIABLE,
             "send_priority": True,
+            "share_prefix_across_tenants": settings.engine.share_prefix_across_tenants,
             "max_running": settings.engine.max_num_seqs,
             # Loading a model takes minutes; ejections must not grow while a worker is still loading.
             "eject_max_seconds": 5.0,

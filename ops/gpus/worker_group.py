@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from gateway.config.engine import ENGINE_ENV
-from gateway.config.settings import ENV_PREFIX, Settings
+from gateway.config.settings import ENV_PREFIX, FRONT_KEY, Settings
 from ops.free_ports import free_ports
 from ops.gpus.layout import (
     DEVICE_VARIABLE,
@@ -97,13 +97,18 @@ def make_worker_group(
 
 
 def worker_environ(environ: Mapping[str, str], placement: WorkerPlacement, key: str) -> dict[str, str]:
-    """The worker's environment: this one without overrides of the configuration, which are in its file."""
+    """The worker's environment: this one without overrides of the configuration, which are in its file.
+
+    The front's key is the only one that the worker accepts.
+    """
     kept = {
         name: value
         for name, value in environ.items()
-        if not (name.startswith(ENV_PREFIX) and "__" in name) and name not in ENGINE_ENV
+        if not (name.startswith(ENV_PREFIX) and "__" in name)
+        and name not in ENGINE_ENV
+        and name != "SLUICE_ADMIN_KEY"
     }
-    kept["SLUICE_ADMIN_KEY"] = key
+    kept[FRONT_KEY] = key
     kept[NUMBER_VARIABLE] = str(placement.number)
     if placement.devices is not None:
         kept[DEVICE_VARIABLE] = placement.devices

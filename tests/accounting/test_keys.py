@@ -32,6 +32,14 @@ def test_a_missing_or_wrong_key_belongs_to_nobody(bearer: str | None) -> None:
     assert KeyRing("sk-right", enabled=True).lookup(bearer) is None
 
 
+def test_the_fronts_key_belongs_to_a_front_that_may_pass_every_priority_on() -> None:
+    ring = KeyRing("sk-admin", front_key="sk-front", enabled=True)
+    front, admin = ring.lookup("sk-front"), ring.lookup("sk-admin")
+    assert front is not None and (front.role, front.max_priority) == (KeyRole.FRONT, 1)
+    assert admin is not None and admin.role is KeyRole.ADMIN
+    assert ring.lookup("sk-other") is None
+
+
 @pytest.mark.parametrize("admin_key", [None, ""])
 @pytest.mark.parametrize("bearer", [None, "", "anything"])
 def test_without_an_admin_key_nobody_gets_in(admin_key: str | None, bearer: str | None) -> None:
@@ -56,7 +64,7 @@ def test_the_ring_keeps_a_salted_digest_and_not_the_key() -> None:
     first, second = KeyRing("sk-right", enabled=True), KeyRing("sk-right", enabled=True)
     kept = list(vars(first).values())
     assert not any("sk-right" in repr(value) for value in kept)
-    assert first._admin_digest != second._admin_digest
+    assert first._first != second._first
 
 
 def made(secret: NewSecret, **changes: Any) -> StoredKey:

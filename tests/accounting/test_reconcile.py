@@ -63,10 +63,12 @@ async def test_the_ledger_and_the_engine_are_compared_hour_by_hour(tmp_path: Pat
         ledger.append(cancelled)
         ledger.append(row("g3", kind="shadow", started_at=NOON, backend_name="worker", input_tokens=5))
         ledger.append(row("g4", started_at=NOON))  # degraded: no backend
+        fronts = row("g5", kind="front", started_at=NOON, backend_name="worker", output_tokens=2)
+        ledger.append(fronts.delivered())
         await until(lambda: ledger.depth == 0)
         # Written over and over with what is known by then.
         await ledger.write_counts([count(472_236, 50, 5)])
-        await ledger.write_counts([count(472_236, 95, 11)])
+        await ledger.write_counts([count(472_236, 95, 13)])
         [line] = (await UsageAdmin(ledger.select).reconcile(SpanQuery(since=str(NOON), until=str(NOON + 1))))[
             "rows"
         ]
@@ -74,11 +76,11 @@ async def test_the_ledger_and_the_engine_are_compared_hour_by_hour(tmp_path: Pat
         "hour": "2023-11-15T12:00+00:00",
         "backend": "worker",
         "covered": 1.0,
-        "requests": 3,
-        "engine": {"prompt_tokens": 95, "generation_tokens": 11},
-        "ledger": {"prompt_tokens": 85, "generation_tokens": 11},
+        "requests": 4,
+        "engine": {"prompt_tokens": 95, "generation_tokens": 13},
+        "ledger": {"prompt_tokens": 85, "generation_tokens": 13},
         "difference": {"prompt_tokens": 10, "generation_tokens": 0},
-        "not_billed": {"shadow": 5, "undelivered": 21},
+        "not_billed": {"shadow": 5, "front": 2, "undelivered": 21},
         "verdict": "engine counts more: probes, warm-ups, summaries, tokens generated again, requests over its end",
     }
 

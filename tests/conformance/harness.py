@@ -46,7 +46,6 @@ class Specimen:
         block_size: tokens of a block of its prefix cache; nothing shorter can be found there.
         counts_cached: whether ``usage.cached_tokens`` is real.
         exact_ids: whether it sees ``Work.token_ids`` themselves, not a text that it tokenizes again.
-        salted: whether prompts of different ``cache_salt`` never share a prefix.
         priority: whether it takes a priority other than 0.
         tells_blocks: whether its load tells of KV blocks; a hosted model's does not.
         tells_ids: whether its deltas tell token ids.
@@ -62,7 +61,6 @@ class Specimen:
     block_size: int = BLOCK_SIZE
     counts_cached: bool = True
     exact_ids: bool = True
-    salted: bool = True
     priority: bool = True
     tells_blocks: bool = True
     tells_ids: bool = True

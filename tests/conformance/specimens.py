@@ -109,9 +109,7 @@ async def sluice_worker(folder: Path) -> AsyncIterator[Specimen]:
     with contextlib.ExitStack() as stack:
         live = await asyncio.to_thread(stack.enter_context, gateway(folder, **env))
         async with remote(live.url, "sluice", adapters, model="demo") as specimen:
-            yield replace(
-                specimen, salted=False, tells_ids=False
-            )  # the worker sees one tenant: this gateway's key
+            yield replace(specimen, tells_ids=False)
 
 
 @asynccontextmanager

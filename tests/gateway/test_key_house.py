@@ -127,6 +127,18 @@ async def test_a_key_is_accepted_everywhere_and_after_its_revocation_nowhere() -
             await one.admin.revoke(made["id"], who=WHO)
 
 
+async def test_a_front_may_pass_every_priority_on_and_a_caller_has_to_be_granted_it() -> None:
+    one = in_memory(MemoryStreams())
+    async with running(one):
+        found = []
+        for role in (CallerRole.FRONT, CallerRole.CALLER):
+            made = await one.create(role=role)
+            caller = one.keys.authority.authenticate(made["key"])
+            found.append((caller.role, caller.max_priority, made["max_priority"]))
+        assert found == [(CallerRole.FRONT, 1, 1), (CallerRole.CALLER, 0, 0)]
+        assert (await one.create(role=CallerRole.FRONT, max_priority=-1))["max_priority"] == -1
+
+
 async def test_over_a_file_a_revocation_is_in_force_elsewhere_soon(tmp_path: Path) -> None:
     config = StateConfig(url=f"sqlite:///{tmp_path}/state.db")
     one, other = (Process(make_state(config, clock=time.monotonic, unix_time=time.time)) for _ in range(2))

@@ -116,7 +116,7 @@ def test_a_worker_sees_its_gpu_and_nothing_that_would_override_its_file() -> Non
     assert found == {
         "PATH": "/bin",
         "CUDA_VISIBLE_DEVICES": "1",
-        "SLUICE_ADMIN_KEY": "made",
+        "SLUICE_FRONT_KEY": "made",
         "SLUICE_WORKER_NUMBER": "1",
     }
 

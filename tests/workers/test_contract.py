@@ -138,6 +138,50 @@ def test_priority_is_sent_only_when_the_workers_take_it_and_in_their_direction()
     assert sent(CompletionWriter("base", Dialect.SLUICE, send_priority=True), priority=1)["priority"] == 1
 
 
+def test_another_sluice_is_told_for_whom_it_works_how_urgently_and_for_how_long() -> None:
+    writer = CompletionWriter("base", Dialect.SLUICE)
+    asked = work(
+        tenant="acme",
+        org="acme-group",
+        user="u1",
+        session_id="s1",
+        priority=1,
+        deadline=12.0,
+        cache_salt="acme",
+    )
+    body = json.loads(writer.body(asked, now=10.5001))
+    assert body["sluice"] == {"token_ids": True, "session_id": "s1", "deadline_ms": 1500}
+    assert (body["user"], body["priority"]) == ("u1", 1)
+    assert writer.headers(asked).decode().splitlines() == [
+        "x-sluice-tenant: acme",
+        "x-sluice-org: acme-group",
+        f"x-sluice-cache-salt: {salt_of('acme')}",
+    ]
+    # A deadline that has passed or is far away is still a valid field.
+    for now, deadline_ms in ((99.0, 1), (-1e9, 86_400_000)):
+        assert json.loads(writer.body(asked, now=now))["sluice"]["deadline_ms"] == deadline_ms
+    for dialect in (Dialect.VLLM, Dialect.OPENAI):
+        other = CompletionWriter("base", dialect)
+        assert other.headers(asked) == b""
+        assert not {"user", "sluice", "priority"} & set(json.loads(other.body(asked)))
+
+
+def test_what_no_header_may_hold_is_not_sent_in_one() -> None:
+    sent_headers = CompletionWriter("base", Dialect.SLUICE).headers(
+        work(tenant="a\r\nx-evil: 1", org="", cache_salt="a")
+    )
+    assert sent_headers.decode().splitlines() == [f"x-sluice-cache-salt: {salt_of('a')}"]
+
+
+def test_tenants_that_share_are_of_one_salt() -> None:
+    shared = [
+        CompletionWriter("base", Dialect.SLUICE, share_prefixes=True).headers(work(cache_salt=tenant))
+        for tenant in ("acme", "umbra")
+    ]
+    assert shared[0] == shared[1] == b"x-sluice-cache-salt: shared\r\n"
+    assert "cache_salt" not in sent(CompletionWriter("base", share_prefixes=True), cache_salt="acme")
+
+
 def test_the_salt_is_no_tenant_name_and_goes_to_vllm_alone() -> None:
     salt = sent(CompletionWriter("base"), cache_salt="A/very@secret\\tenant" * 20)["cache_salt"]
     assert len(salt) == 32 and salt.isalnum()

@@ -204,7 +204,9 @@ class WorkersBackend:
         return await generate_rest(self._writer.splice(work, partial), self._generate, work, out)
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
-        request = _Request(self._writer.path(work), self._writer.body(work), work, self._wish(work))
+        writer = self._writer
+        body = writer.body(work, self._clock())
+        request = _Request(writer.path(work), body, writer.headers(work), work, self._wish(work))
         tried: set[str] = set()
         failure: BackendFailure | None = None
         while len(tried) < self._max_attempts:
@@ -282,7 +284,8 @@ class WorkersBackend:
                 worker.failed(last=self._is_last(worker))
             raise failure_of_transport(error, delivered=attempt.delivered) from error
         except BackendFailure as error:
-            if error.kind in _WORKERS_FAULT:
+            late = request.work.deadline is not None and self._clock() >= request.work.deadline
+            if error.kind in _WORKERS_FAULT and not late:
                 worker.failed(last=self._is_last(worker))
             raise
         finally:
@@ -307,7 +310,8 @@ class WorkersBackend:
 
     async def _exchange(self, worker: Worker, request: _Request, attempt: _Attempt) -> Completion:
         work = request.work
-        async with worker.client.post(request.path, request.body, attempt.headers) as connection:
+        headers = request.headers + attempt.headers
+        async with worker.client.post(request.path, request.body, headers) as connection:
             if connection.status != 200:
                 name = self._writer.adapter_name(work)
                 failure = failure_of(
@@ -350,7 +354,9 @@ class WorkersBackend:
         if len(self._workers) == 1:
             return NO_WISH
         adapter = self._writer.adapter_name(work)
-        chain = chain_of(work.token_ids, self._block_tokens, salt_number(work.cache_salt, adapter))
+        chain = chain_of(
+            work.token_ids, self._block_tokens, salt_number(self._writer.cache_salt(work), adapter)
+        )
         return Wish(chain, work.prefix_tokens // self._block_tokens, adapter)
 
     def _is_last(self, worker: Worker) -> bool:
@@ -372,6 +378,7 @@ class _Request:
 
     path: str
     body: bytes
+    headers: bytes
     work: Work
     wish: Wish
 

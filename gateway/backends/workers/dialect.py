@@ -1,6 +1,7 @@
 """The features of each dialect of OpenAI's API, and request bodies in it."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,6 +15,8 @@ from gateway.backends.partial_answer import TextSplice, resumed_seed
 from gateway.backends.port import Continue, PartialAnswer, Work
 from gateway.backends.workers.loras import loaded_name
 from gateway.contracts.features import KNOWN_FEATURES, Feature
+from gateway.contracts.fields import MAX_DEADLINE_MS
+from gateway.contracts.front_headers import front_headers
 from gateway.contracts.values import FormatType
 
 # Tokens in each chunk after the first one when the caller does not stream. The cost of a chunk does not
@@ -22,6 +25,8 @@ STREAM_INTERVAL = 16
 # Longest prompt, in tokens, for which the answer's token ids are requested: vLLM then repeats the prompt's
 # ids in its first chunk, up to 8 bytes each, and an event is at most 1 MiB (``sse``).
 MAX_ECHOED_PROMPT = 65_536
+# The salt at another Sluice of a pool whose tenants share; no hash is this word.
+SHARED_SALT = "shared"
 CHAT_PATH, TEXT_PATH = "/chat/completions", "/completions"
 
 
@@ -70,6 +75,7 @@ class CompletionWriter:
         adapters: an adapter's name at the workers, where it is not its id.
         loads: whether the gateway loads the other adapters there, under names that it makes.
         folder: path of the gateway's adapter folder on the workers; ``None``: the same path.
+        share_prefixes: tenants find each other's cached prefixes.
     """
 
     model: str
@@ -79,6 +85,18 @@ class CompletionWriter:
     adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     loads: bool = False
     folder: str | None = None
+    share_prefixes: bool = False
+
+    def cache_salt(self, work: Work) -> str | None:
+        """Only requests of one salt share cached prefixes; ``None``: all do."""
+        return None if self.share_prefixes else work.cache_salt
+
+    def headers(self, work: Work) -> bytes:
+        """For whom the request is, as header lines for another Sluice."""
+        if self.dialect is not Dialect.SLUICE:
+            return b""
+        salt = self.cache_salt(work)
+        return front_headers(work.tenant, work.org, SHARED_SALT if salt is None else salt_of(salt))
 
     def adapter_name(self, work: Work) -> str | None:
         """The adapter's name at the workers."""
@@ -126,7 +144,7 @@ class CompletionWriter:
         """Whether to request chunks of several tokens, each with a running count."""
         return self.dialect is Dialect.VLLM and not work.stream
 
-    def body(self, work: Work) -> bytes:
+    def body(self, work: Work, now: float = 0.0) -> bytes:
         """The request body. Always a stream, to time the first token and to cancel by closing."""
         sampling = work.sampling
         chat = self.path(work) == CHAT_PATH
@@ -169,15 +187,23 @@ class CompletionWriter:
         if self.dialect is Dialect.VLLM:
             if len(work.token_ids) <= MAX_ECHOED_PROMPT:
                 body["return_token_ids"] = True
-            if work.cache_salt is not None:
-                body["cache_salt"] = salt_of(work.cache_salt)
+            if (salt := self.cache_salt(work)) is not None:
+                body["cache_salt"] = salt_of(salt)
             if self.in_larger_pieces(work):
                 # A chunk is then several tokens: each reports the number of tokens so far.
                 body["stream_interval"] = STREAM_INTERVAL
                 body["stream_options"]["continuous_usage_stats"] = True
         elif self.dialect is Dialect.SLUICE:
             body["sluice"] = {"token_ids": True}
-        if self.send_priority and work.priority:
+            if work.session_id is not None:
+                body["sluice"]["session_id"] = work.session_id
+            if work.deadline is not None:
+                # Rounded up: the worker must not be the first to give up.
+                left_ms = math.ceil((work.deadline - now) * 1000)
+                body["sluice"]["deadline_ms"] = min(max(1, left_ms), MAX_DEADLINE_MS)
+            if work.user is not None:
+                body["user"] = work.user
+        if (self.send_priority or self.dialect is Dialect.SLUICE) and work.priority:
             # vLLM serves lower numbers first, Sluice higher ones.
             body["priority"] = -work.priority if self.dialect is Dialect.VLLM else work.priority
         return orjson.dumps({**work.extra, **body})
