@@ -10,7 +10,10 @@ from admission.values import AdmissionLimits, Demand
 # Without ``max_wait_s`` a first token is due within this time of the arrival (12 times what an idle A10G
 # takes for the median prompt of Azure's trace), on a slow engine within so many times what it takes idle.
 PATIENCE_S, PATIENCE_TIMES = 5.0, 3.0
-# The longest wait while an engine has not given any first token: it may still compile or load.
+# Before so many first tokens of an engine a request without a deadline is not refused by its speed: it may
+# still compile or load, and a forecast from a few is wrong by several times.
+LEARNED_FROM = 8
+# The longest wait until then.
 COLD_WAIT_S = 60.0
 # A target that the engine misses with one answer alone is replaced by so many times that pace.
 PACE_TIMES = 2.0
@@ -66,8 +69,8 @@ class Estimator:
         return by if demand.deadline is None else min(by, demand.deadline)
 
     def _patience_s(self, uncached: int) -> float | None:
-        """Seconds that a first token may take; ``None`` before the engine's first one."""
-        if self._first_token_at == float("-inf"):
+        """Seconds that a first token may take; ``None`` while too few were seen."""
+        if self.rates.first_tokens < LEARNED_FROM:
             return None
         return max(PATIENCE_S, PATIENCE_TIMES * self.first_token_s(uncached, busy=False))
 

@@ -70,7 +70,7 @@ class BackendGate:
         limits = demand.limits or self.limits
         factor = limits.priority_factor if demand.priority > 0 else 1.0
         work = self.work
-        work.note_priority(demand.priority, now)
+        work.arrived(demand.priority, now)
         uncached = work.estimator.uncached(demand)
         longest_s = work.estimator.max_wait_s(limits, uncached) * factor
         due = work.estimator.due(demand, limits, uncached)

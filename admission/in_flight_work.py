@@ -17,6 +17,8 @@ PLACES_A_RESERVE = 16
 LEAST_PREFILL = 256
 # They are taken to arrive for this long after the last one.
 RESERVE_FOR_S = 10.0
+# Without an arrival for this long no other request is served earlier for the refusal of a late one.
+QUIET_S = 1.0
 
 
 class Ahead(NamedTuple):
@@ -33,8 +35,8 @@ class InFlightWork:
     """One backend's work in flight; ``scale`` is the share of its sequences and blocks that is used."""
 
     __slots__ = (
-        "_high_seen_at", "_limits", "estimator", "memory", "prefill", "scale", "sequences", "signals",
-        "tickets",
+        "_high_seen_at", "_limits", "_offered_at", "estimator", "memory", "prefill", "scale", "sequences",
+        "signals", "tickets",
     )  # fmt: skip
 
     def __init__(self, limits: AdmissionLimits) -> None:
@@ -42,7 +44,7 @@ class InFlightWork:
         self.tickets: dict[int, AdmissionTicket] = {}
         self.sequences = 0  # a request of n texts is n of them
         self.scale = 1.0
-        self._high_seen_at = float("-inf")
+        self._high_seen_at = self._offered_at = float("-inf")
         self.signals = LoadSignals(limits)
         self.prefill = PrefillBacklog()
         self.estimator = Estimator(limits)
@@ -120,8 +122,9 @@ class InFlightWork:
         most = int(self.estimator.limit.value * self.scale)
         return self.signals.capacity(most, now, busy=bool(self.tickets))
 
-    def note_priority(self, priority: int, now: float) -> None:
-        """Note that a request of this priority has arrived."""
+    def arrived(self, priority: int, now: float) -> None:
+        """A request of this priority has arrived."""
+        self._offered_at = now
         if priority > 0:
             self._high_seen_at = now
 
@@ -167,8 +170,14 @@ class InFlightWork:
         return Hold.MEMORY if self.memory.holds(ticket, limits, now, scale=self.scale) else None
 
     def too_late(self, ticket: AdmissionTicket, now: float) -> bool:
-        """Whether its first token would come after it is due even if it were handed on now."""
-        due = self.estimator.due(ticket.demand, ticket.demand.limits or self._limits, ticket.uncached)
+        """Whether its first token would come after it is due even if it were handed on now.
+
+        Due by the estimates of now while other requests arrive, else as at the offer: a burst on an idle
+        engine, whose speed was unknown then, is served.
+        """
+        due = ticket.waiting.deadline
+        if now - self._offered_at <= QUIET_S:
+            due = self.estimator.due(ticket.demand, ticket.demand.limits or self._limits, ticket.uncached)
         if due is None:
             return False
         return self.misses(due, self._first_token_s(self.prefill_ahead(now) + ticket.uncached), now)

@@ -101,7 +101,7 @@ class Rates:
     """
 
     __slots__ = (
-        "_long", "_seen", "_short", "error_s", "hold_s", "s_per_token", "step_s", "ttft_error_s"
+        "_long", "_short", "error_s", "first_tokens", "hold_s", "s_per_token", "step_s", "ttft_error_s"
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Rates:
         alike_from = MIN_PREFILL_SAMPLE
         self._short = DecayingLine(SHORT_FADE, significant=SHORT_SIGNIFICANT, alike_from=alike_from)
         self._long = DecayingLine(LONG_FADE, significant=LONG_SIGNIFICANT, alike_from=alike_from)
-        self._seen = 0
+        self.first_tokens = 0
         self.s_per_token = 0.0
         self.step_s = 0.0
 
@@ -120,7 +120,7 @@ class Rates:
         x, y = float(max(0, tokens_ahead)), max(0.0, took_s)
         if self._short.points >= 2.0:
             self.error_s.learn(abs(y - self.first_token_s(tokens_ahead)))
-        self._seen += 1
+        self.first_tokens += 1
         short = self._short
         short.learn(x, y)
         self._long.learn(x, y)
@@ -130,7 +130,7 @@ class Rates:
     @property
     def prefill_is_free(self) -> bool:
         """Whether enough first tokens were seen to say that their time does not depend on the prompts."""
-        return self._seen >= ENOUGH_SAMPLES and self.s_per_token <= 0.0
+        return self.first_tokens >= ENOUGH_SAMPLES and self.s_per_token <= 0.0
 
     def first_token_s(self, tokens_ahead: int) -> float:
         """Expected seconds from hand-over to the first token; 0 while unknown."""

@@ -78,7 +78,7 @@ class Journey:
                     async with timer.limit(self.timeout_s):
                         await self._stages(request, span.trace_id, sink, stream, timer, recorder)
             except Exception as error:
-                public = public_error(error)
+                public = request.in_body_terms(public_error(error))
                 recorder.failed(public, error)
                 with self.in_flight.reporting():
                     # What was delivered so far is billed first; without a journal the error is sent anyway.

@@ -174,7 +174,8 @@ def routing_families(figures: tuple[int, bool]) -> Iterator[Metric]:
 @dataclass(frozen=True, slots=True)
 class ShadowShown:
     """The shadow: sampled requests by result, queued copies and their bytes, copies in progress, pairs stored
-    and pairs that the database did not take in time, and the money of the last minute, reserved included.
+    and pairs that the database did not take in time, the money of the last minute, reserved included,
+    and the exceptions of each check.
     """
 
     results: Mapping[str, int]
@@ -184,6 +185,7 @@ class ShadowShown:
     written: int
     lost: int
     spent_nanousd: int
+    check_errors: Mapping[str, int]
 
 
 def shadow_families(figures: ShadowShown) -> Iterator[Metric]:
@@ -200,6 +202,9 @@ def shadow_families(figures: ShadowShown) -> Iterator[Metric]:
         "sluice_shadow_spend_usd",
         "Spent on shadows within the last minute, and reserved.",
         figures.spent_nanousd / NANOUSD,
+    )
+    yield counter(
+        "sluice_check_errors", "Exceptions of a check of answers, by check.", figures.check_errors, "check"
     )
 
 

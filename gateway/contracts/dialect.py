@@ -1,7 +1,7 @@
 """The port between a public contract and the HTTP edge: parse a body, write the answers."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from budgeting.values import Plan
@@ -16,24 +16,12 @@ Header = tuple[bytes, bytes]
 class ParsedRequest:
     """A parsed request, and what only the answer's form depends on.
 
-    ``fields`` has the body's own names for fields: ``max_tokens`` may have been ``max_completion_tokens``.
     ``token_ids``: each chunk of a stream has the ids of its tokens.
     """
 
     request: GenerateRequest
     include_usage: bool = False
-    fields: Mapping[str, str] = field(default_factory=dict)
     token_ids: bool = False
-
-    def in_body_terms(self, error: PublicError) -> PublicError:
-        """The error with the field's name as in the body."""
-        spelled = self.fields.get(error.param or "")
-        if spelled is None or error.param is None:
-            return error
-        message = error.message
-        if message.startswith(f"{error.param} is "):
-            message = spelled + message[len(error.param) :]
-        return replace(error, param=spelled, message=message)
 
 
 Cuts = Plan | BudgetReport

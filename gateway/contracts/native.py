@@ -1,5 +1,7 @@
 """The native contract's request: strict pydantic at the edge, :class:`GenerateRequest` inside."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
@@ -90,6 +92,12 @@ class NativeRequest(SluiceFields):
     stream: bool = False
 
 
+_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
+    {name: f"sampling.{name}" for name in NativeSampling.model_fields}
+)
+"""Inside, errors name these fields without a prefix; in this contract they are part of ``sampling``."""
+
+
 def request_of(
     origin: RequestOrigin, contract: Contract, native: SluiceFields, field: str, **own: Any
 ) -> GenerateRequest:
@@ -141,4 +149,5 @@ def to_request(body: NativeRequest, origin: RequestOrigin) -> GenerateRequest:
         response_format=from_format(body.response_format),
         priority=origin.priority(body.priority),
         stream=body.stream,
+        fields=_FIELDS,
     )

@@ -1,24 +1,18 @@
 """The native contract's answers: JSON, server-sent events, and the events of the WebSocket."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields as dataclass_fields
-from types import MappingProxyType
 from typing import Any, Final, NotRequired
 
 import orjson
 from typing_extensions import TypedDict
 
 from gateway.contracts.dialect import Cuts, Header, ParsedRequest
-from gateway.contracts.native import NativeRequest, NativeSampling, to_request
+from gateway.contracts.native import NativeRequest, to_request
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import Answer, BudgetReport, Fallback, Timings, TokenLogprob, Usage
 from gateway.errors import PublicError
-
-_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
-    {name: f"sampling.{name}" for name in NativeSampling.model_fields}
-)
-"""Inside, errors name these fields without a prefix; in this contract they are part of ``sampling``."""
 
 
 class AnswerBody(TypedDict):
@@ -139,7 +133,7 @@ class NativeDialect:
 
     def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
         """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
-        return ParsedRequest(to_request(parse(NativeRequest, body), origin), fields=_FIELDS)
+        return ParsedRequest(to_request(parse(NativeRequest, body), origin))
 
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
         """The JSON body of a whole answer."""

@@ -169,9 +169,10 @@ def _asked(
         stream=stream,
         extra=extra,
         needs=needs,
+        fields=_fields(body, native, shaper),
     )
     token_ids = bool(body.sluice is not None and body.sluice.token_ids)
-    return ParsedRequest(request, usage, _fields(body, native, shaper), token_ids)
+    return ParsedRequest(request, usage, token_ids)
 
 
 def _fields(body: OpenAIBody, native: SluiceFields, shaper: str) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """The values that travel through the journey; every public contract maps to them and from them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from accounting.keys import NO_LIMITS, KeyLimits
 from budgeting.values import EvidenceChunk, Message
 from gateway.contracts.features import Feature
+from gateway.errors import PublicError
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
 
@@ -122,6 +123,7 @@ class GenerateRequest:
         raw_prompt: a text completion's prompt, text or token ids; ``messages`` is empty then.
         context: volatile fields, placed after the shared prefix.
         extra: fields of the body that are the backend's affair; ``needs`` is what it must have for them.
+        fields: the body's own names for fields: ``max_tokens`` may have been ``max_completion_tokens``.
         arrived_at, deadline: seconds on the injected clock.
         trace_parent, trace_state: the caller's W3C trace context, if it sent a valid one.
         trace_id: 32 hex digits, reported to the caller: its own trace, or one made at the edge.
@@ -157,6 +159,17 @@ class GenerateRequest:
     labelled: bool = True
     extra: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     needs: frozenset[Feature] = frozenset()
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    def in_body_terms(self, error: PublicError) -> PublicError:
+        """The error with the field's name as in the body."""
+        spelled = self.fields.get(error.param or "")
+        if spelled is None or error.param is None:
+            return error
+        message = error.message
+        if message.startswith(f"{error.param} "):
+            message = spelled + message[len(error.param) :]
+        return replace(error, param=spelled, message=message)
 
     @property
     def sticky_key(self) -> str:

@@ -62,7 +62,7 @@ async def run_journey(services: Services, request: GenerateRequest, sink: Ending
             error = public_error(DeadlineExceeded(f"the request took longer than {limit_s:g} s"))
         else:
             log_defect(defect, request.request_id)
-            error = public_error(defect)
+            error = request.in_body_terms(public_error(defect))
     if not sink.ended:
         await sink.fail(
             error or public_error(Internal("the request ended without an answer")),
@@ -144,8 +144,7 @@ class GenerationEndpoint:
         answer = sink.answer
         if answer is None:
             error = sink.error or public_error(Internal("the request ended without an answer"))
-            shown = asked.in_body_terms(error)
-            return ReplayableReply(error_reply(shown, exchange.request_id, self._dialect.error), keep=False)
+            return ReplayableReply(error_reply(error, exchange.request_id, self._dialect.error), keep=False)
         exchange.trace_id = answer.trace_id or exchange.trace_id
         reply = Reply(
             200, self._dialect.whole(asked, answer), headers=tuple(self._dialect.headers(answer.budget))

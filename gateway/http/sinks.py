@@ -87,11 +87,10 @@ class StreamSink:
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
         """Before the first event an HTTP error, afterwards an event."""
         self.ended = True
-        shown = self._asked.in_body_terms(error)
         if self._open:
-            await self._exchange.body(self._frames.fail(shown, request_id, partial=True), more=False)
+            await self._exchange.body(self._frames.fail(error, request_id, partial=True), more=False)
         else:
-            await self._exchange.reply(error_reply(shown, request_id, self._dialect.error))
+            await self._exchange.reply(error_reply(error, request_id, self._dialect.error))
 
     async def _opened(self, data: bytes) -> bytes:
         self._open = True
@@ -100,7 +99,7 @@ class StreamSink:
 
 
 class SocketSink:
-    """The native stream's objects as text frames of an accepted WebSocket; ``asked`` once it is parsed.
+    """The native stream's objects as text frames of an accepted WebSocket.
 
     The close frame follows the last one at once, with ``close_code``: a server that stops when every request
     has ended finds no open socket.
@@ -110,7 +109,6 @@ class SocketSink:
         self._exchange = exchange
         self._partial = False
         self.close_code = NORMAL_CLOSURE
-        self.asked: ParsedRequest | None = None
         self.ended = False
 
     def planned(self, plan: Plan, model: str) -> None:
@@ -128,8 +126,7 @@ class SocketSink:
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
         """Send the ``error`` event, and close."""
-        shown = error if self.asked is None else self.asked.in_body_terms(error)
-        await self._last(error_event(shown, request_id, partial=self._partial))
+        await self._last(error_event(error, request_id, partial=self._partial))
 
     async def _last(self, event: bytes) -> None:
         self.ended = True

@@ -77,7 +77,6 @@ class GenerateSocket:
             # Time counts from the request, not from the handshake.
             exchange.arrived_at = self._services.clock()
             asked = self._dialect.parse(body, origin_of(self._services, exchange, caller))
-            sink.asked = asked
             exchange.request_id = asked.request.request_id
             async with until_gone(exchange, receive, self._services.clock):
                 exchange.reported = True

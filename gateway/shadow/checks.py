@@ -9,10 +9,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
 import orjson
+import structlog
 
 from budgeting.values import Plan, Role
 from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
@@ -63,7 +65,7 @@ def sent_evidence(request: GenerateRequest, plan: Plan) -> tuple[str, ...]:
 
 
 Check = Callable[[Exam], bool | None]
-"""True: passed; ``None``: does not apply. An exception counts as ``None``."""
+"""True: passed; ``None``: does not apply. An exception counts as ``None`` (:class:`Checks`)."""
 
 # Openings of refusals; further on the words may belong to the subject.
 _REFUSAL = re.compile(
@@ -140,19 +142,37 @@ def forbidding(patterns: Sequence[str]) -> Check:
     return forbidden
 
 
-def run_checks(checks: Mapping[str, Check], exam: Exam) -> dict[str, bool | None]:
-    """The results by the checks' names. Called in a thread; lets other threads run between two checks."""
-    return {name: _result(check, exam) for name, check in checks.items()}
+class Checks:
+    """Checks by name. ``errors`` counts the exceptions of each; the first one of a check is logged."""
 
+    def __init__(self, checks: Mapping[str, Check]) -> None:
+        self._checks = checks
+        self._lock = Lock()
+        self._errors = dict.fromkeys(checks, 0)
+        self._log = structlog.get_logger("shadow")
 
-def _result(check: Check, exam: Exam) -> bool | None:
-    give_way()
-    try:
-        passed = check(exam)
-    except Exception:
-        # An operator's function may raise anything; then it has no result.
-        return None
-    return None if passed is None else bool(passed)
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Exceptions so far, by check."""
+        return self._errors
+
+    def run(self, exam: Exam) -> dict[str, bool | None]:
+        """The results by the checks' names. Called in a thread; lets other threads run between two checks."""
+        return {name: self._result(name, check, exam) for name, check in self._checks.items()}
+
+    def _result(self, name: str, check: Check, exam: Exam) -> bool | None:
+        give_way()
+        try:
+            passed = check(exam)
+            return None if passed is None else bool(passed)
+        except Exception as error:
+            # An operator's function may raise anything; its message may repeat the answer.
+            with self._lock:
+                self._errors[name] += 1
+                first = self._errors[name] == 1
+            if first:
+                self._log.warning("a check has failed", check=name, error_type=type(error).__name__)
+            return None
 
 
 BUILT_IN: Mapping[str, Check] = MappingProxyType(
@@ -166,7 +186,7 @@ BUILT_IN: Mapping[str, Check] = MappingProxyType(
 )
 
 
-def make_checks(names: Sequence[str], forbidden: Sequence[str] = ()) -> Mapping[str, Check]:
+def make_checks(names: Sequence[str], forbidden: Sequence[str] = ()) -> Checks:
     """The checks of those names, in order.
 
     Raises:
@@ -174,7 +194,7 @@ def make_checks(names: Sequence[str], forbidden: Sequence[str] = ()) -> Mapping[
     """
     known = {**BUILT_IN, "forbidden": forbidding(forbidden)}
     allowed = ", ".join(sorted(known))
-    return MappingProxyType(
+    return Checks(
         {name: known[name] if name in known else load_hook(name, built_in=allowed) for name in names}
     )
 

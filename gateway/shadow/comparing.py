@@ -7,7 +7,7 @@ from accounting.shadow_values import ShadowPair, ShadowSide
 from budgeting.values import Role
 from gateway.contracts.values import Usage
 from gateway.shadow.asking import ShadowAnswer
-from gateway.shadow.checks import Check, exam_of, run_checks, sent_evidence
+from gateway.shadow.checks import Checks, exam_of, sent_evidence
 from gateway.shadow.language import language_of
 from gateway.shadow.likeness import chrf, give_way
 from gateway.shadow.personal import Redactor
@@ -34,7 +34,7 @@ class Comparer:
         keep_texts: whether the redacted answers are stored with the pair.
     """
 
-    checks: Mapping[str, Check]
+    checks: Checks
     redact: Redactor
     prices: Mapping[str, LegPrice]
     keep_texts: bool
@@ -102,5 +102,5 @@ class Comparer:
             output_tokens=usage.output_tokens,
             cost_nanousd=0 if price is None else price.cost_nanousd(used),
             language=language_of(text),
-            checks=run_checks(self.checks, exam),
+            checks=self.checks.run(exam),
         )

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.contracts.values import Answer
 from gateway.generation.dispatcher import GenerationOutcome
 from gateway.generation.job import Job
 from gateway.routing.canary_tally import CanaryTally
-from gateway.shadow.checks import Check, Exam, exam_of, run_checks
+from gateway.shadow.checks import Checks, Exam, exam_of
 
 # Answers that wait for their checks: one window's sample of both sides, and some of the next.
 MAX_WAITING = 256
@@ -31,7 +30,7 @@ class _Sampled:
 class CanaryGuardrail:
     """Gives the results of the checks to the tally."""
 
-    def __init__(self, checks: Mapping[str, Check], tally: CanaryTally) -> None:
+    def __init__(self, checks: Checks, tally: CanaryTally) -> None:
         self._checks = checks
         self._tally = tally
         self._waiting: deque[_Sampled] = deque()
@@ -61,7 +60,7 @@ class CanaryGuardrail:
             await self._not_empty.wait()
             while self._waiting:
                 one = self._waiting[0]
-                results = await asyncio.to_thread(run_checks, self._checks, one.exam)
+                results = await asyncio.to_thread(self._checks.run, one.exam)
                 self._tally.examined(one.canary, one.drawn, results)
                 self._waiting.popleft()
             self._not_empty.clear()

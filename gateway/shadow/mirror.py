@@ -117,6 +117,7 @@ class Shadow:
             self._written,
             self._lost,
             spent_nanousd,
+            dict(self._comparer.checks.errors),
         )
 
     async def run(self) -> None:

@@ -12,7 +12,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.shadow import ShadowSection
 from gateway.prompts.text import ModelText
 from gateway.shadow.asking import Asker
-from gateway.shadow.checks import Check, HookError, load_hook, make_checks
+from gateway.shadow.checks import Checks, HookError, load_hook, make_checks
 from gateway.shadow.comparing import Comparer
 from gateway.shadow.judge import Judge
 from gateway.shadow.mirror import Shadow
@@ -37,7 +37,7 @@ class ShadowParts:
     shadow: Shadow
     pairs: ShadowPairStore
     limits: LegLimits
-    checks: Mapping[str, Check]
+    checks: Checks
 
     def figures(self) -> ShadowShown:
         """For the metrics."""
@@ -119,7 +119,7 @@ def _judge(section: ShadowSection, asker: Asker, text: ModelText) -> Judge | Non
     )
 
 
-def _checks(section: ShadowSection) -> Mapping[str, Check]:
+def _checks(section: ShadowSection) -> Checks:
     try:
         return make_checks(section.checks, section.forbidden)
     except HookError as error:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from admission.estimator import LEARNED_FROM
 from admission.events import SlotOutcome
 from admission.gate import Hold, Refusal, TicketState
 from admission.ladder import Rung
@@ -258,6 +259,30 @@ def test_a_slow_start_does_not_keep_out_those_who_come_to_an_idle_engine() -> No
     assert door.reason(ask(deadline=door.now + 0.5)) is None
     door.gate.first_token(door.enter(), door.now, 0)
     assert door.reason(ask(deadline=door.now + 0.5)) is Reason.WAIT_EXCEEDED, "beside another it may be slow"
+
+
+def cold_burst(*, trickle: bool) -> int:
+    """How many of 48 prompts at once are served by an idle engine of unknown speed that takes 0.5 s each."""
+    door = Door(plain(max_wait_s=None, max_prefill_tokens=100), load=replace(IDLE, max_running=64))
+    running = [one for one in [door.enter() for _ in range(48)] if one.state is TicketState.HANDED_ON]
+    served = 0
+    while running:
+        ticket = running.pop(0)
+        door.now += 0.5
+        door.gate.first_token(ticket, door.now, 0)
+        served += 1
+        if trickle:
+            door.offer()
+        running += door.gate.pump(door.now) + door.end(ticket)
+    return served
+
+
+def test_a_burst_on_an_idle_engine_of_unknown_speed_is_served() -> None:
+    assert cold_burst(trickle=False) == 48
+
+
+def test_a_burst_that_others_would_wait_for_is_served_as_far_as_first_tokens_are_in_time() -> None:
+    assert LEARNED_FROM < cold_burst(trickle=True) < 24
 
 
 def test_the_margin_before_a_deadline_is_never_more_than_the_estimate() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,10 @@ import pytest
 from gateway.backends.scripted import ScriptedBackend
 from gateway.config.backends import BedrockSection, EngineBackend, OpenAIBackend, UnknownFields
 from gateway.contracts.features import KNOWN_FEATURES, Feature
-from gateway.contracts.values import Contract, GenerateRequest
+from gateway.contracts.native_answer import NativeDialect
+from gateway.contracts.openai_stream import OpenAIDialect
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from tests.journey.house import House
 
 Build = Callable[..., House]
@@ -17,6 +21,7 @@ Ask = Callable[..., GenerateRequest]
 
 UNKNOWN = {"extra": {"frobnicate": [1]}, "needs": frozenset({Feature.UNKNOWN_FIELDS})}
 VLLMS = {"extra": {"ignore_eos": True}, "needs": frozenset({Feature.FIELDS_PASSED})}
+ORIGIN = RequestOrigin("req", "gen", Caller("tenant", CallerRole.CALLER, "key"), 0.0, 0, "0" * 32)
 
 
 def backend(policy: UnknownFields) -> ScriptedBackend:
@@ -37,6 +42,22 @@ async def test_a_field_that_the_backend_does_not_take_is_refused_by_its_name(
     [record] = house.records
     assert (record.status, record.error_param) == (400, name), "the status that is sent on OpenAI's paths"
     assert record.error_message == sink.error.message and name in sink.error.message
+
+
+async def test_a_late_refusal_names_the_bodys_field_in_the_log_and_in_the_answer(build_house: Build) -> None:
+    house = build_house()
+    chat = {
+        "model": "base",
+        "messages": [{"role": "user", "content": "hi"}],
+        "sluice": {"route": "none"},
+    }
+    native = {"messages": chat["messages"], "route": "none"}
+    names = []
+    for dialect, body in ((OpenAIDialect(chat=True), chat), (NativeDialect(), native)):
+        sink = await house.run(dialect.parse(json.dumps(body).encode(), ORIGIN).request)
+        assert sink.error is not None and house.records[-1].error_message == sink.error.message
+        names.append((sink.error.param, house.records[-1].error_param))
+    assert names == [("sluice.route",) * 2, ("route",) * 2]
 
 
 async def test_a_dropped_field_is_named_in_the_answer(build_house: Build, ask: Ask) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.shadow.checks import (
@@ -158,10 +159,25 @@ def test_the_operators_patterns_are_forbidden_blind_to_case() -> None:
 
 def test_checks_are_named_built_in_or_by_module() -> None:
     checks = make_checks(["shape", "gateway.shadow.checks:no_refusal"], [])
-    assert list(checks) == ["shape", "gateway.shadow.checks:no_refusal"]
+    assert list(checks.errors) == ["shape", "gateway.shadow.checks:no_refusal"]
     for wrong in ("shapes", "gateway.shadow.checks:nothing", "no.such.module:at_all", "os:sep"):
         with pytest.raises(HookError, match=wrong.split(":")[0].replace(".", r"\.")):
             make_checks([wrong])
+
+
+def raising(exam: Exam) -> bool:
+    raise ValueError(f"cannot read {exam.text}")
+
+
+def test_a_check_that_raises_is_counted_and_logged_once_without_the_answers_text() -> None:
+    checks = make_checks(["shape", f"{__name__}:raising"])
+    with capture_logs() as logs:
+        results = [checks.run(Exam("a secret answer")) for _ in range(3)]
+    assert results == [{"shape": True, f"{__name__}:raising": None}] * 3
+    assert checks.errors == {"shape": 0, f"{__name__}:raising": 3}
+    [line] = logs
+    assert (line["check"], line["error_type"]) == (f"{__name__}:raising", "ValueError")
+    assert "secret" not in str(line)
 
 
 def test_likeness_is_one_for_the_same_and_falls_with_what_differs() -> None:
