@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 import socket
 import threading
@@ -16,7 +17,9 @@ from starlette.types import ASGIApp
 
 from gateway.app import create_app
 from gateway.config.errors import ConfigError
+from gateway.http.connections import RESERVE, ConnectionLimits
 from gateway.http.protocol import GatewayProtocol
+from gateway.http.socket_protocol import SocketProtocol
 from gateway.http.surfaces import ByPort, for_callers, for_operators
 from gateway.wiring.running import Gateway
 
@@ -25,6 +28,8 @@ FORCE_CLOSE_S = 1
 # Longer than the 60 s that load balancers keep idle connections, so that they close first.
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
+# Files that are open besides callers' connections: to workers and stores, the ledger's, the engine's.
+OTHER_FILES = 2_048
 # Requests cut at the end of the drain have this long to tell their callers: the usage row is written first,
 # for which the ledger waits at most a second (`accounting.journal.WAIT_S`).
 CUT_TIMEOUT_S = 3.0
@@ -91,16 +96,20 @@ def _app(gateway: Gateway, admin: socket.socket | None) -> ASGIApp:
 async def _serve(
     gateway: Gateway, listener: socket.socket, admin: socket.socket | None, around: Around
 ) -> None:
-    protocol = type(
-        "Protocol", (GatewayProtocol,), {"max_connections": gateway.settings.server.max_connections}
+    bounds = gateway.settings.server
+    limits = ConnectionLimits(
+        bounds.max_connections, bounds.max_connections_per_address, bounds.trusted_proxies
     )
+    admin_port = None if admin is None else admin.getsockname()[1]
+    protocol = type("Protocol", (GatewayProtocol,), {"limits": limits, "admin_port": admin_port})
+    _raise_file_limit(bounds.max_connections)
     config = uvicorn.Config(
         _app(gateway, admin),
         loop="uvloop",
         http=protocol,
-        ws="websockets-sansio",
+        ws=SocketProtocol,
         lifespan="off",
-        # The peer's address is not used, so no proxy needs to be trusted.
+        # Connections are counted by the peer's address; what a proxy tells of its callers is not used.
         proxy_headers=False,
         access_log=False,
         log_config=None,
@@ -121,6 +130,20 @@ async def _serve(
         _tune_garbage_collector()
         await server.serve(sockets=[one for one in (listener, admin) if one is not None])
         draining.cancel()
+
+
+def _raise_file_limit(connections: int) -> None:
+    """Ask for as many open files as the configured connections need; a shell's usual limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + RESERVE + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        structlog.get_logger("gateway").warning(
+            "fewer open files are allowed than server.max_connections needs", allowed=allowed, needed=needed
+        )
 
 
 def _tune_garbage_collector() -> None:

@@ -28,6 +28,7 @@ from gateway.contracts.values import (
 from gateway.errors import InvalidKey, MissingKey, PublicError
 from gateway.generation.sink import Sink
 from gateway.http.protocol import GatewayProtocol
+from gateway.http.socket_protocol import SocketProtocol
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.ports import HttpLimits, Services
 from gateway.prompts.text_threads import TextThreads
@@ -277,6 +278,7 @@ def serving(
         host="127.0.0.1",
         port=0,
         http=http,
+        ws=SocketProtocol,
         log_level="warning",
         server_header=False,
         ws_max_size=32 * 1024 * 1024,

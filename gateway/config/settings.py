@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, IPvAnyNetwork, ValidationError, model_validator
 
 from gateway.config.admission import AdmissionConfig
 from gateway.config.backends import BACKEND_KEYS, BackendConfig, FallbackSection, default_backends
@@ -59,6 +59,8 @@ class ServerConfig(Section):
     admin_host: str | None = None
     admin_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
+    max_connections_per_address: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], Field(max_length=256)] = ()
     cors_origins: Annotated[tuple[Origin, ...], Field(max_length=64)] = ()
 
     @model_validator(mode="after")

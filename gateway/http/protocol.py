@@ -6,38 +6,62 @@ knows it anyway.
 
 A connection that costs the gateway something and serves no request is closed: one over the limit, one whose
 headers are too long or do not arrive, one whose body is no longer read, one that does not read its answer.
+
+A request that two servers could read differently is refused, and the connection ends. llhttp refuses most of
+them; what it accepts and RFC 9110 and 9112 do not is refused here.
 """
 
 import asyncio
 import secrets
-from typing import ClassVar, cast
+from typing import Any, ClassVar, Final, NoReturn, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.contracts.native_answer import error_json
 from gateway.errors import PublicError
 from gateway.http.body import BODY_TIMEOUT_S
 from gateway.http.client_disconnect import SCOPE_KEY, ClientDisconnect, ClientGone, ReaderTooSlow
+from gateway.http.connections import PROBES, ConnectionLimits, ConnectionTable
 from gateway.http.disconnect_watch import STALL_S
-from gateway.http.security import (
-    HEAD_TIMEOUT_S,
-    MAX_CONNECTIONS,
-    MAX_HEAD_BYTES,
-    MAX_HEADERS,
-    SECURITY_HEADERS,
-)
+from gateway.http.security import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, MAX_HEADERS, SECURITY_HEADERS
+from gateway.http.socket_protocol import SocketProtocol
 
-_NOT_HTTP = PublicError(400, "invalid_request", "the request is not valid HTTP/1.1")
+MAX_PIPELINED: Final = 16
+"""Requests of one connection that wait for the answer to an earlier one; further bytes are not read."""
+SURPLUS_HEAD_S: Final = 2.0
+"""Longest time that a connection above the limits has for its request's headers."""
+_FRAMING_PER_BYTE: Final = 16
+"""Bytes of chunk headers that a byte of a body may have; a chunk of one byte has five."""
+
+
+def _invalid(status: int, message: str) -> PublicError:
+    return PublicError(status, "invalid_request", message)
+
+
+_NOT_HTTP = _invalid(400, "the request is not valid HTTP/1.1")
+_NO_HOST = _invalid(400, "the header host is missing; allowed: exactly one")
+_NO_SOCKET = _invalid(
+    400, "the upgrade to a WebSocket is refused; allowed: a GET without a body, by the rules of RFC 6455"
+)
+_VERSION = _invalid(505, "the version of HTTP is not supported; allowed: 1.0 and 1.1")
+_CODING = _invalid(501, "transfer-encoding is not supported; allowed: chunked in HTTP/1.1")
+_CHUNKS_TOO_LONG = _invalid(400, "the body's chunk headers are too long")
 _HEAD_TOO_LARGE = PublicError(
     431,
     "headers_too_large",
     f"the request's headers are too large; allowed: {MAX_HEADERS} headers and {MAX_HEAD_BYTES} bytes",
 )
-_HEAD_TOO_SLOW = PublicError(408, "invalid_request", "the request's headers did not arrive in time")
-_TOO_MANY = PublicError(503, "queue_full", "there are too many connections", retry_after_ms=1_000)
+_HEAD_TOO_SLOW = _invalid(408, "the request's headers did not arrive in time")
+# Servers differ in which of two counts.
+_ONCE: Final = frozenset({b"authorization", b"x-api-key", b"api-key", b"host", b"content-length"})
+_CHECKED: Final = _ONCE | {b"transfer-encoding", b"expect"}
+_OF_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
+# Of a request whose upgrade is ignored.
+_OF_UPGRADE: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
-class _HeadTooLarge(Exception):
+class _Refused(Exception):
     """Stops the parser."""
 
 
@@ -45,31 +69,46 @@ class GatewayProtocol(HttpToolsProtocol):
     """One connection. Puts its :class:`ClientDisconnect` into the scope of each request.
 
     Bounds: ``stall_s`` while the caller reads nothing, ``head_s`` from a request's first byte to the end of
-    its headers, ``linger_s`` for the rest of a body after the answer, ``max_connections`` of the process.
+    its headers, ``linger_s`` for the rest of a body after the answer, ``limits`` of open connections. A
+    connection above those has ``surplus_head_s`` for its headers; on ``admin_port`` it is served then.
     """
 
     stall_s: ClassVar[float] = STALL_S
     head_s: ClassVar[float] = HEAD_TIMEOUT_S
     linger_s: ClassVar[float] = BODY_TIMEOUT_S
-    max_connections: ClassVar[int] = MAX_CONNECTIONS
+    surplus_head_s: ClassVar[float] = SURPLUS_HEAD_S
+    limits: ClassVar[ConnectionLimits] = ConnectionLimits()
+    admin_port: ClassVar[int | None] = None
+    table: ClassVar[ConnectionTable] = ConnectionTable(limits)
     _disconnect: ClientDisconnect
     _stall_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
+    # What all but probes are answered on a connection above the limits.
+    _surplus: PublicError | None = None
     # Of the request whose headers are arriving: bytes received, and bytes parsed.
     _head_seen = 0
     _head_bytes = 0
+    _has_host = False
+    # Bytes of the request's body that were not content, less those allowed.
+    _framing_bytes = 0
     # Between a request's first byte and its last; and until its headers are whole.
     _in_message = False
     _in_head = False
-    _upgraded = False
+    # Nothing more is read: the connection ends with the answer to the last request.
+    _last = False
     _refusal = _NOT_HTTP
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.table = ConnectionTable(cls.limits)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """A caller has connected."""
         super().connection_made(transport)
         self._disconnect = ClientDisconnect()
-        if len(self.connections) > self.max_connections:
-            self._refuse(_TOO_MANY)
+        self._surplus = self.table.open(self, self.client[0] if self.client else "")
+        if self._surplus is not None:
+            self._head_timer = self.loop.call_later(self.surplus_head_s, self._refuse, self._surplus)
             return
         # A connection without a first request is idle, as one between two requests.
         self.timeout_keep_alive_task = self.loop.call_later(
@@ -78,18 +117,36 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The caller has disconnected."""
+        self.table.close(self)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self._cancel_stall_timer()
         self._cancel_head_timer()
         self._disconnect.set(ClientGone)
 
+    def give_way(self) -> None:
+        """Another connection takes the place of this one, which has no request in progress."""
+        self.transport.abort()
+
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
-        if self.transport.is_closing():
+        if self._last or self.transport.is_closing():
             return
-        super().data_received(data)
-        if self.transport.is_closing() or self._upgraded or not (self._in_head or self._idle):
+        self._unset_keepalive_if_required()
+        unfinished = self.cycle if self._in_message and not self._in_head else None
+        content = len(unfinished.body) if unfinished is not None else 0
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError:
+            refusal, self._refusal = self._refusal, _NOT_HTTP
+            self._refuse(refusal)
+            return
+        if unfinished is not None and unfinished is self.cycle and self._in_message:
+            self._count_framing(len(data), len(unfinished.body) - content)
+        if not (self._in_head or self._idle):
             return
         # The parser does not report a header that never ends, nor empty lines before a request: so bytes that
         # are not parsed yet count too.
@@ -101,30 +158,62 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._stop(_NOT_HTTP)
         super().on_message_begin()
-        self._in_message, self._in_head, self._head_bytes = True, True, 0
+        self._in_message, self._in_head, self._has_host, self._head_bytes = True, True, False, 0
         cast("dict[str, object]", self.scope)[SCOPE_KEY] = self._disconnect
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request line."""
-        self._count_head(len(url))
-        super().on_url(url)
+        self._head_bytes += len(url)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._stop(_HEAD_TOO_LARGE)
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        self._count_head(len(name) + len(value))
-        super().on_header(name, value)
+        """One header, or a field of the trailer, which counts towards the bounds and is dropped."""
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._stop(_HEAD_TOO_LARGE)
+        if not self._in_head:
+            return
+        if len(self.headers) >= MAX_HEADERS:
+            self._stop(_HEAD_TOO_LARGE)
+        name = name.lower()
+        if name in _CHECKED:
+            self._check(name, value)
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The headers are complete."""
-        self._in_head, self._head_seen = False, 0
+        version = self.parser.get_http_version()
+        if version == "1.1":
+            if not self._has_host:
+                self._stop(_NO_HOST)
+        elif version != "1.0":
+            self._stop(_VERSION)
+        elif any(name == b"transfer-encoding" for name, _ in self.headers):
+            self._stop(_CODING)
+        if self._surplus is not None and not self._is_served_above_limits():
+            self._stop(self._surplus)
+        self._in_head, self._head_seen, self._framing_bytes = False, 0, 0
         self._cancel_head_timer()
+        if self.parser.should_upgrade():
+            return  # `_upgrade` comes next
+        table = self.table
+        table.unused.pop(self, None)
+        table.idle.pop(self, None)
         super().on_headers_complete()
+        if self._surplus is not None:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         """A request's body is complete."""
         self._in_message = False
         self._cancel_head_timer()
+        if self.parser.should_upgrade():
+            return
         super().on_message_complete()
         if not self.pipeline:
             # A large body pauses reading, and a paused connection does not notice a disconnect.
@@ -132,8 +221,15 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The answer is sent; the rest of an unread body may follow for a while."""
+        if self._last and not self.pipeline:
+            self.transport.close()
         super().on_response_complete()
-        if self._in_message and not self._in_head and not self.transport.is_closing():
+        if self.transport.is_closing():
+            self._bound_close()
+            return
+        if self.timeout_keep_alive_task is not None:
+            self.table.idle[self] = None
+        if self._in_message and not self._in_head:
             self._cancel_head_timer()
             self._head_timer = self.loop.call_later(self.linger_s, self.transport.abort)
 
@@ -155,56 +251,113 @@ class GatewayProtocol(HttpToolsProtocol):
         else:
             super().timeout_keep_alive_handler()
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP, or too much of it, in the gateway's own shape."""
-        refusal, self._refusal = self._refusal, _NOT_HTTP
-        self._refuse(refusal)
-
-    def handle_websocket_upgrade(self) -> None:
-        """From here on the connection belongs to another protocol."""
-        self._upgraded = True
-        super().handle_websocket_upgrade()
-
     @property
     def _idle(self) -> bool:
         return not self._in_message and (self.cycle is None or self.cycle.response_complete)
 
-    def _count_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
-            self._refusal = _HEAD_TOO_LARGE
-            raise _HeadTooLarge
+    def _stop(self, refusal: PublicError) -> NoReturn:
+        """Stop the parser; :meth:`data_received` answers."""
+        self._refusal = refusal
+        raise _Refused
+
+    def _check(self, name: bytes, value: bytes) -> None:
+        """Refuse what other servers may read differently."""
+        if name == b"expect":
+            self.expect_100_continue = value.lower() == b"100-continue"
+            return
+        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            self._stop(_CODING)
+        for other, _ in self.headers:
+            if other == name:
+                self._stop(_invalid(400, f"the header {name.decode()} is repeated; allowed: once"))
+        if name == b"host":
+            self._has_host = True
+
+    def _count_framing(self, received: int, content: int) -> None:
+        """Bound what surrounds a body's chunks."""
+        if not self.cycle.response_complete:
+            self._framing_bytes = max(0, self._framing_bytes + received - (1 + _FRAMING_PER_BYTE) * content)
+            if self._framing_bytes > MAX_HEAD_BYTES:
+                self._refuse(_CHUNKS_TOO_LONG)
+
+    def _is_served_above_limits(self) -> bool:
+        if self.server is not None and self.admin_port is not None and self.server[1] == self.admin_port:
+            return True
+        return self.url.partition(b"?")[0] in PROBES
+
+    def _upgrade(self, rest: bytes) -> None:
+        """The headers ask for another protocol: WebSocket, or one that is ignored (RFC 9110 §7.8).
+
+        ``rest`` is what follows the headers; the parser takes it for the other protocol's.
+        """
+        version = self.parser.get_http_version()
+        method = self.parser.get_method()
+        wanted = self._get_upgrade()
+        if method == b"CONNECT":
+            self._refuse(_NOT_HTTP)
+        elif wanted == b"websocket":
+            bare = not rest and not any(name in _OF_BODY for name, _ in self.headers)
+            if method != b"GET" or version != "1.1" or not bare or not self._idle:
+                self._refuse(_NO_SOCKET)
+                return
+            self._cancel_stall_timer()
+            self.scope["method"] = "GET"
+            self.handle_websocket_upgrade()
+            socket = self.transport.get_protocol()
+            if isinstance(socket, SocketProtocol):
+                socket.on_lost = lambda: self.table.close(self)
+                self.table.unused.pop(self, None)
+                self.table.idle.pop(self, None)
+                if not socket.handshake_initiated:
+                    self._refuse(_NO_SOCKET)
+        else:
+            kept = [b"%b: %b\r\n" % pair for pair in self.headers if pair[0] not in _OF_UPGRADE]
+            line = b"%b %b HTTP/%b\r\n" % (method, self.url, version.encode())
+            self.parser = httptools.HttpRequestParser(self)
+            self.data_received(b"".join([line, *kept, b"\r\n", rest]))
 
     def _refuse(self, error: PublicError) -> None:
         """Answer without the application, and end the connection.
 
-        A request whose body was still arriving ends. While an earlier one is in progress no answer can be
-        sent, and it ends too.
+        A request whose body was still arriving ends. Earlier ones that wait for their answer get it, and then
+        the connection ends without another.
         """
         self._cancel_head_timer()
         self._unset_keepalive_if_required()
+        self._last = True
         cycle: RequestResponseCycle | None = self.cycle
-        unfinished = self._in_message and not self._in_head and not self.pipeline
-        if unfinished and cycle is not None and not cycle.response_started:
+        if self._in_message and not self._in_head and cycle is not None and not cycle.response_complete:
+            if self.pipeline:
+                self.pipeline.popleft()
+                return
+            if cycle.response_started:
+                self.transport.close()
+                return
             cycle.disconnected = True
             cycle.message_event.set()
-            cycle = None
-        if cycle is None or cycle.response_complete:
-            request_id = f"req_{secrets.token_hex(10)}"
-            status, body = error_json(error, request_id)
-            headers = [
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(body)).encode()),
-                (b"connection", b"close"),
-                (b"x-request-id", request_id.encode()),
-                (b"x-trace-id", secrets.token_hex(16).encode()),
-                *SECURITY_HEADERS,
-            ]
-            if error.retry_after_s is not None:
-                headers.append((b"retry-after", b"%d" % error.retry_after_s))
-            lines = [STATUS_LINE[status], *(b"%b: %b\r\n" % header for header in headers), b"\r\n", body]
-            self.transport.write(b"".join(lines))
+        elif cycle is not None and not cycle.response_complete:
+            return
+        request_id = f"req_{secrets.token_hex(10)}"
+        status, body = error_json(error, request_id)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+            (b"x-request-id", request_id.encode()),
+            (b"x-trace-id", secrets.token_hex(16).encode()),
+            *SECURITY_HEADERS,
+        ]
+        if error.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % error.retry_after_s))
+        lines = [STATUS_LINE[status], *(b"%b: %b\r\n" % header for header in headers), b"\r\n", body]
+        self.transport.write(b"".join(lines))
         self.transport.close()
+        self._bound_close()
+
+    def _bound_close(self) -> None:
+        """What the caller does not read keeps a closed connection open: for a while only."""
+        if self._stall_timer is None and self.transport.get_write_buffer_size():
+            self._stall_timer = self.loop.call_later(self.stall_s, self.transport.abort)
 
     def _abort_stalled(self) -> None:
         """The caller reads nothing: notify the request in progress, and drop what waits to be sent."""

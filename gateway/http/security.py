@@ -32,5 +32,3 @@ MAX_HEADERS: Final = 128
 """Most headers of a request; through three proxies there are about 30."""
 HEAD_TIMEOUT_S: Final = 15.0
 """Longest time from a request's first byte to the end of its headers."""
-MAX_CONNECTIONS: Final = 4_096
-"""Connections at once unless configured. An idle one is about 20 KB, so some 80 MB."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from gateway.http.connections import ConnectionLimits
 from gateway.http.protocol import GatewayProtocol
 from gateway.http.security import MAX_HEAD_BYTES, MAX_HEADERS, SECURITY_HEADERS
 from gateway.testing import ADMIN_KEY, CALLER_KEY, FakeJourney, fake_services, serving
@@ -18,6 +19,8 @@ from tests.http.fakes import eventually
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
 AUTH = f"host: gw\r\nauthorization: Bearer {CALLER_KEY}\r\n".encode()
+PING = b"GET /ping HTTP/1.1\r\nhost: gw\r\n\r\n"
+LAST_PING = b"GET /ping HTTP/1.1\r\nhost: gw\r\nconnection: close\r\n\r\n"
 SMUGGLED = b"POST /v1/generate HTTP/1.1\r\n" + AUTH + b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY)
 
 
@@ -36,7 +39,8 @@ class Forgetful(GatewayProtocol):
 
 
 class Crowded(GatewayProtocol):
-    max_connections = 2
+    limits = ConnectionLimits(total=2, per_address=4)
+    surplus_head_s = 0.5
 
 
 def connected(url: str) -> socket.socket:
@@ -132,7 +136,7 @@ def test_what_two_servers_could_read_differently_is_refused_and_ends_the_connect
 ) -> None:
     with nothing_more(journey, 0):
         answer = said(url, raw)
-    assert statuses(answer) in ([400], [413]), answer[:200]
+    assert statuses(answer) in ([400], [413], [501]), answer[:200]
     error = json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]
     assert error["code"] in ("invalid_request", "body_too_large") and error["request_id"]
     for name, value in SECURITY_HEADERS:
@@ -249,24 +253,33 @@ def test_a_reader_who_takes_nothing_is_cut_off_and_its_work_ended(journey: FakeJ
         eventually(lambda: endless.cancelled == 1 and endless.running == 0)
 
 
-def test_one_connection_too_many_is_told_and_closed(journey: FakeJourney) -> None:
-    ping = b"GET /ping HTTP/1.1\r\nhost: gw\r\n\r\n"
-    last = ping.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
-    with serving(fake_services(), http=Crowded) as url:
+def test_one_connection_too_many_is_told_and_closed() -> None:
+    """All others have a request in progress. Probes are answered all the same."""
+    holding = FakeJourney(holds=True)
+    with serving(fake_services(holding), http=Crowded) as url:
         with connected(url) as one, connected(url) as other:
             for sock in (one, other):
-                sock.sendall(ping)
-                assert statuses(sock.recv(4_096)) == [200]
-            with connected(url) as third:
-                answer = heard(third)
+                sock.sendall(post(LENGTH))
+            eventually(lambda: holding.running == 2)
+            answer = said(url, post(LENGTH))
             assert statuses(answer) == [503] and b"retry-after: 1" in answer
-            one.sendall(ping)
-            assert statuses(one.recv(4_096)) == [200]
+            with connected(url) as silent:
+                assert statuses(heard(silent)) == [503]
+            for path in (b"/ping", b"/ready", b"/health"):
+                answer = said(url, b"GET %b HTTP/1.1\r\nhost: gw\r\n\r\n" % path)
+                assert statuses(answer) == [200] and b"connection: close" in answer.lower()
+        eventually(lambda: statuses(said(url, LAST_PING)) == [200] and len(Crowded.table) == 0)
 
-        def has_room() -> bool:
-            return statuses(said(url, last)) == [200]
 
-        eventually(has_room)
+def test_a_new_connection_takes_the_place_of_the_one_that_was_idle_longest() -> None:
+    with serving(fake_services(), http=Crowded) as url, connected(url) as used:
+        used.sendall(PING)
+        assert statuses(used.recv(4_096)) == [200]
+        with connected(url) as silent:
+            assert statuses(said(url, LAST_PING)) == [200]
+            assert heard(silent) == b""
+        used.sendall(PING)
+        assert statuses(used.recv(4_096)) == [200]
 
 
 DEEP = 100_000

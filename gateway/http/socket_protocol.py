@@ -1,0 +1,82 @@
+"""uvicorn's WebSocket protocol with bounds: of the handshake, of fragments, of a peer that does not read."""
+
+import asyncio
+from asyncio.transports import BaseTransport
+from collections.abc import Callable
+from typing import ClassVar, Final
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
+
+from gateway.http.disconnect_watch import STALL_S
+from gateway.http.security import HEAD_TIMEOUT_S
+
+MAX_FRAGMENTS: Final = 1_024
+"""Most frames of one message. A fragment of a byte takes some 50 in memory."""
+
+
+class SocketProtocol(WebSocketsSansIOProtocol):
+    """One WebSocket. ``on_lost`` is called when it is closed."""
+
+    handshake_s: ClassVar[float] = HEAD_TIMEOUT_S
+    stall_s: ClassVar[float] = STALL_S
+    on_lost: Callable[[], None] | None = None
+    # Of the handshake, then of the end.
+    _timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        """The HTTP protocol hands its connection over."""
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(self.handshake_s, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The peer has disconnected."""
+        self._cancel_timers()
+        super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def start_keepalive(self) -> None:
+        """The handshake is complete."""
+        self._cancel_timers()
+        super().start_keepalive()
+
+    def pause_writing(self) -> None:
+        """The peer reads nothing."""
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._stall_timer = self.loop.call_later(self.stall_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The peer reads again."""
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have arrived; those after the end of the WebSocket are dropped."""
+        if not self.transport.is_closing():
+            super().data_received(data)
+
+    def handle_cont(self, event: Frame) -> None:
+        """A further frame of a message."""
+        if len(self.frames) < MAX_FRAGMENTS:
+            super().handle_cont(event)
+        elif not self.close_sent:
+            self.frames.clear()
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} frames")
+            self.handle_parser_exception()
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        """The application has ended; what the peer does not read keeps the connection open for a while."""
+        super().on_task_complete(task)
+        if not self.disconnected:
+            self._timer = self.loop.call_later(self.stall_s, self.transport.abort)
+
+    def _cancel_timers(self) -> None:
+        for timer in (self._timer, self._stall_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._stall_timer = None
