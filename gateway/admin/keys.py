@@ -27,7 +27,9 @@ from gateway.keys.last_used import KeyUse
 from gateway.keys.registry import KeyProjection
 from gateway.state.audit import Audit
 
-# The last second that can be written, 9999-12-31T23:59:59Z: no key is made that could not be shown.
+# The first and last second that can be written, 0001-01-01T00:00:00Z and 9999-12-31T23:59:59Z: no key is
+# made that could not be shown.
+EARLIEST = -62_135_596_800.0
 LATEST = 253_402_300_799.0
 
 _Limit = Annotated[int, Field(ge=1, le=10**15)]
@@ -111,7 +113,7 @@ class KeyAdmin:
         expires_at = None if given.expires_at is None else given.expires_at.timestamp()
         if expires_at is not None and not now < expires_at <= LATEST:
             allowed = f"later than now, {_time(now)}, and {_time(LATEST)} at the latest"
-            shown = _time(expires_at) if expires_at <= LATEST else "beyond it"
+            shown = _time(expires_at) if EARLIEST <= expires_at <= LATEST else "beyond it"
             raise not_allowed("expires_at", f"is {shown}", f"{allowed}")
         default_priority = HIGHEST_PRIORITY if given.role is CallerRole.FRONT else 0
         secret = self.draw()

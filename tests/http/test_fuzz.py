@@ -1,0 +1,181 @@
+"""Ten thousand requests that no honest client sends: no 500, none without an answer, no memory that stays."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.app import create_app
+from gateway.backends.scripted import ScriptedBackend
+from gateway.config.settings import load_settings
+from gateway.wiring.build import build
+from observability.logs import configure_logging
+from tests.http.fuzz import Fuzzer, FuzzRequest
+
+ROOT = Path(__file__).parents[2]
+KEY = "a-key-for-tests-0123456789-0123456789"
+COUNT = int(os.environ.get("SLUICE_TEST_FUZZ", "10000"))
+SEED = int(os.environ.get("SLUICE_TEST_FUZZ_SEED", "0"))
+AT_ONCE = 16
+# A drain ends the gateway; the deep check waits for an engine.
+LEFT_OUT = frozenset({"/admin/drain", "/health/deep"})
+# Requests that once were answered wrongly: add the one that a failure prints.
+KEPT: tuple[FuzzRequest, ...] = (
+    # A time before the first that can be written: the refusal could not be put into words.
+    FuzzRequest("POST", "/admin/keys", body=b'{"tenant":"a","expires_at":"0001-01-01T00:00:00+14:00"}'),
+)
+
+
+class ScriptedResident(ScriptedBackend):
+    """A backend that answers at once."""
+
+    async def run(self) -> None:
+        """Nothing runs in the background."""
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def gateway(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, Fuzzer]]:
+    """A gateway as it is wired, with a state store and a ledger, in this process."""
+    (folder / "sluice.json").write_text(
+        json.dumps(
+            {
+                "engine": {"model": str(ROOT / "models/demo"), "max_model_len": 4096},
+                "backends": {"local": {"kind": "engine"}, "other": {"kind": "engine"}},
+                "routing": {"file": str(ROOT / "routing.yaml")},
+                "prompts": {"folder": str(ROOT / "prompts")},
+                "chaos": {"enabled": True},
+                # A fault that is asked for, a backend that hangs, ends here.
+                "server": {"request_timeout_seconds": 2},
+                "state": {"url": f"sqlite:///{folder}/state.db"},
+                "ledger": {"url": f"sqlite+aiosqlite:///{folder}/ledger.db"},
+            }
+        )
+    )
+    made = build(
+        load_settings(folder / "sluice.json", {}),
+        admin_key=KEY,
+        engine_pool=lambda name, links: ScriptedResident(name),
+    )
+    app = create_app(made.services)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    async with made.running(), httpx.AsyncClient(transport=transport, base_url="http://gw") as client:
+        yield client, Fuzzer(app.openapi(), KEY, without=LEFT_OUT)
+
+
+async def answered(client: httpx.AsyncClient, request: FuzzRequest, hidden: tuple[str, ...]) -> int:
+    """The status. Raises AssertionError for an answer that none may get."""
+    headers = {"authorization": f"Bearer {KEY}".encode(), **request.headers}
+    sent = client.build_request(request.method, "/", headers=headers, content=request.body)
+    sent.url = httpx.URL(f"http://gw{request.target}")
+    async with asyncio.timeout(60):
+        answer = await client.send(sent)
+    assert answer.status_code != 500 and "Traceback" not in answer.text, answer.text
+    if (
+        answer.status_code >= 400
+        and request.method != "HEAD"
+        and request.target.partition("?")[0] != "/ready"
+    ):
+        error = answer.json()["error"]
+        assert error["message"] and error["code"] and not any(word in answer.text for word in hidden), error
+    return answer.status_code
+
+
+class Stalls:
+    """The most work, in seconds of this thread's CPU, between two turns of an otherwise idle task."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    async def watch(self) -> None:
+        """Look until cancelled."""
+        last = time.thread_time()
+        while True:
+            await asyncio.sleep(0.002)
+            now = time.thread_time()
+            self.longest_s, last = max(self.longest_s, now - last), now
+
+
+def resident_mib() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Without the lines of ten thousand requests."""
+    logs = configure_logging("critical", stream=io.StringIO())
+    yield
+    logs.close()
+
+
+@pytest.mark.usefixtures("quiet")
+async def test_no_request_makes_an_internal_error_a_stall_or_memory_that_stays(tmp_path: Path) -> None:
+    statuses = Counter[int]()
+    hidden = (str(tmp_path), str(ROOT), "site-packages")
+
+    async def take(client: httpx.AsyncClient, requests: Iterator[FuzzRequest]) -> None:
+        for request in requests:
+            try:
+                status = await answered(client, request, hidden)
+            except Exception as error:
+                raise AssertionError(f"add to KEPT: {request}") from error
+            statuses[status] += 1
+            if status == 200 and request.target.startswith("/admin/chaos"):
+                await answered(client, FuzzRequest("POST", "/admin/chaos", body=b'{"faults":[]}'), hidden)
+
+    async def all_of(client: httpx.AsyncClient, requests: Iterator[FuzzRequest]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(AT_ONCE):
+                tasks.create_task(take(client, requests))
+
+    async with gateway(tmp_path) as (client, fuzzer):
+        await all_of(client, iter(KEPT))
+        warm = COUNT // 4
+        await all_of(client, fuzzer.requests(SEED, warm))
+        # As the server does after its start: what is loaded is not looked through again and again.
+        gc.collect()
+        gc.freeze()
+        before, stalls = resident_mib(), Stalls()
+        try:
+            watching = asyncio.get_running_loop().create_task(stalls.watch())
+            await all_of(client, fuzzer.requests(SEED + warm, COUNT - warm))
+            watching.cancel()
+        finally:
+            gc.unfreeze()
+        grown = resident_mib() - before
+        shown: Any = (await client.get("/admin/admission", headers={"authorization": f"Bearer {KEY}"})).json()
+    told = f"{dict(statuses)}, {stalls.longest_s * 1e3:.0f} ms of work at once, {grown} MiB more"
+    print(told)
+    assert shown
+    # The requests get behind the checks: answers, changes and refusals of every kind.
+    assert {200, 201, 400, 401, 404, 405, 409, 422} <= set(statuses), told
+    assert statuses[200] > COUNT // 10, told
+    assert stalls.longest_s < 0.25, told
+    assert grown < 64, told
+
+
+@pytest.mark.parametrize("seed", [0, 7, 123_456])
+def test_a_seed_gives_the_same_request_again(seed: int) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
+        "required": ["a"],
+    }
+    body = {"content": {"application/json": {"schema": schema}}}
+    document = {
+        "paths": {"/a/{id}": {"post": {"parameters": [{"name": "id", "in": "path"}], "requestBody": body}}}
+    }
+    one, other = (Fuzzer(document, "key", without=frozenset()).request(seed) for _ in range(2))
+    assert one == other and one.target.startswith("/a/")
