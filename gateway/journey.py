@@ -120,7 +120,7 @@ class Journey:
                 pinned=target.backend,
                 model=target.model or (lease.adapter.base_model if lease.adapter is not None else None),
             )
-            backend = ranking.first(request.extra)
+            backend = ranking.first((*request.extra, *request.dropped))
             prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)
             recorder.bound(ranking.drawn, prefix)
             timer.lap("rank")

@@ -12,14 +12,13 @@ from gateway.contracts import openai_fields
 from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.fields import (
-    Body,
     MaxTokens,
     Text,
     Texts,
     TokenIds,
 )
 from gateway.contracts.native import SluiceFields, request_of
-from gateway.contracts.openai_body import OpenAIBody
+from gateway.contracts.openai_body import MessagePart, OpenAIBody
 from gateway.contracts.openai_sampling import sampling_of, shape_of
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
@@ -32,7 +31,7 @@ COMPLETION_MAX_TOKENS: Final = 16
 """Length of a text completion that names none: the default of OpenAI's completions and of vLLM's."""
 
 
-class TextPart(Body):
+class TextPart(MessagePart):
     """A part of a message; only text is served."""
 
     type: Literal["text"]
@@ -45,7 +44,7 @@ Content = Annotated[
 ]
 
 
-class ChatMessage(Body):
+class ChatMessage(MessagePart):
     """One message; ``developer`` is OpenAI's newer word for ``system``."""
 
     neutral = openai_fields.MESSAGE
@@ -99,6 +98,13 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
     check_count(len(body.messages), origin.max_messages)
     messages = tuple(to_message(one) for one in body.messages)
     check_latest(messages)
+    unknown: list[str] = []
+    for index, message in enumerate(body.messages):
+        if message.model_extra:
+            unknown += message.unknown(f"messages.{index}")
+        if not isinstance(message.content, str):
+            for number, part in enumerate(message.content or ()):
+                unknown += part.unknown(f"messages.{index}.content.{number}")
     if body.top_logprobs and not body.logprobs:
         raise not_allowed("top_logprobs", f"is {body.top_logprobs} without logprobs", "with 'logprobs': true")
     return _asked(
@@ -108,6 +114,7 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         messages=messages,
+        in_messages=tuple(unknown),
     )
 
 
@@ -143,6 +150,7 @@ def _asked(
     logprobs: int | None,
     messages: tuple[Message, ...] = (),
     raw_prompt: str | tuple[int, ...] | None = None,
+    in_messages: tuple[str, ...] = (),
 ) -> ParsedRequest:
     stream = bool(body.stream)
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -150,7 +158,7 @@ def _asked(
         raise not_allowed("stream_options", "is given without stream", "with 'stream': true")
     native = body.sluice or _NO_FIELDS
     shaper, shape = shape_of(body)
-    extra, needs = body.extra()
+    extra, needs = body.extra(in_messages)
     request = request_of(
         origin,
         contract,
@@ -169,6 +177,8 @@ def _asked(
         stream=stream,
         extra=extra,
         needs=needs,
+        dropped=in_messages,
+        truncate=body.truncation == "auto",
         fields=_fields(body, native, shaper),
     )
     token_ids = bool(body.sluice is not None and body.sluice.token_ids)

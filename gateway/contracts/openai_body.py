@@ -1,7 +1,7 @@
 """The fields that all of OpenAI's request bodies share."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Self
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -25,6 +25,27 @@ from gateway.errors import InvalidRequest
 
 MAX_EXTRA: Final = 32
 """Most fields of one body that Sluice does not know."""
+
+
+class MessagePart(Body):
+    """A message or a part of one; unknown fields are no error here, as in the body itself."""
+
+    @model_validator(mode="after")
+    def _only_known(self) -> Self:
+        check_known(self)
+        return self
+
+    def unknown(self, path: str) -> tuple[str, ...]:
+        """The paths of the fields that Sluice does not know."""
+        return tuple(f"{path}.{name}" for name in self.__pydantic_extra__ or () if name not in self.neutral)
+
+
+def check_known(body: Body, passable: Collection[str] = ()) -> None:
+    """Refuse what Sluice knows and does not do, but for ``passable``, and names that cannot be shown."""
+    for name, value in (body.__pydantic_extra__ or {}).items():
+        known = name in body.neutral and name not in passable
+        if known or path_of([name]) != name:
+            check_extra(name, value, body.neutral)
 
 
 class StreamOptions(Body):
@@ -57,6 +78,7 @@ class OpenAIBody(NativeSampling):
     guided_grammar: Text | None = None
     structured_outputs: StructuredBody | None = None
     priority: Priority | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     user: Annotated[Label | None, BeforeValidator(lambda user: user or None)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -65,14 +87,15 @@ class OpenAIBody(NativeSampling):
     @model_validator(mode="after")
     def _only_known(self) -> Self:
         """Unknown fields are no error here: the backend decides."""
-        for name, value in (self.__pydantic_extra__ or {}).items():
-            known = name in self.neutral and name not in openai_fields.PASSABLE
-            if known or path_of([name]) != name:
-                check_extra(name, value, self.neutral)
+        check_known(self, openai_fields.PASSABLE)
         return self
 
-    def extra(self) -> tuple[Mapping[str, Any], frozenset[Feature]]:
-        """The fields that are the backend's affair, and what it must have for them. Raises InvalidRequest."""
+    def extra(self, in_messages: Sequence[str] = ()) -> tuple[Mapping[str, Any], frozenset[Feature]]:
+        """The fields that are the backend's affair, and what it must have for them. Raises InvalidRequest.
+
+        Args:
+            in_messages: the paths of unknown fields of messages.
+        """
         given = self.__pydantic_extra__ or {}
         passed = {
             name: value
@@ -80,11 +103,13 @@ class OpenAIBody(NativeSampling):
             if name in openai_fields.PASSABLE and not is_neutral(value, self.neutral[name])
         }
         unknown = {name: value for name, value in given.items() if name not in self.neutral}
-        if len(unknown) > MAX_EXTRA:
-            name = next(iter(unknown))
-            raise InvalidRequest(f"{name} and {len(unknown) - 1} others are not known fields", param=name)
+        names = (*unknown, *in_messages)
+        if len(names) > MAX_EXTRA:
+            raise InvalidRequest(
+                f"{names[0]} and {len(names) - 1} others are not known fields", param=names[0]
+            )
         needs = {Feature.FIELDS_PASSED} if passed else set()
-        if unknown:
+        if names:
             needs.add(Feature.UNKNOWN_FIELDS)
         extra = passed | unknown
         for name, value in extra.items():

@@ -123,6 +123,8 @@ class GenerateRequest:
         raw_prompt: a text completion's prompt, text or token ids; ``messages`` is empty then.
         context: volatile fields, placed after the shared prefix.
         extra: fields of the body that are the backend's affair; ``needs`` is what it must have for them.
+        dropped: unknown fields of messages, which no backend is given: a prompt has roles and texts.
+        truncate: old turns may be left out where the conversation is too long.
         fields: the body's own names for fields: ``max_tokens`` may have been ``max_completion_tokens``.
         arrived_at, deadline: seconds on the injected clock.
         trace_parent, trace_state: the caller's W3C trace context, if it sent a valid one.
@@ -159,6 +161,8 @@ class GenerateRequest:
     labelled: bool = True
     extra: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
     needs: frozenset[Feature] = frozenset()
+    dropped: tuple[str, ...] = ()
+    truncate: bool = False
     fields: Mapping[str, str] = field(default_factory=dict)
 
     def in_body_terms(self, error: PublicError) -> PublicError:

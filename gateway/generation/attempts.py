@@ -185,7 +185,8 @@ def fitted(
     contract never gets here with one, since ranking passes such backends over.
     """
     changed: dict[str, Any] = {}
-    dropped = () if Feature.FIELDS_PASSED in backend.features else request.extra
+    passed = Feature.FIELDS_PASSED in backend.features
+    dropped = (*(() if passed else request.extra), *request.dropped)
     warnings = [f"{name} is not a known field and was dropped" for name in dropped]
     if request.contract is not Contract.NATIVE:
         return changed, warnings

@@ -1,7 +1,8 @@
 """Which token budgets hold for a request.
 
 A key that the route's configuration sets wins over the same key of the prompt version, and that over the
-default. On OpenAI's paths budgets trim only where the route's ``trim_in`` names them. The caller's
+default. On OpenAI's paths budgets trim only where the route's ``trim_in`` names them or the caller asks
+for it (``truncation: auto``). The caller's
 ``max_tokens`` wins over every reserve, in the planner.
 """
 
@@ -13,6 +14,9 @@ from budgeting.values import SPARE_ORDER, BudgetRequest, CanonicalPrompt, Plan, 
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.prompts.versions import PromptVersion
 from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
+
+# With ``truncation: auto`` and no budgets the oldest turns go, and only where the model's length demands it.
+TRUNCATED = SectionBudgets(recent_turns=10**9, older_summary=0)
 
 
 def budget_request(
@@ -27,13 +31,15 @@ def budget_request(
     if route.sections:
         own = {section.value: tokens for section, tokens in route.sections.items()}
         budgets = replace(budgets or SectionBudgets(), **own)
+    if request.truncate and budgets is None:
+        budgets = TRUNCATED
     reserve = route.reserve
     if reserve is None and version is not None:
         reserve = version.reserve
     return BudgetRequest(
         prompt=prompt,
         max_tokens=request.sampling.max_tokens,
-        budgets=budgets if contract in route.trim_in else None,
+        budgets=budgets if contract in route.trim_in or request.truncate else None,
         reserve=reserve,
         spare=SPARE_ORDER if route.spare is None else route.spare,
         summary=version.summarizer if version is not None else SummaryKind.EXTRACTIVE,

@@ -14,6 +14,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
 from gateway.server import Around, listen, run
 from gateway.wiring.build import build
+from gateway.wiring.control import DEFAULT_FILE
 from observability.logs import configure_logging
 from ops.cli.init import worker_configuration
 from ops.cli.startup import start_errors
@@ -68,8 +69,7 @@ def serve(
                 admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None,
                 dropped_log_lines=lambda: written.dropped,
             )
-            source = ", ".join(urls) or str(config or "defaults")
-            _banner(f"http://{host}:{port}", source, auth=settings.auth.enabled)
+            _banner(f"http://{host}:{port}", source_of(settings, urls, config), auth=settings.auth.enabled)
             if admin is not None:
                 host, port = admin.getsockname()[:2]
                 print(f"  admin   http://{host}:{port}", flush=True)
@@ -92,6 +92,13 @@ def serve(
         if logs is not None:
             logs.close()
     return 0
+
+
+def source_of(settings: Settings, urls: Sequence[str], config: Path | None) -> str:
+    """Where the configuration comes from, in words; with workers' URLs also a routing file that is there."""
+    if urls and settings.routing.file is None and Path(DEFAULT_FILE).exists():
+        return f"{', '.join(urls)}, routing: {DEFAULT_FILE} of this folder"
+    return ", ".join(urls) or str(config or "defaults")
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from gateway.contracts import openai_fields
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.features import Feature
 from gateway.contracts.openai import ChatRequest, CompletionRequest
+from gateway.contracts.openai_body import MAX_EXTRA
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Caller, CallerRole, Contract, FormatType, Sampling
@@ -98,6 +99,25 @@ def test_text_parts_are_joined_and_a_developer_speaks_as_the_system() -> None:
         Message(Role.SYSTEM, "rules"),
         Message(Role.USER, "ab"),
     )
+
+
+def test_unknown_fields_of_messages_are_the_backends_affair_as_those_of_the_body() -> None:
+    part = {"type": "text", "text": "a", "cache_control": {}}
+    request = chat(frob=1, messages=[{**TURN, "frob": 2}, {"role": "user", "content": [part]}]).request
+    assert request.dropped == ("messages.0.frob", "messages.1.content.0.cache_control")
+    assert (dict(request.extra), request.needs) == ({"frob": 1}, {Feature.UNKNOWN_FIELDS})
+    assert chat(messages=[{**TURN, "frob": 2}]).request.needs == {Feature.UNKNOWN_FIELDS}
+    with pytest.raises(InvalidRequest, match=r"messages\.0\.name"):
+        chat(messages=[{**TURN, "name": "Ann"}])
+    with pytest.raises(InvalidRequest, match="others are not known fields"):
+        chat(messages=[{**TURN, **{f"frob{number}": 1 for number in range(MAX_EXTRA + 1)}}])
+
+
+def test_truncation_is_asked_for_by_auto_alone() -> None:
+    assert chat(truncation="auto").request.truncate
+    assert not chat(truncation="disabled").request.truncate and not chat().request.truncate
+    with pytest.raises(InvalidRequest, match="truncation"):
+        chat(truncation="some")
 
 
 def test_native_fields_travel_in_the_sluice_object() -> None:

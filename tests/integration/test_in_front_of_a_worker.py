@@ -13,6 +13,8 @@ import pytest
 import yaml
 from openai import OpenAI
 
+from gateway.config.settings import Settings
+from ops.cli.serve import source_of
 from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway, gateway
 
 pytestmark = pytest.mark.xdist_group("in-front-of-a-worker")
@@ -63,6 +65,19 @@ def test_the_first_answer_comes_without_any_file(worker: LiveGateway, tmp_path: 
             model=model, messages=[{"role": "user", "content": "Tell me about Berserk"}]
         )
         assert answer.choices[0].message.content and answer.model == "demo"
+
+
+def test_the_start_line_names_a_routing_file_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url, settings = "http://127.0.0.1:9", Settings.model_validate({"backends": {}})
+    assert source_of(settings, [url], None) == url
+    (tmp_path / "routing.yaml").write_text("routes: {}")
+    assert source_of(settings, [url], None) == f"{url}, routing: routing.yaml of this folder"
+    named = Settings.model_validate({"backends": {}, "routing": {"file": "other.yaml"}})
+    assert source_of(named, [url], None) == url
+    assert source_of(settings, [], Path("sluice.yaml")) == "sluice.yaml"
 
 
 def test_a_worker_that_does_not_answer_is_one_line_that_says_what_to_do(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from admission.values import BackendLoad
 from budgeting.values import Message, Role
 from gateway.backends.port import BackendState, Completion, DeltaSink, Work
 from gateway.backends.scripted import Script, ScriptedBackend
-from gateway.contracts.values import GenerateRequest, Sampling
+from gateway.contracts.values import Contract, GenerateRequest, Sampling
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import Revision, make_revision
 from resilience.failures import BackendFailure, FailureKind
@@ -244,6 +244,21 @@ async def test_a_prompt_longer_than_the_routes_limit_is_trimmed_to_it(build_hous
     assert answer is not None and answer.fallback is None
     assert answer.usage.input_tokens <= 300
     assert answer.budget.dropped_turns > 0
+
+
+async def test_truncation_leaves_out_the_oldest_turns_of_what_does_not_fit_and_nothing_else(
+    build_house: Build, ask: Ask
+) -> None:
+    turns = tuple(
+        Message(Role.USER if i % 2 == 0 else Role.ASSISTANT, f"turn {i} " + "word " * 300) for i in range(41)
+    )
+    asked = partial(ask, contract=Contract.CHAT, truncate=True)
+    whole = (await build_house().run(asked(messages=turns[:5]))).answer
+    assert whole is not None and whole.budget.dropped_turns == 0
+    cut = (await build_house().run(asked(messages=turns))).answer
+    assert cut is not None and 0 < cut.budget.dropped_turns < 40
+    assert cut.usage.input_tokens > whole.usage.input_tokens
+    assert (await build_house().run(ask(contract=Contract.CHAT, messages=turns))).answer is None
 
 
 async def test_the_routes_limit_yields_to_a_prompt_that_may_not_be_trimmed(

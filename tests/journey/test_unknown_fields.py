@@ -68,6 +68,18 @@ async def test_a_dropped_field_is_named_in_the_answer(build_house: Build, ask: A
     assert not dropping.calls[0].extra
 
 
+async def test_an_unknown_field_of_a_message_is_dropped_and_named_or_refused_by_its_path(
+    build_house: Build, ask: Ask
+) -> None:
+    inner = {"dropped": ("messages.0.frob",), "needs": UNKNOWN["needs"], "contract": Contract.CHAT}
+    for policy in (UnknownFields.DROP, UnknownFields.PASS):
+        sink = await build_house(backends=[backend(policy)]).run(ask(**inner))
+        assert sink.answer is not None
+        assert sink.answer.warnings == ("messages.0.frob is not a known field and was dropped",)
+    sink = await build_house(backends=[backend(UnknownFields.REFUSE)]).run(ask(**inner))
+    assert sink.error is not None and sink.error.param == "messages.0.frob"
+
+
 @pytest.mark.parametrize("asked", [UNKNOWN, VLLMS])
 async def test_a_passed_field_reaches_the_backend(
     build_house: Build, ask: Ask, asked: dict[str, object]

@@ -11,7 +11,7 @@ from budgeting.values import (
     SummaryKind,
 )
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest, Sampling
-from gateway.prompts.budgets import budget_request
+from gateway.prompts.budgets import TRUNCATED, budget_request
 from gateway.prompts.versions import PromptVersion
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import RoutingFileError, make_revision
@@ -26,6 +26,7 @@ def asked_for(
     *,
     contract: Contract = Contract.NATIVE,
     max_tokens: int | None = None,
+    truncate: bool = False,
 ) -> BudgetRequest:
     request = GenerateRequest(
         request_id="r",
@@ -36,6 +37,7 @@ def asked_for(
         created=0,
         messages=(),
         sampling=Sampling(max_tokens=max_tokens),
+        truncate=truncate,
     )
     return budget_request(request, PROMPT, version, route)
 
@@ -83,6 +85,12 @@ def test_budgets_trim_on_openais_paths_only_where_the_route_says_so(contract: Co
     said = route(budgets=budgets, trim_in=["openai"])
     assert asked_for(None, said, contract=contract).budgets == SectionBudgets(retrieval=7)
     assert asked_for(None, said).budgets is None
+
+
+def test_a_caller_who_asks_for_truncation_gets_the_routes_budgets_or_the_models_length() -> None:
+    said = route(budgets={"retrieval": 7})
+    assert asked_for(None, said, contract=Contract.CHAT, truncate=True).budgets == SectionBudgets(retrieval=7)
+    assert asked_for(None, contract=Contract.CHAT, truncate=True).budgets == TRUNCATED
 
 
 @pytest.mark.parametrize(
