@@ -22,6 +22,7 @@ from gateway.generation.sink import Sink
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.prompts.text import TextService
 from gateway.prompts.text_threads import TextThreads
+from gateway.requests.body_memory import BodyMemory
 from gateway.state.idempotency import IdempotencyStore
 
 
@@ -82,6 +83,7 @@ class Services:
     models: Callable[[Caller], Sequence[ModelCard]]
     metrics: Callable[[], bytes]
     limits: HttpLimits
+    bodies: BodyMemory
     clock: Callable[[], float]
     unix_time: Callable[[], float]
     new_id: Callable[[str], str]

@@ -52,6 +52,7 @@ class ServerConfig(Section):
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
     lame_duck_seconds: Annotated[float, Field(ge=0, le=600)] = 0.0
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 4_194_304
+    max_bodies_bytes: Annotated[int, Field(ge=2048, le=1 << 40)] | None = None
     max_messages: Annotated[int, Field(ge=1, le=100_000)] = 2_048
     request_timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0
     log_json: bool | None = None
@@ -70,6 +71,16 @@ class ServerConfig(Section):
             raise ValueError(
                 f"server.lame_duck_seconds is {self.lame_duck_seconds:g}; "
                 f"allowed: at most server.drain_seconds, {self.drain_seconds:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_body_within_a_share(self) -> Self:
+        """A tenant has half of the memory for bodies, and a body must fit."""
+        if self.max_bodies_bytes is not None and self.max_bodies_bytes < 2 * self.max_body_bytes:
+            raise ValueError(
+                f"server.max_bodies_bytes is {self.max_bodies_bytes}; allowed: at least twice "
+                f"server.max_body_bytes, {2 * self.max_body_bytes}"
             )
         return self
 

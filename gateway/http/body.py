@@ -23,7 +23,7 @@ class BodyTooSlow(InvalidRequest, status=408, code="invalid_request"):
 async def read_body(
     exchange: Exchange, receive: Receive, limit: int, *, timeout_s: float = BODY_TIMEOUT_S
 ) -> bytes:
-    """The whole body. Raises BodyTooLarge, BodyTooSlow, ClientGone."""
+    """The whole body. Raises BodyTooLarge, BodyTooSlow, TooManyBodies, TooManyOwnBodies, ClientGone."""
     try:
         async with asyncio.timeout(timeout_s):
             return await _read(exchange, receive, limit)
@@ -51,6 +51,7 @@ async def _read(exchange: Exchange, receive: Receive, limit: int) -> bytes:
             if size > LINGER_FACTOR * limit:
                 raise _too_large(limit)
         elif piece:
+            exchange.hold_body(size)
             pieces.append(piece)
         if not message.get("more_body", False):
             if too_large:

@@ -13,6 +13,7 @@ from gateway.contracts.values import Caller
 from gateway.errors import PublicError
 from gateway.http.client_disconnect import SCOPE_KEY, ClientDisconnect
 from gateway.http.security import SECURITY_HEADERS
+from gateway.requests.body_memory import UNCOUNTED_BYTES, BodyMemory
 
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
@@ -41,15 +42,17 @@ class Exchange:
     """The edge's state of one request, and the way to answer it.
 
     ``request_id`` is the header's or a new one, and the body's once that is parsed. ``sending_since`` is when
-    the send in progress began: a client that reads nothing is noticed without a timer per send.
-    ``disconnect`` is set when the server itself reports the caller's disconnect. ``reported``: a journey
-    reports the request's outcome; else the edge does, from ``status``, ``error`` and others.
+    the send in progress began: a client that reads nothing is noticed without a timer per send. ``bodies``
+    counts large bodies. ``disconnect`` is set when the server itself reports the caller's disconnect.
+    ``reported``: a journey reports the request's outcome; else the edge does, from ``status``, ``error`` and
+    others.
     """
 
     scope: InitVar[Scope]
     raw_send: Send
     _: KW_ONLY
     clock: Callable[[], float]
+    bodies: BodyMemory | None = None
     request_id: str
     trace_id: str
     trace_parent: str | None
@@ -67,6 +70,8 @@ class Exchange:
     started: bool = False
     client_gone: bool = False
     sending_since: float | None = None
+    held_bytes: int = 0
+    held_by: str = ""
 
     def __post_init__(self, scope: Scope) -> None:
         self.arrived_at = self.clock()
@@ -80,6 +85,25 @@ class Exchange:
         """The exchange that the middleware made for this scope."""
         exchange: Exchange = scope[_SCOPE_KEY]
         return exchange
+
+    def hold_body(self, size: int) -> None:
+        """Count the body, of which ``size`` bytes have arrived, until the request ends.
+
+        Raises:
+            TooManyBodies, TooManyOwnBodies: there is no memory for more of it.
+        """
+        if size <= UNCOUNTED_BYTES or size <= self.held_bytes or self.bodies is None:
+            return
+        if not self.held_bytes:
+            self.held_by = "" if self.caller is None else self.caller.tenant
+        self.bodies.hold(self.held_by, size - self.held_bytes)
+        self.held_bytes = size
+
+    def release_body(self) -> None:
+        """The request has ended."""
+        if self.held_bytes and self.bodies is not None:
+            self.bodies.release(self.held_by, self.held_bytes)
+            self.held_bytes = 0
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Send one ASGI message; after a disconnect nothing is sent and nothing raised."""

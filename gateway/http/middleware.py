@@ -74,6 +74,8 @@ class EdgeMiddleware:
             else:
                 await refuse(exchange, error, shape_of(scope["path"]))
         finally:
+            if exchange.held_bytes:
+                exchange.release_body()
             if not exchange.reported:
                 self._report(exchange, scope)
 
@@ -108,6 +110,7 @@ class EdgeMiddleware:
             scope,
             send,
             clock=services.clock,
+            bodies=services.bodies,
             request_id=usable_request_id(headers.get(b"x-request-id")) or services.new_id("req"),
             trace_id=trace_id or self._new_trace_id(),
             trace_parent=traceparent.decode("latin-1").strip() if traceparent and trace_id else None,

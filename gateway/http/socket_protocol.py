@@ -3,13 +3,18 @@
 import asyncio
 from asyncio.transports import BaseTransport
 from collections.abc import Callable
-from typing import ClassVar, Final
+from typing import ClassVar, Final, cast
 
+from starlette.types import Scope
+from uvicorn._types import ASGIReceiveEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
+from gateway.errors import GatewayError
 from gateway.http.disconnect_watch import STALL_S
+from gateway.http.exchange import Exchange
 from gateway.http.security import HEAD_TIMEOUT_S
+from gateway.requests.body_memory import UNCOUNTED_BYTES
 
 MAX_FRAGMENTS: Final = 1_024
 """Most frames of one message. A fragment of a byte takes some 50 in memory."""
@@ -42,23 +47,39 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._cancel_timers()
         super().start_keepalive()
 
+    async def receive(self) -> ASGIReceiveEvent:
+        """The next event; what a peer sends is not read while it does not read what is sent to it."""
+        await self.writable.wait()
+        return await super().receive()
+
     def pause_writing(self) -> None:
-        """The peer reads nothing."""
+        """The peer reads nothing. Each of its pings would add a pong to what waits."""
         super().pause_writing()
+        self.transport.pause_reading()
         if self._stall_timer is None:
             self._stall_timer = self.loop.call_later(self.stall_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         """The peer reads again."""
         super().resume_writing()
+        if not self.read_paused:
+            self.transport.resume_reading()
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived; those after the end of the WebSocket are dropped."""
-        if not self.transport.is_closing():
-            super().data_received(data)
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self.handshake_complete and not self.close_sent:
+            self._has_room(len(self.conn.reader.buffer) + sum(map(len, self.frames)))
+
+    def send_receive_event_to_app(self) -> None:
+        """A message is complete."""
+        if self._has_room(sum(map(len, self.frames))):
+            super().send_receive_event_to_app()
 
     def handle_cont(self, event: Frame) -> None:
         """A further frame of a message."""
@@ -74,6 +95,18 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().on_task_complete(task)
         if not self.disconnected:
             self._timer = self.loop.call_later(self.stall_s, self.transport.abort)
+
+    def _has_room(self, size: int) -> bool:
+        """Count the message, of which ``size`` bytes have arrived: a connection has one request."""
+        if size > UNCOUNTED_BYTES and not self.close_sent:
+            try:
+                Exchange.of(cast("Scope", self.scope)).hold_body(size)
+            except GatewayError as full:
+                self.frames.clear()
+                self.conn.fail(CloseCode.TRY_AGAIN_LATER, full.message)
+                self.handle_parser_exception()
+                return False
+        return True
 
     def _cancel_timers(self) -> None:
         for timer in (self._timer, self._stall_timer):

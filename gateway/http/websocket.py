@@ -61,6 +61,7 @@ class GenerateSocket:
         except CALLER_ERRORS as error:
             await _deny(exchange, error, scope)
             return
+        exchange.caller = caller
         limits = await self._services.limiter.headers(caller)
         await exchange.send({"type": "websocket.accept", "headers": [*exchange.id_headers(), *limits]})
         with suppress(ClientGone):

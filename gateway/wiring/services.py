@@ -19,6 +19,7 @@ from gateway.health.first_ready import OnceReady
 from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
 from gateway.ports import HttpLimits, Services
+from gateway.requests.body_memory import BODIES, BodyMemory
 from gateway.requests.edge_record import EdgeReporter
 from gateway.routing.revision import rules_naming
 from gateway.wiring.core import Core
@@ -48,6 +49,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
             request_timeout_s=server.request_timeout_seconds,
             cors_origins=server.cors_origins,
         ),
+        bodies=BodyMemory(server.max_bodies_bytes or BODIES * server.max_body_bytes),
         clock=base.clock,
         unix_time=base.unix_time,
         new_id=base.new_id,
