@@ -105,16 +105,12 @@ class Journal:
         self._full = False
         self._segments: set[JournalSegment] = set()
         self._unread: deque[JournalSegment] = deque()
-        self._bytes = 0
+        # Bytes of this process' files.
+        self.size_bytes = 0
         # The thread's own: the file that is written to.
         self._active: JournalSegment | None = None
 
     # State
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of this process' files."""
-        return self._bytes
 
     @property
     def working(self) -> bool:
@@ -150,7 +146,7 @@ class Journal:
             return self._refuse(JournalRefusal.UNENCODABLE)
         ahead = len(self._syncing.data) if self._syncing is not None else 0
         group = self._gathering
-        if self._bytes + ahead + len(group.data) + len(data) > self._options.journal_bytes:
+        if self.size_bytes + ahead + len(group.data) + len(data) > self._options.journal_bytes:
             self._full = True
             return self._refuse(JournalRefusal.FULL)
         self._full = False
@@ -225,7 +221,7 @@ class Journal:
         self._work.put(None)
         # The disk may block the thread; as a daemon it does not keep the process alive.
         await asyncio.to_thread(self._thread.join, CLOSE_S)
-        self._bytes = 0
+        self.size_bytes = 0
 
     # The loop's side
 
@@ -277,9 +273,9 @@ class Journal:
     def _place(self, entries: Iterable[PendingRow], segment: JournalSegment, size: int) -> None:
         if segment not in self._segments:
             self._segments.add(segment)
-            self._bytes += segment.size
+            self.size_bytes += segment.size
         else:
-            self._bytes += size
+            self.size_bytes += size
         for entry in entries:
             if entry.written:
                 continue
@@ -308,7 +304,7 @@ class Journal:
     def _forget(self, segment: JournalSegment) -> None:
         if segment in self._segments:
             self._segments.discard(segment)
-            self._bytes -= segment.size
+            self.size_bytes -= segment.size
             self._full = False
 
     def _refuse(self, reason: JournalRefusal) -> bool:

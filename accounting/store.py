@@ -53,7 +53,8 @@ class GenerationStore:
         self._engine: AsyncEngine | None = None
         self._row_insert: RowInsert | None = None
         self._prepared = False
-        self._ever_prepared = False
+        # Whether the tables have had this version's schema since the start.
+        self.prepared = False
         # Whether all callers share one connection, so that only one may use it at a time.
         self.in_memory = False
 
@@ -88,7 +89,7 @@ class GenerationStore:
         except Exception:
             await self._forget_connections()
             raise
-        self._prepared = self._ever_prepared = True
+        self._prepared = self.prepared = True
 
     async def write(self, batch: Sequence[UsageRow]) -> None:
         """Make ``batch`` durable in one transaction; existing rows stay unchanged. An empty batch only
@@ -156,11 +157,6 @@ class GenerationStore:
         except (SQLAlchemyError, OSError) as error:
             await self._forget_connections()
             raise unavailable(failure, error) from error
-
-    @property
-    def prepared(self) -> bool:
-        """Whether the tables have had this version's schema since the start."""
-        return self._ever_prepared
 
     async def close(self, timeout_s: float | None) -> None:
         """Close all connections, waiting at most ``timeout_s`` seconds for calls in progress."""

@@ -35,7 +35,8 @@ class AdapterRegistry:
 
     def offer(self, offer: AdapterOffer) -> None:
         """Replace all adapters at once; existing leases keep theirs."""
-        self._offer = offer
+        # The offer in force.
+        self.offered = offer
         served = set(offer.served)
         self.known = tuple(one for one in offer.adapters.values() if one.adapter_id in served)
         self._name()
@@ -46,7 +47,7 @@ class AdapterRegistry:
         self._name()
 
     def _name(self) -> None:
-        offer = self._offer
+        offer = self.offered
         usable = [name for name, state in offer.states.items() if state is not AdapterState.RETIRED]
         self.ids.clear()
         self.ids.update(usable, offer.aliases, self._expected)
@@ -55,28 +56,23 @@ class AdapterRegistry:
         self.servable.update(coming, offer.served)
 
     @property
-    def offered(self) -> AdapterOffer:
-        """The offer in force."""
-        return self._offer
-
-    @property
     def aliases(self) -> Mapping[str, str]:
         """Alias to its target, the adapter of sessions outside the canary."""
         return MappingProxyType(
-            {name: one.target for name, one in self._offer.aliases.items() if one.target is not None}
+            {name: one.target for name, one in self.offered.aliases.items() if one.target is not None}
         )
 
     def get(self, adapter_id: str) -> Adapter:
         """The adapter of that name or alias. Raises :class:`~adapters.errors.UnknownAdapter`."""
-        adapter = self._offer.adapters.get(self.aliases.get(adapter_id, adapter_id))
-        if adapter is None or self._offer.states[adapter.adapter_id] is AdapterState.RETIRED:
-            raise UnknownAdapter(adapter_id, self._offer.served)
+        adapter = self.offered.adapters.get(self.aliases.get(adapter_id, adapter_id))
+        if adapter is None or self.offered.states[adapter.adapter_id] is AdapterState.RETIRED:
+            raise UnknownAdapter(adapter_id, self.offered.served)
         return adapter
 
     @contextmanager
     def lease(self, selection: Selection) -> Iterator[Lease]:
         """``with lease(selection) as lease``: selects on entry, releases on exit."""
-        lease = select(selection, self._offer)
+        lease = select(selection, self.offered)
         name = lease.adapter_id
         if name is None:
             yield lease

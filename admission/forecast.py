@@ -117,7 +117,8 @@ class KvForecast:
         # The peak of the last search, kept up to date: when one more request is too much for it, no further
         # search is needed. It may no longer be the peak.
         self._moment: Moment | None = None
-        self._now_tokens = 0
+        # Tokens held now, by these counts.
+        self.now_tokens = 0
         self._final_tokens = 0
         self._sequences = 0
 
@@ -164,11 +165,6 @@ class KvForecast:
         self._count(held, 1)
         self._list(held)
 
-    @property
-    def now_tokens(self) -> int:
-        """Tokens held now, by these counts."""
-        return self._now_tokens
-
     def fits_surely(self, pool: KvPoolTokens, share: float, *, used: float, extra: ReservedTokens) -> bool:
         """Whether even the sum of what all will hold in the end, never less than the peak, fits.
 
@@ -207,7 +203,7 @@ class KvForecast:
         return (self._others(pool, used) + peak) / pool.tokens
 
     def _others(self, pool: KvPoolTokens, used: float) -> float:
-        return max(0.0, used * pool.tokens - self._now_tokens - self._sequences * pool.sequence_slack)
+        return max(0.0, used * pool.tokens - self.now_tokens - self._sequences * pool.sequence_slack)
 
     def _list(self, held: ReservedTokens) -> None:
         if not self._stale:
@@ -218,7 +214,7 @@ class KvForecast:
             del self._longest_first[bisect_left(self._longest_first, held.growing)]
 
     def _count(self, held: ReservedTokens, sign: int) -> None:
-        self._now_tokens += sign * held.now
+        self.now_tokens += sign * held.now
         self._final_tokens += sign * held.final
         self._sequences += sign * held.width
         if self._moment is not None:

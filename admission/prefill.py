@@ -12,7 +12,7 @@ class PrefillBacklog:
     """
 
     __slots__ = (
-        "_begun", "_begun_tokens", "_ends", "_next", "_since", "_total", "_whole", "_whole_tokens", "_workers"
+        "_begun", "_begun_tokens", "_ends", "_next", "_since", "_whole", "_whole_tokens", "_workers", "total"
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -20,7 +20,8 @@ class PrefillBacklog:
         # Tokens by ticket, in order of hand-over: those in progress, with their start; and those after.
         self._begun: dict[int, tuple[int, float]] = {}
         self._next: dict[int, int] = {}
-        self._total = 0
+        # Tokens of all prompts, those in progress in full.
+        self.total = 0
         self._begun_tokens = 0
         # Of those in progress: expected ends; tokens of those past their end; the sum of the others' starts.
         self._ends: list[tuple[float, int]] = []
@@ -31,11 +32,6 @@ class PrefillBacklog:
     def __bool__(self) -> bool:
         return bool(self._begun)
 
-    @property
-    def total(self) -> int:
-        """Tokens of all prompts, those in progress in full."""
-        return self._total
-
     def bound(self, workers: int, now: float, s_per_token: float) -> None:
         """Set the number of engines."""
         self._workers = workers
@@ -44,16 +40,16 @@ class PrefillBacklog:
     def add(self, number: int, tokens: int, now: float, s_per_token: float) -> None:
         """A prompt was handed on."""
         self._next[number] = tokens
-        self._total += tokens
+        self.total += tokens
         self._begin(now, s_per_token)
 
     def done(self, number: int, now: float, s_per_token: float) -> None:
         """It has its first token, or has ended without one. Raises KeyError for an unknown one."""
         if number not in self._begun:
-            self._total -= self._next.pop(number)
+            self.total -= self._next.pop(number)
             return
         tokens, since = self._begun.pop(number)
-        self._total -= tokens
+        self.total -= tokens
         self._begun_tokens -= tokens
         if number in self._whole:
             self._whole.remove(number)
@@ -82,7 +78,7 @@ class PrefillBacklog:
         if s_per_token > 0.0:
             under_way = len(self._begun) - len(self._whole)
             done = self._whole_tokens + int((under_way * now - self._since) / s_per_token)
-        return (self._total - min(self._begun_tokens, max(0, done))) // self._workers
+        return (self.total - min(self._begun_tokens, max(0, done))) // self._workers
 
     def _begin(self, now: float, s_per_token: float) -> None:
         while self._next and len(self._begun) < self._workers:

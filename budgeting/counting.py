@@ -81,8 +81,9 @@ class ChatTokenizer:
         self._form = learn_form(lambda messages: self._template.render(messages, add_generation_prompt=False))
         self._anchor = ""
         self._generation_ids: tuple[int, ...] = ()
-        self._per_message = self._vocabulary.clean_cuts and self._learn_shape()
-        self._frames = self._learn_frames() if self._per_message and self._template.frames_only else {}
+        # Whether conversations are tokenized message by message.
+        self.per_message = self._vocabulary.clean_cuts and self._learn_shape()
+        self._frames = self._learn_frames() if self.per_message and self._template.frames_only else {}
         self.speed = _TIKTOKEN_SPEED if self._vocabulary.encoder == "tiktoken" else 1
         self._message_chars = (FRAMED_MESSAGE_CHARS if self._frames else MESSAGE_CHARS) * self.speed
         counts_bytes = cache_bytes // _COUNTS_SHARE
@@ -95,11 +96,6 @@ class ChatTokenizer:
     ) -> ChatTokenizer:
         """Load a model folder; blocks on disk. Raises TokenizerError naming the file."""
         return cls(read_tokenizer_files(path), now=now, cache_bytes=cache_bytes)
-
-    @property
-    def per_message(self) -> bool:
-        """Whether conversations are tokenized message by message."""
-        return self._per_message
 
     @property
     def encoder(self) -> str:
@@ -129,7 +125,7 @@ class ChatTokenizer:
 
         ``cuts`` ascend; the first is the number of system messages that open it. Raises TemplateRefused.
         """
-        if self._per_message and messages and self._form.fold(messages, _opening(cuts)) is messages:
+        if self.per_message and messages and self._form.fold(messages, _opening(cuts)) is messages:
             ids: list[int] = []
             sums = [0]
             for index, message in enumerate(messages):
@@ -173,7 +169,7 @@ class ChatTokenizer:
 
         Exact when :attr:`per_message`; an estimate for planning otherwise.
         """
-        if self._per_message and (self._form.later or message.role is not Role.SYSTEM):
+        if self.per_message and (self._form.later or message.role is not Role.SYSTEM):
             piece = self._piece(message, first=False)
             if piece is not None:
                 return len(piece)

@@ -159,7 +159,8 @@ class EngineClient:
         self._process: asyncio.subprocess.Process | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._started: asyncio.Future[EngineInfo] | None = None
-        self._death = ""
+        # Why the engine ended; empty while it runs, or when it reported nothing.
+        self.death = ""
         self._by_wire_id: dict[str, EngineTicket] = {}
         self._request_ids: set[str] = set()
         self._adapters: dict[str, str] = {}
@@ -182,11 +183,6 @@ class EngineClient:
     def exit_code(self) -> int | None:
         """How the child ended, negative for a signal; None before it has."""
         return None if self._process is None else self._process.returncode
-
-    @property
-    def death(self) -> str:
-        """Why the engine ended; empty while it runs, or when it reported nothing."""
-        return self._death
 
     @property
     def is_loading_adapters(self) -> bool:
@@ -304,7 +300,7 @@ class EngineClient:
         await settled
 
     def _not_ready(self) -> EngineDead:
-        return EngineDead(self._death or f"the engine is {self.state.value}")
+        return EngineDead(self.death or f"the engine is {self.state.value}")
 
     def _send(self, command: Command) -> None:
         if self._transport is not None:
@@ -328,7 +324,7 @@ class EngineClient:
         elif isinstance(event, AdapterSettled):
             self._settle(event)
         elif isinstance(event, Died):
-            self._death = f"the engine failed: {event.message}"
+            self.death = f"the engine failed: {event.message}"
         elif self._started is not None and not self._started.done():
             if isinstance(event, Started):
                 self._started.set_result(event.info)
@@ -364,18 +360,18 @@ class EngineClient:
         ticket.pending_tokens = 0
 
     def _connection_lost(self, error: Exception | None) -> None:
-        if error is not None and not self._death:
-            self._death = f"the connection to the engine failed: {error}"
+        if error is not None and not self.death:
+            self.death = f"the connection to the engine failed: {error}"
         if self.state is EngineState.STARTING and self._started is not None and not self._started.done():
-            message = self._death or "the engine process ended while it started; its log says why"
+            message = self.death or "the engine process ended while it started; its log says why"
             self._started.set_exception(EngineStartError(message))
         if self.state is not EngineState.READY:
             return
         self.state = EngineState.DEAD
-        self._death = self._death or "the engine process ended unexpectedly"
-        self._close_tickets(self._death)
+        self.death = self.death or "the engine process ended unexpectedly"
+        self._close_tickets(self.death)
         if self._on_death is not None:
-            self._on_death(EngineDead(self._death))
+            self._on_death(EngineDead(self.death))
 
     def _close_tickets(self, message: str) -> None:
         tickets = list(self._by_wire_id.values())

@@ -159,7 +159,8 @@ class Supervisor:
         self._policy = RestartPolicy(max_restarts_per_hour)
         self._hang_s = hang_s
         self._stopped_s = stopped_s
-        self._state = SupervisorState.STARTING
+        # The state of the engine.
+        self.state = SupervisorState.STARTING
         self._load_from: float | None = None
         self._load_s = 0.0
         self._ready_at = 0.0
@@ -168,11 +169,6 @@ class Supervisor:
         self._steps = -1
         self._idle_s = 0.0
         self._heartbeat = Heartbeat(hang_s)
-
-    @property
-    def state(self) -> SupervisorState:
-        """The state of the engine."""
-        return self._state
 
     def restarts_last_hour(self, now: float) -> int:
         """Restarts of the last hour, the failed ones counted."""
@@ -183,7 +179,7 @@ class Supervisor:
 
         A late restart is expected to take as long again as it is late.
         """
-        return abs(self._ready_at - now) if self._state is SupervisorState.RESTARTING else None
+        return abs(self._ready_at - now) if self.state is SupervisorState.RESTARTING else None
 
     def begun(self, now: float) -> None:
         """A start begins to load."""
@@ -193,24 +189,24 @@ class Supervisor:
 
     def started(self, now: float) -> None:
         """It takes work."""
-        if self._state in (SupervisorState.STARTING, SupervisorState.RESTARTING):
-            self._state = SupervisorState.READY
+        if self.state in (SupervisorState.STARTING, SupervisorState.RESTARTING):
+            self.state = SupervisorState.READY
             if self._load_from is not None:
                 self._load_s = now - self._load_from
             self._reset()
 
     def start_failed(self, now: float) -> Restart | GiveUp | None:
         """A start has failed; ``None`` when it was no restart."""
-        return self._again(now, Loss.START_FAILED) if self._state is SupervisorState.RESTARTING else None
+        return self._again(now, Loss.START_FAILED) if self.state is SupervisorState.RESTARTING else None
 
     def lost(self, now: float, reason: Loss) -> Restart | GiveUp | None:
         """The engine takes no work; ``None`` when that is known already or intended."""
-        running = self._state in (SupervisorState.READY, SupervisorState.SUSPECT)
+        running = self.state in (SupervisorState.READY, SupervisorState.SUSPECT)
         return self._again(now, reason) if running else None
 
     def stop(self) -> None:
         """The engine is to be stopped: from now on nothing is a loss."""
-        self._state = SupervisorState.STOPPED
+        self.state = SupervisorState.STOPPED
 
     def working(self, now: float) -> None:
         """The engine was given work."""
@@ -236,9 +232,9 @@ class Supervisor:
         else:
             self._idle_s += min(gap_s, LONGEST_COUNTED_S)
         limit_s = self._hang_s if observed.occupied else self._heartbeat.limit_s(observed.pending_tokens)
-        if self._state in (SupervisorState.READY, SupervisorState.SUSPECT):
+        if self.state in (SupervisorState.READY, SupervisorState.SUSPECT):
             suspect = observed.stopped or self._idle_s >= limit_s / 2
-            self._state = SupervisorState.SUSPECT if suspect else SupervisorState.READY
+            self.state = SupervisorState.SUSPECT if suspect else SupervisorState.READY
         if self._stopped_since is not None and now - self._stopped_since >= self._stopped_s:
             return Loss.STOPPED
         return Loss.NO_PROGRESS if self._idle_s >= limit_s else None
@@ -247,9 +243,9 @@ class Supervisor:
         wait_s = self._policy.ask(now)
         made = self._policy.in_last_hour(now)
         if wait_s is None:
-            self._state = SupervisorState.GIVEN_UP
+            self.state = SupervisorState.GIVEN_UP
             return GiveUp(reason, made)
-        self._state = SupervisorState.RESTARTING
+        self.state = SupervisorState.RESTARTING
         self._ready_at = now + wait_s + self._load_s
         return Restart(reason, made, wait_s)
 

@@ -50,17 +50,13 @@ class EmbeddedHost:
 
         self._client = EngineClient(config, on_signals=on_signals, on_death=on_death)
         self._adapters = make_slots(HeldAdapters(self._client), config.max_loras)
-        self._facts: EngineFacts | None = None
+        # What has loaded.
+        self.facts: EngineFacts | None = None
 
     @property
     def state(self) -> BackendState:
         """The engine's state."""
         return state_of(self._client)
-
-    @property
-    def facts(self) -> EngineFacts | None:
-        """What has loaded."""
-        return self._facts
 
     @property
     def unfinished(self) -> int:
@@ -103,7 +99,7 @@ class EmbeddedHost:
     async def start(self) -> EngineFacts:
         """Start the engine's process; it loads there."""
         info = await self._client.start()
-        self._facts = EngineFacts(
+        self.facts = EngineFacts(
             info.max_model_len,
             info.block_size,
             info.total_blocks,
@@ -116,7 +112,7 @@ class EmbeddedHost:
                 }
             ),
         )
-        return self._facts
+        return self.facts
 
     async def stop(self, timeout_s: float) -> None:
         """End the engine's process."""
@@ -137,7 +133,7 @@ class EmbeddedHost:
 
     def figures(self) -> EngineFigures | None:
         """What the metrics show of it."""
-        facts, signals, in_use = self._facts, self._client.signals, self._adapters.in_use
+        facts, signals, in_use = self.facts, self._client.signals, self._adapters.in_use
         if facts is None:
             return None
         if signals is None:

@@ -33,25 +33,21 @@ class FaultPlan:
         self.replace(rules)
 
     @property
-    def rules(self) -> tuple[FaultRule, ...]:
-        """The rules in force."""
-        return self._rules
-
-    @property
     def injected(self) -> Mapping[tuple[str, str], int]:
         """Faults injected since the start, by backend and kind."""
         return MappingProxyType(self._injected)
 
     def replace(self, rules: Sequence[FaultRule]) -> None:
         """Put other rules in force; their counts start at zero."""
-        self._rules = tuple(rules)
-        self._seen = [0] * len(self._rules)
-        self._done = [0] * len(self._rules)
+        # The rules in force.
+        self.rules = tuple(rules)
+        self._seen = [0] * len(self.rules)
+        self._done = [0] * len(self.rules)
 
     def next(self, backend: str) -> FaultRule | None:
         """The fault for the next call of ``backend``."""
         chosen: int | None = None
-        for number, rule in enumerate(self._rules):
+        for number, rule in enumerate(self.rules):
             if rule.backend != backend:
                 continue
             self._seen[number] += 1
@@ -60,7 +56,7 @@ class FaultPlan:
         if chosen is None:
             return None
         self._done[chosen] += 1
-        return self._rules[chosen]
+        return self.rules[chosen]
 
     def met(self, rule: FaultRule) -> None:
         """The fault was injected; an answer may be too short for it."""

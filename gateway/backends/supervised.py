@@ -131,7 +131,8 @@ class SupervisedHost:
         self._first_blocks = 0
         self._kv_blocks: int | None = None
         self._totals = Totals()
-        self._facts: EngineFacts | None = None
+        # What has loaded, now or last.
+        self.facts: EngineFacts | None = None
         self._decision: Restart | GiveUp | None = None
         self._lost_at = 0.0
         self._detail = ""
@@ -147,11 +148,6 @@ class SupervisedHost:
             # Its death may be visible before it is reported.
             return state if state is BackendState.READY else BackendState.STARTING
         return _STATES[standing]
-
-    @property
-    def facts(self) -> EngineFacts | None:
-        """What has loaded, now or last."""
-        return self._facts
 
     @property
     def ready_in_s(self) -> float | None:
@@ -230,11 +226,11 @@ class SupervisedHost:
     async def start(self) -> EngineFacts:
         """Start the first engine. Raises EngineStartError."""
         self._supervisor.begun(self._clock())
-        self._facts = await self._life.host.start()
-        self._first_blocks = self._facts.total_blocks
+        self.facts = await self._life.host.start()
+        self._first_blocks = self.facts.total_blocks
         self._supervisor.started(self._clock())
         self._notify()
-        return self._facts
+        return self.facts
 
     async def stop(self, timeout_s: float) -> None:
         """Stop the engine for good: gracefully, by force after ``timeout_s``."""
@@ -315,7 +311,7 @@ class SupervisedHost:
 
     def _shrink_pool(self) -> None:
         """The next engine gets fewer KV blocks."""
-        facts = self._facts
+        facts = self.facts
         if facts is not None:
             longest = -(-facts.max_model_len // facts.block_size) + 1
             blocks = self._kv_blocks or facts.total_blocks
@@ -359,7 +355,7 @@ class SupervisedHost:
             watching = group.create_task(self._watch_load(life), name="engine-load-watch")
             try:
                 async with asyncio.timeout(self._start_timeout_s):
-                    self._facts = await life.host.start()
+                    self.facts = await life.host.start()
             except (EngineStartError, OSError) as error:  # a machine at its limits cannot make a process
                 return error
             finally:

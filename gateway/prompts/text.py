@@ -56,12 +56,8 @@ class TokenizerText:
     ) -> None:
         self._tokenizer = tokenizer
         self._canonicalizer = canonicalizer or Canonicalizer()
-        self._max_model_len = max_model_len
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest sequence, prompt and answer together, in tokens."""
-        return self._max_model_len
+        # Longest sequence, prompt and answer together, in tokens.
+        self.max_model_len = max_model_len
 
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True

@@ -68,24 +68,20 @@ class ShadowQueue:
         self._most = most
         self._most_bytes = most_bytes
         self._copies: deque[tuple[Copy, int]] = deque()
-        self._bytes = 0
+        # Bytes of all copies.
+        self.size_bytes = 0
 
     def __len__(self) -> int:
         """The number of copies."""
         return len(self._copies)
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all copies."""
-        return self._bytes
-
     def offer(self, copy: Copy) -> bool:
         """Add a copy; ``False`` when the queue is full."""
         size = copy.size_bytes
-        if len(self._copies) >= self._most or self._bytes + size > self._most_bytes:
+        if len(self._copies) >= self._most or self.size_bytes + size > self._most_bytes:
             return False
         self._copies.append((copy, size))
-        self._bytes += size
+        self.size_bytes += size
         return True
 
     def take(self) -> Copy | None:
@@ -93,5 +89,5 @@ class ShadowQueue:
         if not self._copies:
             return None
         copy, size = self._copies.popleft()
-        self._bytes -= size
+        self.size_bytes -= size
         return copy

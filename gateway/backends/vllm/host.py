@@ -76,7 +76,8 @@ class VllmHost:
         self._state = BackendState.STARTING
         self._started = False
         self._engine: compat.VllmEngine | None = None
-        self._facts: EngineFacts | None = None
+        # What has loaded.
+        self.facts: EngineFacts | None = None
         self._logs: ChildLogs | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._loading: Future[compat.VllmEngine] | None = None
@@ -93,11 +94,6 @@ class VllmHost:
         if self._state is BackendState.READY and self._engine is not None and self._engine.dead:
             return BackendState.DEAD
         return self._state
-
-    @property
-    def facts(self) -> EngineFacts | None:
-        """What has loaded."""
-        return self._facts
 
     @property
     def unfinished(self) -> int:
@@ -135,7 +131,7 @@ class VllmHost:
 
     def figures(self) -> EngineFigures | None:
         """Its figures for the metrics."""
-        if self._facts is None or self._engine is None:
+        if self.facts is None or self._engine is None:
             return None
         return self.board.figures(self._section.model_id, self._engine.shape)
 
@@ -186,9 +182,9 @@ class VllmHost:
         logs.started()
         self.board.forget()
         load_s = round(self._clock() - started_at, 2)
-        self._facts = replace(engine.shape, details={**engine.shape.details, "load_s": load_s})
+        self.facts = replace(engine.shape, details={**engine.shape.details, "load_s": load_s})
         self._state = BackendState.READY
-        return self._facts
+        return self.facts
 
     def _load(self, logs: ChildLogs) -> compat.VllmEngine:
         """The blocking part, in the thread."""

@@ -45,7 +45,8 @@ class SignalBoard:
     """
 
     def __init__(self) -> None:
-        self._in_flight = 0
+        # Sequences that the gateway has requested and that have not ended.
+        self.in_flight = 0
         self._schedulers: dict[int, tuple[int, int, float]] = {}
         self._loras: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self.forget()
@@ -75,16 +76,11 @@ class SignalBoard:
     @contextmanager
     def sequences(self, count: int) -> Iterator[None]:
         """``count`` more sequences are in flight while the block runs."""
-        self._in_flight += count
+        self.in_flight += count
         try:
             yield
         finally:
-            self._in_flight -= count
-
-    @property
-    def in_flight(self) -> int:
-        """Sequences that the gateway has requested and that have not ended."""
-        return self._in_flight
+            self.in_flight -= count
 
     def scheduled(
         self,
@@ -136,9 +132,9 @@ class SignalBoard:
 
     def _now(self) -> tuple[int, int, float]:
         running, waiting, kv_usage = self.reported
-        running = min(running, self._in_flight)
-        waiting = min(waiting, self._in_flight - running)
-        return running, waiting, kv_usage if self._in_flight else 0.0
+        running = min(running, self.in_flight)
+        waiting = min(waiting, self.in_flight - running)
+        return running, waiting, kv_usage if self.in_flight else 0.0
 
     def load(self, shape: EngineShape) -> BackendLoad:
         """The load for admission."""
@@ -155,7 +151,7 @@ class SignalBoard:
     def figures(self, model: str, shape: EngineShape) -> EngineFigures:
         """The figures for the metrics."""
         running, waiting, kv_usage = self._now()
-        active = self._loras if self._in_flight else ((), ())
+        active = self._loras if self.in_flight else ((), ())
         return EngineFigures(
             model_name=model,
             running=running,
