@@ -48,10 +48,10 @@ class _RegistryFile(_Strict):
         by_number: dict[int, int] = {}
         for index, entry in enumerate(self.adapters):
             if (other := by_name.setdefault(entry.id, index)) != index:
-                raise ValueError(f"adapters.{index}.id: {entry.id!r} is used by adapters.{other}")
+                raise ValueError(f"adapters[{index}].id: {entry.id!r} is used by adapters[{other}]")
             number = entry.engine_id
             if number is not None and (other := by_number.setdefault(number, index)) != index:
-                raise ValueError(f"adapters.{index}.engine_id: {number} is used by adapters.{other}")
+                raise ValueError(f"adapters[{index}].engine_id: {number} is used by adapters[{other}]")
         if max(by_number, default=0) + len(self.adapters) - len(by_number) >= 2**31:
             raise ValueError("engine_id: give every adapter a number; the next ones would be too large")
         for alias, target in self.aliases.items():

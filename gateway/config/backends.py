@@ -1,9 +1,7 @@
 """The backends' sections of the configuration, distinguished by ``kind``."""
 
-from collections.abc import Mapping
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -184,15 +182,6 @@ class BedrockSection(Section):
 
 
 BackendConfig = Annotated[EngineBackend | OpenAIBackend | BedrockSection, Field(discriminator="kind")]
-
-# What may stand in a section, by its kind: for the message about a key that may not.
-BACKEND_KEYS: Mapping[str, list[str]] = MappingProxyType(
-    {
-        kind: sorted(section.model_fields)
-        for section in get_args(get_args(BackendConfig)[0])
-        for kind in get_args(section.model_fields["kind"].annotation)
-    }
-)
 
 
 def default_backends() -> dict[str, BackendConfig]:

@@ -6,7 +6,6 @@ Order, strongest first: ``SLUICE_<SECTION>__<KEY>``, the engine names that opera
 """
 
 import contextlib
-import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ import yaml
 from pydantic import Field, IPvAnyNetwork, ValidationError, model_validator
 
 from gateway.config.admission import AdmissionConfig
-from gateway.config.backends import BACKEND_KEYS, BackendConfig, FallbackSection, default_backends
+from gateway.config.backends import BackendConfig, FallbackSection, default_backends
 from gateway.config.chaos import ChaosSection
 from gateway.config.engine import ENGINE_ENV, AdaptersConfig, EngineSection, WeightsSection
 from gateway.config.errors import ConfigError
@@ -31,7 +30,7 @@ from gateway.config.shadow import ShadowSection
 from gateway.config.state import AuditSection, StateConfig
 from gateway.config.tracing import TracingConfig
 from gateway.config.volatile import VolatilePolicy
-from gateway.contracts.refusals import given
+from gateway.config.yaml_file import explain, load_yaml
 
 ENV_PREFIX = "SLUICE_"
 
@@ -185,7 +184,9 @@ def load_settings(
 
     Raises ConfigError: a file, a key or a value is wrong.
     """
-    data = _read_yaml(path) if path is not None else deepcopy(dict(base or {}))
+    data = deepcopy(dict(base or {})) if path is None else load_yaml(path, ConfigError)
+    if not isinstance(data := {} if data is None else data, dict):
+        raise ConfigError(f"{path}: must be a mapping of sections, not {type(data).__name__}")
     origins: dict[tuple[str, ...], str] = {}
     for name, key in ENGINE_ENV.items():
         if environ.get(name) and key in EngineSection.model_fields:
@@ -197,23 +198,13 @@ def load_settings(
     try:
         return Settings.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_explain(error, str(path or "defaults"), origins)) from None
 
+        def source(loc: tuple[int | str, ...]) -> str:
+            # A fault of several keys has no location; the message names them.
+            named = (name for keys, name in origins.items() if loc and keys[: len(loc)] == loc)
+            return next((f"environment {name}" for name in named), str(path or "defaults"))
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); give a file with --config") from None
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: must be a mapping of sections, not {type(data).__name__}")
-    return data
+        raise ConfigError(explain(error, Settings, source)) from None
 
 
 def _put(
@@ -236,43 +227,3 @@ def _parsed(value: str) -> Any:
         with contextlib.suppress(json.JSONDecodeError):
             return json.loads(value)
     return value
-
-
-def _explain(error: ValidationError, source: str, origins: Mapping[tuple[str, ...], str]) -> str:
-    lines = []
-    for fault in error.errors(include_url=False):
-        # The location includes the tags of a union; only the file's own keys are shown.
-        loc = tuple(str(part) for part in fault["loc"])
-        kind = loc[2] if loc[:1] == ("backends",) and len(loc) > 3 and loc[2] in BACKEND_KEYS else None
-        if kind is not None:
-            loc = (*loc[:2], *loc[3:])
-        # A fault of several keys has no location; the message names them.
-        variable = next((name for keys, name in origins.items() if loc and keys[: len(loc)] == loc), None)
-        where = f"environment {variable}" if variable else source
-        key = ".".join(loc)
-        if fault["type"] == "extra_forbidden":
-            allowed = BACKEND_KEYS[kind] if kind is not None else _known_keys(loc[:-1])
-            close = difflib.get_close_matches(loc[-1], allowed, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            lines.append(f"{where}: unknown key {key!r}{hint}; allowed: {', '.join(allowed) or 'none'}")
-        elif not loc:
-            lines.append(f"{where}: {_message(fault)}")
-        else:
-            value = fault.get("input")
-            shown = repr(value) if isinstance(value, (str, int, float, bool)) else given(value)
-            lines.append(f"{where}: {key}: {_message(fault)}; given: {shown}")
-    return "\n".join(lines)
-
-
-def _message(fault: Any) -> str:
-    return str(fault["msg"]).removeprefix("Value error, ")
-
-
-def _known_keys(section: tuple[str, ...]) -> list[str]:
-    model: Any = Settings
-    for key in section:
-        field = getattr(model, "model_fields", {}).get(key)
-        if field is None:
-            return ["kind"] if section[0] == "backends" else []
-        model = field.annotation
-    return sorted(getattr(model, "model_fields", {}))

@@ -1,11 +1,15 @@
 """Reads YAML files of operators into pydantic models; a fault names the file, the key and what was given."""
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+
+from gateway.contracts.refusals import given, path_of
 
 # Large enough for thousands of entries, too small for most files given by mistake.
 MAX_FILE_BYTES = 1 << 20
@@ -31,20 +35,17 @@ class UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_yaml(
-    path: Path, model: type[ModelT], error_type: Callable[[str], Exception], *, if_empty: object = None
-) -> ModelT:
-    """The file's content. Raises ``error_type``, with a line for each fault; ``if_empty`` is what an empty
-    file stands for.
-    """
+def load_yaml(path: Path, error_type: Callable[[str], Exception], *, max_bytes: int = MAX_FILE_BYTES) -> Any:
+    """The file's content, not validated. Raises ``error_type``."""
     try:
         with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
-        if len(raw) > MAX_FILE_BYTES:
-            raise error_type(f"{path}: longer than {MAX_FILE_BYTES:,} bytes, the most that is allowed")
-        data = yaml.load(raw.decode("utf-8-sig"), Loader=UniqueKeyLoader)
+            raw = file.read(max_bytes + 1)
     except OSError as error:
         raise error_type(f"{path}: cannot be read: {error.strerror or type(error).__name__}") from None
+    if len(raw) > max_bytes:
+        raise error_type(f"{path}: longer than {max_bytes:,} bytes, the most that is allowed")
+    try:
+        return yaml.load(raw.decode("utf-8-sig"), Loader=UniqueKeyLoader)
     except UnicodeDecodeError as error:
         raise error_type(f"{path}: byte {error.start} is not UTF-8; allowed: UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
@@ -52,22 +53,92 @@ def read_yaml(
         raise error_type(f"{path}{where}: not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise error_type(f"{path}: not valid YAML: {type(error).__name__}") from None
+
+
+def read_yaml(
+    path: Path,
+    model: type[ModelT],
+    error_type: Callable[[str], Exception],
+    *,
+    if_empty: object = None,
+    max_bytes: int = MAX_FILE_BYTES,
+) -> ModelT:
+    """The file's content. Raises ``error_type``, with a line for each fault; ``if_empty`` is what an empty
+    file stands for.
+    """
+    data = load_yaml(path, error_type, max_bytes=max_bytes)
     try:
         return model.model_validate(if_empty if data is None else data)
     except ValidationError as error:
-        lines = (_line(fault) for fault in error.errors(include_url=False))
-        raise error_type("\n".join(f"{path}: {line}" for line in lines)) from None
+        raise error_type(explain(error, model, lambda loc: str(path))) from None
+
+
+def explain(
+    error: ValidationError, model: type[BaseModel], source: Callable[[tuple[int | str, ...]], str]
+) -> str:
+    """A line for each fault: its source, the key, what is allowed, what was given."""
+    return "\n".join(_line(fault, model, source) for fault in error.errors(include_url=False))
 
 
 def shown(value: object) -> str:
     """A value in a message, shortened."""
+    if isinstance(value, dict | list):
+        return given(value)
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
-def _line(fault: Any) -> str:
-    key = ".".join(str(part) for part in fault["loc"] if part != "[key]")
-    if fault["type"] == "value_error":  # the message of a check of ours says what was given
-        return f"{key}: {fault['ctx']['error']}" if key else str(fault["ctx"]["error"])
-    given = "" if fault["type"] == "missing" else f"; given: {shown(fault['input'])}"
-    return f"{key or 'the file'}: {fault['msg']}{given}"
+def _line(fault: Any, model: type[BaseModel], source: Callable[[tuple[int | str, ...]], str]) -> str:
+    loc, sections = _found(model, fault["loc"])
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{path_of((part,))}" for part in loc)[1:]
+    where, kind = source(loc), fault["type"]
+    if kind == "extra_forbidden":
+        allowed = sorted({name for section in sections for name in section.model_fields})
+        close = difflib.get_close_matches(str(loc[-1]), allowed, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        return f"{where}: unknown key {key!r}{hint}; allowed: {', '.join(allowed)}"
+    if kind == "value_error":  # the message of a check of ours says what was given
+        return f"{where}: {key}{': ' if key else ''}{fault['ctx']['error']}"
+    told = "" if kind == "missing" else f"; given: {shown(fault['input'])}"
+    return f"{where}: {key or 'the file'}: {fault['msg']}{told}"
+
+
+def _found(
+    model: type[BaseModel], loc: Sequence[int | str]
+) -> tuple[tuple[int | str, ...], list[type[BaseModel]]]:
+    """The place of a fault in the file, without pydantic's tags, and the models that have its last key."""
+    keys: list[int | str] = []
+    at: list[Any] = [model]
+    sections: list[type[BaseModel]] = []
+    for part in loc:
+        kinds = [one for one in at if _is_model(one) and "kind" in one.model_fields]
+        tagged = [one for one in kinds if part in get_args(one.model_fields["kind"].annotation)]
+        if tagged:
+            at = tagged
+        elif part != "[key]":
+            keys.append(part)
+            sections = [one for one in at if _is_model(one)]
+            at = [arm for one in at for arm in _arms(_inner(one, part))]
+    return tuple(keys), sections
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _inner(annotation: Any, part: int | str) -> Any:
+    """The type of a key's value, or of an item."""
+    if _is_model(annotation):
+        field = annotation.model_fields.get(part)
+        return None if field is None else field.annotation
+    # Of a mapping the values, of a list the items.
+    return next(iter(get_args(annotation)[-1 if isinstance(part, str) else 0 :]), None)
+
+
+def _arms(annotation: Any) -> list[Any]:
+    """The types of a union, without their annotations."""
+    if get_origin(annotation) is Annotated:
+        return _arms(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [arm for one in get_args(annotation) for arm in _arms(one)]
+    return [annotation]

@@ -8,15 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import structlog
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from budgeting.values import SectionBudgets, SummaryKind
 from gateway.config.volatile import VolatilePolicy
-from gateway.config.yaml_file import UniqueKeyLoader, shown
+from gateway.config.yaml_file import read_yaml
 from gateway.errors import UnknownPromptVersion
 
 DEFAULT_FOLDER = "prompts"
@@ -187,29 +186,4 @@ class PromptVersions:
 
 def read_version(file: Path) -> PromptVersion:
     """One file's version. Raises PromptFileError."""
-    try:
-        if file.stat().st_size > MAX_FILE_BYTES:
-            raise PromptFileError(f"{file}: {file.stat().st_size} bytes; allowed: up to {MAX_FILE_BYTES}")
-        data = yaml.load(file.read_text(encoding="utf-8"), Loader=UniqueKeyLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromptFileError(f"{file}: cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise PromptFileError(f"{file}: not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(data, dict):
-        raise PromptFileError(f"{file}: given {type(data).__name__}; allowed: a mapping of keys to values")
-    try:
-        return _VersionFile.model_validate(data).version()
-    except ValidationError as error:
-        raise PromptFileError("; ".join(_explain(file, fault) for fault in error.errors())) from error
-
-
-def _explain(file: Path, fault: Mapping[str, Any]) -> str:
-    """One fault: file, key, what was given, what is allowed."""
-    key = ".".join(str(part) for part in fault["loc"])
-    allowed = fault["msg"]
-    if fault["type"] == "extra_forbidden":
-        keys = _BudgetsFile.model_fields if key.startswith("budgets.") else _VersionFile.model_fields
-        allowed = f"only {', '.join(keys)}"
-    elif fault["type"] == "missing":
-        return f"{file}: {key}: missing; needed: a value"
-    return f"{file}: {key}: given {shown(fault['input'])}; allowed: {allowed}"
+    return read_yaml(file, _VersionFile, PromptFileError, max_bytes=MAX_FILE_BYTES).version()

@@ -6,14 +6,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from adapters.values import SelectionRule
 from admission.values import AdmissionLimits
 from budgeting.values import PromptSection
+from gateway.config.yaml_file import explain, load_yaml
 from gateway.routing.check import KnownNames, check_names
-from gateway.routing.faults import faults_of
 from gateway.routing.file import RouteConfig, RouteShadow, RoutingConfig
 from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 from gateway.routing.route_limits import RESUME, resume_rules, route_limits
@@ -116,17 +115,8 @@ def load_routing(path: Path, known: KnownNames) -> Revision:
 
 
 def read_routing(path: Path) -> Any:
-    """The content of a YAML or JSON file, not validated.
-
-    Raises:
-        RoutingFileError: it cannot be read or is no YAML.
-    """
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise RoutingFileError(f"{path}: cannot be read ({error})") from None
-    except yaml.YAMLError as error:
-        raise RoutingFileError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    """The content of a YAML or JSON file, not validated. Raises RoutingFileError."""
+    return load_yaml(path, RoutingFileError)
 
 
 def make_revision(
@@ -146,7 +136,7 @@ def make_revision(
     try:
         config = RoutingConfig.model_validate(data)
     except ValidationError as error:
-        raise RoutingFileError("\n".join(f"{source}: {line}" for line in faults_of(error))) from None
+        raise RoutingFileError(explain(error, RoutingConfig, lambda loc: source)) from None
     faults = check_names(config, known)
     openai_route = config.openai_route or (
         DEFAULT_ROUTE if DEFAULT_ROUTE in config.routes else next(iter(config.routes))

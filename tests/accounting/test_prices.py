@@ -147,10 +147,10 @@ def test_a_price_file_speaks_of_one_token_in_whole_nano_dollars(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (FILE.replace("input_nanousd: 20", "input_nanousd: 0.5"), "versions.0.prices.0.input_nanousd: "),
+        (FILE.replace("input_nanousd: 20", "input_nanousd: 0.5"), "versions[0].prices[0].input_nanousd: "),
         (FILE.replace("input_nanousd: 20", "input_nanousd: -1"), "given: -1"),
-        (FILE.replace("T00:00:00Z", "T00:00:00"), "versions.0.valid_from"),
-        (FILE.replace("adapter: manga", "adaptor: manga"), "versions.0.prices.1.adaptor"),
+        (FILE.replace("T00:00:00Z", "T00:00:00"), "versions[0].valid_from"),
+        (FILE.replace("adapter: manga", "adaptor: manga"), "versions[0].prices[1].adaptor"),
         (FILE.replace("adapter: manga, ", ""), "has two prices"),
         ("[", "not valid YAML"),
         ("", "the file: "),

@@ -63,50 +63,50 @@ A = "{id: a, base_model: demo, path: p}"
     [
         (
             "- a list",
-            "the file: Input should be a valid dictionary or instance of _RegistryFile; given: ['a list']",
+            "the file: Input should be a valid dictionary or instance of _RegistryFile; given: an array of 1 item",
         ),
-        ("adaptors: []", "adaptors: Extra inputs are not permitted"),
-        ("adapters: {}", "adapters: Input should be a valid list; given: {}"),
-        ("adapters: [x]", "adapters.0: Input should be a valid dictionary"),
-        ("adapters: [{id: a, path: p}]", "adapters.0.base_model: Field required"),
+        ("adaptors: []", "unknown key 'adaptors' (did you mean 'adapters'?); allowed: adapters, aliases"),
+        ("adapters: {}", "adapters: Input should be a valid list; given: an object"),
+        ("adapters: [x]", "adapters[0]: Input should be a valid dictionary"),
+        ("adapters: [{id: a, path: p}]", "adapters[0].base_model: Field required"),
         (
             "adapters: [{id: a, base_model: demo, path: ''}]",
-            "adapters.0.path: String should have at least 1 character",
+            "adapters[0].path: String should have at least 1 character",
         ),
         (
             'adapters: [{id: a, base_model: demo, path: "a\\0b"}]',
-            "adapters.0.path: String should match pattern",
+            "adapters[0].path: String should match pattern",
         ),
         (
             "adapters: [{id: 'a b', base_model: demo, path: p}]",
-            "adapters.0.id: String should match pattern",
+            "adapters[0].id: String should match pattern",
         ),
         ("adapters: [{id: ../a, base_model: demo, path: p}]", "given: '../a'"),
         (
             "adapters: [{id: 7, base_model: demo, path: p}]",
-            "adapters.0.id: Input should be a valid string; given: 7",
+            "adapters[0].id: Input should be a valid string; given: 7",
         ),
         (
             "adapters: [{id: a, base_model: demo, path: p, engine_id: 0}]",
-            "adapters.0.engine_id: Input should be greater than or equal to 1; given: 0",
+            "adapters[0].engine_id: Input should be greater than or equal to 1; given: 0",
         ),
         (
             "adapters: [{id: a, base_model: demo, path: p, engine_id: '1'}]",
-            "adapters.0.engine_id: Input should be a valid integer; given: '1'",
+            "adapters[0].engine_id: Input should be a valid integer; given: '1'",
         ),
         (
             "adapters: [{id: a, base_model: demo, path: p, rank: 8}]",
-            "adapters.0.rank: Extra inputs are not permitted",
+            "unknown key 'adapters[0].rank'; allowed: base_model, ",
         ),
         (
             "adapters: [{id: a, base_model: demo, path: p, labels: {id: 1}}]",
-            "adapters.0.labels.id: Input should be a valid string; given: 1",
+            "adapters[0].labels.id: Input should be a valid string; given: 1",
         ),
-        (f"adapters: [{A}, {A}]", "adapters.1.id: 'a' is used by adapters.0"),
+        (f"adapters: [{A}, {A}]", "adapters[1].id: 'a' is used by adapters[0]"),
         (
             "adapters:\n- {id: a, base_model: d, path: p, engine_id: 1}\n"
             "- {id: b, base_model: d, path: p, engine_id: 1}",
-            "adapters.1.engine_id: 1 is used by adapters.0",
+            "adapters[1].engine_id: 1 is used by adapters[0]",
         ),
         (
             f"adapters: [{A}, {{id: b, base_model: d, path: p, engine_id: 2147483647}}]",

@@ -50,7 +50,7 @@ def test_there_is_a_scenario_for_everything_that_is_promised() -> None:
     [
         ({"faults": [{"at_s": 1, "after_tokens": 2, "do": KILL}]}, "at_s or after_tokens"),
         ({"faults": [{"at_s": 1, "do": {"kill": "engine", "stop": "engine"}}]}, "only one"),
-        ({"faults": [{"at_s": 1, "do": {"kill": "everything"}}]}, "faults.0.do.kill"),
+        ({"faults": [{"at_s": 1, "do": {"kill": "everything"}}]}, "faults\\[0\\].do.kill"),
         ({"load": {"streams": 0, "whole": 0}}, "at least one request"),
         ({"lod": {}}, "lod"),
         ({"faults": [{"at_s": 1, "do": {"inject": [{"backend": "local", "kind": "boom"}]}}]}, "boom"),

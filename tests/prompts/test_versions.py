@@ -84,32 +84,38 @@ def test_a_long_list_of_known_ones_is_cut() -> None:
 @pytest.mark.parametrize(
     ("body", "fault"),
     [
-        ("id: v\nsystem: Hi.\nsytem: Ho.\n", "sytem: given 'Ho.'; allowed: only id, system, policy,"),
-        ("id: v\n", "system: missing; needed: a value"),
-        ("id: 2.1\nsystem: Hi.\n", "id: given 2.1; allowed: .*string"),
-        ("id: a b\nsystem: Hi.\n", "id: given 'a b'; allowed: .*pattern"),
-        ("id: v\nsystem: ''\n", "system: given ''; allowed: .*at least 1 character"),
+        (
+            "id: v\nsystem: Hi.\nsytem: Ho.\n",
+            r"unknown key 'sytem' \(did you mean 'system'\?\); allowed: budgets, grounding_rule, id,",
+        ),
+        ("id: v\n", "system: Field required"),
+        ("id: 2.1\nsystem: Hi.\n", "id: .*string; given: 2.1"),
+        ("id: a b\nsystem: Hi.\n", "id: .*pattern.*; given: 'a b'"),
+        ("id: v\nsystem: ''\n", "system: .*at least 1 character; given: ''"),
         (
             "id: v\nsystem: Hi.\nvolatile: maybe\n",
-            "volatile: given 'maybe'; allowed: .*'move', 'report' or 'off'",
+            "volatile: .*'move', 'report' or 'off'; given: 'maybe'",
         ),
-        ("id: v\nsystem: Hi.\nsummarizer: 3\n", "summarizer: given 3; allowed: .*'extractive'"),
-        ("id: v\nsystem: Hi.\nreserve: 0\n", "reserve: given 0; allowed: .*greater than or equal to 1"),
-        ("id: v\nsystem: Hi.\nbudgets: {system: '9'}\n", r"budgets\.system: given '9'; allowed: .*integer"),
-        ("id: v\nsystem: Hi.\nbudgets: {turns: 9}\n", r"budgets\.turns: given 9; allowed: only system, "),
+        ("id: v\nsystem: Hi.\nsummarizer: 3\n", "summarizer: .*'extractive'.*; given: 3"),
+        ("id: v\nsystem: Hi.\nreserve: 0\n", "reserve: .*greater than or equal to 1; given: 0"),
+        ("id: v\nsystem: Hi.\nbudgets: {system: '9'}\n", r"budgets\.system: .*integer; given: '9'"),
+        (
+            "id: v\nsystem: Hi.\nbudgets: {turns: 9}\n",
+            r"unknown key 'budgets\.turns'; allowed: older_summary, ",
+        ),
         ("id: v\nsystem: Hi.\nsystem: Ho.\n", "the key 'system' is given twice"),
-        ("id: v\nsystem: Hi.\n? [a]\n: b\n", "not YAML"),
-        ("- id: v\n", "given list; allowed: a mapping"),
-        ("", "given NoneType; allowed: a mapping"),
-        ("id: [v\n", "not YAML"),
-        ("id: !!python/object:os.system v\n", "not YAML"),
-        ("x" * (MAX_FILE_BYTES + 1), f"allowed: up to {MAX_FILE_BYTES}"),
+        ("id: v\nsystem: Hi.\n? [a]\n: b\n", "not valid YAML"),
+        ("- id: v\n", "the file: .*dictionary.*; given: an array of 1 item"),
+        ("", "the file: .*dictionary.*; given: None"),
+        ("id: [v\n", "not valid YAML"),
+        ("id: !!python/object:os.system v\n", "not valid YAML"),
+        ("x" * (MAX_FILE_BYTES + 1), f"longer than {MAX_FILE_BYTES:,} bytes, the most that is allowed"),
     ],
 )
 def test_a_wrong_file_stops_the_start_naming_file_key_given_and_allowed(
     tmp_path: Path, body: str, fault: str
 ) -> None:
-    with pytest.raises(PromptFileError, match=rf"v\.yaml: .*{fault}"):
+    with pytest.raises(PromptFileError, match=rf"v\.yaml.*: .*{fault}"):
         load(tmp_path, body)
 
 
@@ -132,5 +138,5 @@ def test_a_folder_that_is_not_there_and_a_file_that_is_no_text_are_named(tmp_pat
     with pytest.raises(PromptFileError, match="nowhere: no such folder"):
         PromptVersions.from_folder(tmp_path / "nowhere")
     (tmp_path / "v.yaml").write_bytes(b"\xff\xfe")
-    with pytest.raises(PromptFileError, match=r"v\.yaml: cannot be read"):
+    with pytest.raises(PromptFileError, match=r"v\.yaml: byte 0 is not UTF-8"):
         PromptVersions.from_folder(tmp_path)
