@@ -34,7 +34,7 @@ TENANTS = 6
 # Never the end token: every answer has the length that the trace says.
 NO_END = {"2": -100}
 START_TIMEOUT_S, STOP_TIMEOUT_S = 400.0, 30.0
-ADMIN_KEY = "benchmark-key-0123456789abcdef"
+ADMIN_KEY = "benchmark-key-0123456789abcdef0123456789abcdef"
 
 
 @dataclass(frozen=True, slots=True)

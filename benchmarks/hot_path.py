@@ -47,7 +47,7 @@ from gateway.wiring.build import build
 from gateway.wiring.running import Gateway
 from observability.logs import configure_logging
 
-KEY: Final = "sk-benchmark-0000000000000000"
+KEY: Final = "sk-benchmark-0123456789abcdef0123456789abcdef"
 MODEL: Final = "null"
 OUTPUT_TOKENS: Final = 140
 # English of some 8 KB in 12 turns; the demo tokenizer makes about 1,800 tokens of it.

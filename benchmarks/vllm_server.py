@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.table import Table
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-KEY = "benchmark-key-0123456789abcdef"
+KEY = "benchmark-key-0123456789abcdef0123456789abcdef"
 START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0
 WORDS = ("manga", "volume", "order", "price", "author", "series", "shipping", "return", "release", "chapter")

@@ -51,7 +51,7 @@ TOKEN_IDS = range(300, 1000)
 MAX_MODEL_LEN = 4096
 START_TIMEOUT_S = 400.0
 ANSWER_TOKENS = 8
-KEY = "benchmark-key-0123456789"
+KEY = "benchmark-key-0123456789abcdef0123456789abcdef"
 KILL_AT = 0.4
 
 

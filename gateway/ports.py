@@ -68,12 +68,14 @@ class Services:
     """All that the HTTP edge uses.
 
     Args:
+        may_use: whether the request would get past its route, model and adapter now.
         emit_edge: is called with each request that never reached the journey.
         open_metrics: ``/metrics`` asks for no key.
         chaos: ``None`` unless deliberate faults are enabled.
     """
 
     journey: JourneyRunner
+    may_use: Callable[[GenerateRequest], bool]
     keys: KeyAuthority
     limiter: KeyLimiter
     health: HealthService

@@ -236,6 +236,7 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
     unused: Any = Unused()
     services = Services(
         journey=journey or FakeJourney(),
+        may_use=lambda request: True,
         keys=FakeKeys(),
         limiter=KeyLimiter(),
         health=FakeHealth(),

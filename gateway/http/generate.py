@@ -136,7 +136,10 @@ class GenerationEndpoint:
             reply = (await run()).reply
         else:
             fingerprint = fingerprint_of(arrived.path, arrived.body)
-            reply = await self._idempotency.once(arrived.caller.tenant, key, fingerprint, run)
+            may_use, tenant = self._services.may_use, arrived.caller.tenant
+            reply = await self._idempotency.once(
+                tenant, key, fingerprint, run, lambda: may_use(asked.request)
+            )
             arrived.exchange.replayed = not arrived.exchange.reported
         await arrived.exchange.reply(reply)
 

@@ -78,9 +78,14 @@ class Idempotency:
         return len(self._turns)
 
     async def once(
-        self, tenant: str, key: str, fingerprint: str, run: Callable[[], Awaitable[ReplayableReply]]
+        self,
+        tenant: str,
+        key: str,
+        fingerprint: str,
+        run: Callable[[], Awaitable[ReplayableReply]],
+        allowed: Callable[[], bool] = lambda: True,
     ) -> Reply:
-        """The reply of ``run``, or the stored one.
+        """The reply of ``run``, or the stored one if it is ``allowed``; ``run`` refuses a caller who is not.
 
         Raises IdempotencyConflict; DuplicateRequest: the first one is still running after ``wait_s``, or too
         many wait; BackendUnavailable: the store cannot be read.
@@ -94,7 +99,7 @@ class Idempotency:
         try:
             await self._acquire(turn)
             try:
-                return await self._first_or_stored(tenant, key, fingerprint, run)
+                return await self._first_or_stored(tenant, key, fingerprint, run, allowed)
             finally:
                 turn.lock.release()
         finally:
@@ -110,13 +115,18 @@ class Idempotency:
             raise _still_running() from None
 
     async def _first_or_stored(
-        self, tenant: str, key: str, fingerprint: str, run: Callable[[], Awaitable[ReplayableReply]]
+        self,
+        tenant: str,
+        key: str,
+        fingerprint: str,
+        run: Callable[[], Awaitable[ReplayableReply]],
+        allowed: Callable[[], bool],
     ) -> Reply:
         found = await self._read(tenant, key)
-        if found is not None:
-            other, stored = found
-            if other != fingerprint:
-                raise _conflict()
+        if found is not None and found[0] != fingerprint:
+            raise _conflict()
+        if found is not None and allowed():
+            stored = found[1]
             return Reply(
                 stored.status,
                 stored.body,

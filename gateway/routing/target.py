@@ -4,10 +4,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from adapters.errors import AdapterError
+from adapters.registry import AdapterRegistry
 from adapters.values import Selection
 from gateway.backends.port import Fleet
 from gateway.contracts.values import CallerRole, Contract, GenerateRequest
-from gateway.errors import Forbidden, UnknownModel, UnknownRoute
+from gateway.errors import Forbidden, GatewayError, UnknownModel, UnknownRoute
 from gateway.routing.rank import weights_serving
 from gateway.routing.revision import DEFAULT_ROUTE, Revision, Route
 
@@ -75,3 +77,13 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     backends = fleet.backends if allowed is None else route.backends
     known = ", ".join(sorted({*(fleet.backends[one].model for one in route.backends), *named, *backends}))
     raise UnknownModel(f"model {model!r} is not served by route {name!r}; known: {known}", param="model")
+
+
+def may_use(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters: AdapterRegistry) -> bool:
+    """Whether the key may use the route, model and adapter that the request names, and they exist."""
+    try:
+        target = resolve(request, revision, fleet, adapters.ids)
+        with adapters.lease(target.selection(request)):
+            return True
+    except (GatewayError, AdapterError):
+        return False

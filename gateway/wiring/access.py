@@ -20,6 +20,9 @@ from gateway.wiring.foundation import Foundation
 from gateway.wiring.state import StateParts
 from gateway.wiring.state_store import make_limit_store
 
+# Shortest first key, in characters: 128 random bits as hexadecimal digits.
+MIN_KEY_CHARS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class KeyParts:
@@ -53,8 +56,17 @@ class AccessParts:
 
 
 def require_first_key(settings: Settings, admin_key: str | None) -> None:
-    """Raises ConfigError when keys are required and there is none to begin with."""
-    if settings.auth.enabled and not admin_key and not os.environ.get(FRONT_KEY):
+    """Raises ConfigError when keys are required, and there is none to begin with or one is too short."""
+    if not settings.auth.enabled:
+        return
+    first = {"SLUICE_ADMIN_KEY": admin_key, FRONT_KEY: os.environ.get(FRONT_KEY)}
+    for name, key in first.items():
+        if key and len(key) < MIN_KEY_CHARS:
+            raise ConfigError(
+                f"{name} has {len(key)} characters; allowed: {MIN_KEY_CHARS} or more;"
+                " make one with: openssl rand -hex 32"
+            )
+    if not any(first.values()):
         raise ConfigError(
             "auth.enabled is true but there is no key: set SLUICE_ADMIN_KEY, or auth.enabled: false"
         )

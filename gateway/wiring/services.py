@@ -22,6 +22,7 @@ from gateway.ports import HttpLimits, Services
 from gateway.requests.body_memory import BODIES, BodyMemory
 from gateway.requests.edge_record import EdgeReporter
 from gateway.routing.revision import rules_naming
+from gateway.routing.target import may_use
 from gateway.wiring.core import Core
 from gateway.wiring.serving import ServingParts
 from observability.metrics import Metrics
@@ -33,6 +34,9 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
     server, fleet, chaos = base.settings.server, core.backends.fleet, core.backends.chaos
     return Services(
         journey=serving.journey,
+        may_use=lambda request: may_use(
+            request, control.revision(), core.backends.fleet, core.adapters.registry
+        ),
         keys=core.access.keys.authority,
         limiter=core.access.limiter,
         health=OnceReady(serving.health) if server.ping == "once_ready" else serving.health,

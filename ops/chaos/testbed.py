@@ -25,7 +25,7 @@ from ops.chaos.processes import Process, engine_pids
 from ops.chaos.scenario import BedrockFault, ScenarioStart, TestbedError
 from ops.free_ports import free_ports
 
-KEY = "chaos-admin-key"
+KEY = "chaos-admin-key-0123456789abcdef0123456789abcdef"
 ROUTE = "self_hosted_generation"
 BEDROCK_MODEL = "anthropic.claude-3-haiku-20240307-v1:0"
 BEDROCK_MODULE = "benchmarks.bedrock"

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,12 +22,14 @@ from engine.process import LOG_LEVEL_VARIABLE
 from gateway.backends.bedrock.backend import BedrockBackend
 from gateway.backends.port import Delta, Work
 from gateway.backends.workers.inspection import Inspection
+from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
 from gateway.contracts.values import Sampling
 from gateway.prompts.published import PromptChanged, StoreUnreachable
 from gateway.weights.errors import FetchError
 from gateway.weights.progress import bar
 from gateway.weights.values import OnProgress
+from gateway.wiring.access import MIN_KEY_CHARS, require_first_key
 from gateway.wiring.build import build
 from gateway.wiring.running import Gateway
 from ops.cli.console import print_json, screen, table_of
@@ -90,7 +93,8 @@ async def examine(
     if settings is None:
         return found
     found.append(_keys(settings))
-    key = os.environ.get("SLUICE_ADMIN_KEY") or "unused-for-these-checks"
+    # What is wrong with the key itself has a line of its own.
+    key = secrets.token_hex(MIN_KEY_CHARS)
     gateway = _guarded(
         "model folder, prompts, adapters, routing",
         lambda: build(settings, admin_key=key),
@@ -151,10 +155,12 @@ def _keys(settings: Settings) -> DoctorCheck:
         local = settings.server.host in ("127.0.0.1", "::1", "localhost")
         hint = "set auth.enabled: true beyond loopback"
         return _checked("keys", local, "off: every caller is the operator", hint)
-    ok = bool(os.environ.get("SLUICE_ADMIN_KEY"))
-    detail = "required" if ok else "required, but SLUICE_ADMIN_KEY is not set"
-    hint = "set SLUICE_ADMIN_KEY, or SLUICE_AUTH__ENABLED=false as make run does without it"
-    return _checked("keys", ok, detail, hint)
+    try:
+        require_first_key(settings, os.environ.get("SLUICE_ADMIN_KEY"))
+    except ConfigError as error:
+        hint = "set SLUICE_ADMIN_KEY, or SLUICE_AUTH__ENABLED=false as make run does without it"
+        return _checked("keys", False, str(error), hint)
+    return _checked("keys", True, "required", "")
 
 
 def _guarded(check: str, make: Callable[[], T], found: list[DoctorCheck], detail: str) -> T | None:

@@ -16,6 +16,8 @@ import pytest
 
 from accounting.keys import KeyRing, draw_key
 from gateway.admin.keys import LATEST, KeyAdmin, KeyBody
+from gateway.config.errors import ConfigError
+from gateway.config.settings import Settings
 from gateway.config.state import StateConfig
 from gateway.contracts.values import CallerRole
 from gateway.errors import BackendUnavailable, InvalidKey, InvalidRequest, NoSuchKey
@@ -25,7 +27,7 @@ from gateway.keys.registry import STREAM
 from gateway.state.audit import Audit
 from gateway.state.local_copy import LocalCopy
 from gateway.state.memory import MemoryStateStore, MemoryStreams
-from gateway.wiring.access import KeyParts, make_keys
+from gateway.wiring.access import KeyParts, make_keys, require_first_key
 from gateway.wiring.state import StateParts, make_state
 
 WHO = "bootstrap"
@@ -274,3 +276,20 @@ async def test_the_last_use_is_told_in_batches_and_seldom() -> None:
         streams.down = False
         await one.keys.use.publish()
         assert len(streams.records[USED]) == 3, "told when the store is back"
+
+
+@pytest.mark.parametrize("length", [1, 31])
+def test_a_first_key_that_is_short_stops_the_start_with_the_command_that_makes_a_long_one(
+    monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    told = f"has {length} characters; allowed: 32 or more; make one with: openssl rand -hex 32"
+    short = "k" * length
+    with pytest.raises(ConfigError, match=f"^SLUICE_ADMIN_KEY {told}$"):
+        require_first_key(Settings(), short)
+    require_first_key(Settings.model_validate({"auth": {"enabled": False}}), short)
+    require_first_key(Settings(), "k" * 32)
+    monkeypatch.setenv("SLUICE_FRONT_KEY", short)
+    with pytest.raises(ConfigError, match=f"^SLUICE_FRONT_KEY {told}$"):
+        require_first_key(Settings(), "k" * 32)
+    monkeypatch.setenv("SLUICE_FRONT_KEY", "f" * 32)
+    require_first_key(Settings(), None)

@@ -31,6 +31,21 @@ async def test_the_same_key_and_body_give_the_stored_answer(connect: Any, path: 
     assert "x-idempotent-replay" not in first.headers
 
 
+async def test_a_stored_answer_is_not_given_to_a_key_that_may_no_longer_use_what_the_request_names(
+    connect: Any,
+) -> None:
+    journey, usable = FakeJourney(), [True]
+    async with connect(fake_services(journey, may_use=lambda request: usable[0])) as client:
+        await client.post("/v1/chat/completions", json=CHAT, headers=KEY)
+        usable[0], journey.error = False, PublicError(403, "forbidden", "the key may not use the route")
+        refused = await client.post("/v1/chat/completions", json=CHAT, headers=KEY)
+        usable[0], journey.error = True, None
+        again = await client.post("/v1/chat/completions", json=CHAT, headers=KEY)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+    assert "x-idempotent-replay" not in refused.headers
+    assert again.headers["x-idempotent-replay"] == "true" and len(journey.requests) == 2
+
+
 async def test_another_body_or_path_under_the_same_key_is_a_conflict(connect: Any) -> None:
     async with connect(fake_services()) as client:
         await client.post("/v1/generate", json=BODY, headers=KEY)

@@ -33,7 +33,10 @@ def test_the_configuration_tells_whether_metrics_ask_for_a_key(tmp_path: Path, a
         f"state: {{url: 'sqlite:///{tmp_path}/s.db'}}\n"
         f"ledger: {{url: 'sqlite+aiosqlite:///{tmp_path}/l.db'}}\n"
     )
-    built = build(load_settings(tmp_path / "sluice.yaml", {}), admin_key="a-key-of-an-admin")
+    built = build(
+        load_settings(tmp_path / "sluice.yaml", {}),
+        admin_key="a-key-of-an-admin-0123456789abcdef0123456789abcdef",
+    )
     assert built.services.open_metrics is not asked
 
 

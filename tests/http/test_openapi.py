@@ -18,7 +18,7 @@ from gateway.http.surfaces import for_callers
 from gateway.wiring.build import build
 
 ROOT = Path(__file__).parents[2]
-KEY = "a-key-for-tests-0123456789"
+KEY = "a-key-for-tests-0123456789abcdef0123456789abcdef"
 # The pages about the paths are not in the document.
 FRAMEWORK = {"/openapi.json", "/docs"}
 # Its body is not read.

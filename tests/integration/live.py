@@ -20,7 +20,7 @@ from observability.metrics_text import total_of
 from tests.fork_server import ForkedPopen
 
 ROOT = Path(__file__).parents[2]
-ADMIN_KEY = "test-admin-key-0123456789"
+ADMIN_KEY = "test-admin-key-0123456789abcdef0123456789abcdef"
 START_TIMEOUT_S = 180.0  # some seconds on a machine that does nothing else
 
 

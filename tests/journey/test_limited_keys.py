@@ -12,6 +12,7 @@ from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.model_card import CardKind, ModelCard
 from gateway.contracts.values import GenerateRequest
 from gateway.keys.usable_models import usable
+from gateway.routing.target import may_use
 from tests.journey.house import CALLER, House, RecordingSink
 
 Build = Callable[..., House]
@@ -26,6 +27,9 @@ async def sent(house: House, request: GenerateRequest) -> tuple[str, str | None]
     """The error's code and param, or the answer's backend and adapter."""
     sink = RecordingSink()
     await house.journey.run(request, sink)
+    usable_again = may_use(request, house.journey.revision(), house.journey.fleet, house.adapters)
+    assert usable_again == (sink.error is None), "a stored answer is given by the same rule"
+    assert not house.adapters.leased()
     if sink.error is not None:
         if sink.error.code == "forbidden":
             assert sink.error.status == 403 and not house.outbox.rows and not house.adapters.leased()

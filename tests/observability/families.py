@@ -59,7 +59,7 @@ async def _wired(folder: Path) -> dict[str, Family]:
             "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger.db",
         },
     )
-    gateway = build(settings, admin_key="a-key-for-tests")
+    gateway = build(settings, admin_key="a-key-for-tests-0123456789abcdef0123456789abcdef")
     await gateway.core.base.state.open()
     try:
         async with asyncio.TaskGroup() as loops:

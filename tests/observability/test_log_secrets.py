@@ -24,7 +24,13 @@ from gateway.wiring.running import Gateway
 from gateway.wiring.tracing import make_tracing, redaction
 from observability.logs import configure_logging
 
-SECRETS = ("PROMPT-4f1c", "sk-planted-5d2e", "AKIAPLANTED0SECRET01", "wJalrPLANTEDkey", "hunter2-planted")
+SECRETS = (
+    "PROMPT-4f1c",
+    "sk-planted-5d2e-0123456789abcdef0",
+    "AKIAPLANTED0SECRET01",
+    "wJalrPLANTEDkey",
+    "hunter2-planted",
+)
 LEAKY = (
     f"{SECRETS[0]} he said, api_key={SECRETS[1]} {SECRETS[2]} aws_secret_access_key={SECRETS[3]} "
     f"postgresql://me:{SECRETS[4]}@db/x"
