@@ -5,11 +5,12 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from gateway.contracts.refusals import first_refusal, path_of
@@ -23,7 +24,7 @@ from gateway.http.middleware import EdgeMiddleware
 from gateway.http.path_labels import PathLabels
 from gateway.http.respond import CALLER_ERRORS, error_reply, response_of, shape_of
 from gateway.http.security import with_cors
-from gateway.http.surfaces import Shown, everything
+from gateway.http.surfaces import Shown, everything, nothing
 from gateway.http.websocket import GenerateSocket
 from gateway.ports import Services
 
@@ -51,10 +52,24 @@ class GatewayApp(FastAPI):
     endpoint uses none. HEAD is answered as GET; the server leaves the body out.
     """
 
-    def __init__(self, hot: Mapping[str, ASGIApp], cors_origins: Sequence[str], **settings: Any) -> None:
+    def __init__(
+        self,
+        hot: Mapping[str, ASGIApp],
+        cors_origins: Sequence[str],
+        described: Sequence[BaseRoute],
+        **settings: Any,
+    ) -> None:
         super().__init__(**settings)
+        self._described = described
         self._hot = hot
         self._entry = with_cors(self._dispatch, cors_origins) if cors_origins else self._dispatch
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, made once, of the paths here and those that it describes for another port."""
+        if not self.openapi_schema:
+            routes = [*self._described, *self.routes]
+            self.openapi_schema = get_openapi(title=self.title, version=self.version, routes=routes)
+        return self.openapi_schema
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry."""
@@ -74,12 +89,17 @@ class GatewayApp(FastAPI):
 
 
 def create_app(
-    services: Services, lifespan: Lifespan[Any] | None = None, *, shown: Shown = everything
+    services: Services,
+    lifespan: Lifespan[Any] | None = None,
+    *,
+    shown: Shown = everything,
+    described: Shown = nothing,
 ) -> FastAPI:
     """The app over ``services``; ``lifespan`` owns everything that must start and stop with it.
 
-    ``shown`` says which paths it has; others do not exist on it. Further routers may be included in the usual
-    way: what they raise is answered in the same shapes.
+    ``shown`` says which paths it has; others do not exist on it, though its document tells of those that are
+    ``described``. Further routers may be included in the usual way: what they raise is answered in the same
+    shapes.
     """
     idempotency = Idempotency(services.idempotency, wait_s=services.limits.request_timeout_s)
     endpoints = generating(services, idempotency)
@@ -98,10 +118,12 @@ def create_app(
             if shown(path)
         },
         services.limits.cors_origins,
+        [route for route in every if described(route.path) and not shown(route.path)],
         title="Sluice",
         version=services.version,
         lifespan=lifespan,
         redirect_slashes=False,
+        openapi_url="/openapi.json" if shown("/openapi.json") else None,
         docs_url=None,
         redoc_url=None,
     )
@@ -110,7 +132,7 @@ def create_app(
     app.state.generating = endpoints
     app.state.created = int(services.unix_time())
     app.router.routes.extend(routes)
-    app.router.routes.extend(pages.ROUTES)
+    app.router.routes.extend(page for page in pages.ROUTES if shown(page.path))
     for error in CALLER_ERRORS:
         app.add_exception_handler(error, _known_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -20,7 +20,7 @@ from gateway.config.errors import ConfigError
 from gateway.http.connections import RESERVE, ConnectionLimits
 from gateway.http.protocol import GatewayProtocol
 from gateway.http.socket_protocol import SocketProtocol
-from gateway.http.surfaces import ByPort, for_callers, for_operators
+from gateway.http.surfaces import ByPort, everything, for_callers, for_operators, without_admin
 from gateway.wiring.running import Gateway
 
 # Open connections have this long after a second signal or the end of the drain.
@@ -86,9 +86,10 @@ def _app(gateway: Gateway, admin: socket.socket | None) -> ASGIApp:
     """One application, or one for each port."""
     if admin is None:
         return create_app(gateway.services)
+    public = gateway.settings.server.public_metrics
     return ByPort(
-        create_app(gateway.services, shown=for_callers),
-        create_app(gateway.services, shown=for_operators),
+        create_app(gateway.services, shown=without_admin if public else for_callers),
+        create_app(gateway.services, shown=for_operators, described=everything),
         admin_port=admin.getsockname()[1],
     )
 

@@ -58,6 +58,7 @@ class ServerConfig(Section):
     ping: Literal["alive", "once_ready"] = "alive"
     admin_host: str | None = None
     admin_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    public_metrics: bool = False
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
     max_connections_per_address: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], Field(max_length=256)] = ()

@@ -7,6 +7,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.http.path_labels import MONITORS
 
 _ADMIN = "/admin"
+# What describes the gateway: names of routes, backends, adapters and tenants.
+_DESCRIBING = ("/metrics", "/openapi.json", "/docs")
 
 Shown = Callable[[str], bool]
 
@@ -16,14 +18,24 @@ def everything(path: str) -> bool:
     return True
 
 
-def for_callers(path: str) -> bool:
+def nothing(path: str) -> bool:
+    """No path."""
+    return False
+
+
+def without_admin(path: str) -> bool:
     """Without the operators' paths."""
     return not path.startswith(_ADMIN)
 
 
+def for_callers(path: str) -> bool:
+    """Without the operators' paths and those that describe the gateway."""
+    return not path.startswith((_ADMIN, *_DESCRIBING))
+
+
 def for_operators(path: str) -> bool:
-    """The operators' paths, and those of monitors, which may ask either port."""
-    return path.startswith(_ADMIN) or path in MONITORS
+    """The operators' paths, those that describe the gateway, and those of monitors, which ask either."""
+    return path.startswith((_ADMIN, *_DESCRIBING)) or path in MONITORS
 
 
 class ByPort:

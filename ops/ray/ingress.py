@@ -16,7 +16,7 @@ from gateway.backends.vllm import backend as vllm
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
 from gateway.contracts.features import Feature
-from gateway.http.surfaces import everything, for_callers
+from gateway.http.surfaces import everything, without_admin
 from gateway.wiring.backends import PoolLinks
 from gateway.wiring.build import build
 from gateway.wiring.running import Gateway
@@ -47,7 +47,7 @@ def ingress_app(place: ClusterPlace, replicas: EngineReplicas) -> FastAPI:
             logs.close()
 
     # Serve has one port: with a port of their own, operators' paths are not served here.
-    shown = everything if settings.server.admin_port is None else for_callers
+    shown = everything if settings.server.admin_port is None else without_admin
     return create_app(gateway.services, lifespan, shown=shown)
 
 

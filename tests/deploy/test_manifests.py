@@ -202,15 +202,17 @@ def test_selectors_meet_the_pods(manifests: list[Manifest]) -> None:
             assert (
                 manifest["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
             )
-            assert manifest["spec"]["endpoints"][0]["port"] in {p["name"] for p in service["spec"]["ports"]}
+            [gateway] = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+            assert manifest["spec"]["endpoints"][0]["targetPort"] in {p["name"] for p in gateway["ports"]}
 
 
 def test_the_network_is_closed_but_for_what_is_needed(manifests: list[Manifest]) -> None:
     policy = one(manifests, "NetworkPolicy")["spec"]
     assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
-    assert all(rule["from"] and rule["ports"] == [{"port": "http"}] for rule in policy["ingress"]), (
-        "not the admin port"
-    )
+    callers, prometheus = policy["ingress"]
+    assert callers["from"] and callers["ports"] == [{"port": "http"}], "not the admin port"
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert prometheus == {"from": [monitoring], "ports": [{"port": "admin"}]}
     assert all(rule["to"] and rule["ports"] for rule in policy["egress"])
     blocks = [to["ipBlock"] for rule in policy["egress"] for to in rule["to"] if "ipBlock" in to]
     dns = {"cidr": "169.254.20.10/32"}
