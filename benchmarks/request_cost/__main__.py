@@ -1,0 +1,193 @@
+"""``python -m benchmarks.request_cost``: see the package."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.forwarding.client import Answer, Connection
+from benchmarks.forwarding.gateways import KEY, REPOSITORY, Name, Recipe, python_module, recipe
+from benchmarks.forwarding.processes import ask, free_port, started, wait_until_ready
+from benchmarks.forwarding.workload import Regime, bodies
+
+WARM_UP = 300
+WRITE_TIMEOUT_S = 60.0
+STEP_MS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One gateway's counts of one kind of request, each divided by the number of requests."""
+
+    calls: dict[tuple[str, str], float]
+    asked: dict[str, float]
+    survivors: float
+
+    @property
+    def python_calls(self) -> float:
+        """Calls of Python functions."""
+        return sum(self.calls.values())
+
+    def by_room(self) -> dict[str, float]:
+        """Python calls by room of the product, or by library."""
+        rooms: Counter[str] = Counter()
+        for (file, _), count in self.calls.items():
+            rooms[room_of(file)] += count
+        return dict(rooms.most_common())
+
+
+def room_of(file: str) -> str:
+    """``gateway/http`` for a file of the product, a package's name for a library."""
+    path = Path(file)
+    if path.is_relative_to(REPOSITORY) and "site-packages" not in path.parts:
+        parts = path.relative_to(REPOSITORY).parts
+        if parts[0] != ".venv":
+            return "/".join(parts[: 2 if len(parts) > 2 else 1]) if len(parts) > 1 else parts[0]
+    if "site-packages" in path.parts:
+        return path.parts[path.parts.index("site-packages") + 1].removesuffix(".py")
+    return f"python: {path.stem}"
+
+
+async def send(port: int, *, stream: bool, requests: int, in_flight: int, seed: str) -> None:
+    """Send that many requests, ``in_flight`` at a time, and check every answer."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    left, ended = requests, 0
+    texts = bodies(Regime.CONVERSATION, stream=stream, seed=seed)
+    tickets: dict[Connection, str] = {}
+
+    def next_one(connection: Connection) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            body, tickets[connection] = next(texts)
+            head = (
+                f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            )
+            connection.send(head.encode() + body, stream=stream)
+
+    def one_ended(connection: Connection, answer: Answer) -> None:
+        nonlocal ended
+        if done.done():
+            return
+        if answer.fault is not None or not (answer.text or "").startswith(tickets[connection]):
+            done.set_exception(RuntimeError(f"a wrong answer: {answer.fault or answer.text!r}"))
+            return
+        ended += 1
+        if ended == requests:
+            done.set_result(None)
+        else:
+            next_one(connection)
+
+    connections = []
+    for _ in range(in_flight):
+        _, connection = await loop.create_connection(
+            lambda: Connection(one_ended, lambda marks: None), "127.0.0.1", port
+        )
+        connections.append(connection)
+        next_one(connection)
+    await done
+    for connection in connections:
+        connection.close()
+
+
+def counted(name: Name, *, stream: bool, requests: int, in_flight: int, folder: Path) -> Cost:
+    """Start the gateway before the fake worker, warm it up and count."""
+    worker_port, port, out = free_port(), free_port(), folder / "counts.json"
+    plain: Recipe = recipe(name, folder=folder, port=port, worker_port=worker_port)
+    made = replace(
+        plain, command=python_module("benchmarks.request_cost.counted", out, *plain.command[2:])
+    )
+    logs = folder / "worker.log", folder / "gateway.log"
+    with (
+        started(python_module("benchmarks.forwarding.worker", worker_port), logs[0]) as worker,
+        started(made.command, logs[1], made.environment) as gateway,
+    ):
+        wait_until_ready(worker, worker_port, "/health", logs[0])
+        wait_until_ready(gateway, port, made.ready_path, logs[1])
+        ask(worker_port, "POST", "/control", {"step_ms": STEP_MS if stream else 0})
+        uvloop.run(send(port, stream=stream, requests=WARM_UP, in_flight=in_flight, seed="warm up"))
+        idle = _window(gateway.pid, out, lambda: time.sleep(2.0))
+        began = time.monotonic()
+        busy = _window(
+            gateway.pid,
+            out,
+            lambda: uvloop.run(
+                send(port, stream=stream, requests=requests, in_flight=in_flight, seed="counted")
+            ),
+        )
+        share = (time.monotonic() - began) / 2.0
+    return _difference(busy, idle, share, requests)
+
+
+def _window(pid: int, out: Path, between: Any) -> dict[str, Any]:
+    out.unlink(missing_ok=True)
+    os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.2)
+    between()
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGUSR2)
+    give_up_at = time.monotonic() + WRITE_TIMEOUT_S
+    while not out.exists():
+        if time.monotonic() > give_up_at:
+            raise RuntimeError("the gateway wrote no counts")
+        time.sleep(0.05)
+    return dict(json.loads(out.read_text()))
+
+
+def _difference(busy: dict[str, Any], idle: dict[str, Any], share: float, requests: int) -> Cost:
+    """Counts a request, without what an idle gateway does in the same time."""
+    calls: Counter[tuple[str, str]] = Counter()
+    for file, name, count in busy["calls"]:
+        calls[file, name] += count
+    for file, name, count in idle["calls"]:
+        calls[file, name] -= count * share
+    asked = Counter(busy["asked"])
+    return Cost(
+        {key: count / requests for key, count in calls.most_common() if count > 0.005 * requests},
+        {kind: round(count / requests, 3) for kind, count in asked.items()},
+        (busy["survivors"] - idle["survivors"]) / requests,
+    )
+
+
+def main(
+    gateway: Annotated[Name, typer.Option(help="sluice or fastapi.")] = Name.SLUICE,
+    stream: Annotated[bool, typer.Option(help="Streams in place of whole answers.")] = False,
+    requests: Annotated[int, typer.Option(min=10)] = 1000,
+    in_flight: Annotated[int, typer.Option(min=1)] = 1,
+    top: Annotated[int, typer.Option(help="Functions to print.")] = 0,
+) -> None:
+    """Count what a request costs."""
+    with tempfile.TemporaryDirectory() as folder:
+        cost = counted(
+            gateway, stream=stream, requests=requests, in_flight=in_flight, folder=Path(folder)
+        )
+    console = Console(width=150)
+    table = Table(title=f"{gateway}, {'streams' if stream else 'whole answers'}, {in_flight} in flight")
+    table.add_column("room")
+    table.add_column("Python calls a request", justify="right")
+    for room, count in cost.by_room().items():
+        table.add_row(room, f"{count:.1f}")
+    table.add_row("all", f"{cost.python_calls:.1f}")
+    console.print(table)
+    print({kind: round(count, 2) for kind, count in cost.asked.items()}, "survivors", round(cost.survivors, 2))
+    for (file, name), count in sorted(cost.calls.items(), key=lambda one: -one[1])[:top]:
+        print(f"{count:9.2f}  {room_of(file)}/{Path(file).name}:{name}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
