@@ -10,7 +10,7 @@ leaves, one cancellation runs through the frames that hold slot, lease and seque
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from accounting.account import Accounts
@@ -41,6 +41,7 @@ from gateway.routing.revision import Revision
 from gateway.routing.target import resolve
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure
+from resilience.time_limits import TimeLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class Journey:
     unix_time: Callable[[], float]
     mirror: Callable[[Job, GenerationOutcome, Answer], None] = lambda job, outcome, answer: None
     timeout_s: float = 300.0
+    time_limits: TimeLimits = field(default_factory=TimeLimits)
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
         """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""
@@ -74,9 +76,11 @@ class Journey:
         timer = StageTimer(self.clock, request.arrived_at)
         with self.reporter.record(request, span, stream, timer) as recorder:
             try:
-                with self.in_flight.receive(request):
-                    async with timer.limit(self.timeout_s):
-                        await self._stages(request, span.trace_id, sink, stream, timer, recorder)
+                with (
+                    self.in_flight.receive(request),
+                    timer.within(self.time_limits.limit(self.timeout_s)),
+                ):
+                    await self._stages(request, span.trace_id, sink, stream, timer, recorder)
             except Exception as error:
                 public = request.in_body_terms(public_error(error))
                 recorder.failed(public, error)

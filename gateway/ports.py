@@ -1,7 +1,7 @@
 """What the HTTP edge needs of the gateway's inside."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.admin.adapters import AdapterAdmin
@@ -24,6 +24,7 @@ from gateway.prompts.text import TextService
 from gateway.prompts.text_threads import TextThreads
 from gateway.requests.body_memory import BodyMemory
 from gateway.state.idempotency import IdempotencyStore
+from resilience.time_limits import TimeLimits
 
 
 class JourneyRunner(Protocol):
@@ -103,3 +104,4 @@ class Services:
     routing: RoutingAdmin
     shadow: ShadowAdmin
     usage: UsageAdmin
+    time_limits: TimeLimits = field(default_factory=TimeLimits)

@@ -8,7 +8,7 @@ import os
 import signal
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,10 +43,10 @@ class Cost:
 
     def by_room(self) -> dict[str, float]:
         """Python calls by room of the product, or by library."""
-        rooms: Counter[str] = Counter()
+        rooms: dict[str, float] = defaultdict(float)
         for (file, _), count in self.calls.items():
             rooms[room_of(file)] += count
-        return dict(rooms.most_common())
+        return dict(sorted(rooms.items(), key=lambda room: -room[1]))
 
 
 def room_of(file: str) -> str:
@@ -109,9 +109,7 @@ def counted(name: Name, *, stream: bool, requests: int, in_flight: int, folder: 
     """Start the gateway before the fake worker, warm it up and count."""
     worker_port, port, out = free_port(), free_port(), folder / "counts.json"
     plain: Recipe = recipe(name, folder=folder, port=port, worker_port=worker_port)
-    made = replace(
-        plain, command=python_module("benchmarks.request_cost.counted", out, *plain.command[2:])
-    )
+    made = replace(plain, command=python_module("benchmarks.request_cost.counted", out, *plain.command[2:]))
     logs = folder / "worker.log", folder / "gateway.log"
     with (
         started(python_module("benchmarks.forwarding.worker", worker_port), logs[0]) as worker,
@@ -151,14 +149,14 @@ def _window(pid: int, out: Path, between: Any) -> dict[str, Any]:
 
 def _difference(busy: dict[str, Any], idle: dict[str, Any], share: float, requests: int) -> Cost:
     """Counts a request, without what an idle gateway does in the same time."""
-    calls: Counter[tuple[str, str]] = Counter()
+    calls: dict[tuple[str, str], float] = defaultdict(float)
     for file, name, count in busy["calls"]:
         calls[file, name] += count
     for file, name, count in idle["calls"]:
         calls[file, name] -= count * share
     asked = Counter(busy["asked"])
     return Cost(
-        {key: count / requests for key, count in calls.most_common() if count > 0.005 * requests},
+        {key: count / requests for key, count in calls.items() if count > 0.005 * requests},
         {kind: round(count / requests, 3) for kind, count in asked.items()},
         (busy["survivors"] - idle["survivors"]) / requests,
     )
@@ -173,9 +171,7 @@ def main(
 ) -> None:
     """Count what a request costs."""
     with tempfile.TemporaryDirectory() as folder:
-        cost = counted(
-            gateway, stream=stream, requests=requests, in_flight=in_flight, folder=Path(folder)
-        )
+        cost = counted(gateway, stream=stream, requests=requests, in_flight=in_flight, folder=Path(folder))
     console = Console(width=150)
     table = Table(title=f"{gateway}, {'streams' if stream else 'whole answers'}, {in_flight} in flight")
     table.add_column("room")
@@ -184,7 +180,9 @@ def main(
         table.add_row(room, f"{count:.1f}")
     table.add_row("all", f"{cost.python_calls:.1f}")
     console.print(table)
-    print({kind: round(count, 2) for kind, count in cost.asked.items()}, "survivors", round(cost.survivors, 2))
+    print(
+        {kind: round(count, 2) for kind, count in cost.asked.items()}, "survivors", round(cost.survivors, 2)
+    )
     for (file, name), count in sorted(cost.calls.items(), key=lambda one: -one[1])[:top]:
         print(f"{count:9.2f}  {room_of(file)}/{Path(file).name}:{name}")
 

@@ -19,11 +19,10 @@ from typing import Any
 
 import uvloop
 
-# What the event loop is asked for, by the method that takes it. A thread's work counts when it is handed in
-# and when its result comes back.
+# What the event loop is asked for, by the method that takes it; call_at uses call_later. A thread is counted
+# when work is handed to it and when its result comes back.
 ASKED = {
     "call_later": "timers",
-    "call_at": "timers",
     "create_task": "tasks",
     "call_soon_threadsafe": "hand-overs",
     "run_in_executor": "hand-overs",

@@ -1,8 +1,7 @@
 """The attempts on one backend: repeated while the caller cannot notice, never past the deadline."""
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,6 +11,7 @@ from resilience.events import AttemptFailed, Recovered, ResilienceEvent
 from resilience.failures import BackendFailure, FailureKind
 from resilience.retry import Attempt, RetryPolicy
 from resilience.retry_budget import CallBudget
+from resilience.time_limits import TimeLimit, TimeLimits
 
 T = TypeVar("T")
 
@@ -56,8 +56,10 @@ class RetryLoop:
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
         emit: Callable[[ResilienceEvent], None],
+        limits: TimeLimits | None = None,
     ) -> None:
         self._policy = policy
+        self._limits = limits or TimeLimits()
         self._clock = clock
         self._sleep = sleep
         self._emit = emit
@@ -108,20 +110,21 @@ class RetryLoop:
     async def _once(
         self, attempt: Callable[[Attempt], Awaitable[T]], this: Attempt, bounds: AttemptBounds
     ) -> T:
-        limit = None if bounds.deadline is None else asyncio.timeout(bounds.deadline - self._clock())
+        limit: TimeLimit | None = None
         try:
-            if limit is None:
+            if (end := bounds.end) is None:
                 return await attempt(this)
-            async with limit:
-                with self._ending_early(limit, bounds):
-                    return await attempt(this)
+            # The limit is the first token's deadline until there is one, then that of the answer.
+            limit = self._limits.limit(end - self._clock(), lambda: (bounds.end or end) - end)
+            with limit:
+                return await attempt(this)
         except asyncio.CancelledError:
             # Not the deadline, which comes out of `limit` as a TimeoutError.
             self._failed(FailureKind.CANCELLED_BY_CLIENT, this, bounds, "CancelledError")
             raise
         except Exception as error:
             # Once the time is up, whatever the attempt raised is how it took its cancellation.
-            if limit is not None and limit.expired():
+            if limit is not None and limit.expired:
                 raise DeadlinePassed(backend=bounds.backend, attempts=this.number) from error
             failure = classify(error, delivered=bounds.delivered())
             self._failed(failure.kind, this, bounds, type(failure.__cause__ or failure).__name__)
@@ -131,21 +134,3 @@ class RetryLoop:
 
     def _failed(self, kind: FailureKind, this: Attempt, bounds: AttemptBounds, error_type: str) -> None:
         self._emit(AttemptFailed(bounds.backend, kind, this.number, bounds.delivered(), error_type))
-
-    @contextlib.contextmanager
-    def _ending_early(self, limit: asyncio.Timeout, bounds: AttemptBounds) -> Iterator[None]:
-        """Within it ``limit`` ends at the first token's deadline when nothing has begun by then."""
-        if bounds.first_token_deadline is None or bounds.begun():
-            yield
-            return
-        loop = asyncio.get_running_loop()
-
-        def check() -> None:
-            if not bounds.begun() and not limit.expired():
-                limit.reschedule(loop.time())
-
-        timer = loop.call_later(max(0.0, bounds.first_token_deadline - self._clock()), check)
-        try:
-            yield
-        finally:
-            timer.cancel()

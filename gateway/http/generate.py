@@ -1,6 +1,5 @@
 """The endpoint of every generation over HTTP; a dialect makes it native or OpenAI's."""
 
-import asyncio
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -55,10 +54,10 @@ async def run_journey(services: Services, request: GenerateRequest, sink: Ending
     limit_s = services.limits.request_timeout_s
     error: PublicError | None = None
     try:
-        async with asyncio.timeout(limit_s + OVERTIME_S) as bound:
+        with services.time_limits.limit(limit_s + OVERTIME_S) as bound:
             await services.journey.run(request, sink)
     except Exception as defect:
-        if isinstance(defect, TimeoutError) and bound.expired():
+        if isinstance(defect, TimeoutError) and bound.expired:
             error = public_error(DeadlineExceeded(f"the request took longer than {limit_s:g} s"))
         else:
             log_defect(defect, request.request_id)

@@ -1,10 +1,11 @@
 """The time of one request: how long each stage took, and the longest that all of them may take."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from gateway.errors import DeadlineExceeded
+from resilience.time_limits import TimeLimit
 
 
 class StageTimer:
@@ -14,12 +15,12 @@ class StageTimer:
         stage_ms: by stage.
     """
 
-    __slots__ = ("_arrived_at", "_clock", "_last", "_timeout", "stage_ms")
+    __slots__ = ("_arrived_at", "_clock", "_last", "_limit", "stage_ms")
 
     def __init__(self, clock: Callable[[], float], arrived_at: float) -> None:
         self._clock = clock
         self._arrived_at = self._last = arrived_at
-        self._timeout: asyncio.Timeout | None = None
+        self._limit: TimeLimit | None = None
         self.stage_ms: dict[str, float] = {}
 
     def lap(self, stage: str) -> None:
@@ -39,19 +40,23 @@ class StageTimer:
     @property
     def timed_out(self) -> bool:
         """Whether the request was, or is being, cancelled because it took too long."""
-        return self._timeout is not None and self._timeout.expired()
+        return self._limit is not None and self._limit.expired
 
-    @contextlib.asynccontextmanager
-    async def limit(self, timeout_s: float) -> AsyncIterator[None]:
-        """Cancel the block after ``timeout_s``.
+    def within(self, limit: TimeLimit) -> Self:
+        """The block is cancelled when the limit expires; raises DeadlineExceeded in place of that."""
+        self._limit = limit
+        return self
 
-        Raises:
-            DeadlineExceeded: in place of that cancellation.
-        """
+    def __enter__(self) -> None:
+        if self._limit is not None:
+            self._limit.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._limit is None:
+            return
         try:
-            async with asyncio.timeout(timeout_s) as self._timeout:
-                yield
+            self._limit.__exit__(kind, error, trace)
         except TimeoutError:
-            if not self.timed_out:
-                raise
-            raise DeadlineExceeded(f"the request took longer than {timeout_s:g} s") from None
+            raise DeadlineExceeded(f"the request took longer than {self._limit.after_s:g} s") from None

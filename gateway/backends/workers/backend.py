@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import structlog
 
+from adapters.values import Adapter
 from admission.values import BackendLoad
 from gateway.backends.partial_answer import check_partial, generate_rest
 from gateway.backends.port import Absence, BackendState, Completion, Delta, DeltaSink, Work
@@ -265,43 +267,43 @@ class WorkersBackend:
         self, worker: Worker, request: _Request, attempt: _Attempt, *, hedge: bool = False
     ) -> Completion:
         """Send to one worker, and record the call in its health, its load and the trace."""
-        calls = request.work.calls
-        if calls is None:
-            return await self._recorded(worker, request, attempt)
-        with calls.call(worker.url, hedge=hedge) as call:
-            attempt.headers = call.headers
-            return await self._recorded(worker, request, attempt)
+        work = request.work
+        with work.calls.call(worker.url, hedge=hedge) if work.calls else nullcontext() as call:
+            if call is not None:
+                attempt.headers = call.headers
+            ticket = self._pool.sent(worker, len(work.token_ids), request.wish)
+            try:
+                completion = await self._ask(worker, request, attempt)
+                worker.succeeded()
+                return completion
+            except TransportError as error:
+                if not isinstance(error, ConnectionsInUse):
+                    await worker.broke(error)
+                    worker.failed(last=self._is_last(worker))
+                raise failure_of_transport(error, delivered=attempt.delivered) from error
+            except BackendFailure as error:
+                late = work.deadline is not None and self._clock() >= work.deadline
+                if error.kind in _WORKERS_FAULT and not late:
+                    worker.failed(last=self._is_last(worker))
+                raise
+            finally:
+                self._pool.ended(worker, ticket)
 
-    async def _recorded(self, worker: Worker, request: _Request, attempt: _Attempt) -> Completion:
-        ticket = self._pool.sent(worker, len(request.work.token_ids), request.wish)
-        try:
-            completion = await self._ask(worker, request, attempt)
-            worker.succeeded()
-            return completion
-        except TransportError as error:
-            if not isinstance(error, ConnectionsInUse):
-                await worker.broke(error)
-                worker.failed(last=self._is_last(worker))
-            raise failure_of_transport(error, delivered=attempt.delivered) from error
-        except BackendFailure as error:
-            late = request.work.deadline is not None and self._clock() >= request.work.deadline
-            if error.kind in _WORKERS_FAULT and not late:
-                worker.failed(last=self._is_last(worker))
-            raise
-        finally:
-            self._pool.ended(worker, ticket)
+    def _ask(self, worker: Worker, request: _Request, attempt: _Attempt) -> Awaitable[Completion]:
+        adapter = self._writer.to_load(request.work)
+        if adapter is None or worker.loras is None:
+            return self._exchange(worker, request, attempt)
+        return self._with_adapter(adapter, worker.loras, worker, request, attempt)
 
-    async def _ask(self, worker: Worker, request: _Request, attempt: _Attempt) -> Completion:
-        work, loras = request.work, worker.loras
-        adapter = self._writer.to_load(work)
-        if adapter is None or loras is None:
-            return await self._exchange(worker, request, attempt)
+    async def _with_adapter(
+        self, adapter: Adapter, loras: WorkerLoras, worker: Worker, request: _Request, attempt: _Attempt
+    ) -> Completion:
         async with loras.hold(adapter) as load:
             try:
                 return await self._exchange(worker, request, attempt)
             except BackendFailure as error:
                 missing = error.kind is FailureKind.MODEL_NOT_FOUND and not attempt.delivered
-                if not missing or not work.call_budget.take_extra():
+                if not missing or not request.work.call_budget.take_extra():
                     raise
             loras.lost(adapter.adapter_id, load)
         # Another gateway unloaded the adapter, or the worker has restarted: load it and send once more.
@@ -311,7 +313,8 @@ class WorkersBackend:
     async def _exchange(self, worker: Worker, request: _Request, attempt: _Attempt) -> Completion:
         work = request.work
         headers = request.headers + attempt.headers
-        async with worker.client.post(request.path, request.body, headers) as connection:
+        connection = await worker.client.post(request.path, request.body, headers)
+        try:
             if connection.status != 200:
                 name = self._writer.adapter_name(work)
                 failure = failure_of(
@@ -333,6 +336,8 @@ class WorkersBackend:
             rest, completion = reader.finish()
             if rest is not None:
                 await attempt.push(rest)
+        finally:
+            connection.release()
         if not reader.has_usage and not self._warned_no_usage:
             self._warned_no_usage = True
             self._log.warning("no usage reported; tokens are counted from the chunks", worker=worker.url)

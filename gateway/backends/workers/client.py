@@ -3,8 +3,7 @@
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -79,20 +78,15 @@ class WorkerClient:
         """Connections open, idle ones included."""
         return len(self._open)
 
-    @asynccontextmanager
-    async def post(self, path: str, body: bytes, headers: bytes = b"") -> AsyncIterator[Connection]:
-        """Send a request; the block gets its connection once the head of the answer has been received.
+    def post(self, path: str, body: bytes, headers: bytes = b"") -> Awaitable[Connection]:
+        """Send a request; its connection once the head of the answer has been received.
 
         ``headers`` are further header lines, each with its CRLF. A connection that was closed while idle is
-        replaced by a new one, once. Leaving the block before the answer's end closes the connection, which
-        makes the worker stop. Raises TransportError.
+        replaced by a new one, once. The caller releases the connection: before the answer's end that closes
+        it, which makes the worker stop. Raises TransportError.
         """
         timeouts, request = self._timeouts, self._request(b"POST", self.prefix + path, body, headers)
-        connection = await self._exchange(request, timeouts.first_token_s, timeouts.idle_s, timeouts.total_s)
-        try:
-            yield connection
-        finally:
-            connection.release()
+        return self._exchange(request, timeouts.first_token_s, timeouts.idle_s, timeouts.total_s)
 
     async def get(self, path: str, *, timeout_s: float, body: bytes = b"") -> Whole:
         """A small answer, by POST with a body; ``path`` is from the root. Raises TransportError."""

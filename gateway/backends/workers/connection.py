@@ -122,8 +122,10 @@ class Connection(asyncio.Protocol):
     def flowing(self) -> None:
         """The first token has been received: from here on only the idle and total timeouts apply."""
         if self._first_by is not None:
-            self._first_by = None
-            self._arm(min(self._last_at + self._idle_s, self._total_by))
+            first_by, self._first_by = self._first_by, None
+            idle_by = self._last_at + self._idle_s
+            if idle_by < first_by:  # else the timer that there is sets itself to it
+                self._arm(min(idle_by, self._total_by))
 
     def release(self) -> None:
         """End the exchange. An unfinished answer closes the connection at once, which the worker notices.
@@ -140,8 +142,9 @@ class Connection(asyncio.Protocol):
     def linger(self) -> None:
         """The answer is complete; wait in the background for the end of the body."""
         self._lingering = True
-        self._first_by, self._total_by = None, self._loop.time() + LINGER_S
-        self._arm(self._total_by)
+        if not self._done:
+            self._first_by, self._total_by = None, self._loop.time() + LINGER_S
+            self._arm(self._total_by)
 
     def close(self) -> None:
         """Close at once, without sending what is still buffered."""

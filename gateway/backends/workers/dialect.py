@@ -21,7 +21,7 @@ from gateway.contracts.values import FormatType
 
 # Tokens in each chunk after the first one when the caller does not stream. The cost of a chunk does not
 # depend on its length, and an answer that a deadline cuts short loses at most so many tokens.
-STREAM_INTERVAL = 16
+STREAM_INTERVAL = 32
 # Longest prompt, in tokens, for which the answer's token ids are requested: vLLM then repeats the prompt's
 # ids in its first chunk, up to 8 bytes each, and an event is at most 1 MiB (``sse``).
 MAX_ECHOED_PROMPT = 65_536
@@ -151,7 +151,7 @@ class CompletionWriter:
         plain = self.dialect is Dialect.OPENAI
         body: dict[str, Any] = {"model": self.adapter_name(work) or self.model}
         if chat:
-            body["messages"] = [{"role": m.role.value, "content": m.content} for m in work.messages]
+            body["messages"] = [{"role": m.role, "content": m.content} for m in work.messages]
             # Templates strip white space at a message's ends; an empty message cannot be continued.
             if work.partial is not None and (partial := work.partial.text.rstrip()):
                 body["messages"].append({"role": "assistant", "content": partial})
@@ -174,10 +174,14 @@ class CompletionWriter:
         if self.dialect is Dialect.VLLM and sampling.n > 1 and sampling.temperature == 0:
             # vLLM refuses n > 1 with greedy sampling; top_k 1 is equivalent.
             given |= {"temperature": 1.0, "top_k": 1, "top_p": None, "min_p": None}
-        body |= {name: value for name, value in given.items() if value is not None}
+        for name, value in given.items():
+            if value is not None:
+                body[name] = value
         if sampling.stop:
             body["stop"] = sampling.stop
-        body |= {name: value for name, neutral in _NEUTRAL if (value := getattr(sampling, name)) != neutral}
+        for name, neutral in _NEUTRAL:
+            if (value := getattr(sampling, name)) != neutral:
+                body[name] = value
         if sampling.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
         if sampling.logprobs is not None:
@@ -206,7 +210,7 @@ class CompletionWriter:
         if (self.send_priority or self.dialect is Dialect.SLUICE) and work.priority:
             # vLLM serves lower numbers first, Sluice higher ones.
             body["priority"] = -work.priority if self.dialect is Dialect.VLLM else work.priority
-        return orjson.dumps({**work.extra, **body})
+        return orjson.dumps({**work.extra, **body} if work.extra else body)
 
     def _add_logprobs(self, body: dict[str, Any], count: int, chat: bool) -> None:
         if not chat:

@@ -246,11 +246,14 @@ class _Holder:
         self.changes += 1
         self.changing += 1
         try:
-            async with self._client.post(path, orjson.dumps(body)) as connection:
+            connection = await self._client.post(path, orjson.dumps(body))
+            try:
                 answer = connection.status, await whole_body(connection, MAX_ANSWER_BYTES)
-                if answer[0] in (401, 403, 429, 502, 503, 504):  # failures of the worker, not of the adapter
-                    raise failure_of(*answer, connection.retry_after, model=body["lora_name"])
-                return answer
+            finally:
+                connection.release()
+            if answer[0] in (401, 403, 429, 502, 503, 504):  # failures of the worker, not of the adapter
+                raise failure_of(*answer, connection.retry_after, model=body["lora_name"])
+            return answer
         finally:
             self.changes += 1
             self.changing -= 1

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from admission.values import BackendLoad
-from gateway.backends.workers.health import WorkerHealth
+from gateway.backends.workers.health import WorkerHealth, WorkerState
 from gateway.backends.workers.load import WorkerLoad, pool_load
 from gateway.backends.workers.shortlist import Hints
 from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerView
@@ -118,7 +118,9 @@ class WorkerPool(Generic[M]):
             found = self._pick_of_many(wish, tried, now)
             if found is not None:
                 return found
-        serving = [member for member in self._serving() if member.url not in tried]
+        serving = self._serving()
+        if tried:
+            serving = [member for member in serving if member.url not in tried]
         if len(serving) <= 1:
             return serving[0] if serving else None
         name = self._choice.choose(wish, [member.view(now) for member in serving])
@@ -142,7 +144,7 @@ class WorkerPool(Generic[M]):
         return members[chosen] if chosen is not None else None
 
     def _serving(self) -> list[M]:
-        return [member for member in self._members.values() if member.health.in_service]
+        return [one for one in self._members.values() if one.health.state is WorkerState.IN_SERVICE]
 
     def _current(self, now: float) -> _Snapshot[M]:
         snapshot = self._snapshot
@@ -162,9 +164,9 @@ class WorkerPool(Generic[M]):
         return snapshot
 
     def _sum(self, serving: Sequence[M], now: float) -> BackendLoad | None:
+        if len(serving) <= 1:
+            return serving[0].load.current(now) if serving else None
         loads = [member.load for member in serving]
-        if len(loads) <= 1:
-            return loads[0].current(now) if loads else None
         return pool_load(
             [load.current(now) for load in loads], [load.in_flight for load in loads], self._max_running
         )

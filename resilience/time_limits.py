@@ -1,0 +1,87 @@
+"""Time limits of many tasks on few timers of the event loop."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+# A limit ends late by at most this share of its length: those that end at about one time share a timer.
+LATENESS = 1 / 1024
+
+
+class TimeLimit:
+    """A block's time limit: cancels the task that entered it, as ``asyncio.timeout`` does, for less.
+
+    Raises TimeoutError in place of that cancellation.
+    """
+
+    __slots__ = ("_cancelling", "_key", "_limits", "_moved", "_moved_s", "_task", "after_s", "expired")
+
+    def __init__(self, limits: "TimeLimits", after_s: float, moved: Callable[[], float] | None) -> None:
+        self._limits = limits
+        self.after_s = after_s
+        self._moved = moved
+        self._moved_s = 0.0
+        self.expired = False
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a time limit needs a task")
+        self._task, self._cancelling = task, task.cancelling()
+        self._key = self._limits.add(self, self.after_s)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self.expired:
+            self._limits.remove(self, self._key)
+        elif self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def due(self) -> None:
+        """The time is up: cancel the task, unless the end has moved."""
+        before_s, self._moved_s = self._moved_s, 0.0 if self._moved is None else self._moved()
+        if self._moved_s > before_s:
+            self._key = self._limits.add(self, self._moved_s - before_s)
+        else:
+            self.expired = True
+            self._task.cancel()
+
+
+class TimeLimits:
+    """Makes time limits. Lives on one event loop."""
+
+    def __init__(self) -> None:
+        # By the loop's time at which they end.
+        self._ending: dict[float, set[TimeLimit]] = {}
+
+    def limit(self, after_s: float, moved: Callable[[], float] | None = None) -> TimeLimit:
+        """A limit of ``after_s`` seconds, or later by as many as ``moved`` returns then."""
+        return TimeLimit(self, after_s, moved)
+
+    def add(self, limit: TimeLimit, after_s: float) -> float:
+        """Set the limit; the key to remove it by."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + after_s
+        if after_s > 0:
+            tick = math.ldexp(1.0, math.frexp(after_s * LATENESS)[1] - 1)
+            at = math.ceil(at / tick) * tick
+        ending = self._ending.get(at)
+        if ending is None:
+            ending = self._ending[at] = set()
+            loop.call_at(at, self._due, at)
+        ending.add(limit)
+        return at
+
+    def remove(self, limit: TimeLimit, key: float) -> None:
+        """The block has ended in time."""
+        ending = self._ending.get(key)
+        if ending is not None:
+            ending.discard(limit)
+
+    def _due(self, at: float) -> None:
+        for limit in self._ending.pop(at):
+            limit.due()

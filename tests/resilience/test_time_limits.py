@@ -1,0 +1,88 @@
+"""Time limits of many tasks on few timers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resilience.time_limits import LATENESS, TimeLimits
+
+
+async def test_a_block_that_ends_in_time_is_left_alone() -> None:
+    limits = TimeLimits()
+    with limits.limit(0.02) as limit:
+        pass
+    await asyncio.sleep(0.05)
+    assert not limit.expired
+
+
+async def test_a_block_that_takes_too_long_is_cancelled_and_raises_a_timeout() -> None:
+    began = time.monotonic()
+    with pytest.raises(TimeoutError), TimeLimits().limit(0.02) as limit:
+        await asyncio.sleep(60)
+    assert limit.expired and 0.019 < time.monotonic() - began < 30
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
+
+
+async def test_no_time_at_all_ends_the_block_at_its_first_wait() -> None:
+    with pytest.raises(TimeoutError), TimeLimits().limit(-1.0):
+        await asyncio.sleep(60)
+
+
+async def test_a_cancellation_from_outside_stays_one() -> None:
+    async def work() -> None:
+        with TimeLimits().limit(60.0):
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(work())  # noqa: TID251 the test cancels it
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_of_two_limits_in_each_other_the_one_that_expires_raises() -> None:
+    limits = TimeLimits()
+    with limits.limit(60.0) as outer:
+        with pytest.raises(TimeoutError), limits.limit(0.01):
+            await asyncio.sleep(60)
+        await asyncio.sleep(0)
+    assert not outer.expired
+
+
+async def test_an_end_that_moves_is_looked_at_when_the_first_one_has_come() -> None:
+    began = time.monotonic()
+    with pytest.raises(TimeoutError), TimeLimits().limit(0.02, lambda: 0.1):
+        await asyncio.sleep(60)
+    assert time.monotonic() - began > 0.11
+
+
+async def test_limits_that_end_at_about_one_time_share_a_timer() -> None:
+    loop, limits, timers = asyncio.get_running_loop(), TimeLimits(), 0
+    plain = loop.call_at
+
+    def counting(*args: object, **more: object) -> object:
+        nonlocal timers
+        timers += 1
+        return plain(*args, **more)  # type: ignore[arg-type]
+
+    loop.call_at = counting  # type: ignore[assignment,method-assign]
+    for _ in range(1000):
+        with limits.limit(300.0):
+            pass
+    assert timers <= 3
+
+
+@given(st.floats(0.001, 86_400.0))
+async def test_no_limit_ends_early_and_none_later_than_stated(after_s: float) -> None:
+    limits = TimeLimits()
+    now = asyncio.get_running_loop().time()
+    with limits.limit(after_s):
+        [at] = limits._ending
+    late = at - now - after_s
+    assert -1e-6 <= late <= after_s * LATENESS + 0.01
