@@ -18,6 +18,8 @@ WAIT_BUCKETS = (0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 # Distance between a first token and its estimate; the target for the first token is 0.2 s.
 ERROR_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 10.0)
 CLASSES = ("high", "normal", "low")
+# Events that wait to be counted.
+MAX_UNCOUNTED = 256
 CIRCUITS = ("closed", "half_open", "open")
 
 
@@ -92,6 +94,7 @@ class AdmissionMetrics:
     """Counts admission's events, two of which occur with every request."""
 
     def __init__(self, registry: CollectorRegistry, backends: Bounded) -> None:
+        self._uncounted: list[Admitted] = []
         counter = partial(counted, registry)
         self._decisions = counter(
             "sluice_admission_decisions_total", "Admission's decisions.", decision=Bounded(), reason=Bounded()
@@ -126,13 +129,21 @@ class AdmissionMetrics:
         )
 
     def admitted(self, event: Admitted) -> None:
-        """Count a request that was handed on."""
-        self._admitted.inc()
-        self._waits.of(class_of(event.priority)).observe(event.waited_s)
-        if event.shrunk:
-            self._shrunk(event.backend).inc()
-        if event.beyond is not None:
-            self._beyond(event.backend, event.beyond).inc()
+        """Take a request that was handed on; :meth:`count` counts it."""
+        self._uncounted.append(event)
+        if len(self._uncounted) >= MAX_UNCOUNTED:
+            self.count()
+
+    def count(self) -> None:
+        """Count the requests handed on so far."""
+        events, self._uncounted = self._uncounted, []
+        self._admitted.inc(len(events))
+        for event in events:
+            self._waits.of(class_of(event.priority)).observe(event.waited_s)
+            if event.shrunk:
+                self._shrunk(event.backend).inc()
+            if event.beyond is not None:
+                self._beyond(event.backend, event.beyond).inc()
 
     def refused(self, event: RefusedEvent) -> None:
         """Count a refused request."""

@@ -27,10 +27,12 @@ class Buckets:
         self._counts = [0] * (len(self._bounds) + 1)
         self.sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """Count one observation."""
-        self.sum += value  # first, because it refuses what is no number
-        self._counts[bisect_left(self._bounds, value)] += 1
+    def observe(self, *values: float) -> None:
+        """Count observations."""
+        self.sum += sum(values)  # first, because it refuses what is no number
+        bounds, counts = self._bounds, self._counts
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
 
     def buckets(self) -> list[tuple[str, float]]:
         """Upper bound and how many observations lie at or below it, as Prometheus counts."""
@@ -58,10 +60,10 @@ class Histogram(Collector):
         self._alone = Buckets(bounds) if label is None else None
         registry.register(self)
 
-    def observe(self, value: float) -> None:
-        """Count one observation of a metric without a label."""
+    def observe(self, *values: float) -> None:
+        """Count observations of a metric without a label."""
         assert self._alone is not None, "this metric has a label"
-        self._alone.observe(value)
+        self._alone.observe(*values)
 
     def of(self, value: str) -> Buckets:
         """The distribution of one value of the label."""

@@ -3,6 +3,7 @@
 ``docs/metrics.md`` lists every family with its labels and their bounds.
 """
 
+from collections import Counter as Counted
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
@@ -18,7 +19,7 @@ from observability.events import RequestRecord
 from observability.histogram import Histogram
 from observability.labels import OTHER, Bounded, counted
 from observability.prompt_metrics import PromptMetrics
-from observability.slo_metrics import SloMetrics
+from observability.slo_metrics import NO_TARGETS, SloMetrics, SloTargets
 from observability.usage_metrics import UsageMetrics
 
 # Seconds. The gateway's own time: the bars are 1 and 2 ms, so the steps are dense around them.
@@ -74,7 +75,10 @@ GAUGES = {
     "sluice_ledger_journal_bytes": "Bytes of this process' journal files.",
     "sluice_ledger_journal_up": "1 while usage rows are journaled, or no journal is wanted.",
 }
+# Requests that wait to be counted: some hundred KB.
+MAX_UNCOUNTED = 256
 _times_of = attrgetter(*(field for *_, field in TIMES))
+_cuts_of = attrgetter("dropped_chunks", "dropped_turns", "cut_chunks", "summarized_turns")
 _counts_of = attrgetter(*(field for *_, fields in COUNTS for field in fields.values()))
 
 
@@ -88,6 +92,17 @@ class _WithoutCreated(Collector):
         for metric in self._registry.collect():
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric
+
+
+class _First(Collector):
+    """Calls a function at the start of a scrape."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def collect(self) -> Iterator[Metric]:
+        self._call()
+        yield from ()
 
 
 class Metrics:
@@ -104,6 +119,9 @@ class Metrics:
         known_prompt_versions: Iterable[str] = (),
     ) -> None:
         self.registry = registry = CollectorRegistry()
+        # Finished requests that are not counted yet, each with the targets in force at its end.
+        self._finished: list[tuple[RequestRecord, Mapping[str, SloTargets]]] = []
+        registry.register(_First(self._scraped))  # before a scrape reads what they add to
         self._exposed = _WithoutCreated(registry)
         known_backends = tuple(known_backends)
         routes, backends = Bounded(known_routes), Bounded(known_backends)
@@ -143,7 +161,7 @@ class Metrics:
         self._prompts = PromptMetrics(registry, Bounded(known_prompt_versions))
         self.slo = SloMetrics(registry, routes)
         self._usage = UsageMetrics(registry, routes, backends)
-        admission = AdmissionMetrics(registry, backends)
+        self._admission = admission = AdmissionMetrics(registry, backends)
         self._events = EventMetrics(registry, backends, known_backends)
         self.updates: Mapping[type, Sequence[Update]] = {
             RequestRecord: (self.request,),
@@ -168,27 +186,56 @@ class Metrics:
             update(event)
 
     def request(self, record: RequestRecord) -> None:
-        """Count a finished request."""
-        route = OTHER if record.error_code == "unknown_route" else record.route
-        self._requests(route, record.backend_name, str(record.status), record.error_code).inc()
-        if record.answered:
-            self._total.observe(record.total_ms / 1000)
-            self._versions(record.backend_version).inc()
-        for histogram, value_ms in zip(self._times, _times_of(record), strict=True):
-            if value_ms is not None:
-                histogram.observe(value_ms / 1000)
-        for counter, count in zip(self._counts, _counts_of(record), strict=True):
-            if count:
-                counter.inc(count)
-        if any((record.dropped_chunks, record.dropped_turns, record.cut_chunks, record.summarized_turns)):
-            self._trimmed.inc()
-        if record.fallback_kind is not None:
-            self._fallbacks(record.fallback_kind, record.fallback_reason).inc()
-        self._prompts.request(record)
-        self.slo.request(record)
-        self._usage.request(record)
-        for stage, value_ms in record.stage_ms.items():
-            self._stages.of(stage).observe(value_ms / 1000)
+        """Take a finished request; it is counted with others, at the latest when a scrape reads."""
+        self._finished.append((record, NO_TARGETS if record.route is None else self.slo.targets()))
+        if len(self._finished) >= MAX_UNCOUNTED:
+            self._count()
+
+    def _scraped(self) -> None:
+        self._admission.count()
+        try:
+            self._count()
+        except Exception:  # a scrape must show the rest
+            self.emit_error(RequestRecord.__name__)
+
+    def _count(self) -> None:
+        """Count the requests taken so far: in one pass a metric, where one a request cost a call each."""
+        finished, self._finished = self._finished, []
+        if not finished:
+            return
+        records = [record for record, _ in finished]
+        outcomes = Counted(
+            (
+                OTHER if record.error_code == "unknown_route" else record.route,
+                record.backend_name,
+                str(record.status),
+                record.error_code,
+            )
+            for record in records
+        )
+        for labels, count in outcomes.items():
+            self._requests(*labels).inc(count)
+        answered = [record for record in records if record.answered]
+        self._total.observe(*[record.total_ms / 1000 for record in answered])
+        for version, count in Counted(record.backend_version for record in answered).items():
+            self._versions(version).inc(count)
+        for histogram, values_ms in zip(self._times, zip(*map(_times_of, records), strict=True), strict=True):
+            histogram.observe(*[value_ms / 1000 for value_ms in values_ms if value_ms is not None])
+        for counter, counts in zip(self._counts, zip(*map(_counts_of, records), strict=True), strict=True):
+            counter.inc(sum(counts))
+        self._trimmed.inc(sum([any(_cuts_of(record)) for record in records]))
+        for record in records:
+            if record.fallback_kind is not None:
+                self._fallbacks(record.fallback_kind, record.fallback_reason).inc()
+        self._prompts.count(records)
+        self.slo.count(finished)
+        self._usage.count(records)
+        stages: dict[str, list[float]] = {}
+        for record in records:
+            for stage, value_ms in record.stage_ms.items():
+                stages.setdefault(stage, []).append(value_ms / 1000)
+        for stage, values in stages.items():
+            self._stages.of(stage).observe(*values)
 
     def emit_error(self, event: str) -> None:
         """Count an event whose recording failed."""

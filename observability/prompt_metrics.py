@@ -6,7 +6,7 @@ evicts them), and with the whole prefix (``against="prefix"``; it falls when the
 request to request).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
@@ -60,23 +60,22 @@ class PromptMetrics(Collector):
         self._recent: dict[str, _DecayingSums] = {}
         registry.register(self)
 
-    def request(self, record: RequestRecord) -> None:
-        """Count a finished request."""
-        for kind in record.volatile or ():
-            self._volatile(kind, record.volatile_action).inc()
-        prefix = record.prefix_tokens
-        if not prefix:
-            return
-        expected, cached = record.prefix_expected_tokens or 0, record.prefix_cached_tokens or 0
-        version = record.prompt_version
-        self._prefix(version).inc(prefix)
-        self._expected(version).inc(expected)
-        self._cached(version).inc(cached)
-        label = self._versions(version)
-        recent = self._recent.get(label)
-        if recent is None:
-            recent = self._recent[label] = _DecayingSums()
-        recent.add(prefix, expected, cached)
+    def count(self, records: Iterable[RequestRecord]) -> None:
+        """Count finished requests."""
+        by_version: dict[str | None, list[tuple[int, int, int]]] = {}
+        for record in records:
+            for kind in record.volatile or ():
+                self._volatile(kind, record.volatile_action).inc()
+            if prefix := record.prefix_tokens:
+                expected, cached = record.prefix_expected_tokens or 0, record.prefix_cached_tokens or 0
+                by_version.setdefault(record.prompt_version, []).append((prefix, expected, cached))
+        for version, tokens in by_version.items():
+            sums = map(sum, zip(*tokens, strict=True))
+            for counter, count in zip((self._prefix, self._expected, self._cached), sums, strict=True):
+                counter(version).inc(count)
+            recent = self._recent.setdefault(self._versions(version), _DecayingSums())
+            for one in tokens:
+                recent.add(*one)
 
     def collect(self) -> Iterator[Metric]:
         """The gauge of one scrape."""

@@ -5,7 +5,7 @@ half of the requests must meet (a P50, 200 ms by default), and ``total``, the wh
 must meet (a P99, 1,400 ms). The recording rules compute the shares; this module only counts.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -77,16 +77,21 @@ class SloMetrics(Collector):
         """Set where the targets in force are read, by route; ``read`` must neither block nor raise."""
         self._read = read
 
-    def request(self, record: RequestRecord) -> None:
-        """Count one finished request of a route that has targets."""
-        targets = None if record.route is None else self._read().get(record.route)
-        if targets is None:
-            return
-        counted, good = self._counted.of(record.route), self._good.of(record.route)
-        for index, verdict in enumerate(met(record, targets)):
-            if verdict is not None:
-                counted[index] += 1
-                good[index] += verdict
+    def targets(self) -> Mapping[str, SloTargets]:
+        """The targets in force, by route."""
+        return self._read()
+
+    def count(self, finished: Iterable[tuple[RequestRecord, Mapping[str, SloTargets]]]) -> None:
+        """Count finished requests of routes that have targets."""
+        for record, targets in finished:
+            of_route = targets.get(record.route or "")
+            if of_route is None:
+                continue
+            counted, good = self._counted.of(record.route), self._good.of(record.route)
+            for index, verdict in enumerate(met(record, of_route)):
+                if verdict is not None:
+                    counted[index] += 1
+                    good[index] += verdict
 
     def collect(self) -> Iterator[Metric]:
         """The targets of one scrape; a route's counts are there from its first scrape on."""

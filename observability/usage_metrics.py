@@ -1,5 +1,7 @@
 """Used tokens and cost, as live metrics; the exact sums are the ledger's."""
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry
 
 from observability.events import RequestRecord
@@ -52,17 +54,17 @@ class UsageMetrics:
             registry, "sluice_tenant_cost_usd_total", "The same by tenant.", tenant=tenants
         )
 
-    def request(self, record: RequestRecord) -> None:
-        """Count a finished request."""
-        self._requests.of(record.tenant)[outcome(record)] += 1
-        if record.cost_nanousd is not None:
-            cost_usd = record.cost_nanousd * _NANO
-            self._cost(record.route, record.backend_name).inc(cost_usd)
-            self._tenant_cost(record.tenant).inc(cost_usd)
-        read, written, cached = record.input_tokens, record.output_tokens, record.cached_tokens
-        if not (read or written or cached):
-            return
-        for row in (self._by_tenant.of(record.tenant), self._by_adapter.of(record.adapter_id)):
-            row[0] += read
-            row[1] += written
-            row[2] += cached
+    def count(self, records: Iterable[RequestRecord]) -> None:
+        """Count finished requests."""
+        for record in records:
+            self._requests.of(record.tenant)[outcome(record)] += 1
+            if record.cost_nanousd is not None:
+                cost_usd = record.cost_nanousd * _NANO
+                self._cost(record.route, record.backend_name).inc(cost_usd)
+                self._tenant_cost(record.tenant).inc(cost_usd)
+            read, written, cached = record.input_tokens, record.output_tokens, record.cached_tokens
+            if read or written or cached:
+                for row in (self._by_tenant.of(record.tenant), self._by_adapter.of(record.adapter_id)):
+                    row[0] += read
+                    row[1] += written
+                    row[2] += cached

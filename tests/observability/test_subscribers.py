@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -8,6 +8,7 @@ from admission.events import Admitted, RefusedEvent
 from admission.values import Reason
 from observability.events import RequestRecord
 from observability.metrics import Metrics
+from observability.slo_metrics import SloTargets
 from observability.subscribers import EventDispatcher
 from resilience.events import AttemptFailed, Retried
 from resilience.failures import FailureKind
@@ -101,6 +102,19 @@ def test_an_event_that_nobody_counts_is_ignored(hub: EventDispatcher, lines: Lin
 def test_an_event_that_cannot_be_recorded_is_counted_and_does_not_reach_who_told_it(
     hub: EventDispatcher, metrics: Metrics, lines: Lines, record: Make
 ) -> None:
-    hub.emit(record(total_ms=None))
+    def broken() -> Mapping[str, SloTargets]:
+        raise TypeError("no targets")
+
+    metrics.slo.read(broken)
+    hub.emit(record())
+    metrics.slo.read(dict)
     assert count(metrics, "sluice_telemetry_errors_total", event="RequestRecord") == 1
     assert lines.lines[0][2]["error_type"] == "TypeError"
+
+
+def test_a_record_that_cannot_be_counted_is_counted_as_such_and_the_scrape_shows_the_rest(
+    hub: EventDispatcher, metrics: Metrics, record: Make
+) -> None:
+    hub.emit(record(total_ms=None))
+    assert b"sluice_build_info" in metrics.render()
+    assert count(metrics, "sluice_telemetry_errors_total", event="RequestRecord") == 1

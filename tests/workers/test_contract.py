@@ -196,7 +196,7 @@ def test_plain_openai_has_its_own_name_for_the_length() -> None:
 
 def test_a_caller_who_does_not_stream_gets_his_tokens_in_larger_pieces_from_vllm() -> None:
     body = sent(CompletionWriter("base"), stream=False)
-    assert body["stream_interval"] == 16 and body["stream_options"]["continuous_usage_stats"] is True
+    assert body["stream_interval"] == 32 and body["stream_options"]["continuous_usage_stats"] is True
     assert "stream_interval" not in sent(CompletionWriter("base", Dialect.SLUICE), stream=False)
 
 
