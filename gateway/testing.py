@@ -219,12 +219,13 @@ class MemoryIdempotency:
             raise OSError("the disk is gone")
         return self.kept.get((tenant, key))
 
-    async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> None:
+    async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> bool:
         """Keep a reply."""
         await asyncio.sleep(0)
         if self.broken_put:
             raise OSError("the disk is full")
         self.kept[tenant, key] = (fingerprint, reply)
+        return True
 
     async def close(self) -> None:
         """Nothing to close."""

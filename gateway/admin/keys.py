@@ -138,9 +138,16 @@ class KeyAdmin:
         return {**self._shown(key), "key": secret.key}
 
     async def revoke(self, key_id: str, *, who: str) -> None:
-        """Refuse a key from now on. Raises NoSuchKey, BackendUnavailable."""
+        """Refuse a key from now on, also when that cannot be stored or audited.
+
+        Raises NoSuchKey, BackendUnavailable.
+        """
         await self.audit.attempt(
-            who, "key.revoke", key_id, lambda: self.projection.revoke(key_id, author=who)
+            who,
+            "key.revoke",
+            key_id,
+            lambda: self.projection.revoke(key_id, author=who),
+            held_back=False,
         )
 
     def _shown(self, key: StoredKey) -> KeyShown:

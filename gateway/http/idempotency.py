@@ -4,6 +4,7 @@
   response cache or the degraded leg are not: a retry gets a real answer.
 * While the first request of a key is in flight in this process, the same request waits for it; when the
   first one fails or its caller disconnects, the next one runs. Another body is a conflict at once.
+* An answer that is too large for the store, with logprobs for example, is not stored.
 * The store fails closed when read (a caller who sends a key prefers waiting to paying twice) and open
   when written (the answer exists and is sent; the loss is logged).
 """
@@ -150,9 +151,11 @@ class Idempotency:
     async def _write(self, tenant: str, key: str, fingerprint: str, reply: Reply) -> None:
         stored = StoredReply(reply.status, reply.content_type.decode(), reply.body)
         try:
-            await self._store.put(tenant, key, fingerprint, stored)
+            kept = await self._store.put(tenant, key, fingerprint, stored)
         except Exception as error:
             log_defect(error, "-")
+            kept = False
+        if not kept:
             _log.warning(
                 "an answer was not stored under its idempotency key; a retry will be generated again"
             )

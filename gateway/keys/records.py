@@ -7,6 +7,8 @@ import msgspec
 from accounting.keys import KeyLimits, KeyRecord, KeyRole, StoredKey
 from gateway.state.port import Record
 
+STREAM = "keys"
+
 
 class Made(msgspec.Struct, tag="made", forbid_unknown_fields=True, omit_defaults=True):
     """A key was created. ``salt`` and ``digest`` are base64.

@@ -4,18 +4,20 @@ A record that is not understood, as one of a newer version, is logged and skippe
 after it are in force.
 """
 
+from pathlib import Path
+
 import msgspec
 import structlog
 
 from accounting.keys import MAX_KEYS, KeyRing, StoredKey
 from gateway.errors import BackendUnavailable, Forbidden, NoSuchKey
 from gateway.keys.last_used import KeyUse
-from gateway.keys.records import Revoked, key_event, made_data, revoked_data
+from gateway.keys.records import STREAM, Revoked, key_event, made_data
+from gateway.keys.revocations import Revocations
 from gateway.state.errors import StateUnavailable
 from gateway.state.port import Record, StateStore
 from gateway.state.projection import FollowedStream
 
-STREAM = "keys"
 RETRY_MS = 1_000
 
 
@@ -25,13 +27,17 @@ class KeyProjection(FollowedStream):
     Args:
         ring: authenticates requests.
         use: when keys were used.
+        folder: of local copies.
     """
 
-    def __init__(self, store: StateStore, ring: KeyRing, use: KeyUse) -> None:
+    def __init__(self, store: StateStore, ring: KeyRing, use: KeyUse, folder: Path | None = None) -> None:
         self._store = store
         self._ring = ring
         self._use = use
         self._log = structlog.get_logger("keys")
+        self.revocations = Revocations(
+            store, folder, forget=self._forget, knows=lambda key_id: ring.get(key_id) is not None
+        )
 
     def take(self, record: Record) -> None:
         """Apply a record; raises nothing."""
@@ -42,6 +48,9 @@ class KeyProjection(FollowedStream):
             return
         if isinstance(event, Revoked):
             self._forget(event.id)
+            self.revocations.stored(event.id)
+        elif event.record.key_id in self.revocations:
+            self._log.warning("a key is refused whose revocation is not stored", key_id=event.record.key_id)
         elif len(self._ring) < MAX_KEYS:
             self._ring.add(event)
         else:
@@ -61,18 +70,24 @@ class KeyProjection(FollowedStream):
             self._log.warning("a new key is not accepted here yet", key_id=key.record.key_id)
 
     async def revoke(self, key_id: str, *, author: str, comment: str = "") -> None:
-        """Revoke a key: refused here when this returns, and in every process within a second.
+        """Revoke a key: refused here at once, and in every process within a second when this returns.
 
         Raises:
             NoSuchKey: there is none of that id.
-            BackendUnavailable: the state store cannot be reached, or this process does not follow it.
+            BackendUnavailable: the state store did not take the record, or this process does not follow it.
+                The key is refused here all the same.
         """
-        if self._ring.get(key_id) is None:
+        if self._ring.get(key_id) is None and not self.revocations.unstored(key_id):
             raise NoSuchKey(f"there is no key {key_id[:64]!r}", param="id")
-        in_force = await self._append(revoked_data(key_id, comment), author=author)
-        # Refused here in any case.
-        self._forget(key_id)
-        if not in_force:
+        try:
+            record = await self.revocations.revoke(key_id, author, comment)
+        except StateUnavailable as error:
+            raise BackendUnavailable(
+                f"the revocation is not stored: {error}. This gateway refuses the key from now on, has told "
+                "the gateways that it reaches, and tries until it is stored; others may accept it until then",
+                retry_after_ms=RETRY_MS,
+            ) from error
+        if not await self.caught_up_to(record.number):
             raise BackendUnavailable(
                 "the revocation was written, and this gateway does not follow the state store; look at it",
                 retry_after_ms=RETRY_MS,

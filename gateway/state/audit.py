@@ -141,12 +141,14 @@ class Audit:
         *,
         comment: str = "",
         result: Callable[[T], str] = lambda done: "done",
+        held_back: bool = True,
     ) -> T:
         """Await an action and record it, with its ``result`` or with the error that it raises.
 
-        Raises BackendUnavailable, and begins nothing, when records are required and cannot be written.
+        Raises BackendUnavailable, and begins nothing, when records are required and cannot be written, unless
+        the action is not to be ``held_back``: a revocation comes before its record.
         """
-        if self._required:
+        if self._required and held_back:
             try:
                 await self._append(who, action, target, comment, "begun")
             except StateError as error:

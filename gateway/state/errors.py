@@ -39,13 +39,15 @@ class StateUnavailable(StateError):
 
     After an append it is unknown whether the record was written: read before appending again. With
     ``expected`` a second append is safe: it raises :class:`Conflict` when the first one was written.
+    ``writes_refused``: the store answers, is full or read-only, and wrote nothing.
     """
 
     code: ClassVar[str] = "state_unavailable"
 
-    def __init__(self, operation: str, reason: str) -> None:
+    def __init__(self, operation: str, reason: str, *, writes_refused: bool = False) -> None:
         self.operation = operation
         self.reason = reason
+        self.writes_refused = writes_refused
         super().__init__(f"state store: {operation} failed ({reason})")
 
 

@@ -1,4 +1,4 @@
-"""Idempotent replies in Redis: each under a key that expires, indexed by time to bound their number."""
+"""Idempotent replies in Redis: each under a key that expires, indexed to bound their bytes."""
 
 import hashlib
 from collections.abc import Callable
@@ -6,22 +6,55 @@ from collections.abc import Callable
 import msgspec
 from redis.asyncio import Redis
 
-from gateway.state.idempotency import KEEP_S, MAX_REPLIES, StoredReply
+from gateway.state.idempotency import KEEP_S, ReplyBounds, StoredReply
 from gateway.state.redis_client import ask, prefix
 
 # Stores the reply unless there is one that has not expired by our clock (Redis expires by its own). Then it
-# drops expired replies from the index, and the oldest beyond the bound from the store: their keys are not
-# declared to the script, but are in the namespace's slot.
+# drops, in this order: up to 100 expired replies, the tenant's oldest beyond its bound, and the oldest of the
+# tenant with most beyond the bound of all. The first write takes memory, so a full Redis refuses the script.
+# The keys: the reply, all replies by time, size and tenant of each, the tenants by their bytes. Further ones
+# are not declared to the script, and are in the namespace's slot.
 _PUT = """
-local at = redis.call('ZSCORE', KEYS[2], KEYS[1])
-if at and tonumber(at) >= tonumber(ARGV[4]) and redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-redis.call('ZADD', KEYS[2], ARGV[3], KEYS[1])
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', '(' .. ARGV[4])
-local excess = redis.call('ZCARD', KEYS[2]) - tonumber(ARGV[5])
-if excess > 0 then
-  local oldest = redis.call('ZPOPMIN', KEYS[2], excess)
-  for i = 1, #oldest, 2 do redis.call('DEL', oldest[i]) end
+local all, sizes, tenants = KEYS[2], KEYS[3], KEYS[4]
+local digest, tenant, size = ARGV[2], ARGV[3], ARGV[4]
+local prefix = string.sub(KEYS[1], 1, -#digest - 1)
+local function own(name) return all .. ':' .. name end
+local function forget(one)
+  local bytes, owner = string.match(redis.call('HGET', sizes, one) or '', '^(%d+) (.+)$')
+  redis.call('ZREM', all, one)
+  redis.call('HDEL', sizes, one)
+  if not owner then return end
+  redis.call('ZREM', own(owner), one)
+  if tonumber(redis.call('ZINCRBY', tenants, -tonumber(bytes), owner)) <= 0 then
+    redis.call('ZREM', tenants, owner)
+  end
+end
+local function drop(one)
+  redis.call('DEL', prefix .. one)
+  forget(one)
+end
+local function drop_oldest_of(owner)
+  local oldest = redis.call('ZRANGE', own(owner), 0, 0)[1]
+  if oldest then drop(oldest) else redis.call('ZREM', tenants, owner) end
+end
+local function bytes_of_all()
+  local sum, found = 0, redis.call('ZRANGE', tenants, 0, -1, 'WITHSCORES')
+  for i = 2, #found, 2 do sum = sum + tonumber(found[i]) end
+  return sum
+end
+local at = redis.call('ZSCORE', all, digest)
+if at and tonumber(at) >= tonumber(ARGV[7]) and redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[5])
+if at then forget(digest) end
+local expired = redis.call('ZRANGEBYSCORE', all, '-inf', '(' .. ARGV[7], 'LIMIT', 0, 100)
+for _, one in ipairs(expired) do drop(one) end
+redis.call('ZADD', all, ARGV[6], digest)
+redis.call('ZADD', own(tenant), ARGV[6], digest)
+redis.call('HSET', sizes, digest, size .. ' ' .. tenant)
+redis.call('ZINCRBY', tenants, size, tenant)
+while tonumber(redis.call('ZSCORE', tenants, tenant) or '0') > tonumber(ARGV[8]) do drop_oldest_of(tenant) end
+while bytes_of_all() > tonumber(ARGV[9]) do
+  drop_oldest_of(redis.call('ZREVRANGE', tenants, 0, 0)[1])
 end
 return 1
 """
@@ -48,13 +81,15 @@ class RedisIdempotencyStore:
         *,
         namespace: str,
         unix_time: Callable[[], float],
-        max_replies: int = MAX_REPLIES,
+        bounds: ReplyBounds | None = None,
     ) -> None:
         self._client = client
-        self._prefix = prefix(namespace) + "reply:"
-        self._index = prefix(namespace) + "replies"
+        keys = prefix(namespace)
+        self._prefix = f"{keys}reply:"
+        self._indexes = (f"{keys}replies-by-time", f"{keys}reply-sizes", f"{keys}reply-bytes")
         self._unix_time = unix_time
-        self._max_replies = max_replies
+        self._bounds = bounds or ReplyBounds()
+        self._put: Callable[..., object] = client.register_script(_PUT)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -62,7 +97,7 @@ class RedisIdempotencyStore:
 
     async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
         """The body's fingerprint and the reply, when stored within the last 24 hours."""
-        found = await ask(self._client, "get", self._client.get(self._key(tenant, key)))
+        found = await ask(self._client, "get", self._client.get(self._prefix + _digest(tenant, key)))
         if found is None:
             return None
         stored = msgspec.msgpack.decode(found, type=_Stored)
@@ -71,27 +106,23 @@ class RedisIdempotencyStore:
             return None
         return stored.fingerprint, StoredReply(stored.status, stored.content_type, stored.body)
 
-    async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> None:
-        """Store a reply; the first one under a key stays until it has expired."""
-        now, name = self._unix_time(), self._key(tenant, key)
+    async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> bool:
+        """Store a reply; the first one under a key stays until it has expired. ``False``: it is too large."""
+        if reply.size > self._bounds.reply:
+            return False
+        now, digest = self._unix_time(), _digest(tenant, key)
         row = _Stored(fingerprint, reply.status, reply.content_type, reply.body, now)
-        arguments: tuple[bytes | float, ...] = (
-            msgspec.msgpack.encode(row),
-            int(KEEP_S * 1000),
-            now,
-            now - KEEP_S,
-            self._max_replies,
-        )
+        # Times in full: Redis' own way of writing a float drops digits.
+        arguments = (
+            msgspec.msgpack.encode(row), digest, tenant, reply.size, int(KEEP_S * 1000),
+            repr(now), repr(now - KEEP_S), self._bounds.tenant, self._bounds.all,
+        )  # fmt: skip
         await ask(
-            self._client, "put", self._client.eval(_PUT, 2, name, self._index, *map(_argument, arguments))
+            self._client, "put", self._put(keys=(self._prefix + digest, *self._indexes), args=arguments)
         )
-
-    def _key(self, tenant: str, key: str) -> str:
-        # Hashed, because a caller's key may be long; the length keeps tenant and key apart.
-        digest = hashlib.sha256(f"{len(tenant)}:{tenant}{key}".encode("utf-8", "surrogatepass"))
-        return self._prefix + digest.hexdigest()
+        return True
 
 
-def _argument(value: bytes | float) -> bytes | str:
-    # In full: Redis' own way of writing a float drops digits of a time.
-    return value if isinstance(value, bytes) else repr(value)
+def _digest(tenant: str, key: str) -> str:
+    """Hashed, because a caller's key may be long; the length keeps tenant and key apart."""
+    return hashlib.sha256(f"{len(tenant)}:{tenant}{key}".encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,20 +1,38 @@
-"""Idempotent replies in the SQLite file of the state store."""
+"""Idempotent replies in a SQLite file of their own, so that they neither fill nor lock the state store's."""
 
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.state.idempotency import KEEP_S, MAX_REPLIES, StoredReply
+from gateway.state.idempotency import ENTRY_BYTES, KEEP_S, ReplyBounds, StoredReply
 from gateway.state.sqlite_file import BUSY_TIMEOUT_S, SqliteFile
 
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS idempotent_replies (tenant VARCHAR(128) NOT NULL, key VARCHAR(256) NOT NULL,"
     " fingerprint VARCHAR(64) NOT NULL, status INTEGER NOT NULL, content_type VARCHAR(128) NOT NULL,"
     " body BLOB NOT NULL, stored_at FLOAT NOT NULL, PRIMARY KEY (tenant, key))",
+    "CREATE INDEX IF NOT EXISTS ix_replies_by_age ON idempotent_replies (tenant, stored_at)",
     "CREATE INDEX IF NOT EXISTS ix_idempotent_replies_stored_at ON idempotent_replies (stored_at)",
+    # The bytes of each tenant, so that no write adds them up.
+    "CREATE TABLE IF NOT EXISTS reply_bytes (tenant VARCHAR(128) PRIMARY KEY, bytes INTEGER NOT NULL)",
+    "CREATE TRIGGER IF NOT EXISTS reply_added AFTER INSERT ON idempotent_replies BEGIN"
+    f" INSERT INTO reply_bytes VALUES (new.tenant, {ENTRY_BYTES} + LENGTH(new.body))"
+    " ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes; END",
+    "CREATE TRIGGER IF NOT EXISTS reply_dropped AFTER DELETE ON idempotent_replies BEGIN"
+    f" UPDATE reply_bytes SET bytes = bytes - {ENTRY_BYTES} - LENGTH(old.body) WHERE tenant = old.tenant;"
+    " DELETE FROM reply_bytes WHERE tenant = old.tenant AND bytes <= 0; END",
 )
-# How often old replies are deleted: at every hundredth write.
-DELETE_EVERY = 100
+# Most expired replies that one write deletes.
+DELETE_AT_ONCE = 100
+_DROP_OLDEST = (
+    "DELETE FROM idempotent_replies WHERE rowid IN"
+    " (SELECT rowid FROM idempotent_replies WHERE tenant = ? ORDER BY stored_at LIMIT 1)"
+)
+
+
+def replies_file(path: Path) -> Path:
+    """The file next to the state store's ``path``."""
+    return path.with_name(f"{path.name}.replies")
 
 
 class SqliteIdempotencyStore:
@@ -26,12 +44,11 @@ class SqliteIdempotencyStore:
         *,
         unix_time: Callable[[], float],
         busy_timeout_s: float = BUSY_TIMEOUT_S,
-        max_replies: int = MAX_REPLIES,
+        bounds: ReplyBounds | None = None,
     ) -> None:
         self._file = SqliteFile(path, _TABLES, synchronous="NORMAL", busy_timeout_s=busy_timeout_s)
-        self._max_replies = max_replies
+        self._bounds = bounds or ReplyBounds()
         self._unix_time = unix_time
-        self._puts = 0
 
     async def close(self) -> None:
         """Close the file."""
@@ -51,11 +68,11 @@ class SqliteIdempotencyStore:
         row = await self._file.run("get", find, writes=False)
         return None if row is None else (row[0], StoredReply(*row[1:]))
 
-    async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> None:
-        """Store a reply; the first one under a key stays until it has expired."""
+    async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> bool:
+        """Store a reply; the first one under a key stays until it has expired. ``False``: it is too large."""
+        if reply.size > self._bounds.reply:
+            return False
         now = self._unix_time()
-        self._puts += 1
-        deletes = self._puts % DELETE_EVERY == 1
 
         def store(connection: sqlite3.Connection) -> None:
             connection.execute(
@@ -66,12 +83,24 @@ class SqliteIdempotencyStore:
                 "INSERT OR IGNORE INTO idempotent_replies VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (tenant, key, fingerprint, reply.status, reply.content_type, reply.body, now),
             )
-            if deletes:
-                connection.execute("DELETE FROM idempotent_replies WHERE stored_at < ?", (now - KEEP_S,))
-                connection.execute(
-                    "DELETE FROM idempotent_replies WHERE rowid IN (SELECT rowid FROM idempotent_replies"
-                    " ORDER BY stored_at DESC LIMIT -1 OFFSET ?)",
-                    (self._max_replies,),
-                )
+            connection.execute(
+                "DELETE FROM idempotent_replies WHERE rowid IN (SELECT rowid FROM idempotent_replies"
+                " WHERE stored_at < ? ORDER BY stored_at LIMIT ?)",
+                (now - KEEP_S, DELETE_AT_ONCE),
+            )
+            while _bytes(connection, "tenant = ?", tenant) > self._bounds.tenant:
+                connection.execute(_DROP_OLDEST, (tenant,))
+            while _bytes(connection, "TRUE") > self._bounds.all:
+                [most] = connection.execute(
+                    "SELECT tenant FROM reply_bytes ORDER BY bytes DESC LIMIT 1"
+                ).fetchone()
+                connection.execute(_DROP_OLDEST, (most,))
 
         await self._file.run("put", store)
+        return True
+
+
+def _bytes(connection: sqlite3.Connection, which: str, *values: str) -> int:
+    query = f"SELECT COALESCE(SUM(bytes), 0) FROM reply_bytes WHERE {which}"
+    found: int = connection.execute(query, values).fetchone()[0]
+    return found

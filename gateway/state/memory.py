@@ -12,13 +12,14 @@ POLL_S = 1.0
 
 
 class MemoryStreams:
-    """The shared records; ``down`` makes every store fail."""
+    """The shared records; ``down`` makes every store fail, ``full`` every append."""
 
     def __init__(self) -> None:
         self.records: dict[str, list[Record]] = {}
         self.forgotten: dict[str, int] = {}
         self.stores: WeakSet[MemoryStateStore] = WeakSet()
         self.down = False
+        self.full = False
 
 
 class MemoryStateStore(StateStore):
@@ -48,6 +49,8 @@ class MemoryStateStore(StateStore):
         """Add a record."""
         check_record(stream, data, author)
         self._check("append")
+        if self._streams.full:
+            raise StateUnavailable("append", "full", writes_refused=True)
         records = self._streams.records.setdefault(stream, [])
         head = self._streams.forgotten.get(stream, 0) + len(records)
         if expected is not None and expected != head:
@@ -85,6 +88,12 @@ class MemoryStateStore(StateStore):
             name: forgotten.get(name, 0) + len(records) for name, records in self._streams.records.items()
         }
         return {stream: head for stream, head in heads.items() if head}
+
+    async def announce(self, stream: str, text: str) -> None:
+        """Tell all stores of these streams."""
+        if not self._streams.down:
+            for store in list(self._streams.stores):
+                store._heard(stream, text)
 
     async def run(self) -> None:
         """Call every listener at each poll; an append calls them at once."""

@@ -65,6 +65,7 @@ class StateStore(ABC):
         self._poll_s = poll_s
         # Listeners are registered at the start, so their number is bounded by the code.
         self._listeners: dict[str, list[Callable[[int], None]]] = {}
+        self._hearers: dict[str, list[Callable[[str], None]]] = {}
         self._log = structlog.get_logger("state")
         self._away = False
         self.healthy = False
@@ -124,6 +125,13 @@ class StateStore(ABC):
         """
         self._listeners.setdefault(stream, []).append(listener)
 
+    async def announce(self, stream: str, text: str) -> None:  # noqa: B027 - a file tells nothing
+        """Tell every process that can be reached now what cannot be stored; raises nothing."""
+
+    def hear(self, stream: str, listener: Callable[[str], None]) -> None:
+        """Call ``listener`` with what is announced, while ``run`` runs; it must neither block nor raise."""
+        self._hearers.setdefault(stream, []).append(listener)
+
     @abstractmethod
     async def run(self) -> None:
         """Watch and call listeners until cancelled; failures of the store do not end it."""
@@ -131,6 +139,10 @@ class StateStore(ABC):
     def _notify(self, stream: str, number: int) -> None:
         for listener in self._listeners.get(stream, ()):
             listener(number)
+
+    def _heard(self, stream: str, text: str) -> None:
+        for listener in self._hearers.get(stream, ()):
+            listener(text)
 
     def _notify_all(self, heads: Mapping[str, int]) -> None:
         """0 stands for a stream that does not exist."""

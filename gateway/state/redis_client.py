@@ -12,7 +12,7 @@ from typing import Any, cast
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, RedisError
+from redis.exceptions import ConnectionError, OutOfMemoryError, ReadOnlyError, RedisError
 
 from gateway.config.errors import ConfigError
 from gateway.state.errors import StateUnavailable
@@ -61,7 +61,8 @@ async def ask(client: Redis, operation: str, command: object) -> Any:
         if isinstance(error, ConnectionError):
             with contextlib.suppress(*REDIS_ERRORS):
                 await client.connection_pool.disconnect(inuse_connections=False)
-        raise StateUnavailable(operation, _reason_of(error)) from error
+        refused = isinstance(error, ReadOnlyError | OutOfMemoryError)
+        raise StateUnavailable(operation, _reason_of(error), writes_refused=refused) from error
     end_if_cancelled()
     return answer
 

@@ -13,15 +13,20 @@ from gateway.state.port import MAX_READ, Record, StateStore, check_forget, check
 from gateway.state.redis_client import REDIS_ERRORS, ask, end_if_cancelled, prefix
 
 POLL_S = 1.0
+# Stands for the number of a record that is announced and not stored; earlier versions ignore it.
+_ANNOUNCED = "0"
 # Longest wait for one message.
 LISTEN_S = 5.0
 
 # Atomic: compare, append, publish. The head is the list's length plus the deleted records; a hash of heads
-# that differs means that keys were evicted or deleted, and nothing is written then.
+# that differs means that keys were evicted or deleted, and nothing is written then. Records are written also
+# when Redis is full, since a revocation must be: for want of memory Redis refuses only the first write of a
+# script, and never a deletion. The key that is deleted does not exist.
 _APPEND = """
 local head = redis.call('LLEN', KEYS[1]) + tonumber(redis.call('HGET', KEYS[4], ARGV[1]) or '0')
 if head ~= tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0') then return {-1, head} end
 if ARGV[2] ~= '' and tonumber(ARGV[2]) ~= head then return {0, head} end
+redis.call('DEL', KEYS[1] .. ':none')
 redis.call('RPUSH', KEYS[1], ARGV[3])
 redis.call('HSET', KEYS[2], ARGV[1], head + 1)
 redis.call('PUBLISH', KEYS[3], (head + 1) .. ' ' .. ARGV[1])
@@ -115,6 +120,11 @@ class RedisStateStore(StateStore):
         found = await self._ask("heads", self._client.hgetall(self._heads_key))
         return {stream.decode(): int(number) for stream, number in found.items()}
 
+    async def announce(self, stream: str, text: str) -> None:
+        """Publish it; a Redis that is full or read-only does that too."""
+        with contextlib.suppress(StateUnavailable):
+            await self._ask("announce", self._client.publish(self._channel, f"{_ANNOUNCED} {stream} {text}"))
+
     async def run(self) -> None:
         """Subscribe to appends on one connection, and poll on the others in case that one is dead."""
         async with asyncio.TaskGroup() as loops:
@@ -140,7 +150,10 @@ class RedisStateStore(StateStore):
                         end_if_cancelled()
                         if message is not None:
                             number, stream = message["data"].decode().split(" ", 1)
-                            self._notify(stream, int(number))
+                            if number == _ANNOUNCED:
+                                self._heard(*stream.split(" ", 1))
+                            else:
+                                self._notify(stream, int(number))
             end_if_cancelled()
             await asyncio.sleep(self._poll_s)
 
@@ -148,7 +161,10 @@ class RedisStateStore(StateStore):
         try:
             answer = await ask(self._client, operation, command)
         except StateUnavailable as error:
-            self._failed(operation, error.reason)
+            if error.writes_refused:
+                self._reached()
+            else:
+                self._failed(operation, error.reason)
             raise
         self._reached()
         return answer

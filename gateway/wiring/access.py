@@ -13,7 +13,8 @@ from gateway.keys.authenticate import Keys
 from gateway.keys.last_used import STREAM as USE_STREAM
 from gateway.keys.last_used import KeyUse
 from gateway.keys.rate_limits import KeyLimiter
-from gateway.keys.registry import STREAM, KeyProjection
+from gateway.keys.records import STREAM
+from gateway.keys.registry import KeyProjection
 from gateway.keys.shared_limits import SharedLimits
 from gateway.state.url import parse_state_url
 from gateway.wiring.foundation import Foundation
@@ -43,9 +44,10 @@ class AccessParts:
     shared: SharedLimits | None
 
     async def run(self) -> None:
-        """Store the use of keys, and keep up with the shared limits, until cancelled."""
+        """Store the use of keys and what revocations are not stored, and keep up with the shared limits."""
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self.keys.use.run(), name="keys-used")
+            loops.create_task(self.keys.projection.revocations.run(), name="revocations")
             if self.shared is not None:
                 loops.create_task(self.shared.run(), name="limits")
 
@@ -97,6 +99,6 @@ def make_keys(ring: KeyRing, state: StateParts, *, unix_time: Callable[[], float
     """Build them around a ring that knows the first admin key."""
     use = KeyUse(state.store, unix_time=unix_time)
     state.follow(USE_STREAM, use.take)
-    projection = KeyProjection(state.store, ring, use)
+    projection = KeyProjection(state.store, ring, use, state.copies)
     projection.follow(state.follow(STREAM, projection.take))
     return KeyParts(ring, Keys(ring, use.record), projection, use)

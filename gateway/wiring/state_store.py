@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gateway.config.errors import ConfigError
 from gateway.state.idempotency import IdempotencyStore, MemoryIdempotencyStore
-from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
+from gateway.state.idempotency_sqlite import SqliteIdempotencyStore, replies_file
 from gateway.state.limits import LimitStore
 from gateway.state.limits_sqlite import SqliteLimitStore, limits_file
 from gateway.state.memory import MemoryStateStore
@@ -47,7 +47,7 @@ def make_idempotency_store(
         case StoreKind.MEMORY:
             return MemoryIdempotencyStore(unix_time=unix_time)
         case StoreKind.SQLITE:
-            return SqliteIdempotencyStore(_path(url), unix_time=unix_time)
+            return SqliteIdempotencyStore(replies_file(_path(url)), unix_time=unix_time)
         case StoreKind.REDIS:
             client = _connect(url)
             from gateway.state.idempotency_redis import RedisIdempotencyStore

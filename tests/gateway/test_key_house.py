@@ -23,7 +23,8 @@ from gateway.contracts.values import CallerRole
 from gateway.errors import BackendUnavailable, InvalidKey, InvalidRequest, NoSuchKey
 from gateway.keys.last_used import KNOWN_FOR_S
 from gateway.keys.last_used import STREAM as USED
-from gateway.keys.registry import STREAM
+from gateway.keys.records import STREAM
+from gateway.keys.revocations import FOLDER
 from gateway.state.audit import Audit
 from gateway.state.local_copy import LocalCopy
 from gateway.state.memory import MemoryStateStore, MemoryStreams
@@ -51,6 +52,7 @@ class Process:
         self.ring = KeyRing("sk-admin", enabled=True, unix_time=self.clock)
         self.audit = Audit(self.state.store, unix_time=self.clock)
         self.keys: KeyParts = make_keys(self.ring, self.state, unix_time=self.clock)
+        self.tasks: list[asyncio.Task[None]] = []
         self.admin = KeyAdmin(self.ring, self.keys.projection, self.keys.use, self.audit, self.clock)
 
     async def create(self, **order: Any) -> dict[str, Any]:
@@ -87,17 +89,20 @@ class NoReplies:
     async def get(self, tenant: str, key: str) -> None:
         """Nothing."""
 
-    async def put(self, tenant: str, key: str, fingerprint: str, reply: object) -> None:
+    async def put(self, tenant: str, key: str, fingerprint: str, reply: object) -> bool:
         """Dropped."""
+        return True
 
 
 @asynccontextmanager
 async def running(*processes: Process) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as loops:
-        tasks = []
+        tasks: list[asyncio.Task[None]] = []
         for one in processes:
             await one.state.open()
-            tasks.append(loops.create_task(one.state.run()))
+            runs = (one.state.run(), one.keys.projection.revocations.run())
+            one.tasks = [loops.create_task(each) for each in runs]
+            tasks += one.tasks
         try:
             yield
         finally:
@@ -199,12 +204,73 @@ async def test_while_the_store_is_away_known_keys_work_and_changes_are_refused(t
         assert process.knows(made["key"]) and not process.knows(draw_key().key)
         with pytest.raises(BackendUnavailable):
             await process.create()
-        with pytest.raises(BackendUnavailable):
-            await process.admin.revoke(made["id"], who=WHO)
-        assert process.knows(made["key"]), "nothing was changed"
     again = in_memory(streams, tmp_path)
     async with running(again):
         assert again.knows(made["key"]), "at a start, by the local copy"
+        with pytest.raises(BackendUnavailable, match="refuses the key from now on"):
+            await again.admin.revoke(made["id"], who=WHO)
+        assert not again.knows(made["key"])
+    later = in_memory(streams, tmp_path)
+    async with running(later):
+        assert not later.knows(made["key"]), "nor after a restart, by the note"
+        streams.down = False
+        await until(lambda: len(streams.records[STREAM]) == 2)
+        assert streams.records[STREAM][-1].author == WHO
+        await until(lambda: not list((tmp_path / FOLDER).iterdir()))
+    fresh = in_memory(streams)
+    async with running(fresh):
+        assert not fresh.knows(made["key"]), "it is stored"
+
+
+async def test_a_revocation_that_cannot_be_stored_is_refused_by_every_gateway_that_hears_of_it(
+    tmp_path: Path,
+) -> None:
+    streams = MemoryStreams()
+    here, hears, deaf = (in_memory(streams, tmp_path / name) for name in ("a", "b", "c"))
+    async with running(here, hears, deaf):
+        made, kept = await here.create(), await here.create()
+        everyone = (here, hears, deaf)
+        await until(lambda: all(one.knows(kept["key"]) for one in everyone))
+        streams.stores.discard(deaf.state.store)
+        streams.full = True
+        with pytest.raises(BackendUnavailable, match="the revocation is not stored"):
+            await here.admin.revoke(made["id"], who=WHO)
+        assert not here.knows(made["key"]) and not hears.knows(made["key"]), "when the call returns"
+        assert deaf.knows(made["key"])
+        neighbour = in_memory(streams, tmp_path / "a")
+        async with running(neighbour):
+            assert not neighbour.knows(made["key"]), "by the note that lies on its machine"
+        # The gateway that was asked ends; the one that heard it stores the revocation.
+        for task in here.tasks:
+            task.cancel()
+        streams.full = False
+        await until(lambda: not deaf.knows(made["key"]))
+        assert all(one.knows(kept["key"]) for one in (hears, deaf))
+
+
+async def test_a_revocation_is_not_held_back_by_its_audit_record(tmp_path: Path) -> None:
+    process = in_memory(streams := MemoryStreams(), tmp_path)
+    process.audit = Audit(process.state.store, unix_time=process.clock, required=True)
+    process.admin = replace(process.admin, audit=process.audit)
+    async with running(process):
+        made = await process.create()
+        streams.down = True
+        with pytest.raises(BackendUnavailable, match="the revocation is not stored"):
+            await process.admin.revoke(made["id"], who=WHO)
+        assert not process.knows(made["key"])
+
+
+async def test_a_note_of_another_process_is_found_while_the_gateway_runs(tmp_path: Path) -> None:
+    streams = MemoryStreams()
+    here, neighbour = in_memory(streams, tmp_path), in_memory(streams, tmp_path)
+    async with running(here, neighbour):
+        made = await here.create()
+        await until(lambda: neighbour.knows(made["key"]))
+        streams.down = True
+        with pytest.raises(BackendUnavailable):
+            await here.admin.revoke(made["id"], who=WHO)
+        await until(lambda: not neighbour.knows(made["key"]))
+        assert (tmp_path / FOLDER / made["id"]).read_text() == WHO
 
 
 async def test_a_key_expires_and_is_not_made_expired() -> None:

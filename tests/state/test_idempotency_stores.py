@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from gateway.state.errors import StateUnavailable
-from gateway.state.idempotency import KEEP_S, IdempotencyStore, MemoryIdempotencyStore, StoredReply
+from gateway.state.idempotency import (
+    ENTRY_BYTES,
+    KEEP_S,
+    IdempotencyStore,
+    MemoryIdempotencyStore,
+    ReplyBounds,
+    StoredReply,
+)
 from gateway.state.idempotency_redis import RedisIdempotencyStore
 from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
 from gateway.state.redis_client import connect
@@ -67,32 +74,66 @@ async def test_replies_survive_a_restart(make: Make) -> None:
         await store.close()
 
 
-async def test_the_oldest_go_when_there_are_too_many(one_redis: RedisServer, tmp_path: Path) -> None:
-    one_redis.flush()
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+def bounded(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Callable[[Time, ReplyBounds], IdempotencyStore]:
+    if request.param == "memory":
+        return lambda time, bounds: MemoryIdempotencyStore(unix_time=time, bounds=bounds)
+    if request.param == "sqlite":
+        return lambda time, bounds: SqliteIdempotencyStore(tmp_path / "b.db", unix_time=time, bounds=bounds)
+    server: RedisServer = request.getfixturevalue("one_redis")
+    server.flush()
+    return lambda time, bounds: RedisIdempotencyStore(
+        connect(server.url), namespace="few", unix_time=time, bounds=bounds
+    )
+
+
+def of(size: int) -> StoredReply:
+    """A reply that takes so many bytes of the bounds."""
+    return StoredReply(200, "application/json", b"x" * (size - ENTRY_BYTES))
+
+
+async def kept(store: IdempotencyStore, tenant: str, keys: range) -> list[int]:
+    return [number for number in keys if await store.get(tenant, f"k{number}") is not None]
+
+
+async def test_a_tenant_drops_its_own_oldest_and_no_others(
+    bounded: Callable[[Time, ReplyBounds], IdempotencyStore],
+) -> None:
     time = Time()
-    stores: list[IdempotencyStore] = [
-        MemoryIdempotencyStore(unix_time=time, max_replies=3),
-        RedisIdempotencyStore(connect(one_redis.url), namespace="few", unix_time=time, max_replies=3),
-    ]
-    for store in stores:
-        for number in range(5):
-            time.now += 1
-            await store.put("acme", f"k{number}", "print", REPLY)
-        found = [await store.get("acme", f"k{number}") is not None for number in range(5)]
-        assert found == [False, False, True, True, True]
-        await store.close()
-    # SQLite looks at every hundredth reply.
-    kept = SqliteIdempotencyStore(tmp_path / "few.db", unix_time=time, max_replies=3)
-    for number in range(101):
+    store = bounded(time, ReplyBounds(reply=4_000, tenant=10_000, all=100_000))
+    await store.put("quiet", "k0", "print", of(2_000))
+    for number in range(20):
         time.now += 1
-        await kept.put("acme", f"k{number}", "print", REPLY)
-    assert [await kept.get("acme", f"k{n}") is not None for n in (0, 97, 98, 100)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
-    await kept.close()
+        assert await store.put("flood", f"k{number}", "print", of(3_000))
+    assert await kept(store, "flood", range(20)) == [17, 18, 19]
+    assert await kept(store, "quiet", range(1)) == [0]
+    assert not await store.put("flood", "large", "print", of(4_001)), "too large to be stored"
+    assert await store.get("flood", "large") is None
+    await store.close()
+
+
+async def test_beyond_the_bytes_of_all_the_tenant_with_most_drops_its_oldest(
+    bounded: Callable[[Time, ReplyBounds], IdempotencyStore],
+) -> None:
+    time = Time()
+    store = bounded(time, ReplyBounds(reply=4_000, tenant=8_000, all=16_000))
+    await store.put("quiet", "k0", "print", of(2_000))
+    for number in range(4):
+        for tenant in ("b", "c"):
+            time.now += 1
+            await store.put(tenant, f"k{number}", "print", of(2_000))
+    assert await kept(store, "quiet", range(1)) == [0], "the oldest, of the tenant with least"
+    left = [await kept(store, tenant, range(4)) for tenant in ("b", "c")]
+    assert sum(map(len, left)) == 7 and all(one[-1] == 3 for one in left)
+    # What has expired takes no room, of a tenant that does not come again neither.
+    time.now += KEEP_S + 1
+    for number in range(4):
+        await store.put("b", f"n{number}", "print", of(2_000))
+        await store.put("new", f"n{number}", "print", of(2_000))
+    assert await store.get("new", "n0") is not None
+    await store.close()
 
 
 async def test_a_store_that_is_down_says_so(tmp_path: Path) -> None:

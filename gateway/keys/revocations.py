@@ -1,0 +1,162 @@
+"""Revocations fail closed: what the state store has not taken yet is refused all the same.
+
+A gateway that is to revoke a key refuses it first. While the store does not take the record, the gateway
+tries again and tells the gateways that hear it through the store, as a full or read-only Redis lets it. It
+leaves a note in the folder of local copies for the gateways of its machine and for its own restart. A gateway
+that hears of a revocation or finds a note does the same. Two records of one revocation do no harm.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gateway.keys.records import STREAM, revoked_data
+from gateway.state.errors import StateError
+from gateway.state.port import MAX_AUTHOR, Record, StateStore
+
+FOLDER: Final = "revoked-keys"
+"""Of the notes: a file for each key, named by its id; the author's id is its content."""
+NOTES_EVERY_S: Final = 0.25
+"""How often notes of other processes are looked for."""
+RETRY_S: Final = 0.5
+"""How often a revocation is told and tried again while the store does not take it."""
+_KEY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Revocations:
+    """Refuses keys and stores that. Lives on the event loop.
+
+    Args:
+        folder: of local copies; ``None``: nothing is noted.
+        forget: makes this process refuse a key; ``knows``: whether it accepts one.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        folder: Path | None,
+        *,
+        forget: Callable[[str], None],
+        knows: Callable[[str], bool],
+    ) -> None:
+        self._store = store
+        self._folder = None if folder is None else folder / FOLDER
+        self._forget = forget
+        self._knows = knows
+        self._log = structlog.get_logger("keys")
+        # Ids with their authors. Both are bounded by the number of keys.
+        self._unstored = self._read()
+        self._refused = set(self._unstored)
+        self._settled: set[str] = set()
+        self._written: set[str] = set()
+        store.hear(STREAM, self._heard)
+
+    def __contains__(self, key_id: str) -> bool:
+        """Whether the key is refused here whatever the stream says."""
+        return key_id in self._refused
+
+    def unstored(self, key_id: str) -> bool:
+        """Whether the store has not taken the revocation yet."""
+        return key_id in self._unstored
+
+    async def revoke(self, key_id: str, author: str, comment: str = "") -> Record:
+        """Refuse a key from now on, and store that. Raises StateError: it is not stored yet."""
+        self._refuse(key_id, author)
+        try:
+            return await self._append(key_id, comment)
+        except StateError:
+            self._log.error("a revocation is not stored yet; this gateway refuses the key", key_id=key_id)
+            await asyncio.to_thread(self._note)
+            await self._store.announce(STREAM, f"{key_id} {author}")
+            raise
+
+    def stored(self, key_id: str) -> None:
+        """The stream has the revocation, and is followed."""
+        self._written.discard(key_id)
+        if self._unstored.pop(key_id, None) is not None:
+            self._settled.add(key_id)
+
+    async def run(self) -> None:
+        """Look for notes, and store what is not stored, until cancelled."""
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self._follow_notes(), name="revocation-notes")
+            loops.create_task(self._store_all(), name="revocations-store")
+
+    def _refuse(self, key_id: str, author: str) -> None:
+        self._refused.add(key_id)
+        self._unstored[key_id] = author
+        self._forget(key_id)
+
+    def _heard(self, text: str) -> None:
+        key_id, _, author = text.partition(" ")
+        if self._knows(key_id):
+            self._log.warning("a revocation was heard of that is not stored", key_id=key_id)
+            self._refuse(key_id, author[:MAX_AUTHOR])
+
+    async def _follow_notes(self) -> None:
+        while True:
+            settled, self._settled = self._settled, set()
+            for key_id, author in (await asyncio.to_thread(self._exchange, settled)).items():
+                if key_id not in self._refused:
+                    self._refuse(key_id, author)
+            await asyncio.sleep(NOTES_EVERY_S)
+
+    async def _store_all(self) -> None:
+        while True:
+            await asyncio.sleep(RETRY_S)
+            for key_id, author in list(self._unstored.items()):
+                with suppress(StateError):
+                    if key_id not in self._written:
+                        await self._append(key_id)
+                        continue
+                # Not stored, or in a stream that has lost records and that gateways follow no further.
+                await self._store.announce(STREAM, f"{key_id} {author}")
+
+    async def _append(self, key_id: str, comment: str = "") -> Record:
+        author = self._unstored.get(key_id, "gateway")
+        record = await self._store.append(STREAM, revoked_data(key_id, comment), author=author)
+        self._written.add(key_id)
+        return record
+
+    def _exchange(self, settled: set[str]) -> Mapping[str, str]:
+        """Delete the notes of what is stored, write those of what is not; all notes. Blocks on disk."""
+        if self._folder is None:
+            return {}
+        for key_id in settled:
+            (self._folder / key_id).unlink(missing_ok=True)
+        if self._unstored:
+            self._note()
+        return self._read()
+
+    def _note(self) -> None:
+        """Write the notes that are missing. Blocks on disk."""
+        if self._folder is None:
+            return
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for key_id, author in list(self._unstored.items()):
+                note = self._folder / key_id
+                if not note.exists():
+                    note.write_text(author)
+        except OSError as error:
+            self._log.error("a revocation is not noted on disk", reason=type(error).__name__)
+
+    def _read(self) -> dict[str, str]:
+        if self._folder is None:
+            return {}
+        try:
+            return {
+                note.name: note.read_text()[:MAX_AUTHOR] or "gateway"
+                for note in self._folder.iterdir()
+                if _KEY_ID.fullmatch(note.name)
+            }
+        except FileNotFoundError:
+            return {}  # nothing was ever noted, or a note was just deleted
+        except OSError as error:
+            self._log.error("notes of revocations cannot be read", reason=type(error).__name__)
+            return {}
