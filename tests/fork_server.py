@@ -2,10 +2,11 @@
 
 A gateway takes 2 seconds of a core to import, an engine 2, and each of vLLM's processes 10; the tests start hundreds.
 What is forked is a process of its own: its own pid, files, environment and signals, and a child of the one that asked
-for it. ``ForkedPopen`` is ``subprocess.Popen``; ``install`` serves the engine and vLLM, which start their own processes.
+for it. ``ForkedPopen`` is ``subprocess.Popen``; ``install`` serves what product code and benchmarks start: the engine,
+vLLM's processes and `sluice serve`.
 
 Where there is no ``prctl`` or setproctitle (vLLM brings it), and with ``SLUICE_TEST_EXEC=1``, processes start as usual.
-Tests of the start itself use ``subprocess``.
+Tests of the start itself use ``ImportingPopen``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,12 @@ class ForkServer:
         cwd: str | os.PathLike[str] | None = None,
         files: Mapping[int, int],
         session: bool = False,
+        first: Callable[[], object] | None = None,
     ) -> int:
         """A new process of Python with these words; returns its pid.
 
-        ``files`` are numbers in the new process with the open files of this one that it gets there.
+        ``files`` are numbers in the new process with the open files of this one that it gets there. It calls
+        ``first``, a function of a module, before it does anything else.
         """
         request = {
             "words": list(words),
@@ -120,6 +123,7 @@ class ForkServer:
             "cwd": os.fspath(cwd or Path.cwd()),
             "files": list(files),
             "session": session,
+            "first": first and [first.__module__, first.__qualname__],
         }
         with self._lock, _adopting():
             socket.send_fds(self._connection, [json.dumps(request).encode()], list(files.values()))
@@ -154,30 +158,61 @@ def _adopting() -> Any:
         prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
+_execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+# Options of subprocess.Popen that only a new program gets.
+_NEW_PROGRAM = ("gid", "gids", "uid", "startupinfo", "shell")
+
+
+def _fork_child(popen: subprocess.Popen[Any], asked: Mapping[str, Any]) -> None:
+    """What ``subprocess.Popen._execute_child`` does with these arguments, by the server."""
+    pipes = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+    files = {number: number if file == -1 else file for number, file in enumerate(pipes)}
+    environ = os.environ if asked["env"] is None else asked["env"]
+    wants_vllm = environ.get("SLUICE_ENGINE__KIND") == "vllm" or "vllm" in asked["args"][2]
+    popen.pid = server(vllm=wants_vllm).fork(
+        asked["args"][1:],
+        env=asked["env"],
+        cwd=asked["cwd"],
+        files=files | {number: number for number in asked["pass_fds"]},
+        session=asked["start_new_session"],
+        first=asked["preexec_fn"],
+    )
+    popen._child_created = True  # type: ignore[attr-defined]
+    ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+    popen._close_pipe_fds(*(asked[name] for name in ends))  # type: ignore[attr-defined]
+
+
+def _gateway_or(popen: subprocess.Popen[Any], *args: Any) -> None:
+    """``subprocess.Popen._execute_child``; `sluice serve` is forked."""
+    asked = inspect.signature(_execute_child).bind(popen, *args).arguments
+    if not _is_gateway(asked["args"]) or any(asked[name] for name in _NEW_PROGRAM):
+        _execute_child(popen, *args)
+    else:
+        _fork_child(popen, asked)
+
+
+def _is_gateway(words: Any) -> bool:
+    if isinstance(words, str | bytes | os.PathLike):
+        return False
+    words = [os.fspath(word) for word in words]
+    return bool(words[:4] == [sys.executable, "-m", "ops.cli", "serve"])
+
+
 class ForkedPopen(subprocess.Popen[Any]):
     """``subprocess.Popen`` of ``[sys.executable, "-m", …]``, forked off the server where that is possible."""
 
     def _execute_child(self, *args: Any) -> None:
-        start = super()._execute_child
-        if not AVAILABLE:
-            return start(*args)
-        asked = inspect.signature(start).bind(*args).arguments
-        pipes = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
-        files = {number: number if file == -1 else file for number, file in enumerate(pipes)}
-        wants_vllm = (asked["env"] or os.environ).get("SLUICE_ENGINE__KIND") == "vllm" or "vllm" in asked[
-            "args"
-        ][2]
-        self.pid = server(vllm=wants_vllm).fork(
-            asked["args"][1:],
-            env=asked["env"],
-            cwd=asked["cwd"],
-            files=files | {number: number for number in asked["pass_fds"]},
-            session=asked["start_new_session"],
-        )
-        self._child_created = True
-        ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(asked[name] for name in ends))
-        return None
+        if AVAILABLE:
+            _fork_child(self, inspect.signature(_execute_child).bind(self, *args).arguments)
+        else:
+            _execute_child(self, *args)
+
+
+class ImportingPopen(subprocess.Popen[Any]):
+    """``subprocess.Popen`` of a process that imports everything itself, as an operator's does."""
+
+    def _execute_child(self, *args: Any) -> None:
+        _execute_child(self, *args)
 
 
 def run(
@@ -237,13 +272,30 @@ _spawnv_passfds = multiprocessing.util.spawnv_passfds
 
 
 async def _engine_or(program: str, *words: str, **options: Any) -> Any:
-    """``asyncio.create_subprocess_exec``; the engine's process is forked."""
-    if program != sys.executable or words[:2] != ("-m", "engine.process"):
+    """``asyncio.create_subprocess_exec``; the engine's process is forked, and a gateway without pipes.
+
+    uvloop's does not use ``subprocess.Popen``.
+    """
+    streams = [options.get(name) for name in ("stdin", "stdout", "stderr")]
+    is_engine = program == sys.executable and words[:2] == ("-m", "engine.process")
+    if subprocess.PIPE in streams or not (is_engine or _is_gateway((program, *words))):
         return await _create_subprocess_exec(program, *words, **options)
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    nothing = os.open(os.devnull, os.O_RDWR)
     try:
-        files = {0: nothing, 1: 1, 2: 2} | {number: number for number in options["pass_fds"]}
-        return _Child(server().fork(words, env=options["env"], files=files))
+        files = {
+            number: number if file is None else nothing if file == subprocess.DEVNULL else file
+            for number, file in enumerate(streams)
+        }
+        files |= {number: number for number in options.get("pass_fds", ())}
+        return _Child(
+            server().fork(
+                words,
+                env=options["env"],
+                files=files,
+                session=options.get("start_new_session", False),
+                first=options.get("preexec_fn"),
+            )
+        )
     finally:
         os.close(nothing)
 
@@ -258,8 +310,9 @@ def _vllm_or(path: Any, words: Sequence[Any], passed: Sequence[int]) -> int:
 
 
 def install() -> None:
-    """Fork the engine's process and vLLM's from now on, whoever starts them in this process."""
+    """Fork the engine's process, vLLM's and gateways from now on, whatever starts them in this process."""
     if AVAILABLE:
+        subprocess.Popen._execute_child = _gateway_or  # type: ignore[attr-defined]
         asyncio.create_subprocess_exec = _engine_or
         multiprocessing.util.spawnv_passfds = _vllm_or
 
@@ -304,6 +357,9 @@ def _become(request: dict[str, Any], files: Sequence[int], *, vllm: bool) -> Non
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if request["session"]:
         os.setsid()
+    if request["first"]:
+        module, name = request["first"]
+        getattr(importlib.import_module(module), name)()
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])

@@ -89,8 +89,8 @@ def gateway(
 ) -> Iterator[LiveGateway]:
     """Start a gateway with its databases in ``folder``; stop it by force at the end if it still runs.
 
-    Without ``config`` it starts in ``folder``. ``words`` are further ones of the command line. ``start`` is ``subprocess.Popen`` for a process that imports
-    everything itself.
+    Without ``config`` it starts in ``folder``. ``words`` are further ones of the command line. ``start`` is
+    ``ImportingPopen`` for a process that imports everything itself.
     """
     log, output = folder / "gateway.log", folder / "gateway.out"
     settings = {

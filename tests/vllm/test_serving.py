@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import openai
 import psutil
 import pytest
 
+from tests.fork_server import ImportingPopen
 from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
 from tests.vllm.conftest import needs_vllm
 
@@ -157,7 +157,7 @@ def test_nothing_of_vllm_is_on_the_gateways_output(live: LiveGateway) -> None:
 
 def test_vllms_processes_end_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
     """Started as an operator would; in the other tests vLLM is imported ahead."""
-    with gateway(tmp_path, ready=False, start=subprocess.Popen, **ENV) as live:
+    with gateway(tmp_path, ready=False, start=ImportingPopen, **ENV) as live:
         wait_ready(live)
         children = below(live)
         live.process.kill()
