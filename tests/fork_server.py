@@ -32,6 +32,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -429,6 +430,27 @@ def _offspring(files: Sequence[int], *, vllm: bool) -> None:
     _servers[:] = [ForkServer(ours, vllm=vllm)]
 
 
+def _wait_without_spinning() -> None:
+    """vLLM's processes spin for a second after each message to each other; here the cores have other work.
+
+    A notice that follows another one at once is lost, so they look again: soon, or rarely when they are idle.
+    """
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    wait = SpinCondition.wait
+
+    def wait_for_notice(self: SpinCondition, timeout_ms: int | None = None) -> None:
+        idle = time.monotonic() > self.last_read + self.busy_loop_s
+        again_ms = 50 if idle else 1
+        busy_loop_s, self.busy_loop_s = self.busy_loop_s, 0
+        try:
+            wait(self, again_ms if timeout_ms is None else min(timeout_ms, again_ms))
+        finally:
+            self.busy_loop_s = busy_loop_s
+
+    SpinCondition.wait = wait_for_notice
+
+
 def main(fd: int, *, vllm: bool) -> None:
     """Import, then serve."""
     import setproctitle
@@ -439,6 +461,8 @@ def main(fd: int, *, vllm: bool) -> None:
     gc.disable()
     for name in GATEWAY + (VLLM if vllm else ENGINE):
         importlib.import_module(name)
+    if vllm:
+        _wait_without_spinning()
     gc.freeze()
     gc.enable()
     high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD)
