@@ -33,6 +33,7 @@ START_TIMEOUT_S = 120.0
 # What Ray must not do on a small machine, and the pace at which Serve's controller hears of queues.
 RAY_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_DEDUP_LOGS": "0",
 }

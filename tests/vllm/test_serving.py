@@ -19,8 +19,8 @@ from tests.fork_server import ImportingPopen
 from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
 from tests.vllm.conftest import needs_vllm
 
-# On a worker of its own: it shares no engine with the others.
-pytestmark = [pytest.mark.xdist_group("vllm-serving"), *needs_vllm[1:]]
+# Where no host of vLLM runs in the process of the tests: one that stops ends every process of vLLM below it.
+pytestmark = [pytest.mark.xdist_group("conformance-vllm-worker"), *needs_vllm[1:]]
 
 START_TIMEOUT_S = 600.0
 ENV = {
