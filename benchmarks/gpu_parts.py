@@ -215,9 +215,8 @@ def serve() -> str:
         Path(folder, "sluice.yaml").write_text(
             f"server: {{port: {port}}}\nengine: {{kind: {kind}, model: {DEMO}}}\nauth: {{enabled: false}}\n"
         )
-        code = "from ops.cli.main import app; app()"
         options = ["--config", "sluice.yaml", *(["--gpus", "all"] if gpus else [])]
-        command = [sys.executable, "-c", code, "serve", *options]
+        command = [sys.executable, "-m", "ops.cli", "serve", *options]
         process = subprocess.Popen(command, cwd=folder, stdout=sys.stderr, start_new_session=True)
         try:
             while not _is_ready(url):

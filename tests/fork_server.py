@@ -3,7 +3,7 @@
 A gateway takes 2 seconds of a core to import, an engine 2, and each of vLLM's processes 10; the tests start hundreds.
 What is forked is a process of its own: its own pid, files, environment and signals, and a child of the one that asked
 for it. ``ForkedPopen`` is ``subprocess.Popen``; ``install`` serves what product code and benchmarks start: the engine,
-vLLM's processes and `sluice serve`.
+vLLM's processes, `sluice serve` and what a benchmark starts often.
 
 Where there is no ``prctl`` or setproctitle (vLLM brings it), and with ``SLUICE_TEST_EXEC=1``, processes start as usual.
 Tests of the start itself use ``ImportingPopen``.
@@ -160,6 +160,14 @@ def _adopting() -> Any:
 
 
 _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+# The modules that are forked when product code or a benchmark starts them, and what follows them.
+_FORKED = (
+    ["ops.cli", "serve"],
+    ["benchmarks.gpu_parts"],
+    ["benchmarks.forwarding.load"],
+    ["benchmarks.forwarding.proxy"],
+    ["benchmarks.forwarding.worker"],
+)
 # Options of subprocess.Popen that only a new program gets.
 _NEW_PROGRAM = ("gid", "gids", "uid", "startupinfo", "shell")
 
@@ -183,20 +191,20 @@ def _fork_child(popen: subprocess.Popen[Any], asked: Mapping[str, Any]) -> None:
     popen._close_pipe_fds(*(asked[name] for name in ends))  # type: ignore[attr-defined]
 
 
-def _gateway_or(popen: subprocess.Popen[Any], *args: Any) -> None:
-    """``subprocess.Popen._execute_child``; `sluice serve` is forked."""
+def _forked_or(popen: subprocess.Popen[Any], *args: Any) -> None:
+    """``subprocess.Popen._execute_child``; what is in ``_FORKED`` is forked."""
     asked = inspect.signature(_execute_child).bind(popen, *args).arguments
-    if not _is_gateway(asked["args"]) or any(asked[name] for name in _NEW_PROGRAM):
+    if not _is_forked(asked["args"]) or any(asked[name] for name in _NEW_PROGRAM):
         _execute_child(popen, *args)
     else:
         _fork_child(popen, asked)
 
 
-def _is_gateway(words: Any) -> bool:
+def _is_forked(words: Any) -> bool:
     if isinstance(words, str | bytes | os.PathLike):
         return False
     words = [os.fspath(word) for word in words]
-    return bool(words[:4] == [sys.executable, "-m", "ops.cli", "serve"])
+    return words[:2] == [sys.executable, "-m"] and any(words[2 : 2 + len(one)] == one for one in _FORKED)
 
 
 class ForkedPopen(subprocess.Popen[Any]):
@@ -279,7 +287,7 @@ async def _engine_or(program: str, *words: str, **options: Any) -> Any:
     """
     streams = [options.get(name) for name in ("stdin", "stdout", "stderr")]
     is_engine = program == sys.executable and words[:2] == ("-m", "engine.process")
-    if subprocess.PIPE in streams or not (is_engine or _is_gateway((program, *words))):
+    if subprocess.PIPE in streams or not (is_engine or _is_forked((program, *words))):
         return await _create_subprocess_exec(program, *words, **options)
     nothing = os.open(os.devnull, os.O_RDWR)
     try:
@@ -313,7 +321,7 @@ def _vllm_or(path: Any, words: Sequence[Any], passed: Sequence[int]) -> int:
 def install() -> None:
     """Fork the engine's process, vLLM's and gateways from now on, whatever starts them in this process."""
     if AVAILABLE:
-        subprocess.Popen._execute_child = _gateway_or  # type: ignore[attr-defined]
+        subprocess.Popen._execute_child = _forked_or  # type: ignore[attr-defined]
         asyncio.create_subprocess_exec = _engine_or
         multiprocessing.util.spawnv_passfds = _vllm_or
 

@@ -161,8 +161,9 @@ def _litellm_environment() -> Path:
     python, made = home / "bin" / "python", home / "made"
     if not made.exists():
         try:
-            subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", LITELLM], check=True)
+            subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(home)], check=True)
+            pip = [sys.executable, "-m", "pip", "--python", str(python)]
+            subprocess.run([*pip, "install", "--quiet", LITELLM], check=True)
         except subprocess.CalledProcessError as error:
             raise NotAvailable(
                 f"{LITELLM} could not be installed into {home} (exit code {error.returncode}); "

@@ -14,15 +14,10 @@ from benchmarks.gpu_check import Part, Result, main, parts, run, table
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_dry_form_runs_what_needs_no_gpu_and_names_the_rest() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu_check", "--dry", "--json"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    found = {part["name"]: part for part in json.loads(done.stdout)["parts"]}
-    assert done.returncode == 0, found
+def test_the_dry_form_runs_what_needs_no_gpu_and_names_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["--dry", "--json"])
+    found = {part["name"]: part for part in json.loads(capsys.readouterr().out)["parts"]}
+    assert status == 0, found
     kernels, decode, equality, cuda, *rest = found.values()
     assert kernels["status"] == decode["status"] == "passed"
     assert "4 of 4 answers" in kernels["detail"]
