@@ -87,7 +87,8 @@ class KeyProjection(FollowedStream):
                 "the gateways that it reaches, and tries until it is stored; others may accept it until then",
                 retry_after_ms=RETRY_MS,
             ) from error
-        if not await self.caught_up_to(record.number):
+        # In a stream that has lost records the number is that of an earlier one.
+        if not await self.caught_up_to(record.number) or self.revocations.unstored(key_id):
             raise BackendUnavailable(
                 "the revocation was written, and this gateway does not follow the state store; look at it",
                 retry_after_ms=RETRY_MS,
