@@ -12,13 +12,14 @@ from tokenizers import Tokenizer
 
 from engine.block_pool import BlockPool
 from engine.errors import DuplicateSequence, EngineBusy, InvalidGrammar
+from engine.grammars import Grammar
 from engine.limits import check_request
 from engine.lora import AdapterBank, LoraWeights
 from engine.penalties import adjustments_of
 from engine.runner import OutOfMemory, Runner, StepResult
 from engine.scheduler import Chunk, Scheduler
 from engine.sequence import AdapterVersion, Sequence, Status
-from engine.structured import Grammar, Grammars, Matcher
+from engine.structured import Grammars, Matcher
 from engine.text import Detokenizer, StopStrings, text_of
 from engine.values import (
     EngineInfo,

@@ -9,47 +9,57 @@ JSON is written on one line, with at most one blank after a comma or colon: a mo
 could otherwise write it for ever.
 """
 
-import json
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from engine.errors import InvalidGrammar
-from engine.values import GrammarKind, StructuredOutput
+from engine.grammars import MAX_LEXER_STATES, Grammar, build_grammar, parser_limits, problem_of
+from engine.values import StructuredOutput
 
-# Grammars kept; the least recently used is forgotten first.
+# Grammars kept, in number and in memory; the least recently used is forgotten first.
 MAX_GRAMMARS = 64
-# States that a grammar's lexer may come to, at 1 to 2 kB each; ordinary schemas need some hundreds.
-MAX_LEXER_STATES = 50_000
-# The longest message about a faulty grammar.
-MAX_PROBLEM_CHARS = 300
-
-Grammar = LLMatcher  # at its beginning
+MAX_GRAMMARS_BYTES = 256 << 20
+# Processor time that the masks of one text may take: a share for each token, and a sum above these shares.
+# The whole batch waits for a mask. With a vocabulary of 150,000 an ordinary mask takes 5 ms, the slowest 30.
+MASK_TOKEN_S = 0.01
+MASK_BURST_S = 0.5
 
 
 class Matcher:
-    """The position of one text in a grammar."""
+    """The position of one text in a grammar. ``clock`` is the processor time of this thread."""
 
-    __slots__ = ("_inner",)
+    __slots__ = ("_clock", "_inner", "_over_s")
 
-    def __init__(self, grammar: Grammar) -> None:
+    def __init__(self, grammar: Grammar, clock: Callable[[], float] = time.thread_time) -> None:
         self._inner = grammar.deep_copy()
+        self._clock = clock
+        self._over_s = 0.0
 
     def allowed(self) -> bytes:
         """The tokens that may come next: a bit for each of the vocabulary, the lowest of a byte first."""
-        return self._inner.compute_bitmask()
+        started = self._clock()
+        mask = self._inner.compute_bitmask()
+        self._over_s = max(0.0, self._over_s + self._clock() - started - MASK_TOKEN_S)
+        return mask
 
     def accept(self, token_id: int) -> bool:
         """Take the next token; True when the text is complete. Raises InvalidGrammar when the grammar has
-        become too complex to follow.
+        become too complex, or too slow, to follow.
         """
+        if self._over_s > MASK_BURST_S:
+            raise InvalidGrammar(
+                f"the shape is too slow to follow: its masks took {MASK_BURST_S:g} s more than "
+                f"{MASK_TOKEN_S:g} s a token"
+            )
         if not self._inner.consume_token(token_id):
-            raise InvalidGrammar(f"the shape became too complex to follow: {_problem(self._inner)}")
+            raise InvalidGrammar(f"the shape became too complex to follow: {problem_of(self._inner)}")
         return self._inner.is_stopped()
 
     def resume(self, token_ids: Sequence[int]) -> bool:
@@ -73,9 +83,10 @@ class Grammars:
         *,
         max_lexer_states: int = MAX_LEXER_STATES,
     ) -> None:
-        self._limits = LLParserLimits(max_lexer_states=max_lexer_states, verbose_errors=False)
+        self._limits = parser_limits(max_lexer_states)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._built: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
+        self._bytes = 0
         self._tokenizer: LLTokenizer | None = None
         try:
             self._tokenizer = LLTokenizer(tokenizer.to_str(), n_vocab=vocab_size, eos_token=[*eos_token_ids])
@@ -87,8 +98,11 @@ class Grammars:
         future = self._built.get(shape)
         if future is None:
             future = self._built[shape] = self._thread.submit(self._build, shape)
-            if len(self._built) > MAX_GRAMMARS:
-                self._built.popitem(last=False)
+            self._bytes += shape.grammar_bytes
+            while len(self._built) > 1 and (
+                len(self._built) > MAX_GRAMMARS or self._bytes > MAX_GRAMMARS_BYTES
+            ):
+                self._bytes -= self._built.popitem(last=False)[0].grammar_bytes
         self._built.move_to_end(shape)
         return future
 
@@ -96,14 +110,9 @@ class Grammars:
         if self._tokenizer is None:
             raise InvalidGrammar(f"this model's tokenizer cannot be held to a shape: {self._problem}")
         try:
-            source = _source(shape)
-        except (ValueError, RecursionError) as error:
-            raise InvalidGrammar(f"the {shape.kind.value} is not valid: {error}") from error
-        grammar = Grammar(self._tokenizer, source, log_level=0, limits=self._limits)
-        grammar.compute_bitmask()  # what this finds out, every matcher of the grammar knows
-        if grammar.is_error():
-            raise InvalidGrammar(f"the {shape.kind.value} is not valid: {_problem(grammar)}")
-        return grammar
+            return build_grammar(self._tokenizer, shape, self._limits)
+        except ValueError as error:
+            raise InvalidGrammar(str(error)) from error
 
 
 def forbid(logits: torch.Tensor, rows: Sequence[int], matchers: Sequence[Matcher]) -> None:
@@ -113,29 +122,3 @@ def forbid(logits: torch.Tensor, rows: Sequence[int], matchers: Sequence[Matcher
     forbidden = torch.from_numpy(bits == 0).to(logits.device)
     where = torch.tensor(rows, device=logits.device)
     logits[where] = logits[where].masked_fill_(forbidden, -torch.inf)
-
-
-def _source(shape: StructuredOutput) -> str:
-    """The shape in llguidance's own language. Raises ValueError or RecursionError."""
-    if shape.kind is GrammarKind.JSON_OBJECT:
-        return _json_source({"type": "object"})
-    if shape.kind is GrammarKind.JSON_SCHEMA:
-        return _json_source(json.loads(shape.spec))
-    if shape.kind is GrammarKind.CHOICE:
-        return grammar_from("choice", shape.spec)
-    if shape.kind is GrammarKind.REGEX:
-        return grammar_from("regex", shape.spec)
-    return grammar_from("gbnf" if "::=" in shape.spec else "lark", shape.spec)
-
-
-def _json_source(schema: object) -> str:
-    if not isinstance(schema, dict):
-        raise ValueError("a schema is an object")
-    return LLMatcher.grammar_from_json_schema(
-        schema,
-        overrides={"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"},
-    )
-
-
-def _problem(grammar: Grammar) -> str:
-    return " ".join(grammar.get_error().split())[:MAX_PROBLEM_CHARS]

@@ -1,7 +1,7 @@
 """The engine's inputs and outputs: frozen values, free of torch, sent between processes."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 GIB = 1024**3
@@ -30,11 +30,12 @@ class GrammarKind(StrEnum):
 class StructuredOutput:
     """The shape that the whole text must have. ``spec`` is empty for a JSON object, else the schema as JSON
     text, the pattern (Rust's ``regex`` without look-around), the choices as a JSON array of strings, or the
-    grammar (Lark, or GBNF when it has ``::=``).
+    grammar (Lark, or GBNF when it has ``::=``). ``grammar_bytes`` is the memory that its grammar takes.
     """
 
     kind: GrammarKind
     spec: str = ""
+    grammar_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,10 @@ class InvalidJson(InvalidRequest, status=400, code="invalid_json"):
     """The body is not JSON."""
 
 
+class GrammarTooComplex(GatewayError, status=400, code="grammar_too_complex"):
+    """The shape that the answer must have is over a bound: of size, or of time or memory to compile."""
+
+
 class UnknownPromptVersion(GatewayError, status=422, code="unknown_prompt_version"):
     """No prompt version of that id is registered."""
 

@@ -25,6 +25,7 @@ from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.demand import demand_of
 from gateway.generation.dispatcher import Dispatcher, GenerationOutcome
 from gateway.generation.fallback import FallbackChain
+from gateway.generation.grammars import CheckShape, unchecked
 from gateway.generation.job import Job, required_features
 from gateway.generation.sink import Sink
 from gateway.keys.rate_limits import KeyLimiter, settling
@@ -68,6 +69,7 @@ class Journey:
     mirror: Callable[[Job, GenerationOutcome, Answer], None] = lambda job, outcome, answer: None
     timeout_s: float = 300.0
     time_limits: TimeLimits = field(default_factory=TimeLimits)
+    check_shape: CheckShape = unchecked
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
         """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""
@@ -124,6 +126,7 @@ class Journey:
                 pinned=target.backend,
                 model=target.model or (lease.adapter.base_model if lease.adapter is not None else None),
             )
+            request = await self.check_shape(request)
             backend = ranking.first((*request.extra, *request.dropped))
             prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)
             recorder.bound(ranking.drawn, prefix)

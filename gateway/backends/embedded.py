@@ -171,7 +171,7 @@ def _joined(ends: list[Completion]) -> Completion:
 def _structured(shape: ResponseFormat) -> StructuredOutput | None:
     if shape.type is FormatType.TEXT:
         return None
-    return StructuredOutput(GrammarKind(shape.type.value), shape.spec)
+    return StructuredOutput(GrammarKind(shape.type.value), shape.spec, shape.grammar_bytes)
 
 
 def _wrapped(seed: int) -> int:

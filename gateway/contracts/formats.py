@@ -1,16 +1,24 @@
 """From the many ways to ask for a shape to one :class:`ResponseFormat`."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import orjson
 from pydantic import Field, Tag
 
+from engine.limits import MAX_SPEC_CHARS
 from gateway.contracts.checks import check_plain
 from gateway.contracts.fields import Body, Text, Texts
 from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.values import FormatType, ResponseFormat
-from gateway.errors import InvalidRequest
+from gateway.errors import GrammarTooComplex, InvalidRequest
+
+# Bounds of a schema; OpenAI's own are 5,000 properties and 1,000 values.
+MAX_PROPERTIES: Final = 5_000
+MAX_ENUM_VALUES: Final = 5_000
+MAX_PATTERN_CHARS: Final = 8_192
+_MOST: Final = MappingProxyType({"properties": MAX_PROPERTIES, "enum": MAX_ENUM_VALUES})
 
 _WRAPPER_FIELDS: Final = frozenset({"name", "schema", "strict", "description"})
 
@@ -78,7 +86,7 @@ def text_shape(kind: FormatType, text: str | None, field: str) -> ResponseFormat
         return None
     if not text:
         raise not_allowed(field, "is empty", f"a {kind.value}")
-    return ResponseFormat(kind, text)
+    return _bounded(kind, text, field)
 
 
 def choice_shape(choices: list[str] | None, field: str) -> ResponseFormat | None:
@@ -87,12 +95,47 @@ def choice_shape(choices: list[str] | None, field: str) -> ResponseFormat | None
         return None
     if not choices:
         raise not_allowed(field, "is an array of 0 items", "1 item or more")
-    return ResponseFormat(FormatType.CHOICE, orjson.dumps(choices).decode())
+    return _bounded(FormatType.CHOICE, orjson.dumps(choices).decode(), field)
 
 
 def _schema(schema: Mapping[str, Any], field: str) -> ResponseFormat:
     check_plain(schema, field)
-    return ResponseFormat(FormatType.JSON_SCHEMA, orjson.dumps(schema).decode())
+    _check_bounds(schema, field)
+    return _bounded(FormatType.JSON_SCHEMA, orjson.dumps(schema).decode(), field)
+
+
+def _bounded(kind: FormatType, spec: str, field: str) -> ResponseFormat:
+    if len(spec) > MAX_SPEC_CHARS:
+        raise _too_large(field, f"has {len(spec)} characters", f"{MAX_SPEC_CHARS} or fewer")
+    return ResponseFormat(kind, spec, field)
+
+
+def _check_bounds(schema: Mapping[str, Any], field: str) -> None:
+    """Refuse a schema with too much of what makes grammars large. Raises GrammarTooComplex."""
+    if "x-guidance" in schema:
+        path = path_of((field, "x-guidance"))
+        raise InvalidRequest(f"{path} is not supported; it changes options of the compiler", param=path)
+    counts = dict.fromkeys(_MOST, 0)
+    pending: list[tuple[str, Any]] = [(field, schema)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, list):
+            pending.extend((f"{path}.{index}", item) for index, item in enumerate(value))
+        elif isinstance(value, dict):
+            for name, inner in value.items():
+                if name in _MOST and isinstance(inner, dict | list):
+                    counts[name] += len(inner)
+                    if counts[name] > _MOST[name]:
+                        raise _too_large(field, f"has more than {_MOST[name]} {name}", f"{_MOST[name]}")
+                if name == "pattern" and isinstance(inner, str) and len(inner) > MAX_PATTERN_CHARS:
+                    raise _too_large(
+                        path_of((path, name)), f"has {len(inner)} characters", f"{MAX_PATTERN_CHARS}"
+                    )
+                pending.append((path_of((path, name)), inner))
+
+
+def _too_large(param: str, given: str, allowed: str) -> GrammarTooComplex:
+    return GrammarTooComplex(f"{param} {given}; allowed: {allowed}", param=param)
 
 
 def _unwrapped(value: Mapping[str, Any], field: str) -> Mapping[str, Any]:

@@ -103,10 +103,15 @@ class FormatType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """The asked shape; ``spec`` is the schema, pattern, choices or grammar as JSON text."""
+    """The asked shape; ``spec`` is the schema, pattern, choices or grammar as JSON text.
+
+    ``param`` is the field of the body that asks for it, ``grammar_bytes`` the memory that its grammar takes.
+    """
 
     type: FormatType = FormatType.TEXT
     spec: str = ""
+    param: str = field(default="response_format", compare=False, repr=False)
+    grammar_bytes: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

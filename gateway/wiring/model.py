@@ -8,6 +8,8 @@ import structlog
 from budgeting.counting import ChatTokenizer
 from budgeting.values import SummaryKind
 from gateway.backends.port import Backend
+from gateway.generation.grammars import WORK, GrammarChecks
+from gateway.limited.process import LimitedProcess, Limits
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.published import Publishing, StreamPublished
@@ -59,6 +61,7 @@ class ModelParts:
     threads: TextThreads
     versions: PromptVersions
     publishing: Publishing
+    grammars: GrammarChecks
 
 
 def make_model(base: Foundation) -> ModelParts:
@@ -67,11 +70,14 @@ def make_model(base: Foundation) -> ModelParts:
     tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
     canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
     versions = PromptVersions.configured(settings.prompts.folder)
+    published = StreamPublished(base.state.store, base.state.path)
+    tokenizer_json = settings.engine.tokenizer_folder / "tokenizer.json"
     return ModelParts(
-        tokenizer,
-        canonicalizer,
-        ModelText(tokenizer, settings.engine.max_model_len, canonicalizer),
-        TextThreads(),
-        versions,
-        Publishing(versions, StreamPublished(base.state.store, base.state.path), unix_time=base.unix_time),
+        tokenizer=tokenizer,
+        canonicalizer=canonicalizer,
+        text=ModelText(tokenizer, settings.engine.max_model_len, canonicalizer),
+        threads=TextThreads(),
+        versions=versions,
+        publishing=Publishing(versions, published, unix_time=base.unix_time),
+        grammars=GrammarChecks(LimitedProcess(WORK, str(tokenizer_json), limits=Limits())),
     )

@@ -73,6 +73,7 @@ class Gateway:
                     for task in stores:
                         task.cancel()
         finally:
+            core.model.grammars.close()
             await core.access.close()
             await state.close()
             await asyncio.to_thread(core.base.tracing.shutdown)

@@ -103,6 +103,7 @@ def make_journey(
         clock=base.clock,
         unix_time=base.unix_time,
         timeout_s=base.settings.server.request_timeout_seconds,
+        check_shape=model.grammars.checked,
     )
 
 

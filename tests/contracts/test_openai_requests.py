@@ -16,7 +16,7 @@ from gateway.contracts.openai_body import MAX_EXTRA
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Caller, CallerRole, Contract, FormatType, Sampling
-from gateway.errors import InvalidRequest
+from gateway.errors import GrammarTooComplex, InvalidRequest
 
 SECRET = "the caller's private words"
 ORIGIN = RequestOrigin(
@@ -277,6 +277,41 @@ def test_a_chat_that_does_not_validate_is_refused_by_its_path(fields: Any, param
         chat(**fields)
     assert refused.value.param == param
     assert SECRET not in refused.value.message
+
+
+def fields_of(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{at}": {} for at in range(count)}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "param"),
+    [
+        (fields_of(5_001), "guided_json"),
+        ({"anyOf": [fields_of(2_501), fields_of(2_500)]}, "guided_json"),
+        ({"enum": list(range(5_001))}, "guided_json"),
+        (
+            {"properties": {"a": {"items": [{"pattern": "a" * 8_193}]}}},
+            "guided_json.properties.a.items.0.pattern",
+        ),
+        ({"const": "x" * 65_536}, "guided_json"),
+    ],
+)
+def test_a_schema_over_a_bound_is_refused_by_its_place(schema: Any, param: str) -> None:
+    with pytest.raises(GrammarTooComplex, match=r"allowed: [0-9]+") as refused:
+        chat(guided_json=schema)
+    assert (refused.value.status, refused.value.code, refused.value.param) == (
+        400,
+        "grammar_too_complex",
+        param,
+    )
+
+
+def test_a_schema_within_the_bounds_is_taken_but_options_of_the_compiler_are_not() -> None:
+    within = {"allOf": [fields_of(2_500), {"enum": list(range(5_000))}, {"pattern": "a" * 8_192}]}
+    assert chat(guided_json=within).request.response_format.param == "guided_json"
+    assert chat(guided_json={"properties": {"x-guidance": {}}}).request.response_format.spec
+    with pytest.raises(InvalidRequest, match=r"guided_json\.x-guidance is not supported"):
+        chat(guided_json={"x-guidance": {"whitespace_pattern": "(a|b)*"}})
 
 
 def test_a_refused_value_says_what_is_allowed() -> None:

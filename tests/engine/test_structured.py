@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.engine import Engine
 from engine.errors import InvalidGrammar
-from engine.structured import MAX_GRAMMARS, Grammars, Matcher
+from engine.structured import MASK_TOKEN_S, MAX_GRAMMARS, MAX_GRAMMARS_BYTES, Grammars, Matcher
 from engine.values import GenerationRequest, GrammarKind, SamplingParams, SequenceEnd, StructuredOutput
 from tests.engine.support import EOS, Answer, greedy, make_tokenizer, random_prompts, run_to_end
 from tests.engine.test_engine import ScriptedRunner, scripted_engine
@@ -251,6 +251,37 @@ def test_a_grammar_that_grows_too_complex_on_its_way_says_so() -> None:
         for token in tokenizer.encode("there is no x in x-ray " * 100).ids:
             matcher.allowed()
             matcher.accept(token)
+
+
+def test_a_text_whose_masks_are_slow_ends_before_the_batch_waits_longer() -> None:
+    processor_s = iter(range(1_000))
+    grammar = (
+        Grammars(make_tokenizer(), 512, (EOS,)).build(StructuredOutput(GrammarKind.REGEX, "a*")).result()
+    )
+    slow = Matcher(grammar, clock=lambda: next(processor_s))
+    slow.allowed()
+    with pytest.raises(
+        InvalidGrammar, match=r"too slow to follow: its masks took 0\.5 s more than 0\.01 s a token"
+    ):
+        slow.accept(0)
+    moderate = Matcher(grammar, clock=lambda: next(processor_s) * MASK_TOKEN_S)
+    [letter] = make_tokenizer().encode("a").ids
+    for _ in range(200):
+        moderate.allowed()
+        assert not moderate.accept(letter)
+
+
+def test_grammars_are_forgotten_by_their_memory_too() -> None:
+    grammars = Grammars(make_tokenizer(), 512, (EOS,))
+    third = MAX_GRAMMARS_BYTES // 3
+    shapes = [StructuredOutput(GrammarKind.REGEX, "a" * (n + 1), third) for n in range(4)]
+    built = [grammars.build(shape) for shape in shapes]
+    assert [grammars.build(shape) is one for shape, one in zip(shapes[1:], built[1:], strict=True)] == [
+        True
+    ] * 3
+    assert grammars.build(shapes[0]) is not built[0]
+    alone = StructuredOutput(GrammarKind.REGEX, "b", 2 * MAX_GRAMMARS_BYTES)
+    assert grammars.build(alone) is grammars.build(alone)
 
 
 def test_a_model_without_an_end_token_cannot_be_held_to_a_shape() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -177,9 +178,34 @@ def test_a_bad_shape_is_refused_by_name_and_harms_nobody(
 ) -> None:
     error = refused(client, **fields)
     (named,) = fields.get("extra_body", fields)
-    assert (error.type, error.param) == ("invalid_request_error", named)
+    assert error.type == "invalid_request_error"
+    assert error.param in (named, f"{named}.json_schema")
     assert problem in error.message
     assert "Miura" in said(client, temperature=0)
+
+
+@pytest.mark.parametrize(
+    ("schema", "bound"),
+    [
+        ({"type": "integer", "multipleOf": 999_979}, "0.5 s of processor time"),
+        ({"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 10**9}, "128 MiB of memory"),
+    ],
+)
+def test_a_schema_that_would_stop_the_engine_is_refused_while_others_are_answered(
+    client: openai.OpenAI, live: LiveGateway, schema: dict[str, Any], bound: str
+) -> None:
+    with ThreadPoolExecutor(1) as attacker:
+        attack = attacker.submit(
+            refused,
+            client,
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        )
+        book = {"type": "json_schema", "json_schema": {"name": "book", "schema": {**BOOK, "title": bound}}}
+        jsonschema.validate(json.loads(said(client, response_format=book)), BOOK)
+        assert httpx.get(f"{live.url}/ping").status_code == 200
+        error = attack.result()
+    assert (error.status_code, error.code) == (400, "grammar_too_complex")
+    assert error.param == "response_format.json_schema" and bound in error.message
 
 
 def test_penalties_and_min_p_change_the_answer_and_a_banned_token_never_comes(

@@ -1,0 +1,119 @@
+"""Checks the shape that an answer must have, before any engine sees it.
+
+Its grammar is built once in a process that is killed when it takes too long or too much memory. One tenant's
+shapes are checked one after the other, and tenants take turns, so that a tenant waits for its own.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
+from gateway.errors import BackendUnavailable, GrammarTooComplex, InvalidRequest
+from gateway.limited.process import LimitedProcess, NoProcess, OverLimit
+
+WORK: Final = "engine.grammars:prepare_check"
+# Checks at the same time, and requests of one tenant that wait for theirs.
+MAX_RUNNING: Final = 2
+MAX_WAITING_PER_TENANT: Final = 64
+# Results that are kept: 2 MB at most, since a message has 400 characters at most.
+MAX_KEPT: Final = 2_048
+RETRY_AFTER_MS: Final = 1_000
+_OVER: Final = "is too complex"
+
+
+CheckShape = Callable[[GenerateRequest], Awaitable[GenerateRequest]]
+
+
+async def unchecked(request: GenerateRequest) -> GenerateRequest:
+    """The request as it is, where no engine compiles its shape."""
+    return request
+
+
+@dataclass(slots=True)
+class _Queue:
+    lock: asyncio.Lock
+    waiting: int = 0
+
+
+class GrammarChecks:
+    """Checks shapes, and remembers the results."""
+
+    def __init__(self, process: LimitedProcess) -> None:
+        self._process = process
+        self._kept: OrderedDict[bytes, int | str] = OrderedDict()  # bytes of memory, or what is wrong
+        self._running = asyncio.Semaphore(MAX_RUNNING)
+        self._queues: dict[str, _Queue] = {}
+
+    async def checked(self, request: GenerateRequest) -> GenerateRequest:
+        """The request, with the size of its shape's grammar. Raises as :meth:`check`."""
+        shape = await self.check(request.response_format, request.caller.tenant)
+        return request if shape is request.response_format else replace(request, response_format=shape)
+
+    async def check(self, shape: ResponseFormat, tenant: str) -> ResponseFormat:
+        """``shape`` with the size of its grammar. Leaving early ends the check.
+
+        Raises:
+            InvalidRequest: the shape is malformed or not supported.
+            GrammarTooComplex: its grammar takes too long or too much memory, or is too slow to follow.
+            BackendUnavailable: the tenant has too many of them, or the check failed.
+        """
+        if shape.type in (FormatType.TEXT, FormatType.JSON_OBJECT):
+            return shape
+        key = hashlib.sha256(f"{shape.type.value}\0{shape.spec}".encode(errors="surrogatepass")).digest()
+        found = self._kept.get(key)
+        if found is None:
+            async with self._turn(tenant):
+                found = self._kept.get(key)  # another request of the tenant may have asked for the same
+                if found is None:
+                    found = self._kept[key] = await self._built(shape)
+                    if len(self._kept) > MAX_KEPT:
+                        self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        if isinstance(found, int):
+            return replace(shape, grammar_bytes=found)
+        refusal = GrammarTooComplex if found.startswith(_OVER) else InvalidRequest
+        raise refusal(f"{shape.param} {found}", param=shape.param)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+    @asynccontextmanager
+    async def _turn(self, tenant: str) -> AsyncIterator[None]:
+        queue = self._queues.setdefault(tenant, _Queue(asyncio.Lock()))
+        if queue.waiting >= MAX_WAITING_PER_TENANT:
+            raise BackendUnavailable(
+                f"{queue.waiting} requests of this tenant wait for their response_format to be checked",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        queue.waiting += 1
+        try:
+            async with queue.lock, self._running:
+                yield
+        finally:
+            queue.waiting -= 1
+            if not queue.waiting:
+                del self._queues[tenant]
+
+    async def _built(self, shape: ResponseFormat) -> int | str:
+        limits = self._process.limits
+        try:
+            answer = json.loads(await self._process.run(json.dumps([shape.type.value, shape.spec]).encode()))
+        except OverLimit as error:
+            if error.bound == "cpu_s":
+                return f"{_OVER}: it takes more than {limits.cpu_s:g} s of processor time to compile"
+            return f"{_OVER}: it takes more than {limits.memory_bytes >> 20} MiB of memory to compile"
+        except NoProcess as error:
+            raise BackendUnavailable(
+                "response_format could not be checked", retry_after_ms=RETRY_AFTER_MS
+            ) from error
+        if "bytes" in answer:
+            return int(answer["bytes"])
+        problem = answer["problem"]
+        return f"{_OVER}: {problem}" if answer["complex"] else f"cannot be followed: {problem}"

@@ -1,0 +1,1 @@
+"""Work that is done within bounds, in processes that are killed over them."""

@@ -1,0 +1,266 @@
+"""Work of unknown cost, done in processes that are killed when it takes too much.
+
+A server process (``python -m gateway.limited.process``) has imported what the work needs. It forks a child
+for each job, with one end of a socket, and with bounds on its processor time, its time and its memory, which
+the kernel enforces. When the other end is closed, the kernel ends the child as well, so a caller that leaves
+stops what it asked for.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+Work = Callable[[bytes], bytes]
+
+_SOURCE_ROOT: Final = Path(__file__).parents[2]
+_SIZE: Final = struct.Struct("!I")
+# Below the gateway's own processes, which must go on answering.
+_NICENESS: Final = 10
+# How a child ended: the first byte of what the caller reads.
+_DONE, _TIME, _MEMORY, _SIZE_OVER, _FAILED = b"d", b"t", b"m", b"s", b"f"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one job may take. ``wall_s`` is for a machine on which ``cpu_s`` does not come to an end."""
+
+    cpu_s: float = 0.5
+    wall_s: float = 15.0
+    memory_bytes: int = 128 << 20
+    answer_bytes: int = 16 << 20
+
+
+class LimitedError(Exception):
+    """The work brought no answer."""
+
+
+class OverLimit(LimitedError):
+    """The work is over ``bound``, one of those in :class:`Limits`."""
+
+    def __init__(self, bound: str) -> None:
+        self.bound = bound
+        super().__init__(bound)
+
+
+class NoProcess(LimitedError):
+    """The process failed, or the machine was too busy; another try may succeed."""
+
+
+class LimitedProcess:
+    """Does one kind of work. Thread-safe; the server starts with the first job, and again after its death.
+
+    Args:
+        work: ``module:function``, which gets ``arguments`` and returns what turns a job into an answer.
+    """
+
+    def __init__(self, work: str, *arguments: str, limits: Limits) -> None:
+        self.limits = limits
+        self._work = (work, *arguments)
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    async def run(self, job: bytes) -> bytes:
+        """The answer; cancelling kills the child. Raises OverLimit, NoProcess."""
+        ours = self._submit()
+        try:
+            ours.setblocking(False)
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
+        except BaseException:
+            ours.close()
+            raise
+        try:
+            writer.write(_SIZE.pack(len(job)) + job)
+            return _read(await reader.read())
+        except OSError as error:
+            raise NoProcess(str(error)) from error
+        finally:
+            writer.transport.abort()
+
+    def run_blocking(self, job: bytes) -> bytes:
+        """The answer, for a thread that may wait. Raises OverLimit, NoProcess."""
+        with self._submit() as ours:
+            try:
+                ours.sendall(_SIZE.pack(len(job)) + job)
+                return _read(b"".join(iter(lambda: ours.recv(1 << 20), b"")))
+            except OSError as error:
+                raise NoProcess(str(error)) from error
+
+    def close(self) -> None:
+        """End the server; the next job would start another."""
+        with self._lock:
+            if self._control is not None:
+                self._control.close()
+            if self._server is not None:
+                self._server.kill()
+                self._server.wait()
+            self._server = self._control = None
+
+    def _submit(self) -> socket.socket:
+        """Our end of a job's socket; the server has the other end."""
+        for _ in range(2):  # the server may have died since the last job
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    with self._lock:
+                        socket.send_fds(self._running(), [b"j"], [theirs.fileno()])
+                    return ours
+                except OSError:
+                    ours.close()
+                    self.close()
+        raise NoProcess("the process for this work does not start")
+
+    def _running(self) -> socket.socket:
+        if self._control is None or self._server is None or self._server.poll() is not None:
+            self._control, theirs = socket.socketpair()
+            paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+            with theirs:
+                self._server = subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "gateway.limited.process", str(theirs.fileno())),
+                        *(json.dumps(astuple(self.limits)), *self._work),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                )
+        return self._control
+
+
+def _read(answer: bytes) -> bytes:
+    state, rest = answer[:1], answer[1:]
+    if state == _DONE:
+        return rest
+    bound = {_TIME: "cpu_s", _MEMORY: "memory_bytes", _SIZE_OVER: "answer_bytes"}.get(state)
+    if bound is not None:
+        raise OverLimit(bound)
+    raise NoProcess("the process for this work ended without an answer")
+
+
+class _Server:
+    """Forks a child for each job, and says how those ended that were killed. Has one thread."""
+
+    def __init__(self, control: socket.socket, work: Work, limits: Limits) -> None:
+        self._control = control
+        self._work = work
+        self._limits = limits
+        self._children: dict[int, socket.socket] = {}
+        self._woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+
+    def serve(self) -> None:
+        """Until the gateway closes its end."""
+        control = self._control.fileno()
+        while True:
+            ready, _, _ = select.select([control, self._woken], [], [])
+            if self._woken in ready:
+                os.read(self._woken, 4096)
+                self._reap()
+            if control in ready:
+                data, fds, _, _ = socket.recv_fds(self._control, 1, 1)
+                if not data:
+                    return
+                self._fork(socket.socket(fileno=fds[0]))
+
+    def _fork(self, job: socket.socket) -> None:
+        try:
+            pid = os.fork()
+        except OSError:
+            job.close()  # no memory or too many processes: the caller reads an end without an answer
+            return
+        if not pid:
+            for other in self._children.values():
+                other.close()  # its reader waits for the last end to be closed
+            _child(job, self._work, self._limits)
+        self._children[pid] = job
+
+    def _reap(self) -> None:
+        while self._children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            with self._children.pop(pid) as job, contextlib.suppress(OSError):
+                job.setblocking(False)
+                if os.WIFSIGNALED(status):
+                    job.send(_ENDED.get(os.WTERMSIG(status), _MEMORY))
+
+
+# By signal; any other is a failed allocation, a stack that is too deep, or the kernel's own killing.
+_ENDED: Final[dict[int, bytes]] = {signal.SIGPROF: _TIME, signal.SIGALRM: _FAILED, signal.SIGIO: _FAILED}
+
+
+def _child(job: socket.socket, work: Work, limits: Limits) -> NoReturn:
+    """Do one job, and leave. The default action of each signal here ends the process at once."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGPROF, signal.SIGALRM, signal.SIGIO):
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        os.nice(_NICENESS)
+        signal.setitimer(signal.ITIMER_REAL, limits.wall_s)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # not on Linux: there memory is bounded by time alone
+            most = int(Path("/proc/self/statm").read_text().split()[0]) * 4096 + limits.memory_bytes
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        [length] = _SIZE.unpack(_exactly(job, _SIZE.size))
+        asked = _exactly(job, length)
+        fcntl.fcntl(job, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(job, fcntl.F_SETFL, fcntl.fcntl(job, fcntl.F_GETFL) | os.O_ASYNC)
+        if not select.select([job], [], [], 0)[0]:  # readable now: the caller has left
+            signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
+            answer = _answered(work, asked, limits.answer_bytes)
+            signal.signal(signal.SIGIO, signal.SIG_IGN)  # the reading of the answer would send it
+            job.sendall(answer)
+            status = 0
+    finally:
+        os._exit(status)
+
+
+def _answered(work: Work, asked: bytes, most: int) -> bytes:
+    try:
+        answer = work(asked)
+    except MemoryError:
+        return _MEMORY
+    return _DONE + answer if len(answer) <= most else _SIZE_OVER
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    received = bytearray()
+    while len(received) < length:
+        piece = connection.recv(length - len(received))
+        if not piece:
+            raise ConnectionError("the caller has left")
+        received += piece
+    return bytes(received)
+
+
+def main(argv: list[str]) -> None:
+    """``FD LIMITS MODULE:FUNCTION ARGUMENT…``"""
+    # Ctrl-C and a service manager's SIGTERM reach every process of the tree; the gateway closes the socket.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    module, _, function = argv[2].partition(":")
+    work: Work = getattr(importlib.import_module(module), function)(*argv[3:])
+    _Server(socket.socket(fileno=int(argv[0])), work, Limits(*json.loads(argv[1]))).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,184 @@
+"""Shapes are checked in a process that is killed over its bounds, and a tenant waits for its own alone."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import psutil
+import pytest
+
+from benchmarks.grammar_bombs import HOSTILE, verdict
+from benchmarks.ordinary_shapes import ORDINARY
+from gateway.contracts.values import FormatType, ResponseFormat
+from gateway.errors import BackendUnavailable, GrammarTooComplex, InvalidRequest
+from gateway.generation.grammars import MAX_WAITING_PER_TENANT, WORK, GrammarChecks
+from gateway.limited.process import LimitedProcess, Limits, NoProcess
+
+pytestmark = pytest.mark.slow
+
+BOMB = json.dumps({"type": "integer", "multipleOf": 999_979})
+# Longer than any check on a machine five times slower, shorter than the bomb without a bound.
+SOON_S = 30.0
+
+
+def regex(text: str) -> ResponseFormat:
+    return ResponseFormat(FormatType.REGEX, text, "guided_regex")
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[LimitedProcess]:
+    process = LimitedProcess(WORK, "models/demo/tokenizer.json", limits=Limits(wall_s=120.0))
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def checks(process: LimitedProcess) -> GrammarChecks:
+    return GrammarChecks(process)
+
+
+def server_of(process: LimitedProcess) -> psutil.Process:
+    assert process._server is not None
+    return psutil.Process(process._server.pid)
+
+
+async def test_every_hostile_shape_is_built_or_refused_and_leaves_no_process(
+    checks: GrammarChecks, process: LimitedProcess
+) -> None:
+    assert len(HOSTILE) >= 40
+    said = {name: await verdict(checks, shape) for name, shape in HOSTILE}
+    assert {one.split(":")[0] for one in said.values()} == {
+        "built",
+        "400 grammar_too_complex",
+        "422 invalid_request",
+    }
+    assert "0.5 s of processor time" in said["multipleOf"]
+    assert "0.5 s of processor time" in said["lark with a schema"]
+    assert "128 MiB of memory" in said["minItems of a thousand million"]
+    assert server_of(process).children() == []
+
+
+async def test_ordinary_shapes_are_accepted_and_tell_their_size(checks: GrammarChecks) -> None:
+    assert len(ORDINARY) >= 20
+    for name, shape in ORDINARY.items():
+        checked = await checks.check(shape, "a")
+        assert (checked, 0 < checked.grammar_bytes < 64 << 20) == (shape, True), name
+
+
+async def test_a_malformed_shape_and_one_over_a_bound_name_the_field(checks: GrammarChecks) -> None:
+    with pytest.raises(InvalidRequest, match=r"guided_regex .*unclosed group") as malformed:
+        await checks.check(regex("(a"), "a")
+    assert (malformed.value.status, malformed.value.param) == (422, "guided_regex")
+    with pytest.raises(GrammarTooComplex, match=r"response_format\.json_schema is too complex: ") as bomb:
+        await checks.check(ResponseFormat(FormatType.JSON_SCHEMA, BOMB, "response_format.json_schema"), "a")
+    assert (bomb.value.status, bomb.value.param) == (400, "response_format.json_schema")
+
+
+async def test_leaving_kills_what_was_asked_for() -> None:
+    process = LimitedProcess(
+        WORK, "models/demo/tokenizer.json", limits=Limits(cpu_s=600.0, wall_s=600.0, memory_bytes=4 << 30)
+    )
+    try:
+        checks = GrammarChecks(process)
+        assert await checks.check(regex("a"), "a") == regex("a")
+        server = server_of(process)
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(checks.check(ResponseFormat(FormatType.JSON_SCHEMA, BOMB), "a"))
+            await until(lambda: any(child.cpu_times().user > 0.2 for child in server.children()))
+            asking.cancel()
+        assert asking.cancelled()
+        await until(lambda: not server.children())
+    finally:
+        process.close()
+
+
+async def test_a_server_that_died_is_started_again(checks: GrammarChecks, process: LimitedProcess) -> None:
+    await checks.check(regex("ab"), "a")
+    killed = server_of(process)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait(SOON_S)
+    try:
+        await checks.check(regex("abc"), "a")
+    except BackendUnavailable:  # the job was handed to the dying server
+        await checks.check(regex("abc"), "a")
+    assert server_of(process).pid != killed.pid
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + SOON_S
+    while not holds():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+class Scripted(LimitedProcess):
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__("none:none", limits=Limits())
+        self.asked: list[str] = []
+        self.answers: dict[str, asyncio.Future[bytes]] = {}
+
+    async def run(self, job: bytes) -> bytes:
+        spec = json.loads(job)[1]
+        self.asked.append(spec)
+        return await self.answers.setdefault(spec, asyncio.get_running_loop().create_future())
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[Scripted]:
+    yield Scripted()
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_one_tenants_shapes_wait_for_each_other_and_not_another_tenants(scripted: Scripted) -> None:
+    checks = GrammarChecks(scripted)
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(checks.check(regex(f"a{at}"), "a")) for at in range(5)]
+        await settled()
+        assert scripted.asked == ["a0"]
+        other = group.create_task(checks.check(regex("b"), "b"))
+        await settled()
+        assert scripted.asked == ["a0", "b"]
+        scripted.answers["b"].set_result(b'{"bytes": 1}')
+        await other
+        asked[1].cancel()  # it waits, and never reaches the process
+        for at in (0, 2, 3, 4):
+            await settled()
+            scripted.answers[f"a{at}"].set_result(b'{"bytes": 1}')
+    assert scripted.asked == ["a0", "b", "a2", "a3", "a4"]
+    assert (await checks.check(regex("a0"), "c")).grammar_bytes == 1  # kept, for every tenant
+    assert checks._queues == {}
+
+
+async def test_a_tenant_with_too_many_waiting_is_told_to_come_again(scripted: Scripted) -> None:
+    checks = GrammarChecks(scripted)
+    async with asyncio.TaskGroup() as group:
+        waiting = [
+            group.create_task(checks.check(regex(f"a{at}"), "a")) for at in range(MAX_WAITING_PER_TENANT)
+        ]
+        await settled()
+        with pytest.raises(BackendUnavailable) as refused:
+            await checks.check(regex("one more"), "a")
+        assert refused.value.retry_after_ms == 1_000
+        for one in waiting:
+            one.cancel()
+    assert checks._queues == {}
+
+
+async def test_a_check_that_failed_is_no_fault_of_the_shape_and_is_made_again(scripted: Scripted) -> None:
+    checks = GrammarChecks(scripted)
+    scripted.answers["a"] = asyncio.get_running_loop().create_future()
+    scripted.answers["a"].set_exception(NoProcess("killed"))
+    with pytest.raises(BackendUnavailable):
+        await checks.check(regex("a"), "a")
+    scripted.answers["a"] = asyncio.get_running_loop().create_future()
+    scripted.answers["a"].set_result(b'{"bytes": 2}')
+    assert (await checks.check(regex("a"), "a")).grammar_bytes == 2
