@@ -78,10 +78,7 @@ class Journey:
         timer = StageTimer(self.clock, request.arrived_at)
         with self.reporter.record(request, span, stream, timer) as recorder:
             try:
-                with (
-                    self.in_flight.receive(request),
-                    timer.within(self.time_limits.limit(self.timeout_s)),
-                ):
+                with self.in_flight.receive(request), timer.within(self.time_limits.limit(self.timeout_s)):
                     await self._stages(request, span.trace_id, sink, stream, timer, recorder)
             except Exception as error:
                 public = request.in_body_terms(public_error(error))
@@ -104,7 +101,6 @@ class Journey:
         target = resolve(request, revision, self.fleet, self.adapters.ids)
         version = self.versions.get(target.prompt_version) if target.prompt_version else None
         recorder.found(target, revision)
-
         canonical = await self.canonicalizer.canonical_async(request, version, self.offload(request))
         recorder.canonicalized(canonical)
         timer.lap("canonicalize")
