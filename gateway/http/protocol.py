@@ -81,6 +81,8 @@ class GatewayProtocol(HttpToolsProtocol):
     admin_port: ClassVar[int | None] = None
     table: ClassVar[ConnectionTable] = ConnectionTable(limits)
     _disconnect: ClientDisconnect
+    # The one that the application answers; ``cycle`` is the newest.
+    _running: RequestResponseCycle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
     # What all but probes are answered on a connection above the limits.
@@ -118,6 +120,10 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The caller has disconnected."""
         self.table.close(self)
+        if self._running is not None:
+            # uvicorn marks the newest request, which may wait for this one's answer.
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self._cancel_stall_timer()
@@ -205,6 +211,8 @@ class GatewayProtocol(HttpToolsProtocol):
         table.unused.pop(self, None)
         table.idle.pop(self, None)
         super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
         if self._surplus is not None:
             self.cycle.keep_alive = False
 
@@ -221,7 +229,9 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """The answer is sent; the rest of an unread body may follow for a while."""
-        if self._last and not self.pipeline:
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
+        elif self._last:
             self.transport.close()
         super().on_response_complete()
         if self.transport.is_closing():
