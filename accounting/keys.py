@@ -23,7 +23,7 @@ HIGHEST_PRIORITY = 1
 _MARK: Final = "slc"
 
 
-class KeyRole(StrEnum):
+class CallerRole(StrEnum):
     """What a key may do; the values are those of the public surface."""
 
     CALLER = "caller"
@@ -53,7 +53,7 @@ class KeyRecord:
 
     key_id: str
     tenant: str
-    role: KeyRole
+    role: CallerRole
     max_priority: int
     routes: tuple[str, ...] | None = None
     adapters: tuple[str, ...] | None = None
@@ -78,9 +78,9 @@ class StoredKey:
 
 
 # With authentication off every caller is the operator at the machine: no key, all rights, one tenant.
-LOCAL_OPERATOR = KeyRecord("local", "default", KeyRole.ADMIN, HIGHEST_PRIORITY)
-BOOTSTRAP_ADMIN = KeyRecord("bootstrap", "default", KeyRole.ADMIN, HIGHEST_PRIORITY)
-BOOTSTRAP_FRONT = KeyRecord("front", "default", KeyRole.FRONT, HIGHEST_PRIORITY)
+LOCAL_OPERATOR = KeyRecord("local", "default", CallerRole.ADMIN, HIGHEST_PRIORITY)
+BOOTSTRAP_ADMIN = KeyRecord("bootstrap", "default", CallerRole.ADMIN, HIGHEST_PRIORITY)
+BOOTSTRAP_FRONT = KeyRecord("front", "default", CallerRole.FRONT, HIGHEST_PRIORITY)
 
 
 @dataclass(frozen=True, slots=True)

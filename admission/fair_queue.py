@@ -25,6 +25,8 @@ SWEEP_FROM = 64
 NEVER = float("inf")
 
 _Turn = tuple[int, int, str]  # virtual time, order of entry, tenant
+# The classes of priority, ascending.
+RANKS = (-1, 0, 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -143,14 +145,13 @@ class _Class:
 
 
 class FairQueue:
-    """All requests that wait for one backend; ``aging_s`` 0 turns aging off, ``ranks`` are the classes,
-    ascending."""
+    """All requests that wait for one backend; ``aging_s`` 0 turns aging off."""
 
-    def __init__(self, *, aging_s: float, ranks: tuple[int, ...] = (-1, 0, 1)) -> None:
+    def __init__(self, *, aging_s: float) -> None:
         self._aging_s = aging_s
-        self._top = ranks[-1]
-        self._classes = {rank: _Class() for rank in ranks}
-        self._order = tuple(sorted(ranks, reverse=True))
+        self._top = RANKS[-1]
+        self._classes = {rank: _Class() for rank in RANKS}
+        self._order = RANKS[::-1]
         self._leaving: list[tuple[float, int, int, Waiting]] = []
         self._aging: list[tuple[float, int, int, Waiting]] = []
         self._places = 0

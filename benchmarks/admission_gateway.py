@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-from accounting.keys import HIGHEST_PRIORITY, KeyRecord, KeyRing, KeyRole
+from accounting.keys import HIGHEST_PRIORITY, CallerRole, KeyRecord, KeyRing
 from admission.controller import AdmissionController, Slot
 from admission.values import AdmissionLimits, BackendLoad, Demand
 from gateway.wiring import access, control
@@ -40,7 +40,7 @@ class Tenants(KeyRing):
         """The record of ``tenant-N``, or of the key that was configured."""
         if bearer is not None and bearer.startswith(TENANT_KEY):
             name = "t" + bearer.removeprefix(TENANT_KEY)
-            return KeyRecord(bearer, name, KeyRole.CALLER, HIGHEST_PRIORITY)
+            return KeyRecord(bearer, name, CallerRole.CALLER, HIGHEST_PRIORITY)
         return super().lookup(bearer)
 
 

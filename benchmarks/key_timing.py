@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from accounting.keys import KeyRecord, KeyRing, KeyRole, StoredKey, draw_key
+from accounting.keys import CallerRole, KeyRecord, KeyRing, StoredKey, draw_key
 from gateway.keys.authenticate import Keys
 from gateway.testing import fake_services, serving
 
@@ -42,7 +42,7 @@ def ring_and_keys() -> tuple[KeyRing, Mapping[str, Sequence[str]]]:
     wrong: dict[str, list[str]] = {name: [] for name in KINDS}
     for number in range(MADE):
         new = draw_key()
-        record = KeyRecord(f"key_{number}", "acme", KeyRole.CALLER, 0)
+        record = KeyRecord(f"key_{number}", "acme", CallerRole.CALLER, 0)
         ring.add(StoredKey(record, new.prefix, new.salt, new.digest))
         head, _, secret = new.key.rpartition("_")
         other = draw_key().key

@@ -10,10 +10,10 @@ from typing_extensions import TypedDict
 
 from accounting.keys import (
     HIGHEST_PRIORITY,
+    CallerRole,
     KeyLimits,
     KeyRecord,
     KeyRing,
-    KeyRole,
     NewSecret,
     StoredKey,
     draw_key,
@@ -21,7 +21,6 @@ from accounting.keys import (
 from gateway.contracts.fields import Body, Priority
 from gateway.contracts.front_headers import WORD
 from gateway.contracts.refusals import not_allowed
-from gateway.contracts.values import CallerRole
 from gateway.errors import InvalidRequest
 from gateway.keys.last_used import KeyUse
 from gateway.keys.registry import KeyProjection
@@ -120,7 +119,7 @@ class KeyAdmin:
         record = KeyRecord(
             f"key_{secret.prefix}",
             given.tenant,
-            KeyRole(given.role),
+            given.role,
             default_priority if given.max_priority is None else given.max_priority,
             None if given.routes is None else tuple(given.routes),
             None if given.adapters is None else tuple(given.adapters),

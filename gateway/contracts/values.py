@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from accounting.keys import NO_LIMITS, KeyLimits
+from accounting.keys import CallerRole as CallerRole
 from budgeting.values import EvidenceChunk, Message
 from gateway.contracts.features import Feature
 from gateway.errors import PublicError
@@ -31,15 +32,6 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     ERROR = "error"
     DEGRADED = "degraded"
-
-
-class CallerRole(StrEnum):
-    """What a key may do."""
-
-    CALLER = "caller"
-    FRONT = "front"
-    OPERATOR = "operator"
-    ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from accounting.keys import KeyRing
-from gateway.contracts.values import Caller, CallerRole
+from gateway.contracts.values import Caller
 from gateway.errors import InvalidKey, MissingKey
 
 
@@ -32,7 +32,7 @@ class Keys:
                 self._on_use(record.key_id)
             return Caller(
                 record.tenant,
-                CallerRole(record.role),
+                record.role,
                 record.key_id,
                 record.max_priority,
                 record.routes,

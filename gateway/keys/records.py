@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from accounting.keys import KeyLimits, KeyRecord, KeyRole, StoredKey
+from accounting.keys import CallerRole, KeyLimits, KeyRecord, StoredKey
 from gateway.state.port import Record
 
 STREAM = "keys"
@@ -78,7 +78,7 @@ def key_event(record: Record) -> StoredKey | Revoked:
         KeyRecord(
             event.id,
             event.tenant,
-            KeyRole(event.role),
+            CallerRole(event.role),
             event.max_priority,
             event.routes,
             event.adapters,

@@ -20,7 +20,7 @@ from gateway.config.volatile import VolatilePolicy
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.errors import InvalidRequest
 from gateway.prompts.versions import PromptVersion
-from gateway.prompts.volatile import VolatileFinder, VolatileFinding
+from gateway.prompts.volatile import Separated, VolatileFinder, VolatileFinding
 
 # How much system text is made canonical in the caller's thread, where it holds up the event loop: at worst
 # about 1.5 µs a character, some milliseconds; a usual text, mostly seen before, takes a twentieth of it.
@@ -61,36 +61,25 @@ class Canonical:
         return "moved" if self.moved else "reported"
 
 
-@dataclass(frozen=True, slots=True)
-class SystemText:
-    """A caller's system text: normalized (``text``), and without what is volatile in it (``stable``)."""
-
-    text: str
-    stable: str
-    moved: tuple[str, ...] = ()
-    findings: tuple[VolatileFinding, ...] = ()
-
-
 class SystemTexts:
     """Normalizes and searches system texts; caches those without a finding, since they come again.
     Thread-safe."""
 
     def __init__(self) -> None:
         self._finder = VolatileFinder()
-        self._known: dict[str, SystemText] = {}
+        self._known: dict[str, tuple[str, Separated]] = {}
         self._lock = threading.Lock()
 
-    def read(self, content: str, number: int, *, search: bool = True) -> SystemText:
-        """The text of the caller's system message of that number, as it was sent."""
+    def read(self, content: str, number: int, *, search: bool = True) -> tuple[str, Separated]:
+        """The caller's system message of that number: normalized, and without what is volatile in it."""
         known = self._known.get(content)
         if known is not None:
             return known
         text = normalize(content)
         if not search:
-            return SystemText(text, text)
-        found = self._finder.separate(text, number)
-        read = SystemText(text, found.stable, found.moved, found.findings)
-        if not found.findings and len(content) <= REMEMBERED_CHARS:
+            return text, Separated(text)
+        read = text, self._finder.separate(text, number)
+        if not read[1].findings and len(content) <= REMEMBERED_CHARS:
             with self._lock:
                 if len(self._known) >= REMEMBERED_TEXTS:
                     del self._known[next(iter(self._known))]
@@ -181,13 +170,13 @@ def canonicalize(
     if written:
         texts = texts or SystemTexts()
         for number, content in enumerate(written):
-            separated = texts.read(content, number, search=volatile is not VolatilePolicy.OFF)
+            text, separated = texts.read(content, number, search=volatile is not VolatilePolicy.OFF)
             findings += separated.findings
             if volatile is VolatilePolicy.MOVE and separated.findings:
                 system.append(separated.stable)
                 volatile_lines += separated.moved
             else:
-                system.append(separated.text)
+                system.append(text)
     prompt = CanonicalPrompt(
         system=tuple([text for text in system if text]),
         turns=tuple([message for message in messages if message.role is not Role.SYSTEM]),

@@ -105,6 +105,7 @@ def _changed(scenario: Scenario, streams: int | None, for_s: float | None, seed:
     """The scenario with what the command line says instead. Raises ChaosError."""
     from pydantic import ValidationError
 
+    from gateway.config.yaml_file import explain
     from ops.chaos.scenario import Scenario, ScenarioError
 
     data = scenario.model_dump()
@@ -117,8 +118,7 @@ def _changed(scenario: Scenario, streams: int | None, for_s: float | None, seed:
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ScenarioError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ScenarioError(explain(error, Scenario, lambda loc: "given here")) from None
 
 
 def _run(scenario: Scenario, testbed: object, console: Console) -> ChaosReport:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from accounting.keys import (
     BOOTSTRAP_ADMIN,
+    CallerRole,
     KeyRecord,
     KeyRing,
-    KeyRole,
     NewSecret,
     StoredKey,
     draw_key,
@@ -24,7 +24,7 @@ from accounting.keys import (
 def test_the_admin_key_belongs_to_an_admin() -> None:
     record = KeyRing("sk-right", enabled=True).lookup("sk-right")
     assert record is not None
-    assert (record.role, record.tenant, record.max_priority) == (KeyRole.ADMIN, "default", 1)
+    assert (record.role, record.tenant, record.max_priority) == (CallerRole.ADMIN, "default", 1)
 
 
 @pytest.mark.parametrize("bearer", [None, "", "sk-wrong", "sk-righ", "sk-right ", "\ud800"])
@@ -35,8 +35,8 @@ def test_a_missing_or_wrong_key_belongs_to_nobody(bearer: str | None) -> None:
 def test_the_fronts_key_belongs_to_a_front_that_may_pass_every_priority_on() -> None:
     ring = KeyRing("sk-admin", front_key="sk-front", enabled=True)
     front, admin = ring.lookup("sk-front"), ring.lookup("sk-admin")
-    assert front is not None and (front.role, front.max_priority) == (KeyRole.FRONT, 1)
-    assert admin is not None and admin.role is KeyRole.ADMIN
+    assert front is not None and (front.role, front.max_priority) == (CallerRole.FRONT, 1)
+    assert admin is not None and admin.role is CallerRole.ADMIN
     assert ring.lookup("sk-other") is None
 
 
@@ -50,7 +50,7 @@ def test_without_an_admin_key_nobody_gets_in(admin_key: str | None, bearer: str 
 def test_with_authentication_off_everybody_is_the_local_operator(bearer: str | None) -> None:
     record = KeyRing("sk-right", enabled=False).lookup(bearer)
     assert record is not None
-    assert (record.tenant, record.role, record.key_id) == ("default", KeyRole.ADMIN, "local")
+    assert (record.tenant, record.role, record.key_id) == ("default", CallerRole.ADMIN, "local")
 
 
 @given(key=st.text(min_size=1), other=st.text())
@@ -68,7 +68,7 @@ def test_the_ring_keeps_a_salted_digest_and_not_the_key() -> None:
 
 
 def made(secret: NewSecret, **changes: Any) -> StoredKey:
-    record = KeyRecord(f"key_{secret.prefix}", "acme", KeyRole.CALLER, 0)
+    record = KeyRecord(f"key_{secret.prefix}", "acme", CallerRole.CALLER, 0)
     return StoredKey(replace(record, **changes), secret.prefix, secret.salt, secret.digest)
 
 
@@ -76,7 +76,7 @@ def test_a_made_key_belongs_to_its_tenant_until_it_is_removed() -> None:
     ring, secret = KeyRing("sk-right", enabled=True), draw_key()
     ring.add(made(secret))
     found = ring.lookup(secret.key)
-    assert found is not None and (found.tenant, found.role) == ("acme", KeyRole.CALLER)
+    assert found is not None and (found.tenant, found.role) == ("acme", CallerRole.CALLER)
     assert ring.lookup("sk-right") is BOOTSTRAP_ADMIN, "the first admin key stays"
     assert ring.remove(found.key_id) and not ring.remove(found.key_id)
     assert ring.lookup(secret.key) is None and not ring.made
