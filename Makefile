@@ -10,7 +10,7 @@ CONFIG ?= sluice.yaml
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast test-env lint format bench gpu-check clean check audit lock
+.PHONY: help run test test-fast test-env lint format bench gpu-check clean check audit lock sbom pin-images
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,12 @@ audit: $(VENV)/.test ## Known vulnerabilities of the dependencies; needs a netwo
 lock: $(VENV)/.test ## Write constraints/ from the versions in .venv; needs a network
 	@$(PIP) install --quiet uv
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/lock
+
+sbom: $(VENV)/.run ## Write sbom.json: what an installed gateway consists of, in CycloneDX; ARGS: other extras
+	@$(BIN)/python scripts/sbom $(or $(ARGS),embedded replay) > sbom.json && echo sbom.json
+
+pin-images: ## Write deploy/docker/pinned.env: the base images by digest; needs docker and the registry
+	@sh deploy/docker/pin-images > deploy/docker/pinned.env && echo deploy/docker/pinned.env
 
 clean: ## Remove the environment and what was built
 	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis state

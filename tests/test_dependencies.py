@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
+import runpy
 import subprocess
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -110,6 +112,45 @@ def test_the_locks_hold_every_dependency_in_its_range_with_hashes_and_name_no_in
         versions = locked.get(re.sub(r"[-_.]+", "-", one.name).lower(), [])
         assert any(one.specifier.contains(version) for version in versions), f"{one}: run make lock"
     assert "://" not in text and "torch" not in locked
+
+
+SBOM = runpy.run_path(str(ROOT / "scripts" / "sbom"))
+
+
+def test_the_bill_of_materials_has_everything_that_is_needed_and_is_the_same_each_time() -> None:
+    made = SBOM["document"](frozenset({"embedded"}))
+    assert made == SBOM["document"](frozenset({"embedded"})) and json.loads(json.dumps(made)) == made
+    assert (made["bomFormat"], made["specVersion"]) == ("CycloneDX", "1.5")
+    named = {one["name"] for one in made["components"]}
+    assert {*installed_by_default(), "torch"} - {OURS} <= named
+    refs = {one["bom-ref"] for one in [made["metadata"]["component"], *made["components"]]}
+    for one in made["dependencies"]:
+        assert {one["ref"], *one["dependsOn"]} <= refs
+    for one in made["components"]:
+        assert one["licenses"], one
+        assert one["type"] == "data" or one["purl"] == f"pkg:pypi/{one['name']}@{one['version']}"
+
+
+# Suffixes of files that could come from elsewhere, and those of them that were made here.
+DATA = {".csv", ".jsonl", ".psv", ".parquet", ".txt", ".gz", ".zip", ".bin", ".js", ".css", ".woff2", ".ttf"}
+OWN_DATA = {
+    "constraints/light.txt", "constraints/test.txt", "evaluation/adapter_regression/manga_domain.jsonl",
+    "evaluation/demo_questions.jsonl", "evaluation/quantization_eval/prompts.jsonl", "models/catalogue.psv",
+}  # fmt: skip
+
+
+def test_every_file_of_data_is_our_own_or_listed_with_its_licence() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    if listed.returncode != 0:
+        pytest.skip("this is no clone")
+    data = {name for name in listed.stdout.splitlines() if Path(name).suffix in DATA}
+    vendored = {path: (source, licence) for path, source, licence in SBOM["VENDORED"]}
+    assert data == OWN_DATA | set(vendored)
+    full = {"CC-BY-4.0": "CC-BY 4.0", "Apache-2.0": "Apache License 2.0"}
+    for path, (source, licence) in vendored.items():
+        described = (ROOT / path).with_name("README.md").read_text(encoding="utf-8")
+        section = described.partition(f"## {Path(path).name}\n")[2].partition("\n## ")[0]
+        assert source in section and full[licence] in section, path
 
 
 def audited(folder: Path, pip_audit: str | None) -> subprocess.CompletedProcess[str]:

@@ -353,3 +353,23 @@ def test_the_picker_finds_what_it_asks_for() -> None:
     )
     code = "".join(p.read_text() for p in (ROOT.parents[1] / "observability").glob("*.py"))
     assert len(promised) == 5 and all(f'"{name}"' in code for name in promised)
+
+
+@pytest.mark.skipif(
+    shutil.which("kustomize") is None and shutil.which("kubectl") is None, reason="kustomize is not installed"
+)
+def test_a_release_takes_no_image_by_its_tag_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "k8s"
+    shutil.copytree(ROOT, folder)
+
+    def released() -> subprocess.CompletedProcess[str]:
+        command = ["sh", str(folder / "render"), "--release"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    refused = released()
+    assert refused.returncode == 1 and "without a digest: sluice:0.1.0" in refused.stderr
+    for file in folder.glob("overlays/*/kustomization.yaml"):
+        digest = f'newName: registry.example/sluice, digest: "sha256:{"a" * 64}"'
+        file.write_text(re.sub(r"newTag: [\w.-]+", digest, file.read_text()))
+    done = released()
+    assert done.returncode == 0, done.stderr
