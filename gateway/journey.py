@@ -26,7 +26,7 @@ from gateway.generation.demand import demand_of
 from gateway.generation.dispatcher import Dispatcher, GenerationOutcome
 from gateway.generation.fallback import FallbackChain
 from gateway.generation.grammars import CheckShape, unchecked
-from gateway.generation.job import Job, required_features
+from gateway.generation.job import Job, rank_backends
 from gateway.generation.sink import Sink
 from gateway.keys.rate_limits import KeyLimiter, settling
 from gateway.prompts.budgets import budget_request, half_plan
@@ -37,7 +37,6 @@ from gateway.requests.answer import closing_row, opening_row, partial_usage, res
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter, RequestRecorder
 from gateway.requests.timing import StageTimer
-from gateway.routing.rank import rank
 from gateway.routing.revision import Revision
 from gateway.routing.target import resolve
 from resilience.errors import DeadlinePassed
@@ -114,14 +113,7 @@ class Journey:
             recorder.prepared(plan, lease)
             timer.lap("adapter")
 
-            ranking = rank(
-                target.route,
-                sticky_key=request.sticky_key,
-                asked=required_features(request, lease),
-                backends=self.fleet.backends,
-                pinned=target.backend,
-                model=target.model or (lease.adapter.base_model if lease.adapter is not None else None),
-            )
+            ranking = rank_backends(request, target, lease, self.fleet)
             request = await self.check_shape(request)
             backend = ranking.first((*request.extra, *request.dropped))
             prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)

@@ -7,10 +7,11 @@ from adapters.selection import Lease
 from admission.errors import Refused
 from budgeting.values import Plan
 from gateway.backends.lora_slots import PARAM
-from gateway.backends.port import Backend, features_asked
+from gateway.backends.port import Backend, Fleet, features_asked
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.generation.answer_stream import AnswerStream
+from gateway.routing.rank import Ranking, rank
 from gateway.routing.target import Target
 from resilience.failures import BackendFailure
 from resilience.fallback_policy import DEGRADED, RESPONSE_CACHE
@@ -98,6 +99,18 @@ def required_features(request: GenerateRequest, lease: Lease) -> frozenset[Featu
     if lease.adapter is not None:
         asked |= {Feature.LORA}
     return asked | request.needs
+
+
+def rank_backends(request: GenerateRequest, target: Target, lease: Lease, fleet: Fleet) -> Ranking:
+    """The route's backends in the order in which the request may get them."""
+    return rank(
+        target.route,
+        sticky_key=request.sticky_key,
+        asked=required_features(request, lease),
+        backends=fleet.backends,
+        pinned=target.backend,
+        model=target.model or (lease.adapter.base_model if lease.adapter is not None else None),
+    )
 
 
 def without_adapter(cause: Refused | BackendFailure, job: Job, stream: AnswerStream) -> Job | None:
