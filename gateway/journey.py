@@ -10,7 +10,7 @@ leaves, one cancellation runs through the frames that hold slot, lease and seque
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from accounting.account import Accounts
@@ -41,12 +41,12 @@ from gateway.routing.revision import Revision
 from gateway.routing.target import resolve
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure
-from resilience.time_limits import TimeLimits
+from resilience.time_limits import TimeLimit
 
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """Every stage, in the order in which a request meets them; ``timeout_s`` is for all of them together."""
+    """Every stage, in the order in which a request meets them; ``time_limit`` is for all of them together."""
 
     in_flight: InFlightRequests
     revision: Callable[[], Revision]
@@ -65,19 +65,18 @@ class Journey:
     reporter: Reporter
     clock: Callable[[], float]
     unix_time: Callable[[], float]
+    time_limit: Callable[[], TimeLimit]
     mirror: Callable[[Job, GenerationOutcome, Answer], None] = lambda job, outcome, answer: None
-    timeout_s: float = 300.0
-    time_limits: TimeLimits = field(default_factory=TimeLimits)
     check_shape: CheckShape = unchecked
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
         """Run one request to its end; every failure but cancellation reaches ``sink.fail``."""
         span = self.reporter.trace(request)
         stream = AnswerStream(request, sink, self.clock, span)
-        timer = StageTimer(self.clock, request.arrived_at)
+        timer = StageTimer(self.clock, request.arrived_at, self.time_limit())
         with self.reporter.record(request, span, stream, timer) as recorder:
             try:
-                with self.in_flight.receive(request), timer.within(self.time_limits.limit(self.timeout_s)):
+                with self.in_flight.receive(request), timer:
                     await self._stages(request, span.trace_id, sink, stream, timer, recorder)
             except Exception as error:
                 public = request.in_body_terms(public_error(error))

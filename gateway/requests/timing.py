@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
 
 from gateway.errors import DeadlineExceeded
 from resilience.time_limits import TimeLimit
@@ -11,16 +10,18 @@ from resilience.time_limits import TimeLimit
 class StageTimer:
     """How long each stage of one request took, in milliseconds, in order.
 
+    As a block: the request's time limit, if there is one; raises DeadlineExceeded when it expires.
+
     Attributes:
         stage_ms: by stage.
     """
 
     __slots__ = ("_arrived_at", "_clock", "_last", "_limit", "stage_ms")
 
-    def __init__(self, clock: Callable[[], float], arrived_at: float) -> None:
+    def __init__(self, clock: Callable[[], float], arrived_at: float, limit: TimeLimit | None = None) -> None:
         self._clock = clock
         self._arrived_at = self._last = arrived_at
-        self._limit: TimeLimit | None = None
+        self._limit = limit
         self.stage_ms: dict[str, float] = {}
 
     def lap(self, stage: str) -> None:
@@ -41,11 +42,6 @@ class StageTimer:
     def timed_out(self) -> bool:
         """Whether the request was, or is being, cancelled because it took too long."""
         return self._limit is not None and self._limit.expired
-
-    def within(self, limit: TimeLimit) -> Self:
-        """The block is cancelled when the limit expires; raises DeadlineExceeded in place of that."""
-        self._limit = limit
-        return self
 
     def __enter__(self) -> None:
         if self._limit is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 
@@ -21,6 +22,7 @@ from gateway.shadow.guardrail import CanaryGuardrail
 from gateway.wiring.core import Core
 from gateway.wiring.shadow import ShadowParts, make_shadow
 from observability.events import RequestRecord
+from resilience.time_limits import TimeLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,8 @@ def make_journey(
         ),
         clock=base.clock,
         unix_time=base.unix_time,
-        timeout_s=base.settings.server.request_timeout_seconds,
         check_shape=model.grammars.checked,
+        time_limit=partial(TimeLimits().limit, base.settings.server.request_timeout_seconds),
     )
 
 

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ from resilience.response_cache_memory import MemoryStore
 from resilience.resume import Spelling
 from resilience.retry import RetryPolicy
 from resilience.retry_budget import RetryBudget
+from resilience.time_limits import TimeLimits
 from tests.journey.house import CALLER, House, Outbox
 
 ROOT = Path(__file__).parents[2]
@@ -148,6 +150,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
                 clock=clock,
             ),
             clock=clock,
+            time_limit=partial(TimeLimits().limit, 300.0),
             unix_time=lambda: 1_700_000_000.0,
         )
         return House(
