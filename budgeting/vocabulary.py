@@ -124,7 +124,11 @@ class Vocabulary:
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         """The vocabulary's own string for each id. Raises ValueError for an id outside the vocabulary."""
         self._check(token_ids)
-        names = {token_id: self._tokenizer.id_to_token(token_id) or "" for token_id in set(token_ids)}
+        # One string for each id that occurs. A set of them all would hold up other threads.
+        names: dict[int, str] = {}
+        for token_id in token_ids:
+            if token_id not in names:
+                names[token_id] = self._tokenizer.id_to_token(token_id) or ""
         return [names[token_id] for token_id in token_ids]
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -1,12 +1,17 @@
 """``/tokenize`` and ``/detokenize``, in the shapes that vLLM's users know."""
 
 from collections.abc import Sequence
+from typing import Annotated, Final
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from gateway.contracts import openai_fields
 from gateway.contracts.fields import Body, Name, Text, TokenIds
 from gateway.contracts.openai import ChatMessages
+
+MAX_IDS: Final = 262_144
+"""Most ids of one ``/detokenize``: decoding them holds up all threads for some 60 ms."""
 
 
 class TokenizeRequest(Body):
@@ -34,7 +39,7 @@ class DetokenizeRequest(Body):
     """Token ids to turn into text."""
 
     model: Name | None = None
-    tokens: TokenIds
+    tokens: Annotated[TokenIds, Field(max_length=MAX_IDS)]
 
 
 class DetokenizeBody(TypedDict):

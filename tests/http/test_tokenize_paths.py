@@ -7,6 +7,7 @@ import pytest
 
 from accounting.keys import KeyLimits
 from accounting.quotas import Quotas
+from gateway.contracts.tokenizing import MAX_IDS
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import BackendUnavailable
 from gateway.keys.rate_limits import KeyLimiter
@@ -70,6 +71,7 @@ async def test_token_ids_become_text_again(connect: Any) -> None:
         ("/detokenize", {"tokens": [-1]}, "tokens.0"),
         ("/detokenize", {"tokens": [300]}, "tokens"),
         ("/detokenize", {"tokens": "a"}, "tokens"),
+        ("/detokenize", {"tokens": [1] * (MAX_IDS + 1)}, "tokens"),
         ("/detokenize", {}, "tokens"),
     ],
 )
@@ -145,7 +147,9 @@ async def test_a_large_text_is_tokenized_in_the_tenants_share_of_the_threads(con
             return await super().run(tenant, chars, work)
 
     async with connect(replace(services, text_threads=Noting())) as client:
-        large = await client.post("/tokenize", json={"prompt": "a" * 5_000, "return_token_strs": True})
+        large = await client.post("/tokenize", json={"prompt": "a" * 40_000, "return_token_strs": True})
         await client.post("/tokenize", json={"prompt": "a"})
-    assert large.json()["count"] == len(large.json()["token_strs"]) == 5_001
-    assert [chars > 5_000 for _, chars in taken] == [True]
+    answer = large.json()
+    assert answer["tokens"] == [1, *[97] * 40_000], "also when it is written in parts"
+    assert answer["count"] == len(answer["token_strs"]) == 40_001
+    assert [chars > 40_000 for _, chars in taken] == [True]
