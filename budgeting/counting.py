@@ -22,7 +22,7 @@ from jinja2 import TemplateSyntaxError
 
 from budgeting.errors import TemplateRefused, TokenizerError
 from budgeting.forms import learn_form
-from budgeting.template import ChatTemplate
+from budgeting.template import ChatTemplate, RenderElsewhere
 from budgeting.template_analysis import MARKER, Frame, frame_in
 from budgeting.token_cache import TokenCache
 from budgeting.tokenizer_files import TokenizerFiles, read_tokenizer_files
@@ -34,6 +34,8 @@ CACHE_BYTES = 32 * 1024 * 1024
 # Share of it for texts whose number of tokens is kept, not their ids.
 _COUNTS_SHARE = 8
 
+# The cost of a conversation that is rendered in another process: more than is ever done on the event loop.
+NEVER_INLINE_CHARS = 1 << 30
 # What rendering a message costs, in characters of text that could be tokenized meanwhile: 45 µs through Jinja
 # (2.9 GHz core, demo model), 3 µs around a learned frame; 2.6 characters a microsecond by `tokenizers`.
 MESSAGE_CHARS = 117
@@ -71,11 +73,12 @@ class ChatTokenizer:
         *,
         now: Callable[[], datetime] = datetime.now,
         cache_bytes: int = CACHE_BYTES,
+        elsewhere: RenderElsewhere | None = None,
     ) -> None:
         self._vocabulary = Vocabulary(files)
         self._controls = self._vocabulary.controls
         try:
-            self._template = ChatTemplate(files.template, files.specials, now=now)
+            self._template = ChatTemplate(files.template, files.specials, now=now, elsewhere=elsewhere)
         except TemplateSyntaxError as error:
             raise TokenizerError(files.folder, f"the chat template is malformed: {error}") from error
         self._form = learn_form(lambda messages: self._template.render(messages, add_generation_prompt=False))
@@ -92,10 +95,15 @@ class ChatTokenizer:
 
     @classmethod
     def from_folder(
-        cls, path: str | Path, *, now: Callable[[], datetime] = datetime.now, cache_bytes: int = CACHE_BYTES
+        cls,
+        path: str | Path,
+        *,
+        now: Callable[[], datetime] = datetime.now,
+        cache_bytes: int = CACHE_BYTES,
+        elsewhere: RenderElsewhere | None = None,
     ) -> ChatTokenizer:
         """Load a model folder; blocks on disk. Raises TokenizerError naming the file."""
-        return cls(read_tokenizer_files(path), now=now, cache_bytes=cache_bytes)
+        return cls(read_tokenizer_files(path), now=now, cache_bytes=cache_bytes, elsewhere=elsewhere)
 
     @property
     def encoder(self) -> str:
@@ -185,6 +193,8 @@ class ChatTokenizer:
 
     def unseen_chars(self, messages: Iterable[Message]) -> int:
         """How much encoding these messages costs, in characters of text: those cached cost nothing."""
+        if self._template.is_bounded:
+            return NEVER_INLINE_CHARS
         return sum(
             len(message.content) + self._message_chars
             for message in messages

@@ -16,7 +16,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from budgeting.errors import TemplateRefused
-from budgeting.template_analysis import only_frames, renders_each_message_alone
+from budgeting.template_analysis import is_cheap, only_frames, renders_each_message_alone
+from budgeting.tokenizer_files import read_tokenizer_files
 from budgeting.values import Message
 
 # What a template may trip over when a message is not what its author had in mind.
@@ -51,27 +52,58 @@ def _to_json(
     )
 
 
-class ChatTemplate:
-    """A compiled template. Thread-safe: rendering shares nothing. Raises jinja2.TemplateSyntaxError."""
+# Renders a job of :func:`prepare_render` within bounds; raises TemplateRefused when it is over one.
+RenderElsewhere = Callable[[bytes], bytes]
 
-    def __init__(self, source: str, specials: Mapping[str, str], *, now: Callable[[], datetime]) -> None:
+
+class ChatTemplate:
+    """A compiled template. Thread-safe: rendering shares nothing. Raises jinja2.TemplateSyntaxError.
+
+    One whose cost is not known to be small (``is_cheap``) is compiled and rendered by ``elsewhere``, since it
+    may take any time and memory; without that, here.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        specials: Mapping[str, str],
+        *,
+        now: Callable[[], datetime],
+        elsewhere: RenderElsewhere | None = None,
+    ) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda format: now().strftime(format)
-        self._template = environment.from_string(source)
-        self._specials = dict(specials)
         tree = environment.parse(source)
+        self._elsewhere = None if is_cheap(tree) else elsewhere
+        self._template = None if self._elsewhere is not None else environment.from_string(source)
+        self._specials = dict(specials)
         self.each_message_alone = renders_each_message_alone(tree, frozenset(specials))
         self.frames_only = self.each_message_alone and only_frames(tree)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """The conversation as text. Raises TemplateRefused when the template does not take it."""
+        shown = [{"role": message.role.value, "content": message.content} for message in messages]
+        if self._elsewhere is not None:
+            answer = json.loads(self._elsewhere(json.dumps([shown, add_generation_prompt]).encode()))
+            if answer["refused"] is not None:
+                raise TemplateRefused(answer["refused"])
+            return str(answer["text"])
+        return self._rendered(shown, add_generation_prompt=add_generation_prompt)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it is rendered elsewhere, within bounds, which takes milliseconds."""
+        return self._elsewhere is not None
+
+    def _rendered(self, shown: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+        assert self._template is not None
         try:
             return self._template.render(
-                messages=[{"role": message.role.value, "content": message.content} for message in messages],
+                messages=shown,
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -81,3 +113,24 @@ class ChatTemplate:
             raise TemplateRefused(error.message or type(error).__name__) from error
         except _TEMPLATE_FAULTS as error:
             raise TemplateRefused(type(error).__name__) from error
+
+
+def prepare_render(folder: str) -> Callable[[bytes], bytes]:
+    """Renders a model folder's template: from JSON of the messages and ``add_generation_prompt`` to JSON of
+    the text or of the refusal. The template is compiled for each job, since that may cost as much.
+    """
+    files = read_tokenizer_files(folder)
+
+    def render(job: bytes) -> bytes:
+        shown, asked = json.loads(job)
+        text = refused = None
+        try:
+            template = ChatTemplate(files.template, files.specials, now=datetime.now)
+            text = template._rendered(shown, add_generation_prompt=asked)
+        except TemplateError as error:
+            refused = error.message or type(error).__name__
+        except TemplateRefused as error:
+            refused = error.reason
+        return json.dumps({"text": text, "refused": refused}).encode()
+
+    return render

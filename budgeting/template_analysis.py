@@ -43,6 +43,119 @@ def renders_each_message_alone(tree: nodes.Template, specials: frozenset[str]) -
     return loop is not None
 
 
+# What a template may use when its cost is known to be small: nothing that repeats a text or a list, and no
+# loop over anything but the messages or what one of them holds.
+_CHEAP_FILTERS = frozenset(
+    [
+        "capitalize",
+        "default",
+        "d",
+        "first",
+        "last",
+        "length",
+        "count",
+        "list",
+        "lower",
+        "map",
+        "rejectattr",
+        "reverse",
+        "safe",
+        "selectattr",
+        "string",
+        "title",
+        "tojson",
+        "trim",
+        "upper",
+        "items",
+        "e",
+        "escape",
+    ]
+)
+_ESCAPING = frozenset({"tojson", "e", "escape"})
+_JOINING = (nodes.Add, nodes.Concat, nodes.List, nodes.Tuple, nodes.Dict)
+_CHEAP_CALLS = frozenset({"raise_exception", "strftime_now", "namespace"})
+_CHEAP_METHODS = frozenset(
+    [
+        "startswith",
+        "endswith",
+        "strip",
+        "lstrip",
+        "rstrip",
+        "split",
+        "rsplit",
+        "lower",
+        "upper",
+        "title",
+        "get",
+        "items",
+        "keys",
+        "values",
+    ]
+)
+_DEAR = (
+    *(nodes.Mul, nodes.Pow, nodes.Mod, nodes.AssignBlock, nodes.Macro, nodes.CallBlock),
+    *(nodes.Include, nodes.Import, nodes.FromImport),
+)
+_MOST_LOOPS = 8
+_LARGEST_NUMBER = 1_000
+
+
+def is_cheap(tree: nodes.Template) -> bool:
+    """Whether the result is at most as long as the conversation times its number of messages."""
+    if any(tree.find_all(_DEAR)) or len(list(tree.find_all(nodes.For))) > _MOST_LOOPS:
+        return False
+    made = {
+        name.name
+        for one in tree.find_all(nodes.Assign)
+        for name in _with_descendants(one.target, (nodes.Name, nodes.NSRef))
+        if isinstance(name, nodes.Name | nodes.NSRef)
+    }
+    return (
+        all(one.name in _CHEAP_FILTERS for one in tree.find_all(nodes.Filter))
+        and all(_is_cheap_call(call) for call in tree.find_all(nodes.Call))
+        and all(_is_small(const.value) for const in tree.find_all(nodes.Const))
+        and not any(_may_double(one.node, made) for one in tree.find_all(nodes.Assign))
+        and not any(_repeats_messages(loop) for loop in tree.find_all(nodes.For))
+    )
+
+
+def _is_cheap_call(call: nodes.Call) -> bool:
+    if isinstance(call.node, nodes.Name):
+        return call.node.name in _CHEAP_CALLS
+    return isinstance(call.node, nodes.Getattr) and call.node.attr in _CHEAP_METHODS
+
+
+def _is_small(value: object) -> bool:
+    return not isinstance(value, int | float) or abs(value) <= _LARGEST_NUMBER
+
+
+def _may_double(value: nodes.Node, made: set[str]) -> bool:
+    """Whether an assigned value may be twice as long as one that the template made before."""
+    used = [
+        one
+        for one in _with_descendants(value, (nodes.Name,))
+        if isinstance(one, nodes.Name) and one.name in made
+    ]
+    escaped = any(
+        isinstance(one, nodes.Filter) and one.name in _ESCAPING
+        for one in _with_descendants(value, (nodes.Filter,))
+    )
+    return len(used) > (0 if escaped else 1) and (escaped or bool(_with_descendants(value, _JOINING)))
+
+
+def _repeats_messages(loop: nodes.For) -> bool:
+    """Whether a loop in this one goes over more than its own item."""
+    own = {one.name for one in _with_descendants(loop.target, (nodes.Name,)) if isinstance(one, nodes.Name)}
+    inner = [one for part in loop.body for one in _with_descendants(part, (nodes.For,))]
+    return loop.recursive or any(
+        name.name not in own
+        for one in inner
+        if isinstance(one, nodes.For)
+        for name in _with_descendants(one.iter, (nodes.Name,))
+        if isinstance(name, nodes.Name)
+    )
+
+
 def _is_alias(node: nodes.Node, aliases: set[str]) -> bool:
     """``{% set loop_messages = messages %}``."""
     return (

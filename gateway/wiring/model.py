@@ -10,6 +10,7 @@ from budgeting.values import SummaryKind
 from gateway.backends.port import Backend
 from gateway.generation.grammars import WORK, GrammarChecks
 from gateway.limited.process import LimitedProcess, Limits
+from gateway.prompts import bounded_templates
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.published import Publishing, StreamPublished
@@ -62,16 +63,19 @@ class ModelParts:
     versions: PromptVersions
     publishing: Publishing
     grammars: GrammarChecks
+    templates: LimitedProcess
 
 
 def make_model(base: Foundation) -> ModelParts:
     """Read the tokenizer and the prompt versions. Raises TokenizerError, PromptFileError."""
     settings = base.settings
-    tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
+    folder = settings.engine.tokenizer_folder
+    templates = LimitedProcess(bounded_templates.WORK, str(folder), limits=Limits())
+    tokenizer = ChatTokenizer.from_folder(folder, elsewhere=bounded_templates.render_in(templates, folder))
     canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
     versions = PromptVersions.configured(settings.prompts.folder)
     published = StreamPublished(base.state.store, base.state.path)
-    tokenizer_json = settings.engine.tokenizer_folder / "tokenizer.json"
+    tokenizer_json = folder / "tokenizer.json"
     return ModelParts(
         tokenizer=tokenizer,
         canonicalizer=canonicalizer,
@@ -79,5 +83,6 @@ def make_model(base: Foundation) -> ModelParts:
         threads=TextThreads(),
         versions=versions,
         publishing=Publishing(versions, published, unix_time=base.unix_time),
+        templates=templates,
         grammars=GrammarChecks(LimitedProcess(WORK, str(tokenizer_json), limits=Limits())),
     )

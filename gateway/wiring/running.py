@@ -74,6 +74,7 @@ class Gateway:
                         task.cancel()
         finally:
             core.model.grammars.close()
+            core.model.templates.close()
             await core.access.close()
             await state.close()
             await asyncio.to_thread(core.base.tracing.shutdown)
