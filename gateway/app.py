@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
@@ -61,6 +62,7 @@ class GatewayApp(FastAPI):
     ) -> None:
         super().__init__(**settings)
         self._described = described
+        self._document: tuple[str, bytes] | None = None
         self._hot = hot
         self._entry = with_cors(self._dispatch, cors_origins) if cors_origins else self._dispatch
 
@@ -70,6 +72,18 @@ class GatewayApp(FastAPI):
             routes = [*self._described, *self.routes]
             self.openapi_schema = get_openapi(title=self.title, version=self.version, routes=routes)
         return self.openapi_schema
+
+    def setup(self) -> None:
+        """The document's route. FastAPI's own writes all of the document's JSON for each request."""
+        if self.openapi_url:
+            self.add_route(self.openapi_url, self._describe, include_in_schema=False)
+
+    async def _describe(self, request: Request) -> Response:
+        root: str = request.scope.get("root_path", "").rstrip("/")
+        if self._document is None or self._document[0] != root:
+            servers = {"servers": [{"url": root}]} if root else {}
+            self._document = root, orjson.dumps({**self.openapi(), **servers})
+        return Response(self._document[1], media_type="application/json")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry."""
