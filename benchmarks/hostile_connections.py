@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
 import resource
 import tempfile
@@ -167,8 +168,20 @@ class Row:
     memory_mib: float
 
 
-async def measured(attack: Attack, port: int, pid: int, keys: tuple[str, str], seconds: float) -> Row:
-    """One attack: its connections stay open while the caller and the prober ask."""
+def attacking(attack: Attack, port: int, key: str, seconds: float) -> None:
+    """A process of its own: what it sends must not hold up those who measure."""
+
+    async def attacked() -> None:
+        writers = await attack(port, key)
+        await asyncio.sleep(seconds)
+        for writer in writers:
+            writer.transport.abort()
+
+    asyncio.run(attacked())
+
+
+async def measured(port: int, pid: int, key: str, seconds: float) -> Row:
+    """The caller and the prober ask."""
     caller, ping = Noticed(), Noticed()
     before = resident_mib(pid)
     most = [before]
@@ -181,13 +194,10 @@ async def measured(attack: Attack, port: int, pid: int, keys: tuple[str, str], s
     async with asyncio.TaskGroup() as group:
         until = time.monotonic() + seconds
         group.create_task(watch(until))
-        generation = head(len(BODY), keys[0]) + BODY
+        generation = head(len(BODY), key) + BODY
         group.create_task(asked(caller, port, generation, keep=True, until=until))
         probe = b"GET /ping HTTP/1.1\r\nhost: gw\r\nconnection: close\r\n\r\n"
         group.create_task(asked(ping, port, probe, keep=False, until=until))
-        writers = await attack(port, keys[1])
-    for writer in writers:
-        writer.transport.abort()
     return Row(caller, ping, max(most) - before)
 
 
@@ -247,7 +257,12 @@ def main(
             log = folder / "gateway.log"
             process = stack.enter_context(started(command, log, env))
             wait_until_ready(process, port, "/ready", log)
-            row = asyncio.run(measured(attack, port, process.pid, (KEY, made_key(port)), seconds))
+            arguments = (attack, port, made_key(port), seconds)
+            attacker = multiprocessing.get_context("fork").Process(target=attacking, args=arguments)
+            attacker.start()
+            row = asyncio.run(measured(port, process.pid, KEY, seconds))
+            attacker.kill()
+            attacker.join()
             if attack is nothing:
                 alone_ms = row.caller.p99()
             table.add_row(*row_of(name, alone_ms)(row))
