@@ -121,7 +121,8 @@ def _served(name: str, offer: AdapterOffer, selection: Selection) -> Adapter:
     elif state is AdapterState.STAGED:
         why = "is staged: promote it, or ask with an operator's key"
     elif name in offer.refused:
-        why = f"was refused ({offer.refused[name]})"
+        # The reason may name a folder or a bucket.
+        why = f"was refused ({offer.refused[name] if selection.operator else 'operators are told why'})"
     raise UnknownAdapter(name, _known(offer, selection), why=why)
 
 

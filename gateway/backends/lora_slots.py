@@ -151,7 +151,8 @@ class LoraSlots:
         try:
             await self._bring(adapter)  # may take long, and delays no other request
         except AdapterError as error:
-            raise self._failed(adapter, "not_here", str(error)) from error
+            why = "its files are not on this machine; the log says why"
+            raise self._failed(adapter, "not_here", str(error), told=why) from error
         async with self._changing:  # a concurrent second caller finds it loaded
             decision = self.residency.decide(name, adapter.path, self._engine.adapters, self._clock())
             if isinstance(decision, Ready):
@@ -192,12 +193,12 @@ class LoraSlots:
         if isinstance(decision, Broken):
             raise _broken(adapter.adapter_id, decision)
 
-    def _failed(self, adapter: Adapter, code: str, detail: str) -> BackendFailure:
+    def _failed(self, adapter: Adapter, code: str, detail: str, *, told: str | None = None) -> BackendFailure:
         # Callers read the message: do not disclose this machine's paths.
         detail = detail.replace(f"{adapter.path}/", "").replace(adapter.path, PurePath(adapter.path).name)
-        wait_s = self.residency.failed(adapter.adapter_id, detail, self._clock())
+        wait_s = self.residency.failed(adapter.adapter_id, told or detail, self._clock())
         self._emit(AdapterLoadFailed(adapter.adapter_id, code, detail, wait_s))
-        return _broken(adapter.adapter_id, Broken(detail, wait_s))
+        return _broken(adapter.adapter_id, Broken(told or detail, wait_s))
 
 
 def _full(message: str) -> BackendFailure:

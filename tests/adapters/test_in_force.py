@@ -38,8 +38,8 @@ def made(folder: Path, name: str, value: float = 0.25) -> str:
     return str(crafted.write(folder / name, weights=crafted.safetensors(tensors)))
 
 
-def uses(one: Gate, name: str) -> str:
-    with one.registry.lease(Selection(name)) as lease:
+def uses(one: Gate, name: str, *, operator: bool = False) -> str:
+    with one.registry.lease(Selection(name, operator=operator)) as lease:
         assert lease.adapter is not None
         return lease.adapter.adapter_id
 
@@ -292,7 +292,7 @@ async def test_what_of_the_file_does_not_pass_is_refused_by_its_reason_and_the_o
         await one.importing(content(("gone", str(tmp_path / "gone")), ("v1", made(tmp_path, "a")))).run()
         assert uses(one, "v1") == "v1"
         with pytest.raises(UnknownAdapter, match=r"was refused.*not_found"):
-            uses(one, "gone")
+            uses(one, "gone", operator=True)
 
 
 async def test_adapters_of_the_file_for_another_base_model_are_left_out_and_say_so(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ async def test_adapters_of_the_file_for_another_base_model_are_left_out_and_say_
         await one.importing(other).run()
         assert uses(one, "v1") == "v1"
         with pytest.raises(UnknownAdapter, match="wrong_base: for 'huge'; served here: 'tiny'"):
-            uses(one, "v2")
+            uses(one, "v2", operator=True)
         assert "style" not in one.book.catalogue.aliases
 
 

@@ -106,13 +106,18 @@ def test_each_alias_has_an_order_of_its_own() -> None:
     [
         ("old", "is retired"),
         ("new", "is staged"),
-        ("bad", r"was refused \(not_finite: NaN\)"),
+        ("bad", r"was refused \(operators are told why\)"),
         ("nobody", "is not registered; known: early, style, v1, v2"),
     ],
 )
 def test_what_is_not_served_is_unknown_and_told_why(wish: str, why: str) -> None:
     with pytest.raises(UnknownAdapter, match=why):
         select(Selection(wish), OFFER)
+
+
+def test_operators_are_told_why_an_adapter_was_refused() -> None:
+    with pytest.raises(UnknownAdapter, match=r"was refused \(not_finite: NaN\)"):
+        select(Selection("bad", operator=True), OFFER)
 
 
 def test_a_key_is_told_of_none_that_it_may_not_use() -> None:
