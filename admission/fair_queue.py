@@ -126,6 +126,15 @@ class _Class:
         tenant.turn = self._enter(at + item.cost, item.tenant)
         self.discard(item)
 
+    def passed(self, item: Waiting) -> None:
+        """A request is served past the empty class: as :meth:`add` and :meth:`served` together."""
+        at = max(self._time - CREDIT, self._away.pop(item.tenant, 0))
+        self._time = max(self._time, at)
+        if at + item.cost > self._time - CREDIT:
+            self._away[item.tenant] = at + item.cost
+            if len(self._away) > MAX_AWAY:
+                self._away.popitem(last=False)
+
     def ahead_of(self, name: str) -> int:
         """About how many would be served before a new request of that tenant."""
         if not self.living:
@@ -192,6 +201,11 @@ class FairQueue:
         """Remove the request that :meth:`peek` returned: it is handed on."""
         self._classes[item.rank].served(item)
         self._forget(item)
+
+    def pass_empty(self, item: Waiting) -> None:
+        """A request is handed on past the empty queue; it counts in its tenant's share."""
+        item.rank = min(max(item.rank, self._order[-1]), self._top)
+        self._classes[item.rank].passed(item)
 
     def age(self, now: float) -> None:
         """Raise requests that have waited long enough by a class."""

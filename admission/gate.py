@@ -51,13 +51,14 @@ class BackendGate:
         if load is None:
             return
         self.work.report(load, now)
-        if self.queue:
+        if self._tickets:
             self.work.memory.refresh(now)  # here once a step, not in the decisions after it
 
     # The life of a request
 
-    def offer(self, demand: Demand, now: float) -> AdmissionTicket | Refusal:
-        """Queue a request, or refuse it. The first refusal that applies is reported:
+    def offer(self, demand: Demand, now: float, *, at_once: bool = False) -> AdmissionTicket | Refusal:
+        """Queue a request, or refuse it; ``at_once``: hand it on where nothing waits and nothing holds it,
+        as :meth:`pump` would. The first refusal that applies is reported:
 
         1. ``circuit_open``: too many answers of this backend failed lately.
         2. ``low_priority_shed`` or ``queue_full``: the queue has reached that overload level.
@@ -119,6 +120,12 @@ class BackendGate:
         ticket = AdmissionTicket(
             demand, item, demand.kind, uncached, max_tokens, expected, longest_s, wait_s, first_s
         )
+        if at_once and not self._tickets and not self._displaced:
+            self._hold = work.holds(ticket, now)
+            if self._hold is None and not work.too_late(ticket, now):
+                self.queue.pass_empty(item)
+                work.add(ticket, now)
+                return ticket
         self._tickets[item.number] = ticket
         self.queue.join(item)
         return ticket
@@ -271,12 +278,12 @@ class BackendGate:
     @property
     def queued(self) -> int:
         """Number of queued requests."""
-        return len(self.queue)
+        return len(self._tickets)
 
     @property
     def hold(self) -> Hold | None:
         """What held the next request at the last :meth:`pump`; ``None`` with an empty queue."""
-        return self._hold if self.queue else None
+        return self._hold if self._tickets else None
 
     @property
     def depth(self) -> int:

@@ -35,14 +35,15 @@ class InFlightWork:
     """One backend's work in flight; ``scale`` is the share of its sequences and blocks that is used."""
 
     __slots__ = (
-        "_high_seen_at", "_limits", "_offered_at", "estimator", "memory", "prefill", "scale", "sequences",
-        "signals", "tickets",
+        "_high_seen_at", "_limits", "_offered_at", "estimator", "foreign", "memory", "prefill", "scale",
+        "sequences", "signals", "tickets",
     )  # fmt: skip
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self.tickets: dict[int, AdmissionTicket] = {}
         self.sequences = 0  # a request of n texts is n of them
+        self.foreign = 0  # sequences there from other callers
         self.scale = 1.0
         self._high_seen_at = self._offered_at = float("-inf")
         self.signals = LoadSignals(limits)
@@ -55,6 +56,7 @@ class InFlightWork:
     def report(self, load: BackendLoad, now: float) -> None:
         """The engine's load after a step."""
         self.signals.report(load, now)
+        self.foreign = self.signals.foreign(self.sequences)
         self.prefill.bound(self.signals.workers, now, self.estimator.rates.s_per_token)
         if load.max_running:
             self.estimator.limit.bound(load.max_running)
@@ -70,6 +72,7 @@ class InFlightWork:
         self.prefill.add(ticket.number, ticket.uncached, now, self.estimator.rates.s_per_token)
         self.tickets[ticket.number] = ticket
         self.sequences += ticket.demand.sequences
+        self.foreign = self.signals.foreign(self.sequences)
         self.estimator.pace.set_running(self.sequences + self.foreign, now)
         self.memory.add(ticket)
 
@@ -90,6 +93,7 @@ class InFlightWork:
         del self.tickets[ticket.number]
         self.sequences -= sequences
         self.signals.left(sequences, ticket.handed_on_at)
+        self.foreign = self.signals.foreign(self.sequences)
         self.estimator.pace.end(ticket.number, output_tokens, now)
         self.estimator.pace.set_running(self.sequences + self.foreign, now)
         self.estimator.look(now)
@@ -106,11 +110,6 @@ class InFlightWork:
     def idle(self) -> bool:
         """Whether the backend has no work, neither from here nor, as reported, from other callers."""
         return not self.tickets and not self.foreign
-
-    @property
-    def foreign(self) -> int:
-        """Sequences there from other callers."""
-        return self.signals.foreign(self.sequences)
 
     @property
     def foreign_waiting(self) -> int:

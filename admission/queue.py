@@ -100,9 +100,12 @@ class AdmissionQueue:
         """Wait for a slot."""
         now = self.clock()
         self._listen(now)
-        offered = self.gate.offer(demand, now)
+        offered = self.gate.offer(demand, now, at_once=True)
         if isinstance(offered, Refusal):
             raise self._refused(demand, offered)
+        if offered.state is TicketState.HANDED_ON:
+            self._emit(self._admitted(offered))
+            return Slot(self, offered)
         self._settle(now)
         if offered.state is TicketState.WAITING:
             await self._wait(offered)

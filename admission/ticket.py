@@ -64,12 +64,11 @@ class AdmissionTicket:
     ahead_at_hand_over: int = 0
     alone: bool = False
     beyond: Beyond | None = None
-    refusal: Refusal | None = field(default=None)
+    refusal: Refusal | None = None
+    number: int = field(init=False)  # its id at this gate
 
-    @property
-    def number(self) -> int:
-        """Its id at this gate."""
-        return self.waiting.number
+    def __post_init__(self) -> None:
+        self.number = self.waiting.number
 
     @property
     def shrunk(self) -> bool:
