@@ -119,6 +119,17 @@ async def test_a_text_larger_than_the_bound_is_taken_when_the_tenant_has_no_othe
     assert await TextThreads(2).run("one", MAX_WAITING_CHARS + 1, lambda: "done") == "done"
 
 
+async def test_the_memory_of_large_texts_is_given_back() -> None:
+    given: list[str] = []
+    threads = TextThreads(1, give_back=lambda: given.append("back"))
+    await threads.run("one", SMALL, lambda: "small")
+    assert given == []
+    with pytest.raises(ZeroDivisionError):
+        await threads.run("one", LARGE, lambda: 1 // 0)
+    assert given == ["back"]
+    assert await TextThreads(1).run("one", LARGE, lambda: "by the C library") == "by the C library"
+
+
 async def test_an_error_of_the_work_is_the_callers() -> None:
     threads = TextThreads(1)
     with pytest.raises(ZeroDivisionError):
