@@ -62,6 +62,17 @@ def all_gone(processes: list[psutil.Process], timeout_s: float = 60.0) -> bool:
     return not psutil.wait_procs(processes, timeout_s)[1]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def importing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
+    """One that is started as an operator would; for the others vLLM is imported ahead.
+
+    It takes a minute, during which the other tests run.
+    """
+    folder = tmp_path_factory.mktemp("vllm-importing")
+    with gateway(folder, ready=False, start=ImportingPopen, **ENV) as running:
+        yield running
+
+
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
     with serving(tmp_path_factory.mktemp("vllm-live")) as running:
@@ -155,15 +166,6 @@ def test_nothing_of_vllm_is_on_the_gateways_output(live: LiveGateway) -> None:
     assert not strange, strange
 
 
-def test_vllms_processes_end_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
-    """Started as an operator would; in the other tests vLLM is imported ahead."""
-    with gateway(tmp_path, ready=False, start=ImportingPopen, **ENV) as live:
-        wait_ready(live)
-        children = below(live)
-        live.process.kill()
-        assert all_gone(children)
-
-
 def test_a_start_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
     with serving(tmp_path, SLUICE_ENGINE__MAX_MODEL_LEN="500000") as live:
         assert live.process.wait(START_TIMEOUT_S) == 1
@@ -173,7 +175,7 @@ def test_a_start_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
 
 
 def test_a_termination_finishes_what_is_under_way_and_leaves_no_process(live: LiveGateway) -> None:
-    """The last one: it ends the gateway that the others share."""
+    """After those that share the gateway: it ends it."""
     children = below(live)
     assert any("EngineCore" in child.name() for child in children)
     answers: list[httpx.Response] = []
@@ -192,4 +194,12 @@ def test_a_termination_finishes_what_is_under_way_and_leaves_no_process(live: Li
     assert answers[0].status_code == 200
     assert answers[0].json()["fallback"] is None
     assert live.process.wait(120) == 0
+    assert all_gone(children)
+
+
+def test_vllms_processes_end_with_a_gateway_that_is_killed(importing: LiveGateway) -> None:
+    wait_ready(importing)
+    children = below(importing)
+    assert any("EngineCore" in child.name() for child in children)
+    importing.process.kill()
     assert all_gone(children)
