@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
@@ -31,6 +33,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("suite")
+
+
+# To make a client, httpx reads the certificates of all authorities for 25 ms of a core; thousands are made here, and
+# all of them ask this machine.
+_transports = httpx._transports.default
+_transports.create_ssl_context = functools.cache(_transports.create_ssl_context)  # type: ignore[attr-defined]
 
 
 # Folders whose tests start servers, the longest first: what is short fills the gaps at the end.
