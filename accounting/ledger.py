@@ -145,8 +145,8 @@ class Ledger:
         """Wait for the journal, as ``durability`` says; ``False``: no answer may be sent."""
         if self._journal is None or self._durability is Durability.RELAXED:
             return self._durability is not Durability.STRICT
-        kept = await self._journal.durable()
-        return kept or self._durability is not Durability.STRICT
+        stored = await self._journal.durable()
+        return stored or self._durability is not Durability.STRICT
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Write waiting rows, for at most ``timeout_s`` seconds, then close the database. The other rows stay

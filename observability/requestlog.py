@@ -56,9 +56,9 @@ def request_line(request: RequestRecord) -> dict[str, object]:
     for name in _TIMES:
         value = line.get(name)
         if value.__class__ is float:
-            line[name] = _rounded(value)
+            line[name] = int(value * 1000 + 0.5) / 1000  # ``round`` takes five times as long
     if request.stage_ms:
-        line["stage_ms"] = {stage: _rounded(took) for stage, took in request.stage_ms.items()}
+        line["stage_ms"] = {stage: int(took * 1000 + 0.5) / 1000 for stage, took in request.stage_ms.items()}
     return line
 
 
@@ -69,8 +69,3 @@ def outside_text(request: RequestRecord) -> str:
         f" {request.tenant} {request.route} {request.adapter_id} {request.error_param}"
         f" {request.error_message}"
     )
-
-
-def _rounded(value_ms: float) -> float:
-    """To a microsecond; ``round`` takes five times as long."""
-    return int(value_ms * 1000 + 0.5) / 1000

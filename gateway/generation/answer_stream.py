@@ -46,6 +46,7 @@ class AnswerStream:
         span: the request's root span, for the headers of calls to workers.
 
     Attributes:
+        chars: characters so far; the caller of a stream has them once they are committed.
         committed: whether the caller has a part of the answer.
         started_at: when work was first handed to a backend.
         first_at: when the caller's first piece was there.
@@ -74,6 +75,7 @@ class AnswerStream:
     def _empty(self) -> None:
         self._fresh = True
         self._parts: list[list[str]] = [[]]
+        self.chars = 0
         self._ids: list[int] = []
         self._logprobs: dict[int, list[TokenLogprob]] = {}
         self._sent_logprobs = 0
@@ -120,6 +122,7 @@ class AnswerStream:
         if delta.index >= len(self._parts):
             self._parts += [[] for _ in range(delta.index + 1 - len(self._parts))]
         self._parts[delta.index].append(delta.text)
+        self.chars += len(delta.text)
         if delta.logprobs:
             delta = self._store_logprobs(delta)
         if not self._streamed:
@@ -173,12 +176,7 @@ class AnswerStream:
     @property
     def has_output(self) -> bool:
         """Whether there is a part of an answer."""
-        return self.chars > 0 or self.tokens > 0
-
-    @property
-    def chars(self) -> int:
-        """Characters so far; the caller of a stream has them once they are committed."""
-        return sum(len(piece) for parts in self._parts for piece in parts)
+        return bool(self.chars or self.tokens)
 
     @property
     def token_ids(self) -> tuple[int, ...] | None:

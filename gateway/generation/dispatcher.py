@@ -1,6 +1,6 @@
 """Hands admitted work to a backend, with retries and an inspection of the output."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from adapters.values import Adapter
@@ -151,14 +151,12 @@ class Dispatcher:
         output_tokens = resume.tokens + completion.usage.output_tokens
         return replace(completion, usage=replace(completion.usage, output_tokens=output_tokens))
 
-    async def _generate(
+    def _generate(
         self, backend: Backend, work: Work, out: DeltaSink, attempts: Attempts, again: Callable[[], bool]
-    ) -> Completion:
+    ) -> Awaitable[Completion]:
         generating = self._output_guard.generate(backend, work, out, again=again, note=attempts.note)
         buffer = attempts.buffer
-        if buffer is None or not buffer.holding:
-            return await generating
-        return await buffer.run(generating)
+        return generating if buffer is None or not buffer.holding else buffer.run(generating)
 
 
 def outcome_of(

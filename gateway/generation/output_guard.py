@@ -58,14 +58,15 @@ class OutputGuard:
             BackendFailure: the backend's own; or ``degenerate_output``, final unless it may be tried again.
                 A failure of an adapter's weights alone is isolated, and names ``adapter_id``.
         """
-        if self._action is Action.OFF:
-            return await self._generate(backend, work, out)
-        reader = _Reader(self._limits, work.sampling.n, out)
+        reader = None if self._action is Action.OFF else _Reader(self._limits, work.sampling.n, out)
         try:
-            return await self._generate(backend, work, reader.take)
-        except Exception:
-            if reader.sign is None:
-                raise
+            completion = await backend.generate(work, out if reader is None else reader.take)
+        except Exception as failure:
+            if reader is None or reader.sign is None:
+                blamed = self._blamed(backend, work, failure)
+                if blamed is failure:
+                    raise
+                raise blamed from failure
             # Raised by the reader: the backend has released everything that it held for this call.
             action = self._choose(work, again)
             self._emit(Degenerated(backend.name, reader.sign, action.value, reader.tokens))
@@ -73,25 +74,23 @@ class OutputGuard:
                 raise _failure(reader.sign, final=action is Action.ABORT) from None
             note(f"the answer was ended after {reader.tokens} tokens because it {_WHAT[reader.sign]}")
             return reader.end(work)
-
-    async def _generate(self, backend: Backend, work: Work, out: DeltaSink) -> Completion:
-        adapter_id = work.adapter.adapter_id if work.adapter is not None else None
-        try:
-            completion = await backend.generate(work, out)
-        except BackendFailure as failure:
-            if failure.kind is not FailureKind.NAN_OUTPUT or not self._blame.not_numbers(
-                backend.name, adapter_id
-            ):
-                raise
-            raise BackendFailure(
-                failure.kind,
-                f"with adapter {adapter_id}: {failure}",
-                param=PARAM,
-                final=failure.final,
-                isolated=True,
-            ) from failure
-        self._blame.answered(backend.name, adapter_id)
+        self._blame.answered(backend.name, work.adapter.adapter_id if work.adapter is not None else None)
         return completion
+
+    def _blamed(self, backend: Backend, work: Work, failure: Exception) -> Exception:
+        """The failure; isolated where an adapter's weights alone are to blame for it."""
+        adapter_id = work.adapter.adapter_id if work.adapter is not None else None
+        if not isinstance(failure, BackendFailure) or failure.kind is not FailureKind.NAN_OUTPUT:
+            return failure
+        if not self._blame.not_numbers(backend.name, adapter_id):
+            return failure
+        return BackendFailure(
+            failure.kind,
+            f"with adapter {adapter_id}: {failure}",
+            param=PARAM,
+            final=failure.final,
+            isolated=True,
+        )
 
     def _choose(self, work: Work, again: Callable[[], bool]) -> Action:
         if self._action is not Action.RETRY:

@@ -282,7 +282,7 @@ async def test_the_files_are_brought_before_the_worker_is_told_of_them() -> None
         loops.cancel()
     await worker.die()
     assert seen == [("manga_v3", 0), ("style_v1", 1)]
-    assert failure.param == "adapter_id" and "its source is away" in str(failure)
+    assert failure.param == "adapter_id" and "not on this machine" in str(failure)
     assert len(worker.loads) == 1
 
 

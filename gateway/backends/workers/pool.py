@@ -77,6 +77,7 @@ class WorkerPool(Generic[M]):
         self._max_running = max_running
         self._random = random
         self._large = len(members) > whole_up_to
+        self._only = members[0] if len(members) == 1 else None
         self._hints = Hints()
         self._in_flight = 0
         self._snapshot: _Snapshot[M] | None = None
@@ -100,6 +101,8 @@ class WorkerPool(Generic[M]):
 
     def load(self, now: float) -> BackendLoad | None:
         """The load of all workers in service; ``None`` while the load of none of them is known."""
+        if self._only is not None:
+            return self._only.load.current(now) if self._only.health.in_service else None
         if not self._large:
             return self._sum(self._serving(), now)
         snapshot = self._current(now)
@@ -118,6 +121,8 @@ class WorkerPool(Generic[M]):
             found = self._pick_of_many(wish, tried, now)
             if found is not None:
                 return found
+        if self._only is not None:
+            return self._only if self._only.health.in_service and not tried else None
         serving = self._serving()
         if tried:
             serving = [member for member in serving if member.url not in tried]
