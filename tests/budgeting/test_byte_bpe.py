@@ -124,6 +124,7 @@ def assigned_characters() -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_every_assigned_character_is_of_the_same_class(both: tuple[ByteBpe, Tokenizer]) -> None:
     fast, tokenizer = both
     seen = assigned_characters()

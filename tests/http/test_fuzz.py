@@ -24,6 +24,9 @@ from gateway.wiring.build import build
 from observability.logs import configure_logging
 from tests.http.fuzz import Fuzzer, FuzzRequest
 
+# Not that it starts anything: ten thousand requests take more than ten seconds.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 KEY = "a-key-for-tests-0123456789-0123456789"
 COUNT = int(os.environ.get("SLUICE_TEST_FUZZ", "10000"))

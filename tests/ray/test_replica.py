@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -29,9 +29,9 @@ WORK = Work("gen_1", tuple(range(300, 340)), (), Sampling(max_tokens=6), cache_s
 class Stage:
     """A replica, the engine in it, and the time."""
 
-    replica: EngineReplica
     engines: list[EngineHost]
     now: float = 100.0
+    replica: EngineReplica = field(init=False)
 
 
 @pytest.fixture
@@ -49,13 +49,12 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 
         return made
 
-    replica = EngineReplica(
-        ClusterPlace(str(config), os.getcwd(), "sluice"), make_engine, "one", lambda: stage.now
-    )
-    stage = Stage(replica, engines)
-    await replica.start()
+    stage = Stage(engines)
+    place = ClusterPlace(str(config), os.getcwd(), "sluice")
+    stage.replica = EngineReplica(place, make_engine, "one", lambda: stage.now)
+    await stage.replica.start()
     yield stage
-    await replica.stop()
+    await stage.replica.stop()
 
 
 async def pieces_of(replica: EngineReplica, work: bytes) -> list[ReplicaPiece]:
