@@ -77,6 +77,7 @@ def journaled(
             durability=durability,
             journal_folder=folder / "journal",
             journal_bytes=journal_bytes,
+            sync_wait_s=30.0,  # a busy disk is no failure
             new_name=lambda: f"{made()}-{name}",
             adopt_s=0.05,
         ),
