@@ -57,13 +57,6 @@ class _Group:
     done: bool = False
     synced: bool = False
 
-    async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait until it is done; cancelling one waiter does not affect the others."""
-        if not self.done:
-            ended = loop.create_future()
-            self.waiting.append(ended)
-            await ended
-
     def end(self) -> None:
         """Mark it done and wake the waiters; a second call does nothing."""
         self.done = True
@@ -161,7 +154,11 @@ class Journal:
         group = self._gathering if self._gathering.entries else self._syncing
         if group is None or self._loop is None:
             return self.working
-        await group.wait(self._loop)
+        if not group.done:
+            # Cancelling one waiter does not affect the others.
+            ended = self._loop.create_future()
+            group.waiting.append(ended)
+            await ended
         return group.synced and self.working
 
     def written(self, entry: PendingRow) -> None:
@@ -210,7 +207,7 @@ class Journal:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 while self._gathering.entries or self._syncing is not None:
-                    await (self._syncing or self._gathering).wait(self._loop)
+                    await self.durable()
                     await asyncio.sleep(0.001)  # a timed-out group is done before it is synced
         self._stopped.set()
         segments = tuple(self._segments)

@@ -1,7 +1,7 @@
 """The registered adapters: looked up by name or alias, leased for the time of a request."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 
 from adapters.catalogue import AdapterState, Alias
@@ -69,22 +69,36 @@ class AdapterRegistry:
             raise UnknownAdapter(adapter_id, self.offered.served)
         return adapter
 
-    @contextmanager
-    def lease(self, selection: Selection) -> Iterator[Lease]:
+    def lease(self, selection: Selection) -> AbstractContextManager[Lease]:
         """``with lease(selection) as lease``: selects on entry, releases on exit."""
-        lease = select(selection, self.offered)
-        name = lease.adapter_id
-        if name is None:
-            yield lease
-            return
-        self._in_use[name] = self._in_use.get(name, 0) + 1
-        try:
-            yield lease
-        finally:
-            self._in_use[name] -= 1
-            if not self._in_use[name]:
-                del self._in_use[name]
+        return _Leasing(self, self._in_use, selection)
 
     def leased(self) -> Mapping[str, int]:
         """Current leases by the adapter's own name; adapters not in use are absent."""
         return MappingProxyType(dict(self._in_use))
+
+
+class _Leasing(AbstractContextManager[Lease]):
+    """One lease; ``in_use`` counts those of each adapter."""
+
+    __slots__ = ("_in_use", "_name", "_registry", "_selection")
+
+    def __init__(self, registry: AdapterRegistry, in_use: dict[str, int], selection: Selection) -> None:
+        self._registry = registry
+        self._in_use = in_use
+        self._selection = selection
+
+    def __enter__(self) -> Lease:
+        lease = select(self._selection, self._registry.offered)
+        del self._selection  # it is entered once
+        self._name = name = lease.adapter_id
+        if name is not None:
+            self._in_use[name] = self._in_use.get(name, 0) + 1
+        return lease
+
+    def __exit__(self, *_: object) -> None:
+        name = self._name
+        if name is not None:
+            self._in_use[name] -= 1
+            if not self._in_use[name]:
+                del self._in_use[name]

@@ -1,9 +1,9 @@
 """Admission as the journey uses it: ``async with admit(demand) as slot``."""
 
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from types import MappingProxyType, TracebackType
 
 from admission.events import AdmissionEvent, SlotOutcome
 from admission.gate import BackendGate
@@ -40,23 +40,12 @@ class AdmissionController:
         self._random = random
         self._queues: dict[str, AdmissionQueue] = {}
 
-    @asynccontextmanager
-    async def admit(self, demand: Demand) -> AsyncIterator[Slot]:
+    def admit(self, demand: Demand) -> AbstractAsyncContextManager[Slot]:
         """``async with admit(demand) as slot``: waits in the queue on entry, gives the slot back on exit.
 
         Entry raises :class:`Refused`. A cancelled request leaves the queue, or gives its slot back, at once.
         """
-        queue = self._queue(demand.backend)
-        slot = await queue.enter(demand)
-        default = SlotOutcome.IGNORED  # a cancellation is no failure of the backend
-        try:
-            yield slot
-            default = SlotOutcome.SUCCEEDED
-        except Exception:
-            default = SlotOutcome.DROPPED
-            raise
-        finally:
-            queue.leave(slot, default)
+        return _Admission(self._queue(demand.backend), demand)
 
     def wake(self, backend: str) -> None:
         """The backend has run a step: read its load, and hand more on if possible."""
@@ -113,3 +102,30 @@ class AdmissionController:
                 emit=self._emit,
             )
         return queue
+
+
+class _Admission(AbstractAsyncContextManager[Slot]):
+    """One request's wait for a slot, and its use."""
+
+    __slots__ = ("_demand", "_queue", "_slot")
+
+    def __init__(self, queue: AdmissionQueue, demand: Demand) -> None:
+        self._queue = queue
+        self._demand = demand
+
+    async def __aenter__(self) -> Slot:
+        demand = self._demand
+        del self._demand  # it is entered once
+        self._slot = slot = await self._queue.enter(demand)
+        return slot
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            default = SlotOutcome.SUCCEEDED
+        elif isinstance(error, Exception):
+            default = SlotOutcome.DROPPED
+        else:
+            default = SlotOutcome.IGNORED  # a cancellation is no failure of the backend
+        self._queue.leave(self._slot, default)

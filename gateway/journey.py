@@ -28,7 +28,7 @@ from gateway.generation.fallback import FallbackChain
 from gateway.generation.grammars import CheckShape, unchecked
 from gateway.generation.job import Job, rank_backends
 from gateway.generation.sink import Sink
-from gateway.keys.rate_limits import KeyLimiter, settling
+from gateway.keys.rate_limits import KeyLimiter, Settling
 from gateway.prompts.budgets import budget_request, half_plan
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.prefixes import PrefixWatch
@@ -127,7 +127,7 @@ class Journey:
             expected = self.admission.expected_output(demand)
             reservation = await self.limiter.reserve(request.caller, demand.input_tokens + expected)
             with (
-                settling(reservation, demand.input_tokens, stream) as tokens,
+                Settling(reservation, demand.input_tokens, stream) as tokens,
                 self.accounts.open(row, so_far, recorder.billed) as account,
             ):
                 try:

@@ -37,7 +37,9 @@ class TimeLimit:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.expired:
-            self._limits.remove(self, self._key)
+            ending = self._limits.ending.get(self._key)
+            if ending is not None:
+                ending.discard(self)
         elif self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
@@ -52,11 +54,10 @@ class TimeLimit:
 
 
 class TimeLimits:
-    """Makes time limits. Lives on one event loop."""
+    """Makes time limits, ``ending`` by the loop's time. Lives on one event loop."""
 
     def __init__(self) -> None:
-        # By the loop's time at which they end.
-        self._ending: dict[float, set[TimeLimit]] = {}
+        self.ending: dict[float, set[TimeLimit]] = {}
 
     def limit(self, after_s: float, moved: Callable[[], float] | None = None) -> TimeLimit:
         """A limit of ``after_s`` seconds, or later by as many as ``moved`` returns then."""
@@ -69,19 +70,13 @@ class TimeLimits:
         if after_s > 0:
             tick = math.ldexp(1.0, math.frexp(after_s * LATENESS)[1] - 1)
             at = math.ceil(at / tick) * tick
-        ending = self._ending.get(at)
+        ending = self.ending.get(at)
         if ending is None:
-            ending = self._ending[at] = set()
+            ending = self.ending[at] = set()
             loop.call_at(at, self._due, at)
         ending.add(limit)
         return at
 
-    def remove(self, limit: TimeLimit, key: float) -> None:
-        """The block has ended in time."""
-        ending = self._ending.get(key)
-        if ending is not None:
-            ending.discard(limit)
-
     def _due(self, at: float) -> None:
-        for limit in self._ending.pop(at):
+        for limit in self.ending.pop(at):
             limit.due()

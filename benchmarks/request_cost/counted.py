@@ -30,12 +30,25 @@ ASKED = {
 }
 
 
+# Functions of Python's library are counted by their callers too.
+LIBRARY = str(Path(os.__file__).parent)
+
+
+def _name(code: CodeType, made: type | None, caller: CodeType | None) -> tuple[str, str]:
+    """The file and the name of a function; generated ones belong to the file of their class."""
+    if made is not None:
+        module = sys.modules.get(made.__module__)
+        return getattr(module, "__file__", None) or code.co_filename, f"{made.__qualname__}.{code.co_name}"
+    by = "" if caller is None else f" by {Path(caller.co_filename).stem}.{caller.co_qualname}"
+    return code.co_filename, code.co_qualname + by
+
+
 class Counts:
     """Calls of Python functions by code object, and what the loop was asked for."""
 
     def __init__(self) -> None:
         self.on = False
-        self.calls: Counter[CodeType] = Counter()
+        self.calls: Counter[tuple[CodeType, type | None, CodeType | None]] = Counter()
         self.asked: Counter[str] = Counter()
         self._survivors = 0
 
@@ -44,7 +57,12 @@ class Counts:
         if not self.on:
             return
         if event == "call" and frame.f_code.co_filename != __file__:
-            self.calls[frame.f_code] += 1
+            code = frame.f_code
+            made: type | None = None
+            if code.co_filename == "<string>" and "self" in code.co_varnames:
+                made = type(frame.f_locals["self"])
+            caller = frame.f_back.f_code if frame.f_back and LIBRARY in code.co_filename else None
+            self.calls[code, made, caller] += 1
 
     def loop(self) -> uvloop.Loop:
         """An event loop that counts what it is asked for."""
@@ -76,7 +94,7 @@ class Counts:
         self.on = False
         gc.collect()
         survivors = len(gc.get_objects()) - self._survivors
-        calls = [[code.co_filename, code.co_qualname, count] for code, count in self.calls.items()]
+        calls = [[*_name(*called), count] for called, count in self.calls.items()]
         part = out.with_suffix(".part")
         part.write_text(json.dumps({"calls": calls, "asked": self.asked, "survivors": survivors}))
         part.rename(out)

@@ -15,25 +15,17 @@ class ReaderTooSlow(ClientGone):
 
 
 class ClientDisconnect:
-    """The disconnect of one connection, and its kind; one request at a time listens for it."""
+    """The disconnect of one connection: calls ``listener``, set by one request at a time, with its kind."""
 
-    __slots__ = ("_listener", "why")
+    __slots__ = ("listener", "why")
 
     def __init__(self) -> None:
         self.why: type[ClientGone] | None = None
-        self._listener: Callable[[type[ClientGone]], None] | None = None
-
-    def listen(self, listener: Callable[[type[ClientGone]], None]) -> None:
-        """Call ``listener`` on the disconnect, until :meth:`forget`."""
-        self._listener = listener
-
-    def forget(self) -> None:
-        """Remove the listener."""
-        self._listener = None
+        self.listener: Callable[[type[ClientGone]], None] | None = None
 
     def set(self, why: type[ClientGone]) -> None:
         """The caller has disconnected; the first reason counts."""
         if self.why is None:
             self.why = why
-            if self._listener is not None:
-                self._listener(why)
+            if self.listener is not None:
+                self.listener(why)

@@ -57,20 +57,20 @@ class _ServerWatch(AbstractAsyncContextManager[DisconnectWatch]):
         assert task is not None
         self._task = task
         self._cancels_before = task.cancelling()
-        self._disconnect.listen(self._left)
+        self._disconnect.listener = self._left
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._disconnect.forget()
+        self._disconnect.listener = None
         if self._why is not None:
             others = self._task.uncancel() > self._cancels_before
             if kind is asyncio.CancelledError and not others:
                 raise self._why from None
 
     def release(self) -> None:
-        self._disconnect.forget()
+        self._disconnect.listener = None
 
     def _left(self, why: type[ClientGone]) -> None:
         self._why = why

@@ -23,6 +23,7 @@ _SCOPE_KEY: Final = "sluice.exchange"
 _KEY_HEADERS: Final = (b"x-api-key", b"api-key")
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 _PRINTABLE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+_is_plain = re.compile(r"[A-Za-z0-9_.-]*").fullmatch
 MAX_REQUEST_ID: Final = 128
 """Longest ``x-request-id`` that is adopted, in characters."""
 
@@ -105,6 +106,12 @@ class Exchange:
             self.bodies.release(self.held_by, self.held_bytes)
             self.held_bytes = 0
 
+    def end(self, scope: Scope) -> None:
+        """The request has ended. Without this, scope and exchange refer to each other until a collection."""
+        if self.held_bytes:
+            self.release_body()
+        scope.pop(_SCOPE_KEY, None)
+
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Send one ASGI message; after a disconnect nothing is sent and nothing raised."""
         if self.client_gone:
@@ -144,8 +151,10 @@ class Exchange:
 
     def id_headers(self) -> list[Header]:
         """The headers that every response carries."""
+        request_id = self.request_id
+        shown = request_id if _is_plain(request_id) else quote(request_id, safe=_PRINTABLE)
         return [
-            (b"x-request-id", quote(self.request_id, safe=_PRINTABLE).encode()),
+            (b"x-request-id", shown.encode()),
             (b"x-trace-id", self.trace_id.encode()),
             *SECURITY_HEADERS,
         ]
@@ -154,14 +163,18 @@ class Exchange:
     def key(self) -> str | None:
         """The key of ``Authorization: Bearer KEY``, else of ``x-api-key`` or ``api-key``."""
         scheme, _, key = self.headers.get(b"authorization", b"").partition(b" ")
-        keys = (key if scheme.lower() == b"bearer" else b"", *map(self.headers.get, _KEY_HEADERS))
+        if scheme.lower() == b"bearer" and (key := key.strip()):
+            return key.decode("latin-1")
+        keys = map(self.headers.get, _KEY_HEADERS)
         return next((one.decode("latin-1").strip() for one in keys if one and one.strip()), None)
 
     @property
     def allow_fallback(self) -> bool:
         """Whether the caller accepts a fallback's answer (``Prefer: sluice-no-fallback`` says no)."""
-        preferences = self.headers.get(b"prefer", b"").lower().split(b",")
-        return not any(one.split(b";")[0].strip() == b"sluice-no-fallback" for one in preferences)
+        preferences = self.headers.get(b"prefer")
+        return preferences is None or not any(
+            one.split(b";")[0].strip() == b"sluice-no-fallback" for one in preferences.lower().split(b",")
+        )
 
 
 def usable_request_id(header: bytes | None) -> str | None:

@@ -1,6 +1,5 @@
 """The endpoint of every generation over HTTP; a dialect makes it native or OpenAI's."""
 
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -33,16 +32,6 @@ class EndingSink(Sink, Protocol):
     @property
     def ended(self) -> bool:
         """Whether ``finish`` or ``fail`` was called."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A request whose body was read and whose caller is known."""
-
-    exchange: Exchange
-    caller: Caller
-    body: bytes
-    path: str
 
 
 async def run_journey(services: Services, request: GenerateRequest, sink: EndingSink) -> None:
@@ -108,10 +97,22 @@ class GenerationEndpoint:
             asked = self._dialect.parse(body, origin_of(services, exchange, caller))
             exchange.request_id = asked.request.request_id
             async with until_gone(exchange, receive, services.clock) as watch:
+                key = exchange.headers.get(b"idempotency-key")
                 if asked.request.stream:
                     await self._stream(exchange, asked)
+                elif key is None:
+                    await exchange.reply((await self._whole(exchange, asked, watch)).reply)
                 else:
-                    await self._whole(Arrived(exchange, caller, body, scope["path"]), asked, watch)
+                    once = self._idempotency.once(
+                        caller.tenant,
+                        key_of(key),
+                        fingerprint_of(scope["path"], body),
+                        lambda: self._whole(exchange, asked, watch),
+                        lambda: services.may_use(asked.request),
+                    )
+                    reply = await once
+                    exchange.replayed = not exchange.reported
+                    await exchange.reply(reply)
         except ClientGone:
             return
         except CALLER_ERRORS as error:
@@ -122,25 +123,14 @@ class GenerationEndpoint:
         exchange.reported = True
         await run_journey(self._services, asked.request, sink)
 
-    async def _whole(self, arrived: Arrived, asked: ParsedRequest, watch: DisconnectWatch) -> None:
-        async def run() -> ReplayableReply:
-            sink = WholeSink()
-            arrived.exchange.reported = True
-            await run_journey(self._services, asked.request, sink)
-            watch.release()
-            return self._outcome(arrived.exchange, asked, sink)
-
-        key = key_of(arrived.exchange.headers.get(b"idempotency-key"))
-        if key is None:
-            reply = (await run()).reply
-        else:
-            fingerprint = fingerprint_of(arrived.path, arrived.body)
-            may_use, tenant = self._services.may_use, arrived.caller.tenant
-            reply = await self._idempotency.once(
-                tenant, key, fingerprint, run, lambda: may_use(asked.request)
-            )
-            arrived.exchange.replayed = not arrived.exchange.reported
-        await arrived.exchange.reply(reply)
+    async def _whole(
+        self, exchange: Exchange, asked: ParsedRequest, watch: DisconnectWatch
+    ) -> ReplayableReply:
+        sink = WholeSink()
+        exchange.reported = True
+        await run_journey(self._services, asked.request, sink)
+        watch.release()
+        return self._outcome(exchange, asked, sink)
 
     def _outcome(self, exchange: Exchange, asked: ParsedRequest, sink: WholeSink) -> ReplayableReply:
         answer = sink.answer

@@ -50,10 +50,8 @@ class _Turn:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-def key_of(header: bytes | None) -> str | None:
-    """The key that a caller sent, if any. Raises InvalidRequest."""
-    if header is None:
-        return None
+def key_of(header: bytes) -> str:
+    """The key that a caller sent. Raises InvalidRequest."""
     key = header.decode("latin-1").strip()
     if not 1 <= len(key) <= MAX_KEY or not key.isascii() or not key.isprintable():
         raise not_allowed(HEADER, f"has {len(key)} characters", f"1 to {MAX_KEY} printable ASCII characters")

@@ -1,7 +1,7 @@
 """The gateway's outermost ASGI layer: ids on every response, an event for each, an answer to every defect."""
 
 import asyncio
-import secrets
+import os
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -18,7 +18,7 @@ from observability.tracing import usable_tracestate
 
 
 def _new_trace_id() -> str:
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 class EdgeMiddleware:
@@ -74,10 +74,9 @@ class EdgeMiddleware:
             else:
                 await refuse(exchange, error, shape_of(scope["path"]))
         finally:
-            if exchange.held_bytes:
-                exchange.release_body()
             if not exchange.reported:
                 self._report(exchange, scope)
+            exchange.end(scope)
 
     def _report(self, exchange: Exchange, scope: Scope) -> None:
         """Emit what no journey reports: requests that were refused before one, or need none."""

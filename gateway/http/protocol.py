@@ -13,7 +13,7 @@ them; what it accepts and RFC 9110 and 9112 do not is refused here.
 
 import asyncio
 import secrets
-from typing import Any, ClassVar, Final, NoReturn, cast
+from typing import Any, ClassVar, Final, NoReturn
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -168,7 +168,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._stop(_NOT_HTTP)
         super().on_message_begin()
         self._in_message, self._in_head, self._has_host, self._head_bytes = True, True, False, 0
-        cast("dict[str, object]", self.scope)[SCOPE_KEY] = self._disconnect
+        self.scope[SCOPE_KEY] = self._disconnect  # type: ignore[typeddict-unknown-key]  # ours
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request line."""
@@ -204,7 +204,8 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._surplus is not None and not self._is_served_above_limits():
             self._stop(self._surplus)
         self._in_head, self._head_seen, self._framing_bytes = False, 0, 0
-        self._cancel_head_timer()
+        if self._head_timer is not None:
+            self._cancel_head_timer()
         if self.parser.should_upgrade():
             return  # `_upgrade` comes next
         table = self.table
@@ -219,11 +220,12 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """A request's body is complete."""
         self._in_message = False
-        self._cancel_head_timer()
+        if self._head_timer is not None:
+            self._cancel_head_timer()
         if self.parser.should_upgrade():
             return
         super().on_message_complete()
-        if not self.pipeline:
+        if self.flow.read_paused and not self.pipeline:
             # A large body pauses reading, and a paused connection does not notice a disconnect.
             self.flow.resume_reading()
 

@@ -2,8 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 from accounting.events import QuotaDecided, QuotaEvent, QuotaSettled
 from accounting.keys import NO_LIMITS, KeyLimits
@@ -164,20 +164,27 @@ class KeyLimiter:
             raise _refusal(excess)
 
 
-@contextmanager
-def settling(
-    held: TokenReservation | None, input_tokens: int, stream: AnswerStream
-) -> Iterator[TokenReservation | None]:
+class Settling(AbstractContextManager[TokenReservation | None]):
     """Settle the reservation when the block ends.
 
     A block that ends without ``settle`` has used its prompt and the generated tokens; nothing when none was
     generated.
     """
-    try:
-        yield held
-    finally:
-        if held is not None:
-            held.settle(input_tokens + stream.tokens if stream.tokens else 0)
+
+    __slots__ = ("_held", "_input_tokens", "_stream")
+
+    def __init__(self, held: TokenReservation | None, input_tokens: int, stream: AnswerStream) -> None:
+        self._held = held
+        self._input_tokens = input_tokens
+        self._stream = stream
+
+    def __enter__(self) -> TokenReservation | None:
+        return self._held
+
+    def __exit__(self, *_: object) -> None:
+        if self._held is not None:
+            tokens = self._stream.tokens
+            self._held.settle(self._input_tokens + tokens if tokens else 0)
 
 
 def _tightest(figures: tuple[Figures | None, ...]) -> Mapping[str, Figures]:

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 
 from gateway.contracts.values import GenerateRequest
 from gateway.errors import Draining, DuplicateRequest
@@ -65,8 +66,7 @@ class InFlightRequests:
                 self._cut.add(key)
                 task.cancel()
 
-    @contextmanager
-    def receive(self, request: GenerateRequest) -> Iterator[None]:
+    def receive(self, request: GenerateRequest) -> AbstractContextManager[None]:
         """``with receive(request)``: the request is in flight while the block runs.
 
         Raises:
@@ -74,30 +74,27 @@ class InFlightRequests:
             DuplicateRequest: on entry, the tenant has a request with this label in flight.
         """
         label = request.request_id if request.labelled else request.generation_id
-        key = (request.caller.tenant, request.labelled, label)
-        if self.closed:
+        return _InFlight(self, (request.caller.tenant, request.labelled, label))
+
+    def enter(self, key: _Key) -> asyncio.Task[object] | None:
+        """Add a request; the task that runs it. Raises as :meth:`receive`."""
+        if self._closed.is_set():
             raise _draining()
         if key in self._tasks:
             raise DuplicateRequest("a request with this request_id is in flight", param="request_id")
-        task = asyncio.current_task()
-        cancels_before = 0 if task is None else task.cancelling()
-        self._tasks[key] = task
+        task = self._tasks[key] = asyncio.current_task()
         self._empty.clear()
-        cancelled: asyncio.CancelledError | None = None
-        try:
-            yield
-        except asyncio.CancelledError as error:
-            cancelled = error
-            raise
-        finally:
-            del self._tasks[key]
+        return task
+
+    def leave(self, key: _Key) -> bool:
+        """The request has ended; whether :meth:`cut` cancelled it."""
+        del self._tasks[key]
+        if not self._tasks:
             self._set_when_empty()
-            # As asyncio.timeout does it: a cancellation of its own becomes an error, any other stays.
-            if key in self._cut and task is not None:
-                self._cut.discard(key)
-                others = task.uncancel() > cancels_before
-                if cancelled is not None and not others:
-                    raise _draining() from None
+        if key not in self._cut:
+            return False
+        self._cut.discard(key)
+        return True
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
@@ -119,6 +116,29 @@ class InFlightRequests:
     def _set_when_empty(self) -> None:
         if not self.in_flight:
             self._empty.set()
+
+
+class _InFlight(AbstractContextManager[None]):
+    """One request in flight."""
+
+    __slots__ = ("_cancels_before", "_key", "_requests", "_task")
+
+    def __init__(self, requests: InFlightRequests, key: _Key) -> None:
+        self._requests = requests
+        self._key = key
+
+    def __enter__(self) -> None:
+        self._task = task = self._requests.enter(self._key)
+        self._cancels_before = 0 if task is None else task.cancelling()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._requests.leave(self._key) and self._task is not None:
+            # As asyncio.timeout does it: a cancellation of its own becomes an error, any other stays.
+            others = self._task.uncancel() > self._cancels_before
+            if kind is asyncio.CancelledError and not others:
+                raise _draining() from None
 
 
 def _draining() -> Draining:

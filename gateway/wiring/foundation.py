@@ -1,7 +1,7 @@
 """The first layer: settings, clocks, ids, the event bus, tracing, the state store and the audit log."""
 
 import importlib.metadata
-import secrets
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,4 +71,4 @@ def version() -> str:
 
 def new_id(prefix: str) -> str:
     """A fresh id: the prefix and 80 random bits."""
-    return f"{prefix}_{secrets.token_hex(10)}"
+    return f"{prefix}_{os.urandom(10).hex()}"

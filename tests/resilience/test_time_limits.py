@@ -83,6 +83,6 @@ async def test_no_limit_ends_early_and_none_later_than_stated(after_s: float) ->
     limits = TimeLimits()
     now = asyncio.get_running_loop().time()
     with limits.limit(after_s):
-        [at] = limits._ending
+        [at] = limits.ending
     late = at - now - after_s
     assert -1e-6 <= late <= after_s * LATENESS + 0.01
