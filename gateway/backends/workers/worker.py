@@ -10,7 +10,7 @@ import structlog
 
 from gateway.backends.workers.client import Timeouts, WorkerClient
 from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
-from gateway.backends.workers.health import HealthRules, WorkerHealth
+from gateway.backends.workers.health import HealthRules, WorkerHealth, WorkerState
 from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.inspection import Inspection, inspect
 from gateway.backends.workers.load import WorkerLoad, read_figures
@@ -221,7 +221,6 @@ class Worker:
 
     async def _probe(self) -> bool:
         timeout_s = self._watch.probe_timeout_s
-        self.trouble = "failed too many requests"
         try:
             answer = await self._watcher.get(self._probe_path, timeout_s=timeout_s)
             if answer.status == 404 and self._probe_path != (models := self.client.prefix + MODELS_PATH):
@@ -236,6 +235,9 @@ class Worker:
         good = answer.status < 400 or answer.status in (401, 403)
         if not good:
             self.trouble = NOT_READY if answer.status == 503 else f"answers its probe with {answer.status}"
+        elif not self.health.in_service:  # it comes into service in a moment, or when its ejection ends
+            ejected = self.health.state is WorkerState.EJECTED
+            self.trouble = "failed too many requests" if ejected else NOT_READY
         return good
 
     async def _detect(self) -> bool:
