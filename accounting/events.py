@@ -5,6 +5,13 @@ from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
+class LoginFailed:
+    """A wrong key was sent; ``throttled``: after too many others of its address."""
+
+    throttled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class QuotaDecided:
     """A limit on ``request`` or ``tokens`` was checked. ``refused_by`` is the limit's name, ``None`` when it
     allowed; ``shared`` is false when this process decided alone.

@@ -248,7 +248,10 @@ class Fitting:
         text_room = room - self._tokenizer.message_tokens(Message(Role.SYSTEM, f"{SUMMARY_TITLE}\n"))
         for _ in range(_SUMMARY_TRIES):
             summary = self._summarizer.summarize(
-                turns, max_tokens=text_room, count=self._tokenizer.text_tokens
+                turns,
+                max_tokens=text_room,
+                count=self._tokenizer.text_tokens,
+                owner=self._request.owner,
             )
             if summary is None:
                 break

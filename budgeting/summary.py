@@ -53,9 +53,12 @@ class Summary:
 
 class Summarizer(Protocol):
     """Makes summaries of older turns: deterministic while nothing else was learned, without waiting,
-    thread-safe, of at most ``max_tokens`` tokens as ``count`` counts."""
+    thread-safe, of at most ``max_tokens`` tokens as ``count`` counts. What was
+    learned of an owner's turns is used for that owner alone."""
 
-    def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
+    def summarize(
+        self, turns: Sequence[Message], *, max_tokens: int, count: Count, owner: str = ""
+    ) -> Summary | None:
         """A summary of these turns, oldest first; none when nothing useful fits."""
 
 
@@ -73,7 +76,9 @@ class ExtractiveSummarizer:
         self._summaries: TokenCache[Summary | str] = TokenCache(cache_bytes // 4)
         self._read: TokenCache[tuple[_Sentence, ...]] = TokenCache(cache_bytes - cache_bytes // 4)
 
-    def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
+    def summarize(
+        self, turns: Sequence[Message], *, max_tokens: int, count: Count, owner: str = ""
+    ) -> Summary | None:
         """The best sentences in their order, each message's after its role."""
         if max_tokens <= _LABEL_TOKENS or not turns:
             return None

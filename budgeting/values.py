@@ -98,7 +98,7 @@ class BudgetRequest:
     system part and the latest turn always may.
 
     The answer's room is ``max_tokens`` (the caller's), else ``reserve`` (the route's or the prompt
-    version's), else the rest of the context.
+    version's), else the rest of the context. ``owner`` is whose written summaries may be used.
     """
 
     prompt: CanonicalPrompt
@@ -108,6 +108,7 @@ class BudgetRequest:
     spare: tuple[PromptSection, ...] = SPARE_ORDER
     summary: SummaryKind = SummaryKind.EXTRACTIVE
     max_input_tokens: int | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

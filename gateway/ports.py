@@ -19,6 +19,7 @@ from gateway.contracts.model_card import ModelCard
 from gateway.contracts.origin import EdgeOutcome
 from gateway.contracts.values import Caller, GenerateRequest
 from gateway.generation.sink import Sink
+from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.prompts.text import TextService
 from gateway.prompts.text_threads import TextThreads
@@ -105,3 +106,4 @@ class Services:
     shadow: ShadowAdmin
     usage: UsageAdmin
     time_limits: TimeLimits = field(default_factory=TimeLimits)
+    failed_logins: FailedLogins = field(default_factory=FailedLogins)

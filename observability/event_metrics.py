@@ -17,6 +17,7 @@ from accounting.events import (
     JournalSynced,
     LimitStoreAnswered,
     LimitStoreMissed,
+    LoginFailed,
     QuotaDecided,
     QuotaSettled,
     RowsLost,
@@ -241,6 +242,12 @@ FAMILIES: tuple[Family, ...] = (
         "sluice_ledger_journal_damaged_bytes_total",
         "Bytes of journals that could not be read; the files are set aside.",
         [on(RowsReplayed, amount=lambda event: event.damaged_bytes)],
+    ),
+    Family(
+        "sluice_failed_logins_total",
+        "Requests with a wrong key; throttled: after too many others from their address.",
+        [on(LoginFailed, lambda event: ("throttled" if event.throttled else "refused",))],
+        ("outcome",), start=(("refused",), ("throttled",)),
     ),
     # Keys' limits, by outcome and kind, never by key.
     Family(

@@ -20,7 +20,8 @@ ORG: Final = "x-sluice-org"
 CACHE_SALT: Final = "x-sluice-cache-salt"
 
 _is_word = re.compile(WORD).fullmatch
-_SPEAKING: Final = frozenset({CallerRole.FRONT, CallerRole.ADMIN})
+SPEAKING: Final = frozenset({CallerRole.FRONT, CallerRole.ADMIN})
+"""Roles whose keys speak for tenants."""
 
 
 def front_headers(tenant: str | None, org: str | None, salt: str) -> bytes:
@@ -34,7 +35,7 @@ def on_behalf(caller: Caller, headers: Mapping[bytes, bytes]) -> Caller:
     if salt := _word(headers, CACHE_SALT):
         # A tenant has no blank, so that this is no tenant's own salt.
         caller = replace(caller, own_salt=f"{caller.tenant} {salt}")
-    if caller.role in _SPEAKING and (tenant := _word(headers, TENANT)):
+    if caller.role in SPEAKING and (tenant := _word(headers, TENANT)):
         return replace(caller, tenant=tenant, org=_word(headers, ORG), by_front=True)
     return caller
 

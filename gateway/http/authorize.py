@@ -3,14 +3,19 @@
 from accounting.keys import NO_LIMITS
 from gateway.contracts.front_headers import on_behalf
 from gateway.contracts.values import Caller, CallerRole
-from gateway.errors import Forbidden
+from gateway.errors import Forbidden, InvalidKey
 from gateway.http.exchange import Exchange
 from gateway.ports import Services
 
 
 def identify(services: Services, exchange: Exchange) -> Caller:
-    """Who asks, by key and headers. Raises MissingKey, InvalidKey, InvalidRequest."""
-    return on_behalf(services.keys.authenticate(exchange.key), exchange.headers)
+    """Who asks, by key and headers. Raises MissingKey, InvalidKey, RateLimited, InvalidRequest."""
+    try:
+        caller = services.keys.authenticate(exchange.key)
+    except InvalidKey:
+        services.failed_logins.failed(exchange.address)
+        raise
+    return on_behalf(caller, exchange.headers)
 
 
 def caller_of(services: Services, exchange: Exchange) -> Caller:

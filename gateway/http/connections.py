@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final, Protocol
 
+from gateway.contracts.addresses import Network, source_of
 from gateway.errors import PublicError
 
 MAX_CONNECTIONS: Final = 4_096
@@ -18,8 +18,6 @@ _TOO_MANY: Final = PublicError(503, "queue_full", "there are too many connection
 _TOO_MANY_OF_ADDRESS: Final = PublicError(
     429, "rate_limited", "there are too many connections from this address", retry_after_ms=1_000
 )
-
-Network = IPv4Network | IPv6Network
 
 
 class Closable(Protocol):
@@ -65,7 +63,7 @@ class ConnectionTable:
 
     def open(self, connection: Closable, address: str) -> PublicError | None:
         """Add a connection; returns what it answers to all but probes, ``None`` for an ordinary one."""
-        source = self._source_of(address)
+        source = source_of(address, self._proxies)
         refusal = None
         if source and self._of_source[source] >= self._per_address:
             refusal = _TOO_MANY_OF_ADDRESS
@@ -105,15 +103,3 @@ class ConnectionTable:
     def _give_way(self, connection: Closable) -> None:
         self.close(connection)
         connection.give_way()
-
-    def _source_of(self, address: str) -> str:
-        """What is counted together; empty for a trusted proxy and where there is no address."""
-        try:
-            ip = ip_address(address)
-        except ValueError:
-            return ""
-        if isinstance(ip, IPv6Address):
-            ip = ip.ipv4_mapped or ip
-        if any(ip in network for network in self._proxies):
-            return ""
-        return str(IPv6Network((ip, 64), strict=False)) if isinstance(ip, IPv6Address) else str(ip)

@@ -60,6 +60,7 @@ class Exchange:
     trace_state: str | None = None
     arrived_at: float = field(init=False)
     headers: dict[bytes, bytes] = field(init=False)
+    address: str = field(init=False)
     disconnect: ClientDisconnect | None = field(init=False)
     # Called when the answer begins, so that they report the key's limits at that time.
     limit_headers: Callable[[], Awaitable[Sequence[Header]]] | None = None
@@ -78,6 +79,7 @@ class Exchange:
         self.arrived_at = self.clock()
         # A repeated header counts once, the last one: no header of ours is a list but Prefer, read apart.
         self.headers = dict(scope["headers"])
+        self.address = (scope.get("client") or ("",))[0]
         self.disconnect = scope.get(SCOPE_KEY)
         scope[_SCOPE_KEY] = self
 

@@ -27,9 +27,10 @@ class ModelBody(TypedDict):
 
 
 class ModelListBody(TypedDict):
-    """OpenAI's list of models."""
+    """OpenAI's list of models; ``sluice_role`` is the asking key's, for another Sluice."""
 
     object: str
+    sluice_role: str
     data: list[ModelBody]
 
 
@@ -53,7 +54,8 @@ Created = Annotated[int, Depends(_created)]
 @router.get("")
 async def list_models(services: Edge, caller: Asking, created: Created) -> ModelListBody:
     """Served models."""
-    return {"object": "list", "data": [_body(card, created) for card in services.models(caller)]}
+    data = [_body(card, created) for card in services.models(caller)]
+    return {"object": "list", "sluice_role": caller.role.value, "data": data}
 
 
 @router.get("/{id:path}", responses=errors(404, model=OpenAIErrorBody))

@@ -44,6 +44,7 @@ def budget_request(
         spare=SPARE_ORDER if route.spare is None else route.spare,
         summary=version.summarizer if version is not None else SummaryKind.EXTRACTIVE,
         max_input_tokens=route.max_input_tokens,
+        owner=request.caller.cache_salt,
     )
 
 

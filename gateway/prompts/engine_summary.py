@@ -3,7 +3,8 @@
 A plan does not wait: it uses the longest beginning of the older turns that has a written summary, and picked
 sentences for the turns after it. What is missing is written once in the background when the engine is not
 busy, for the conversation's next request. A summary of more turns is made from the last one and the turns
-since. Summaries are keyed by the content they were made of.
+since. A summary is stored for its owner, by the content it was made of, and written with the owner's cache
+salt: no tenant learns whether another had the same conversation.
 """
 
 import asyncio
@@ -61,6 +62,7 @@ class _Wanted:
     turns: tuple[Message, ...]
     known: str
     covered: int
+    owner: str
 
 
 class EngineSummarizer:
@@ -105,9 +107,11 @@ class EngineSummarizer:
         """Summaries queued and not yet started."""
         return len(self._waiting)
 
-    def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
+    def summarize(
+        self, turns: Sequence[Message], *, max_tokens: int, count: Count, owner: str = ""
+    ) -> Summary | None:
         """The longest written summary that fits, then picked sentences; orders what is missing."""
-        keys = beginnings(turns)
+        keys = beginnings(turns, owner)
         covered, known = 0, ""
         for number in range(len(turns), 0, -1):
             text = self._written.get(keys[number - 1])
@@ -115,7 +119,7 @@ class EngineSummarizer:
                 covered, known = number, text
                 break
         if len(turns) - covered >= (MIN_NEW_TURNS if covered else 1):
-            self._ask(_Wanted(keys[-1], tuple(turns), known, covered))
+            self._ask(_Wanted(keys[-1], tuple(turns), known, covered, owner))
         room = max_tokens - count(known) - 1 if known else max_tokens
         if room < 0:
             known, covered, room = "", 0, max_tokens  # written for a larger budget
@@ -181,7 +185,8 @@ class EngineSummarizer:
             messages=messages,
             sampling=Sampling(max_tokens=MAX_SUMMARY_TOKENS, temperature=0.0),
             priority=PRIORITY,
-            cache_salt="summaries",
+            # Two blanks: a caller's salt has one at most.
+            cache_salt=f"summaries of {wanted.owner}",
         )
         pieces: list[str] = []
 

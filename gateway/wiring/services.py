@@ -16,6 +16,7 @@ from gateway.admin.shadow import ShadowAdmin
 from gateway.admin.usage import UsageAdmin
 from gateway.contracts.evaluation_report import evaluation_key
 from gateway.health.first_ready import OnceReady
+from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
 from gateway.ports import HttpLimits, Services
@@ -39,6 +40,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         ),
         keys=core.access.keys.authority,
         limiter=core.access.limiter,
+        failed_logins=FailedLogins(clock=base.clock, proxies=server.trusted_proxies, emit=base.events.emit),
         health=OnceReady(serving.health) if server.ping == "once_ready" else serving.health,
         idempotency=base.state.idempotency,
         text=lambda: text.service,

@@ -313,7 +313,9 @@ class Endless:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
+    def summarize(
+        self, turns: Sequence[Message], *, max_tokens: int, count: Count, owner: str = ""
+    ) -> Summary | None:
         self.asked.append(max_tokens)
         return Summary("manga " * 500, len(turns))
 

@@ -153,7 +153,9 @@ async def test_a_preview_tells_what_does_not_fit(tokenizer: ChatTokenizer, ask: 
 class NeverAsked:
     """A summarizer that has summaries written."""
 
-    def summarize(self, turns: Sequence[Message], *, max_tokens: int, count: Count) -> Summary | None:
+    def summarize(
+        self, turns: Sequence[Message], *, max_tokens: int, count: Count, owner: str = ""
+    ) -> Summary | None:
         raise AssertionError("a preview has a summary written")
 
 

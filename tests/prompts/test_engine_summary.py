@@ -82,8 +82,8 @@ class Bench:
         self.slept.append(seconds)
         await asyncio.sleep(0)
 
-    def ask(self, asked: Sequence[Message], max_tokens: int = 200) -> Summary | None:
-        return self.summarizer.summarize(asked, max_tokens=max_tokens, count=self.encoder.count)
+    def ask(self, asked: Sequence[Message], max_tokens: int = 200, owner: str = "acme") -> Summary | None:
+        return self.summarizer.summarize(asked, max_tokens=max_tokens, count=self.encoder.count, owner=owner)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -112,6 +112,20 @@ async def test_the_first_request_gets_picked_sentences_and_the_next_the_written_
     assert work.priority < -1
     assert work.cache_salt is not None
     assert "user: Order 0" in work.messages[0].content
+
+
+async def test_a_summary_written_for_a_tenant_and_the_prefix_it_was_made_of_serve_no_other_tenant() -> None:
+    other = "A customer of umbra asked for a parcel."
+    bench = Bench(Script(pieces=(WRITTEN,)), Script(pieces=(other,)))
+    async with bench.running():
+        bench.ask(turns(6), owner="acme")
+        await until(lambda: bench.ask(turns(6), owner="acme") == Summary(WRITTEN, 6))
+        foreign = bench.ask(turns(6), owner="umbra")
+        assert foreign is not None and WRITTEN not in foreign.text
+        await until(lambda: bench.ask(turns(6), owner="umbra") == Summary(other, 6))
+        assert bench.ask(turns(6), owner="acme") == Summary(WRITTEN, 6)
+    first, second = (work.cache_salt for work in bench.backend.calls)
+    assert first != second
 
 
 async def test_a_written_summary_serves_the_conversation_as_it_goes_on() -> None:

@@ -59,6 +59,16 @@ async def test_another_tokenizer_and_a_shorter_context_are_faults(
     assert not found.unusable and len(found.faults) == 1 and found.faults[0].startswith(fault)
 
 
+@pytest.mark.parametrize(("role", "faults"), [("caller", 1), ("operator", 1), ("front", 0), ("admin", 0)])
+async def test_a_key_at_another_sluice_that_is_no_fronts_is_a_fault_that_tells_how_to_make_one(
+    role: str, faults: int
+) -> None:
+    listed = json.dumps({"data": [{"id": "base"}], "sluice_role": role}).encode()
+    found = await asked(RawWorker([answer], models=lambda: listed))
+    assert not found.unusable and len(found.faults) == faults
+    assert all(f"'{role}'" in fault and "--role front" in fault for fault in found.faults)
+
+
 async def test_a_server_of_another_kind_without_models_and_tokenizer_is_not_faulted_for_it() -> None:
     found = await asked(RawWorker([answer]))
     assert (found.faults, found.tokenizer, found.max_model_len) == ((), "not known", None)

@@ -15,6 +15,7 @@ import orjson
 
 from gateway.backends.workers.client import WorkerClient
 from gateway.backends.workers.errors import TransportError
+from gateway.contracts.front_headers import SPEAKING
 
 INSPECT_S = 30.0
 TIMEOUT_S = 10.0
@@ -34,6 +35,7 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 class _Models(msgspec.Struct):
     data: list[ServedModel] = []
+    sluice_role: str | None = None
 
 
 class _Tokens(msgspec.Struct):
@@ -65,7 +67,11 @@ class Inspection:
 
 def read_models(body: bytes) -> list[ServedModel]:
     """The models of an answer of ``/models``. Raises msgspec.DecodeError."""
-    return msgspec.json.decode(body, type=_Models).data
+    return _read(body).data
+
+
+def _read(body: bytes) -> _Models:
+    return msgspec.json.decode(body, type=_Models)
 
 
 async def inspect(
@@ -86,17 +92,23 @@ async def inspect(
     if answer.status in (401, 403):
         return _unusable(url, "refuses the key; set api_key_env to the variable that holds its key")
     found: ServedModel | None = None
+    faults = []
     if answer.status == 200:
         try:
-            listed = read_models(answer.body)
+            models = _read(answer.body)
         except msgspec.DecodeError:
             return _unusable(url, "its list of models is not OpenAI's; does base_urls end in /v1?")
+        listed = models.data
         found = next((one for one in listed if one.id == model), None)
+        if models.sluice_role is not None and models.sluice_role not in SPEAKING:
+            faults.append(
+                f"its key there is of the role '{models.sluice_role}', so it books all to that key's tenant; "
+                "set api_key_env to a key of `sluice keys create NAME --role front` there"
+            )
         if found is None:
             served = ", ".join(sorted(one.id for one in listed)[:10]) or "nothing"
             return _unusable(url, f"does not serve {model!r}; correct model; it serves: {served}")
     longest = None if found is None else found.max_model_len
-    faults = []
     if longest is not None and longest < max_model_len:
         faults.append(f"takes {longest} tokens, engine.max_model_len is {max_model_len}; set it to {longest}")
     tokenizer = await _tokenizer(client, model, sample_ids)

@@ -1,0 +1,67 @@
+"""Wrong keys, counted for each address: beyond a number a minute they are refused before they are judged."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from math import ceil
+
+import structlog
+
+from accounting.events import LoginFailed
+from gateway.contracts.addresses import Network, source_of
+from gateway.errors import RateLimited
+
+# Of one address in a minute. A client with a mistyped key that tries again each second stays below.
+MAX_FAILED = 60
+WINDOW_S = 60.0
+# Addresses that are remembered, the latest ones: about 1 MB.
+MAX_ADDRESSES = 4_096
+
+
+class FailedLogins:
+    """Counts wrong keys by address. A valid key is never refused here, from whatever address it comes.
+
+    Args:
+        proxies: addresses that are counted and not refused: each speaks for many callers.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        proxies: Sequence[Network] = (),
+        emit: Callable[[LoginFailed], None] = lambda event: None,
+    ) -> None:
+        self._clock = clock
+        self._proxies = proxies
+        self._emit = emit
+        # By address: the start of its minute, and the wrong keys since.
+        self._counts: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._quiet_until = float("-inf")
+        self._log = structlog.get_logger("keys")
+
+    def failed(self, address: str) -> None:
+        """A wrong key came from this address. Raises RateLimited: it has sent too many in this minute."""
+        source, now = source_of(address, self._proxies), self._clock()
+        since, count = self._counts.get(source, (now, 0))
+        if now - since >= WINDOW_S:
+            since, count = now, 0
+        throttled = bool(source) and count >= MAX_FAILED
+        self._emit(LoginFailed(throttled))
+        if throttled:
+            if now >= self._quiet_until:
+                self._quiet_until = now + WINDOW_S
+                self._log.warning(
+                    "too many wrong keys from an address", address=source, per_minute=MAX_FAILED
+                )
+            wait_s = since + WINDOW_S - now
+            raise RateLimited(
+                f"more than {MAX_FAILED} wrong keys came from this address within a minute; "
+                f"a valid key is served, a wrong one is judged again in {ceil(wait_s)} s",
+                retry_after_ms=max(1, ceil(wait_s * 1000)),
+            )
+        if source:
+            self._counts[source] = since, count + 1
+            self._counts.move_to_end(source)
+            if len(self._counts) > MAX_ADDRESSES:
+                self._counts.popitem(last=False)
