@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import tempfile
@@ -26,6 +27,12 @@ from benchmarks.forwarding.workload import Regime, bodies
 WARM_UP = 300
 WRITE_TIMEOUT_S = 60.0
 STEP_MS = 10
+# The ledger's database is written once a batch, by these.
+OF_BATCHES = ("sqlalchemy", "aiosqlite", "tenacity", "inspect.py")
+BUDGET = Path(__file__).parent / "budget.json"
+# How the budget is counted: what runs at the same time makes the counts depend on the machine's speed.
+BUDGET_REQUESTS = 100
+BUDGET_WARM_UP = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +42,25 @@ class Cost:
     calls: dict[tuple[str, str], float]
     asked: dict[str, float]
     survivors: float
+    collections: tuple[tuple[int, float, int], ...] = ()
 
     @property
     def python_calls(self) -> float:
         """Calls of Python functions."""
         return sum(self.calls.values())
+
+    @property
+    def steady_calls(self) -> dict[str, int]:
+        """By room the calls that every request makes, whole ones alone.
+
+        What runs once a batch, a second or a wait has a fraction of a call a request, which depends on the
+        machine's speed, so it does not count.
+        """
+        rooms: Counter[str] = Counter()
+        for (file, _), count in self.calls.items():
+            if not any(library in Path(file).parts for library in OF_BATCHES):
+                rooms[room_of(file)] += math.floor(count + 0.1)
+        return dict(sorted((+rooms).items()))
 
     def by_room(self) -> dict[str, float]:
         """Python calls by room of the product, or by library."""
@@ -61,9 +82,12 @@ def room_of(file: str) -> str:
     return f"python: {path.stem}"
 
 
-async def send(port: int, *, stream: bool, requests: int, in_flight: int, seed: str) -> None:
-    """Send that many requests, ``in_flight`` at a time, and check every answer."""
+async def send(
+    port: int, *, stream: bool, requests: int, in_flight: int, seed: str, rate: float = math.inf
+) -> None:
+    """Send that many requests, ``in_flight`` at a time and ``rate`` a second, and check every answer."""
     loop = asyncio.get_running_loop()
+    began = loop.time()
     done = loop.create_future()
     left, ended = requests, 0
     texts = bodies(Regime.CONVERSATION, stream=stream, seed=seed)
@@ -91,7 +115,7 @@ async def send(port: int, *, stream: bool, requests: int, in_flight: int, seed: 
         if ended == requests:
             done.set_result(None)
         else:
-            next_one(connection)
+            loop.call_at(began + (requests - left) / rate, next_one, connection)
 
     connections = []
     for _ in range(in_flight):
@@ -105,27 +129,46 @@ async def send(port: int, *, stream: bool, requests: int, in_flight: int, seed: 
         connection.close()
 
 
-def counted(name: Name, *, stream: bool, requests: int, in_flight: int, folder: Path) -> Cost:
-    """Start the gateway before the fake worker, warm it up and count."""
+def counted(
+    name: Name,
+    *,
+    stream: bool,
+    requests: int,
+    in_flight: int,
+    folder: Path,
+    warm_up: int = WARM_UP,
+    collections_at: float | None = None,
+) -> Cost:
+    """Start gateway and fake worker, warm up and count; at ``collections_at`` collections alone."""
     worker_port, port, out = free_port(), free_port(), folder / "counts.json"
     plain: Recipe = recipe(name, folder=folder, port=port, worker_port=worker_port)
     made = replace(plain, command=python_module("benchmarks.request_cost.counted", out, *plain.command[2:]))
+    environment = dict(made.environment)
+    if collections_at is not None:
+        environment["SLUICE_COUNT"] = "collections"
     logs = folder / "worker.log", folder / "gateway.log"
     with (
         started(python_module("benchmarks.forwarding.worker", worker_port), logs[0]) as worker,
-        started(made.command, logs[1], made.environment) as gateway,
+        started(made.command, logs[1], environment) as gateway,
     ):
         wait_until_ready(worker, worker_port, "/health", logs[0])
         wait_until_ready(gateway, port, made.ready_path, logs[1])
         ask(worker_port, "POST", "/control", {"step_ms": STEP_MS if stream else 0})
-        uvloop.run(send(port, stream=stream, requests=WARM_UP, in_flight=in_flight, seed="warm up"))
+        uvloop.run(send(port, stream=stream, requests=warm_up, in_flight=in_flight, seed="warm up"))
         idle = _window(gateway.pid, out, lambda: time.sleep(2.0))
         began = time.monotonic()
         busy = _window(
             gateway.pid,
             out,
             lambda: uvloop.run(
-                send(port, stream=stream, requests=requests, in_flight=in_flight, seed="counted")
+                send(
+                    port,
+                    stream=stream,
+                    requests=requests,
+                    in_flight=in_flight,
+                    seed="counted",
+                    rate=collections_at or math.inf,
+                )
             ),
         )
         share = (time.monotonic() - began) / 2.0
@@ -159,7 +202,40 @@ def _difference(busy: dict[str, Any], idle: dict[str, Any], share: float, reques
         {key: count / requests for key, count in calls.items() if count > 0.005 * requests},
         {kind: round(count / requests, 3) for kind, count in asked.items()},
         (busy["survivors"] - idle["survivors"]) / requests,
+        tuple(busy["collections"]),
     )
+
+
+KINDS = ("whole answers", "streams")
+
+
+def budget_of(stream: bool) -> dict[str, dict[str, float]]:
+    """What a request costs now, in the form of the committed budget."""
+    with tempfile.TemporaryDirectory() as folder:
+        cost = counted(
+            Name.SLUICE,
+            stream=stream,
+            requests=BUDGET_REQUESTS,
+            in_flight=1,
+            folder=Path(folder),
+            warm_up=BUDGET_WARM_UP,
+        )
+    return {"calls": dict(cost.steady_calls), "asked": cost.asked}
+
+
+def print_collections(cost: Cost, requests: int) -> None:
+    """Collections by generation: how often, how long, and what they found."""
+    print(f"{requests} requests, {cost.survivors:.1f} surviving objects a request")
+    for generation in range(3):
+        of_it = [(took_s, found) for kind, took_s, found in cost.collections if kind == generation]
+        if of_it:
+            pauses = sorted(took_s * 1000 for took_s, _ in of_it)
+            print(
+                f"generation {generation}: {len(of_it)} collections, "
+                f"{sum(found for _, found in of_it)} objects found, "
+                f"ms: median {pauses[len(pauses) // 2]:.2f}, "
+                f"p99 {pauses[math.ceil(len(pauses) * 0.99) - 1]:.2f}, max {pauses[-1]:.2f}"
+            )
 
 
 def main(
@@ -168,10 +244,27 @@ def main(
     requests: Annotated[int, typer.Option(min=10)] = 1000,
     in_flight: Annotated[int, typer.Option(min=1)] = 1,
     top: Annotated[int, typer.Option(help="Functions to print.")] = 0,
+    collections: Annotated[
+        float | None, typer.Option(help="Show only collections of garbage, at this many requests a second.")
+    ] = None,
+    write: Annotated[bool, typer.Option(help="Write the budget of whole answers and streams.")] = False,
 ) -> None:
     """Count what a request costs."""
+    if write:
+        BUDGET.write_text(json.dumps({kind: budget_of(kind == "streams") for kind in KINDS}, indent=2) + "\n")
+        return
     with tempfile.TemporaryDirectory() as folder:
-        cost = counted(gateway, stream=stream, requests=requests, in_flight=in_flight, folder=Path(folder))
+        cost = counted(
+            gateway,
+            stream=stream,
+            requests=requests,
+            in_flight=in_flight,
+            folder=Path(folder),
+            collections_at=collections,
+        )
+    if collections is not None:
+        print_collections(cost, requests)
+        return
     console = Console(width=150)
     table = Table(title=f"{gateway}, {'streams' if stream else 'whole answers'}, {in_flight} in flight")
     table.add_column("room")

@@ -1,5 +1,7 @@
 """Runs a module with its calls counted: ``python -m benchmarks.request_cost.counted OUT MODULE ARGUMENTS``.
 
+With SLUICE_COUNT=collections it counts the collections of garbage alone, so that they take their usual time.
+
 SIGUSR1 begins counting, SIGUSR2 ends it and writes the counts to OUT as JSON.
 """
 
@@ -12,6 +14,7 @@ import runpy
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from types import CodeType, FrameType
@@ -50,7 +53,17 @@ class Counts:
         self.on = False
         self.calls: Counter[tuple[CodeType, type | None, CodeType | None]] = Counter()
         self.asked: Counter[str] = Counter()
+        self.collections: list[tuple[int, float, int]] = []
+        self._collecting_since = 0.0
         self._survivors = 0
+
+    def collected(self, phase: str, info: dict[str, int]) -> None:
+        """A callback of the collector: generation, seconds of CPU and objects found of each collection."""
+        if phase == "start":
+            self._collecting_since = time.thread_time()
+        elif self.on:
+            took_s = time.thread_time() - self._collecting_since
+            self.collections.append((info["generation"], took_s, info["collected"]))
 
     def profile(self, frame: FrameType, event: str, arg: Any) -> None:
         """The profile function of every thread."""
@@ -87,6 +100,7 @@ class Counts:
         self._survivors = len(gc.get_objects())
         self.calls.clear()
         self.asked.clear()
+        self.collections.clear()
         self.on = True
 
     def end(self, out: Path) -> None:
@@ -96,7 +110,13 @@ class Counts:
         survivors = len(gc.get_objects()) - self._survivors
         calls = [[*_name(*called), count] for called, count in self.calls.items()]
         part = out.with_suffix(".part")
-        part.write_text(json.dumps({"calls": calls, "asked": self.asked, "survivors": survivors}))
+        counts = {
+            "calls": calls,
+            "asked": self.asked,
+            "survivors": survivors,
+            "collections": self.collections,
+        }
+        part.write_text(json.dumps(counts))
         part.rename(out)
 
 
@@ -106,9 +126,12 @@ def main() -> None:
     counts = Counts()
     signal.signal(signal.SIGUSR1, counts.begin)
     signal.signal(signal.SIGUSR2, lambda *_: counts.end(Path(out)))
-    threading.setprofile(counts.profile)
-    sys.setprofile(counts.profile)
-    uvloop.new_event_loop = counts.loop
+    if os.environ.get("SLUICE_COUNT") == "collections":
+        gc.callbacks.append(counts.collected)
+    else:
+        threading.setprofile(counts.profile)
+        sys.setprofile(counts.profile)
+        uvloop.new_event_loop = counts.loop
     sys.argv = [module, *arguments]
     sys.path.insert(0, os.getcwd())
     runpy.run_module(module, run_name="__main__", alter_sys=True)

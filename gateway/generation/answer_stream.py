@@ -140,6 +140,8 @@ class AnswerStream:
             self.first_at = self._clock()
         if self._on_first is not None:
             self._on_first(delta.cached_tokens)
+            # Its slot's demand refers to this answer.
+            self._on_first = None
         if delta.queue_wait_s is not None:
             self.queue_wait_s = delta.queue_wait_s
         if delta.cached_tokens is not None:

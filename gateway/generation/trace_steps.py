@@ -40,6 +40,7 @@ class _Timed:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.ended_at = self.steps.clock()
+        del self.steps  # which has this in its list
         if error is not None:
             self.failure = failure_name(error)
 
@@ -131,6 +132,7 @@ class TraceSteps:
         """Admission, or a limit of a fallback target, kept the request from ``backend``."""
         step = self.step("refused", backend)
         step.failure, step.ended_at = reason, step.began_at
+        del step.steps
 
     def facts(self, arrived_at: float) -> tuple[StepFact, ...]:
         """The steps so far, as the trace has them."""
