@@ -43,6 +43,20 @@ def demand_of(job: Job, backend: Backend, stream: AnswerStream, prefix: Prefix |
     )
 
 
+def demand_after_wait(demand: Demand, job: Job, now: float) -> Demand:
+    """The demand of a request that has waited for its backend's engine, and has nothing of its answer.
+
+    Its place is that of a new request, but it may wait until its deadline: the limits count from its arrival,
+    and the engine's absence has used them up.
+    """
+    limits = replace(
+        demand.limits or AdmissionLimits(),
+        max_wait_s=max(job.deadline - now, 0.001),
+        first_token_within_s=None,
+    )
+    return replace(demand, deadline=job.deadline, limits=limits)
+
+
 def readmission_demand(demand: Demand, job: Job, done: int, stream: AnswerStream, now: float) -> Demand:
     """The demand of a request that was admitted before and has ``done`` tokens of its answer.
 
@@ -65,7 +79,7 @@ def readmission_demand(demand: Demand, job: Job, done: int, stream: AnswerStream
         limits=replace(
             limits,
             max_wait_s=max(wait_s, 0.001),
-            max_input_tokens=None,
+            first_token_within_s=None,
             max_queue=2 * limits.max_queue,
             rungs=(),
         ),

@@ -11,7 +11,7 @@ from gateway.backends.port import Backend, BackendState, Completion, Delta, Rest
 from gateway.contracts.values import Answer, Fallback, FinishReason, Usage
 from gateway.generation.answer_cache import AnswerCache
 from gateway.generation.answer_stream import AnswerStream
-from gateway.generation.demand import demand_of, readmission_demand
+from gateway.generation.demand import demand_after_wait, demand_of, readmission_demand
 from gateway.generation.dispatcher import Dispatcher, GenerationOutcome, cut_short
 from gateway.generation.job import Job, warning_of, without_adapter
 from gateway.generation.resume import modes_on
@@ -137,11 +137,13 @@ class FallbackChain:
         )
         moved = _would_resume(primary, job, stream)
         self._record(policy, primary, cause, moved=moved, repeatable=_repeatable(primary, job, stream))
+        waited = False
         while (step := policy.next(self._situation(job, stream))) is not None:
             if isinstance(step, WaitForRestart):
                 await self._wait(policy, step, job, stream)
+                waited = True
             elif isinstance(step, TryBackend):
-                outcome = await self._try(policy, self._backends[step.backend], job, stream)
+                outcome = await self._try(policy, self._backends[step.backend], job, stream, waited=waited)
                 if outcome is not None:
                     return self._with_fallback(outcome, cause, job)
             else:
@@ -218,14 +220,19 @@ class FallbackChain:
         policy.waited(max(0.0, step.timeout_s - (self._clock() - began_at)), back=back)
 
     async def _try(
-        self, policy: FallbackPolicy, backend: Backend, job: Job, stream: AnswerStream
+        self, policy: FallbackPolicy, backend: Backend, job: Job, stream: AnswerStream, *, waited: bool
     ) -> GenerationOutcome | None:
-        """Ask a backend to answer, or to resume the answer; ``None`` when it failed."""
+        """Ask a backend to answer, or to resume the answer; ``None`` when it failed.
+
+        ``waited``: the request has waited for the primary's engine.
+        """
         demand = demand_of(job, backend, stream)
         resumes = _would_resume(backend, job, stream)
         is_primary = backend.name == job.primary.name
         if resumes or (is_primary and stream.started_at is not None):
             demand = readmission_demand(demand, job, stream.tokens if resumes else 0, stream, self._clock())
+        elif waited:
+            demand = demand_after_wait(demand, job, self._clock())
         # The leg's limits do not hold for the primary, whenever it is asked.
         estimate = LegUsage(demand.input_tokens, self._admission.expected_output(demand))
         permit = self._limits.free() if is_primary else self._limits.enter(backend.name, estimate)

@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from admission.estimator import LEARNED_FROM, PATIENCE_S
+from admission.values import BackendLoad
 from gateway.backends.port import BackendState
-from gateway.backends.scripted import ScriptedBackend
+from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Contract, FinishReason, GenerateRequest
+from resilience.failures import BackendFailure, FailureKind
 from tests.journey.house import House, RestartingBackend
 
 Build = Callable[..., House]
@@ -76,3 +79,85 @@ async def test_an_engine_that_loads_past_the_deadline_is_an_error_that_says_so(
     assert sink.answer is None and sink.error is not None
     assert sink.error.status == 503 and (sink.error.retry_after_ms or 0) >= 1000
     assert sink.error.message == "backend_unavailable: the engine of local is away"
+
+
+class Clock:
+    """Time that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SlowToLoad(RestartingBackend):
+    """Its engine takes ``takes_s`` of the clock's time to load."""
+
+    def __init__(self, clock: Clock, takes_s: float, *scripts: Script) -> None:
+        super().__init__(scripts=scripts or (Script(),))
+        self.clock, self.takes_s, self.ready_in_s = clock, takes_s, takes_s
+        self.loading, self.waited_for = True, asyncio.Event()
+
+    async def wait_ready(self, timeout_s: float) -> bool:
+        self.clock.now += min(self.takes_s, timeout_s)
+        if self.takes_s <= timeout_s:
+            self.state, self.ready_in_s = BackendState.READY, None
+        return self.state is BackendState.READY
+
+
+@pytest.mark.parametrize(
+    "admission", [{}, {"refuse_late": True}], ids=["learned patience", "refused when late"]
+)
+async def test_the_wait_for_the_engine_does_not_count_against_the_admission_of_a_request(
+    build_house: Build, ask: Ask, admission: Mapping[str, object]
+) -> None:
+    clock = Clock()
+    away_s = 6 * PATIENCE_S
+    house = build_house(
+        backends=[SlowToLoad(clock, away_s)], route={**NOTHING, "admission": admission}, clock=clock
+    )
+    for number in range(LEARNED_FROM):
+        warm = await house.run(ask(f"Number {number}?", arrived_at=clock(), deadline=clock() + 60.0))
+        assert warm.answer is not None
+    house.backends["local"].state = BackendState.STARTING
+    sink = await house.run(ask("After it?", arrived_at=clock(), deadline=clock() + 60.0))
+    assert sink.error is None and sink.answer is not None
+    assert clock() >= 1000.0 + away_s
+
+
+async def test_a_broken_request_is_admitted_again_where_a_route_refuses_what_is_late(
+    build_house: Build, ask: Ask
+) -> None:
+    clock = Clock()
+    died = Script(failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"), breaks_after=0)
+    engine = SlowToLoad(clock, 20.0, died, Script())
+    engine.restart_s = 20.0
+    house = build_house(backends=[engine], route={**NOTHING, "admission": {"refuse_late": True}}, clock=clock)
+    sink = await house.run(ask(arrived_at=clock(), deadline=clock() + 60.0))
+    assert sink.error is None and sink.answer is not None and len(engine.calls) == 2
+
+
+async def test_after_the_wait_for_the_engine_the_deadline_ends_the_wait_for_a_place(
+    build_house: Build, ask: Ask
+) -> None:
+    engine = loading(0.01)
+    house = build_house(backends=[engine], route=NOTHING)
+    engine.load = BackendLoad(max_running=1)
+    engine._scripts = [Script(delay_s=60.0)]
+    gate = house.admission.gate("local")
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(house.run(ask()))
+        async with asyncio.timeout(30):
+            while not gate.in_flight:  # noqa: ASYNC110 - nothing tells when a gate has changed
+                await asyncio.sleep(0.001)
+        engine.state = BackendState.STARTING
+        began = time.monotonic()
+        late = await house.run(
+            ask(request_id="req_2", generation_id="gen_2", priority=1, deadline=began + 0.5)
+        )
+        took_s = time.monotonic() - began
+        first.cancel()
+    assert late.answer is None and late.error is not None and late.error.status == 503
+    assert 0.4 < took_s < 30
+    assert house.left_behind() == []
