@@ -126,7 +126,7 @@ class SupervisedHost:
         self._sleep = sleep
         self._oom_kills = oom_kills
         # The kernel's count at each look of the last OOM_WINDOW_S, and once before them.
-        self._oom_counts = deque([(clock(), oom_kills())])
+        self._oom_counts = deque([(float("-inf"), oom_kills())])
         # Blocks of the first engine's KV pool, and of the next one's where that must be smaller.
         self._first_blocks = 0
         self._kv_blocks: int | None = None

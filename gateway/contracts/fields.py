@@ -31,9 +31,10 @@ ANYTHING: Final = object()
 """As a neutral value: whatever the caller sends has no effect on the answer by its nature."""
 
 
-def _no_null(text: str) -> str:
+def no_null(text: str, *at: int | str) -> str:
+    """The text. Refuses one with a null character; ``at`` leads to it from where a validator stands."""
     if "\x00" in text:
-        raise PydanticCustomError("null_character", "contains a null character")
+        raise PydanticCustomError("null_character", "contains a null character", {"at": at})
     return text
 
 
@@ -43,10 +44,10 @@ def _printable(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_no_null)]
+Text = Annotated[str, AfterValidator(no_null)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_printable)]
 Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL), AfterValidator(_printable)]
-StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS), AfterValidator(_no_null)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS), AfterValidator(no_null)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 DeadlineMs = Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)]
 MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
@@ -70,12 +71,12 @@ def stops(given: str | list[str] | None) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given or ())
 
 
-class Body(BaseModel):
-    """A strict JSON object: no coercion, no NaN or infinity, and no field that is not known.
+class StrictObject(BaseModel):
+    """A strict JSON object: no coercion, no NaN or infinity. Unknown fields are collected, not refused: the
+    parser would build one error for each of a million.
 
     ``neutral`` names the fields of a foreign contract that Sluice does not implement, with the values
-    that ask for nothing; any other value is refused by the field's name. The parser collects unknown fields:
-    if it refused them, it would build one error for each of a million.
+    that ask for nothing; any other value is refused by the field's name.
     """
 
     model_config = ConfigDict(
@@ -87,6 +88,10 @@ class Body(BaseModel):
         json_schema_extra={"additionalProperties": False},
     )
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = MappingProxyType({})
+
+
+class Body(StrictObject):
+    """A strict JSON object, and no field that is not known."""
 
     @model_validator(mode="after")
     def _only_known(self) -> Self:
@@ -100,14 +105,17 @@ def is_neutral(value: object, allowed: Iterable[object]) -> bool:
     return any(_same(value, one) for one in allowed)
 
 
-def check_extra(name: str, value: Any, neutral: Mapping[str, tuple[object, ...]]) -> None:
+def check_extra(
+    name: str, value: Any, neutral: Mapping[str, tuple[object, ...]], at: tuple[int | str, ...] = ()
+) -> None:
     """Refuse a field that is not known, or that asks for something that is not implemented."""
     allowed = neutral.get(name)
+    where = {"at": (*at, name)}
     if allowed is None:
-        raise PydanticCustomError("unknown_field", "is not a known field", {"name": name})
+        raise PydanticCustomError("unknown_field", "is not a known field", where)
     if not is_neutral(value, allowed):
         shown = " or ".join(_shown(one) for one in allowed)
-        raise PydanticCustomError("unsupported_field", "is not supported", {"name": name, "allowed": shown})
+        raise PydanticCustomError("unsupported_field", "is not supported", {**where, "allowed": shown})
 
 
 def _same(value: object, neutral: object) -> bool:

@@ -11,7 +11,7 @@ from engine.limits import MAX_SPEC_CHARS
 from gateway.contracts.checks import check_plain
 from gateway.contracts.fields import Body, Text, Texts
 from gateway.contracts.refusals import not_allowed, path_of
-from gateway.contracts.values import FormatType, ResponseFormat
+from gateway.contracts.values import PLAIN_TEXT, FormatType, ResponseFormat
 from gateway.errors import GrammarTooComplex, InvalidRequest
 
 # Bounds of a schema; OpenAI's own are 5,000 properties and 1,000 values.
@@ -55,7 +55,7 @@ class StructuredBody(Body):
 def from_format(body: FormatBody | None) -> ResponseFormat:
     """The shape of ``response_format``. Raises InvalidRequest: the schema."""
     if body is None:
-        return ResponseFormat()
+        return PLAIN_TEXT
     field = "response_format.json_schema"
     if body.type != "json_schema":
         if body.json_schema is not None:

@@ -47,13 +47,14 @@ class ErrorBody(TypedDict):
     error: ErrorDetail
 
 
+_BUDGET_FIELDS: Final = tuple([one.name for one in dataclass_fields(BudgetReport)])
 _ONLY_WHEN_SET: Final = frozenset({"cut_chunks", "merged_chunks", "summarized_turns"})
 
 
 def budget_body(budget: BudgetReport) -> dict[str, Any]:
     """The budget's report, without the later additions to it that have nothing to say."""
-    fields = ((one.name, getattr(budget, one.name)) for one in dataclass_fields(budget))
-    return {name: value for name, value in fields if value or name not in _ONLY_WHEN_SET}
+    fields = {name: getattr(budget, name) for name in _BUDGET_FIELDS}
+    return {name: value for name, value in fields.items() if value or name not in _ONLY_WHEN_SET}
 
 
 def error_detail(error: PublicError, request_id: str) -> ErrorDetail:

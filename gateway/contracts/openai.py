@@ -1,10 +1,10 @@
 """OpenAI's requests (chat and text completions), with vLLM's extensions, mapped to the inside."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Final, Literal, cast
 
-from pydantic import Field, Tag
+from pydantic import AfterValidator, Field, Tag
 from typing_extensions import TypeAliasType
 
 from budgeting.values import Message, Role
@@ -16,9 +16,10 @@ from gateway.contracts.fields import (
     Text,
     Texts,
     TokenIds,
+    no_null,
 )
 from gateway.contracts.native import SluiceFields, request_of
-from gateway.contracts.openai_body import MessagePart, OpenAIBody
+from gateway.contracts.openai_body import MessagePart, OpenAIBody, check_known
 from gateway.contracts.openai_sampling import sampling_of, shape_of
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
@@ -35,12 +36,12 @@ class TextPart(MessagePart):
     """A part of a message; only text is served."""
 
     type: Literal["text"]
-    text: Text
+    text: str
 
 
 TextParts = TypeAliasType("TextParts", Annotated[list[TextPart], Field(fail_fast=True)])
 Content = Annotated[
-    Annotated[Text, Tag("~text")] | Annotated[TextParts, Tag("~parts")], Field(union_mode="left_to_right")
+    Annotated[str, Tag("~text")] | Annotated[TextParts, Tag("~parts")], Field(union_mode="left_to_right")
 ]
 
 
@@ -52,7 +53,25 @@ class ChatMessage(MessagePart):
     content: Content | None
 
 
-ChatMessages = TypeAliasType("ChatMessages", Annotated[list[ChatMessage], Field(fail_fast=True)])
+def _checked(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """What types cannot say of messages and their parts: null characters, and fields that are not known."""
+    for index, message in enumerate(messages):
+        content = message.content
+        if isinstance(content, str):
+            if "\x00" in content:
+                no_null(content, index, "content")
+        else:
+            for number, part in enumerate(content or ()):
+                no_null(part.text, index, "content", number, "text")
+                check_known(part, at=(index, "content", number))
+        if message.__pydantic_extra__:
+            check_known(message, at=(index,))
+    return messages
+
+
+ChatMessages = TypeAliasType(
+    "ChatMessages", Annotated[list[ChatMessage], Field(fail_fast=True), AfterValidator(_checked)]
+)
 
 
 _NO_FIELDS = SluiceFields()
@@ -86,21 +105,29 @@ class CompletionRequest(OpenAIBody):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-def to_message(body: ChatMessage) -> Message:
+def to_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """Text parts are joined as they are."""
-    content = body.content
-    text = content if isinstance(content, str) else "".join([part.text for part in content or ()])
-    return Message(_ROLES[body.role], text)
+    return tuple(
+        [
+            Message(
+                _ROLES[one.role],
+                one.content
+                if isinstance(one.content, str)
+                else "".join([part.text for part in one.content or ()]),
+            )
+            for one in messages
+        ]
+    )
 
 
 def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
     """Map a validated chat body to the inside. Raises InvalidRequest: a rule between fields is broken."""
     check_count(len(body.messages), origin.max_messages)
-    messages = tuple(to_message(one) for one in body.messages)
+    messages = to_messages(body.messages)
     check_latest(messages)
     unknown: list[str] = []
     for index, message in enumerate(body.messages):
-        if message.model_extra:
+        if message.__pydantic_extra__:
             unknown += message.unknown(f"messages.{index}")
         if not isinstance(message.content, str):
             for number, part in enumerate(message.content or ()):
@@ -187,7 +214,7 @@ def _asked(
 
 def _fields(body: OpenAIBody, native: SluiceFields, shaper: str) -> Mapping[str, str]:
     """How this body spells what the house calls by the native contract's names."""
-    fields = {name: f"sluice.{name}" for name in native.model_fields_set}
+    fields = {name: f"sluice.{name}" for name in native.__pydantic_fields_set__}
     fields.setdefault("adapter_id", "model")
     fields["response_format"] = shaper
     if isinstance(body, CompletionRequest):

@@ -13,6 +13,7 @@ from gateway.contracts.fields import (
     Label,
     Name,
     Priority,
+    StrictObject,
     Text,
     Texts,
     check_extra,
@@ -21,31 +22,33 @@ from gateway.contracts.fields import (
 from gateway.contracts.formats import FormatBody, SchemaOrText, StructuredBody
 from gateway.contracts.native import NativeSampling, SluiceFields
 from gateway.contracts.refusals import path_of
+from gateway.contracts.values import EMPTY
 from gateway.errors import InvalidRequest
 
 MAX_EXTRA: Final = 32
 """Most fields of one body that Sluice does not know."""
 
 
-class MessagePart(Body):
-    """A message or a part of one; unknown fields are no error here, as in the body itself."""
+class MessagePart(StrictObject):
+    """A message or a part of one; unknown fields are no error here, as in the body itself.
 
-    @model_validator(mode="after")
-    def _only_known(self) -> Self:
-        check_known(self)
-        return self
+    The list's validator checks all of them in one pass (:func:`check_known`).
+    """
 
     def unknown(self, path: str) -> tuple[str, ...]:
         """The paths of the fields that Sluice does not know."""
         return tuple(f"{path}.{name}" for name in self.__pydantic_extra__ or () if name not in self.neutral)
 
 
-def check_known(body: Body, passable: Collection[str] = ()) -> None:
-    """Refuse what Sluice knows and does not do, but for ``passable``, and names that cannot be shown."""
+def check_known(body: StrictObject, passable: Collection[str] = (), at: tuple[int | str, ...] = ()) -> None:
+    """Refuse what Sluice knows and does not do, but for ``passable``, and names that cannot be shown.
+
+    ``at`` leads to ``body`` from where a validator stands.
+    """
     for name, value in (body.__pydantic_extra__ or {}).items():
         known = name in body.neutral and name not in passable
         if known or path_of([name]) != name:
-            check_extra(name, value, body.neutral)
+            check_extra(name, value, body.neutral, at)
 
 
 class StreamOptions(Body):
@@ -96,7 +99,10 @@ class OpenAIBody(NativeSampling):
         Args:
             in_messages: the paths of unknown fields of messages.
         """
-        given = self.__pydantic_extra__ or {}
+        given = self.__pydantic_extra__
+        if not given and not in_messages:
+            return EMPTY, frozenset()
+        given = given or {}
         passed = {
             name: value
             for name, value in given.items()

@@ -8,10 +8,15 @@ from gateway.contracts.fields import MAX_TOKEN_ID, stops
 from gateway.contracts.formats import StructuredBody, choice_shape, from_format, schema_shape, text_shape
 from gateway.contracts.openai_body import OpenAIBody
 from gateway.contracts.refusals import given, not_allowed, path_of
-from gateway.contracts.values import FormatType, ResponseFormat, Sampling
+from gateway.contracts.values import PLAIN_TEXT, FormatType, ResponseFormat, Sampling
 
 MAX_LOGIT_BIAS: Final = 1_024
 """Most entries of ``logit_bias``; each is applied to every step's logits."""
+
+_SHAPERS: Final = frozenset(
+    {"guided_json", "guided_regex", "guided_choice", "guided_grammar"} | StructuredBody.model_fields.keys()
+)
+_NO_BIAS: Final[Mapping[int, float]] = MappingProxyType({})
 
 
 def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | None) -> Sampling:
@@ -28,7 +33,7 @@ def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | Non
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=body.repetition_penalty or 1.0,
-        logit_bias=_logit_bias(body.logit_bias or {}),
+        logit_bias=_logit_bias(body.logit_bias) if body.logit_bias else _NO_BIAS,
         logprobs=logprobs,
     )
 
@@ -40,7 +45,7 @@ def shape_of(body: OpenAIBody) -> tuple[str, ResponseFormat]:
     """
     shapes: dict[str, ResponseFormat | None] = {"response_format": from_format(body.response_format)}
     for prefix, asked in (("guided_", body), ("structured_outputs.", body.structured_outputs)):
-        if asked is not None:
+        if asked is not None and not _SHAPERS.isdisjoint(asked.__pydantic_fields_set__):
             shapes |= _shapes(prefix, asked)
     found = {field: shape for field, shape in shapes.items() if shape and shape.type is not FormatType.TEXT}
     if len(found) > 1:
@@ -48,7 +53,7 @@ def shape_of(body: OpenAIBody) -> tuple[str, ResponseFormat]:
         raise not_allowed(
             second, f"is given together with {first}", "one of the fields that shape the answer"
         )
-    return next(iter(found.items()), ("response_format", ResponseFormat()))
+    return next(iter(found.items()), ("response_format", PLAIN_TEXT))
 
 
 def _shapes(prefix: str, asked: OpenAIBody | StructuredBody) -> dict[str, ResponseFormat | None]:

@@ -122,8 +122,7 @@ def _tagged(part: int | str) -> bool:
 
 def _location(error: Any) -> tuple[int | str, ...]:
     parts = tuple(part for part in error["loc"] if not _tagged(part))
-    name = error.get("ctx", {}).get("name")
-    return parts if name is None else (*parts, name)
+    return (*parts, *error.get("ctx", {}).get("at", ()))
 
 
 def _first(errors: Sequence[Any]) -> list[Any]:

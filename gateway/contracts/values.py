@@ -106,6 +106,9 @@ class ResponseFormat:
     grammar_bytes: int = field(default=0, compare=False, repr=False)
 
 
+PLAIN_TEXT = ResponseFormat()
+
+
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One request, validated, of any contract.
@@ -147,7 +150,7 @@ class GenerateRequest:
     chunks: tuple[EvidenceChunk, ...] = ()
     context: Mapping[str, object] = field(default_factory=lambda: EMPTY)
     sampling: Sampling = field(default_factory=Sampling)
-    response_format: ResponseFormat = field(default_factory=ResponseFormat)
+    response_format: ResponseFormat = field(default=PLAIN_TEXT)
     priority: int = 0
     deadline: float | None = None
     stream: bool = False

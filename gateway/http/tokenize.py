@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 
 from budgeting.plan import INLINE_CHARS
 from gateway.contracts.checks import check_count
-from gateway.contracts.openai import to_message
+from gateway.contracts.openai import to_messages
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
@@ -121,7 +121,7 @@ def _encode(text: TextService, request: TokenizeRequest, max_messages: int) -> t
     messages = request.messages or []
     check_count(len(messages), max_messages)
     return text.encode_chat(
-        [to_message(one) for one in messages],
+        to_messages(messages),
         add_generation_prompt=request.add_generation_prompt is not False,
     )
 
