@@ -10,15 +10,15 @@ Both ways give the same ids.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from os.path import commonprefix
 from pathlib import Path
 from sys import getsizeof
 
 from jinja2 import TemplateSyntaxError
+from msgspec import Struct
 
 from budgeting.errors import TemplateRefused, TokenizerError
 from budgeting.forms import learn_form
@@ -51,8 +51,7 @@ _MARKUP_TOKENS = 6
 _ANCHOR = Message(Role.USER, "x")
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedChat:
+class EncodedChat(Struct, frozen=True):
     """A conversation's ids, and the number of leading ids that stand for the messages before each cut; an id
     that reaches over the cut is not counted."""
 
@@ -136,9 +135,8 @@ class ChatTokenizer:
         if self.per_message and messages and self._form.fold(messages, _opening(cuts)) is messages:
             ids: list[int] = []
             sums = [0]
-            for index, message in enumerate(messages):
-                piece = self._piece(message, first=index == 0)
-                if piece is None:
+            for index, piece in enumerate(self._pieces(messages)):
+                if piece is None and (piece := self._piece(messages[index], first=index == 0)) is None:
                     break
                 ids += piece
                 sums.append(len(ids))
@@ -191,15 +189,16 @@ class ChatTokenizer:
             self._counts.put(text, count, getsizeof(text))
         return count
 
-    def unseen_chars(self, messages: Iterable[Message]) -> int:
-        """How much encoding these messages costs, in characters of text: those cached cost nothing."""
+    def unseen_chars(self, messages: Sequence[Message]) -> int:
+        """How much encoding a conversation costs, in characters of text: messages cached cost nothing."""
         if self._template.is_bounded:
             return NEVER_INLINE_CHARS
         return sum(
-            len(message.content) + self._message_chars
-            for message in messages
-            if (False, message.role, message.content) not in self._cache
-            and (True, message.role, message.content) not in self._cache
+            [
+                len(message.content) + self._message_chars
+                for message, piece in zip(messages, self._pieces(messages), strict=True)
+                if piece is None
+            ]
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -243,6 +242,12 @@ class ChatTokenizer:
             return False
         self._generation_ids = tuple(self._vocabulary.rendered_ids(tail, guarded=False))
         return True
+
+    def _pieces(self, messages: Sequence[Message]) -> list[tuple[int, ...] | None]:
+        """Ids of each message of a conversation, where they are cached."""
+        return self._cache.get_all(
+            [(index == 0, message.role, message.content) for index, message in enumerate(messages)]
+        )
 
     def _piece(self, message: Message, *, first: bool) -> tuple[int, ...] | None:
         """Ids of one message in its place; none when it cannot be cut off cleanly."""

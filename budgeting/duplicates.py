@@ -6,6 +6,8 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from budgeting.values import EvidenceChunk
 
 # Shorter texts ("in stock") stand inside many others and mean something of their own.
@@ -14,14 +16,16 @@ MIN_CONTAINED_CHARS = 24
 MAX_COMPARED = 64
 
 
-@dataclass(frozen=True, slots=True)
-class MergedChunks:
+class MergedChunks(Struct, frozen=True):
     """Evidence without duplicates: the ``kept`` chunks in the caller's order, positions in it ``ranked`` best
     first, and for each kept chunk the ``ids`` it stands for, its own first."""
 
     kept: tuple[EvidenceChunk, ...]
     ranked: tuple[int, ...]
     ids: tuple[tuple[str, ...], ...]
+
+
+_NOTHING = MergedChunks((), (), ())
 
 
 @dataclass(slots=True)
@@ -38,6 +42,8 @@ def merge_chunks(chunks: Sequence[EvidenceChunk]) -> MergedChunks:
 
     Best is the highest score, then the caller's order; no score (and NaN) is below every score.
     """
+    if not chunks:
+        return _NOTHING
     if len(chunks) < 2:
         kept = tuple(chunks)
         return MergedChunks(kept, tuple(range(len(kept))), tuple((chunk.chunk_id,) for chunk in kept))

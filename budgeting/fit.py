@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from budgeting.counting import ChatTokenizer, EncodedChat
 from budgeting.duplicates import merge_chunks
@@ -42,8 +43,7 @@ _CUT_CHARS_PER_TOKEN = 16
 _SUMMARY_TRIES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(Struct, frozen=True):
     """A prompt that could be sent, encoded."""
 
     arrangement: Arrangement
@@ -64,8 +64,7 @@ class _Candidate:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Selection:
+class _Selection(Struct, frozen=True):
     """What is sent of what may be left out: chunks (position, and the text they are cut to), first turn."""
 
     chunks: Mapping[int, str | None]

@@ -103,10 +103,10 @@ class BudgetPlanner:
             return True
         if len(prompt.system) + len(prompt.turns) + len(prompt.evidence) > INLINE_MESSAGES:
             return False
-        volatile = len(prompt.context) + sum(len(chunk.text) for chunk in prompt.evidence)
+        volatile = len(prompt.context) + sum([len(chunk.text) for chunk in prompt.evidence])
         if volatile > most:
             return False
-        system = (Message(Role.SYSTEM, text) for text in prompt.system)
+        system = [Message(Role.SYSTEM, text) for text in prompt.system]
         return volatile + self._tokenizer.unseen_chars((*system, *prompt.turns)) <= most
 
     def _reserve(self, request: BudgetRequest) -> int | None:

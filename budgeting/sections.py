@@ -13,7 +13,8 @@ Evidence follows the older turns, so that a change of it, or of the context, cha
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from budgeting.duplicates import merge_chunks
 from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role
@@ -39,8 +40,7 @@ def evidence_text(chunks: Iterable[EvidenceChunk], context: str) -> str:
     return "\n\n".join(parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Arrangement:
+class Arrangement(Struct, frozen=True):
     """Messages in the order they are sent.
 
     ``cuts`` are numbers of messages: the system messages end at the first, the summary at the second, and the

@@ -1,7 +1,7 @@
 """A cache bounded in bytes: what is used again stays, what is not goes, and a hit takes no lock."""
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
@@ -39,6 +39,17 @@ class TokenCache(Generic[V]):
         self._keep(key, entry)
         return entry[0]
 
+    def get_all(self, keys: Iterable[Hashable]) -> list[V | None]:
+        """:meth:`get` for each key."""
+        found: list[V | None] = []
+        young, old = self._young, self._old
+        for key in keys:
+            entry = young.get(key)
+            if entry is None and (entry := old.get(key)) is not None:
+                self._keep(key, entry)
+            found.append(None if entry is None else entry[0])
+        return found
+
     def put(self, key: Hashable, value: V, size: int) -> None:
         """Keep a value that takes ``size`` bytes, text of the key included."""
         size += ENTRY_BYTES
@@ -54,9 +65,6 @@ class TokenCache(Generic[V]):
                 self._young, self._young_bytes = {}, 0
             self._young[key] = entry
             self._young_bytes += entry[1]
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._young or key in self._old
 
     def __len__(self) -> int:
         return len(self._young.keys() | self._old.keys())

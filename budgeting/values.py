@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
+
 
 class Role(StrEnum):
     """Who speaks in a message."""
@@ -21,8 +23,7 @@ class PromptSection(StrEnum):
     OLDER_SUMMARY = "older_summary"
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """One chat message as a backend will see it."""
 
     role: Role
@@ -43,8 +44,7 @@ class EvidenceChunk:
     score: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CanonicalPrompt:
+class CanonicalPrompt(Struct, frozen=True):
     """A prompt in canonical order: the stable part first, volatile parts after it.
 
     ``system`` is the stable prefix, one entry per system message; ``turns`` are user and assistant messages,
@@ -89,8 +89,7 @@ class SummaryKind(StrEnum):
 SPARE_ORDER = (PromptSection.RETRIEVAL, PromptSection.RECENT_TURNS)
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetRequest:
+class BudgetRequest(Struct, frozen=True):
     """What the planner is asked.
 
     Without ``budgets`` nothing is trimmed. With them the prompt is trimmed to ``max_input_tokens`` and to the
@@ -111,8 +110,7 @@ class BudgetRequest:
     owner: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SectionCounts:
+class SectionCounts(Struct, frozen=True):
     """Tokens per section as sent, markup included."""
 
     system: int = 0
@@ -126,8 +124,7 @@ class SectionCounts:
         return self.system + self.retrieval + self.recent_turns + self.older_summary
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """What is sent, exactly.
 
     ``token_ids`` is the whole prompt as the engine will see it; ``messages`` is the same prompt for

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import uvicorn
+from msgspec import structs
 
 from budgeting.values import Message, Plan
 from gateway.app import create_app
@@ -60,7 +61,7 @@ def answer_for(request: GenerateRequest, text: str, **changes: Any) -> Answer:
         ),
         created=request.created,
     )
-    return replace(answer, **changes)
+    return structs.replace(answer, **changes)
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from msgspec.structs import replace
 from typing_extensions import TypedDict
 
 from budgeting.plan import BudgetPlanner

@@ -1,8 +1,9 @@
 """The port between a public contract and the HTTP edge: parse a body, write the answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from budgeting.values import Plan
 from gateway.contracts.origin import RequestOrigin
@@ -12,8 +13,7 @@ from gateway.errors import PublicError
 Header = tuple[bytes, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedRequest:
+class ParsedRequest(Struct, frozen=True):
     """A parsed request, and what only the answer's form depends on.
 
     ``token_ids``: each chunk of a stream has the ids of its tokens.

@@ -8,7 +8,7 @@ from gateway.contracts.fields import MAX_TOKEN_ID, stops
 from gateway.contracts.formats import StructuredBody, choice_shape, from_format, schema_shape, text_shape
 from gateway.contracts.openai_body import OpenAIBody
 from gateway.contracts.refusals import given, not_allowed, path_of
-from gateway.contracts.values import PLAIN_TEXT, FormatType, ResponseFormat, Sampling
+from gateway.contracts.values import NO_BIAS, PLAIN_TEXT, FormatType, ResponseFormat, Sampling
 
 MAX_LOGIT_BIAS: Final = 1_024
 """Most entries of ``logit_bias``; each is applied to every step's logits."""
@@ -16,7 +16,6 @@ MAX_LOGIT_BIAS: Final = 1_024
 _SHAPERS: Final = frozenset(
     {"guided_json", "guided_regex", "guided_choice", "guided_grammar"} | StructuredBody.model_fields.keys()
 )
-_NO_BIAS: Final[Mapping[int, float]] = MappingProxyType({})
 
 
 def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | None) -> Sampling:
@@ -33,7 +32,7 @@ def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | Non
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=body.repetition_penalty or 1.0,
-        logit_bias=_logit_bias(body.logit_bias) if body.logit_bias else _NO_BIAS,
+        logit_bias=_logit_bias(body.logit_bias) if body.logit_bias else NO_BIAS,
         logprobs=logprobs,
     )
 

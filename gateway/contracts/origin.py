@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from gateway.contracts.values import Caller
 from gateway.errors import PublicError
 
@@ -33,8 +35,7 @@ class EdgeOutcome:
     replayed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOrigin:
+class RequestOrigin(Struct, frozen=True):
     """What every contract adds to the fields of the body.
 
     ``request_id`` is for bodies without one; ``arrived_at`` is on the injected clock, ``created`` Unix time.

@@ -6,6 +6,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from msgspec import Struct
+
 from accounting.keys import NO_LIMITS, KeyLimits
 from accounting.keys import CallerRole as CallerRole
 from budgeting.values import EvidenceChunk, Message
@@ -13,6 +15,8 @@ from gateway.contracts.features import Feature
 from gateway.errors import PublicError
 
 EMPTY: Mapping[str, object] = MappingProxyType({})
+NO_BIAS: Mapping[int, float] = MappingProxyType({})
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 class Contract(StrEnum):
@@ -78,7 +82,7 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: NO_BIAS)
     logprobs: int | None = None
 
 
@@ -109,8 +113,7 @@ class ResponseFormat:
 PLAIN_TEXT = ResponseFormat()
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
+class GenerateRequest(Struct, frozen=True):
     """One request, validated, of any contract.
 
     Args:
@@ -148,9 +151,9 @@ class GenerateRequest:
     adapter_id: str | None = None
     prompt_version: str | None = None
     chunks: tuple[EvidenceChunk, ...] = ()
-    context: Mapping[str, object] = field(default_factory=lambda: EMPTY)
-    sampling: Sampling = field(default_factory=Sampling)
-    response_format: ResponseFormat = field(default=PLAIN_TEXT)
+    context: Mapping[str, object] = EMPTY
+    sampling: Sampling = Sampling()
+    response_format: ResponseFormat = PLAIN_TEXT
     priority: int = 0
     deadline: float | None = None
     stream: bool = False
@@ -159,11 +162,11 @@ class GenerateRequest:
     trace_state: str | None = None
     trace_id: str | None = None
     labelled: bool = True
-    extra: Mapping[str, Any] = field(default_factory=lambda: EMPTY)
+    extra: Mapping[str, Any] = EMPTY
     needs: frozenset[Feature] = frozenset()
     dropped: tuple[str, ...] = ()
     truncate: bool = False
-    fields: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str] = NO_NAMES
 
     def in_body_terms(self, error: PublicError) -> PublicError:
         """The error with the field's name as in the body."""
@@ -216,8 +219,7 @@ class TokenLogprob:
         return self.data.decode(errors="replace")
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """One of the texts that a request asked for; ``logprobs`` has an entry a token, when asked for."""
 
     text: str
@@ -250,8 +252,7 @@ class BudgetReport:
     summarized_turns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """The backend-neutral answer. ``backend`` is the kind, ``backend_name`` the name in the config;
     ``adapter_id`` is the adapter that really answered.
 

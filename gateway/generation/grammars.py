@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
+from msgspec import structs
+
 from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
 from gateway.errors import BackendUnavailable, GrammarTooComplex, InvalidRequest
 from gateway.limited.process import LimitedProcess, NoProcess, OverLimit
@@ -53,7 +55,9 @@ class GrammarChecks:
     async def checked(self, request: GenerateRequest) -> GenerateRequest:
         """The request, with the size of its shape's grammar. Raises as :meth:`check`."""
         shape = await self.check(request.response_format, request.caller.tenant)
-        return request if shape is request.response_format else replace(request, response_format=shape)
+        return (
+            request if shape is request.response_format else structs.replace(request, response_format=shape)
+        )
 
     async def check(self, shape: ResponseFormat, tenant: str) -> ResponseFormat:
         """``shape`` with the size of its grammar. Leaving early ends the check.

@@ -12,9 +12,9 @@ A key that is missing or wrong is refused in the handshake with the HTTP status 
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
 from typing import Final
 
+from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from gateway.contracts.native_answer import NativeDialect, error_json

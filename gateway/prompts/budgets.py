@@ -9,6 +9,8 @@ for it (``truncation: auto``). The caller's
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from msgspec import structs
+
 from budgeting.errors import BudgetError
 from budgeting.values import SPARE_ORDER, BudgetRequest, CanonicalPrompt, Plan, SectionBudgets, SummaryKind
 from gateway.contracts.values import Contract, GenerateRequest
@@ -55,7 +57,7 @@ async def half_plan(
     if asked.budgets is None:
         return None
     try:
-        half = await make_plan(replace(asked, max_input_tokens=plan.counts.total // 2))
+        half = await make_plan(structs.replace(asked, max_input_tokens=plan.counts.total // 2))
     except BudgetError:
         return None
     return half if half.counts.total < plan.counts.total else None

@@ -12,7 +12,8 @@ import json
 import threading
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from budgeting.plan import Offload
 from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role
@@ -34,8 +35,7 @@ REMEMBERED_CHARS = 16_384
 _LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
-@dataclass(frozen=True, slots=True)
-class Canonical:
+class Canonical(Struct, frozen=True):
     """A canonical prompt, and what was found volatile in the caller's system messages.
 
     ``policy`` is what was done about ``findings``: moved after the boundary, or left in their place.

@@ -6,7 +6,8 @@ after a change of prompt that adds something volatile.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from budgeting.values import Plan
 from gateway.backends.port import Backend
@@ -28,8 +29,7 @@ _Place = tuple[str, str | None, str | None, int]
 _Keys = tuple[str | None, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(Struct, frozen=True):
     """The stable prefix of one request, bound for one backend.
 
     ``fingerprint`` is 16 hex digits over the ids of its whole blocks (``None`` without any), the same for

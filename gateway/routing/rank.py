@@ -3,7 +3,8 @@
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gateway.backends.port import Backend, BackendState
 from gateway.contracts.features import Feature
@@ -11,8 +12,7 @@ from gateway.errors import InvalidRequest
 from gateway.routing.revision import Route
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
+class Ranking(Struct, frozen=True):
     """Candidates for a request, best first.
 
     ``candidates`` can honour the request and may be alive or not; ``unable`` maps the names of backends

@@ -1,8 +1,9 @@
 """Resolves what a request names: a route, and optionally a backend or an adapter (OpenAI's ``model``)."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from adapters.errors import AdapterError
 from adapters.registry import AdapterRegistry
@@ -14,8 +15,7 @@ from gateway.routing.rank import weights_serving
 from gateway.routing.revision import DEFAULT_ROUTE, Revision, Route
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """The route to take; a backend, an adapter or a base model only when the caller named one."""
 
     route: Route

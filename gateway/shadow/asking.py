@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
+from msgspec import structs
 
 from accounting.account import Accounts
 from accounting.values import UsageRow
@@ -218,11 +218,13 @@ class Asker:
             # The operator's function may raise anything; a text that it did not pass is not sent.
             raise NotAsked(ShadowOutcome.REDACTION_FAILED) from None
         messages = tuple(
-            replace(message, content=text) for message, text in zip(plan.messages, texts, strict=True)
+            structs.replace(message, content=text) for message, text in zip(plan.messages, texts, strict=True)
         )
         if messages == plan.messages:
             return plan
-        return replace(plan, messages=messages, token_ids=await self.encode(messages), prefix_tokens=0)
+        return structs.replace(
+            plan, messages=messages, token_ids=await self.encode(messages), prefix_tokens=0
+        )
 
 
 class _Nowhere:
@@ -242,7 +244,7 @@ class _Nowhere:
 
 
 def _quiet(request: GenerateRequest, generation_id: str, now: float) -> GenerateRequest:
-    return replace(
+    return structs.replace(
         request,
         generation_id=generation_id,
         # Hints that a backend lacks are dropped in this contract.
@@ -278,7 +280,7 @@ def _row(job: Job, backend: Backend, version: str, unix_time: float) -> UsageRow
 
 
 def _closed(row: UsageRow, asked: ShadowAnswer, stream: AnswerStream) -> UsageRow:
-    return msgspec.structs.replace(
+    return structs.replace(
         row,
         finish_reason=asked.finish_reason.value,
         error_code=asked.failure,

@@ -9,6 +9,8 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from budgeting.values import Message, Plan, Role, SectionCounts
 from gateway.contracts.values import ResponseFormat, Sampling
 from gateway.shadow.asking import Asker, NotAsked
@@ -65,7 +67,7 @@ class Judge:
             ),
         )
         ids = await self.encode(messages)
-        request = replace(
+        request = structs.replace(
             copy.request,
             messages=messages,
             chunks=(),

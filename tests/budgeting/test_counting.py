@@ -156,8 +156,8 @@ def test_the_cache_is_bounded_in_bytes_and_forgets_what_is_not_used(folders: dic
         tokenizer.encode_chat([used, Message(Role.USER, f"in the story {number}")])
         assert tokenizer.cache_bytes <= bound
     newest, oldest = Message(Role.USER, "in the story 399"), Message(Role.USER, "in the story 0")
-    assert tokenizer.unseen_chars([newest, used]) == 0
-    assert tokenizer.unseen_chars([oldest]) > len(oldest.content)
+    assert tokenizer.unseen_chars([used, newest]) == 0
+    assert tokenizer.unseen_chars([used, oldest]) > len(oldest.content)
     long = Message(Role.USER, "story " * 4000)
     tokenizer.encode_chat([long])
     assert tokenizer.unseen_chars([long, newest]) > len(long.content)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from budgeting.counting import ChatTokenizer
 from budgeting.duplicates import same_text
@@ -137,7 +136,7 @@ def test_other_evidence_and_context_change_no_token_before_them(
     context: str,
 ) -> None:
     tokenizer = tokenizers[kind]
-    changed = dataclasses.replace(prompt, evidence=tuple(other), context=context)
+    changed = structs.replace(prompt, evidence=tuple(other), context=context)
     one, two = (planned(tokenizer, p, 100_000, SectionBudgets()) for p in (prompt, changed))
     assert one is not None and two is not None
     before = one.counts.total - one.counts.retrieval - _latest(tokenizer, prompt)
@@ -156,7 +155,7 @@ def test_a_changed_context_changes_no_token_of_the_stable_prefix_of_any_template
     tokenizer: ChatTokenizer, prompt: CanonicalPrompt, context: str
 ) -> None:
     assume(bool(prompt.context) == bool(context))
-    changed = dataclasses.replace(prompt, context=context)
+    changed = structs.replace(prompt, context=context)
     one, two = (planned(tokenizer, p, 100_000, SectionBudgets()) for p in (prompt, changed))
     assert one is not None and two is not None
     assert one.token_ids[: one.prefix_tokens] == two.token_ids[: one.prefix_tokens]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from budgeting.counting import ChatTokenizer
@@ -147,8 +147,8 @@ def test_every_promise_holds_for_random_conversations(template: str, seed: int, 
 
         # The same again; and with other volatile content no token before the boundary changes.
         assert planned(tokenizer, request, length) == plan
-        other = dataclasses.replace(prompt, context="locale: en\nname: Aiko")
-        changed = planned(tokenizer, dataclasses.replace(request, prompt=other), length)
+        other = structs.replace(prompt, context="locale: en\nname: Aiko")
+        changed = planned(tokenizer, structs.replace(request, prompt=other), length)
         if prompt.context and isinstance(changed, Plan) and like(template, changed, plan):
             assert changed.prefix_tokens == plan.prefix_tokens
             assert changed.token_ids[: plan.prefix_tokens] == plan.token_ids[: plan.prefix_tokens]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -151,10 +152,10 @@ def test_only_whole_plain_answers_of_the_meant_backend_are_kept() -> None:
         Timings(0, 0, 0), BudgetReport(0, 0, 0, 0, 0), 0,
     )  # fmt: skip
     assert worth_keeping(answer)
-    assert worth_keeping(replace(answer, finish_reason=FinishReason.LENGTH))
+    assert worth_keeping(msgspec.structs.replace(answer, finish_reason=FinishReason.LENGTH))
     for reason in set(FinishReason) - {FinishReason.STOP, FinishReason.LENGTH}:
-        assert not worth_keeping(replace(answer, finish_reason=reason))
-    assert not worth_keeping(replace(answer, fallback=Fallback("bedrock", "engine_dead")))
-    assert not worth_keeping(replace(answer, output_text=""))
-    assert not worth_keeping(replace(answer, others=(Choice("b", FinishReason.STOP),)))
-    assert not worth_keeping(replace(answer, logprobs=()))
+        assert not worth_keeping(msgspec.structs.replace(answer, finish_reason=reason))
+    assert not worth_keeping(msgspec.structs.replace(answer, fallback=Fallback("bedrock", "engine_dead")))
+    assert not worth_keeping(msgspec.structs.replace(answer, output_text=""))
+    assert not worth_keeping(msgspec.structs.replace(answer, others=(Choice("b", FinishReason.STOP),)))
+    assert not worth_keeping(msgspec.structs.replace(answer, logprobs=()))

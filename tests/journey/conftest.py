@@ -6,11 +6,11 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from accounting.account import Accounts
 from accounting.quotas import Quotas

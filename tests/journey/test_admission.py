@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import msgspec
+
 from admission.values import BackendLoad
 from budgeting.values import Message, Role
 from gateway.backends.port import BackendState, Completion, DeltaSink, Work
@@ -58,7 +60,9 @@ async def together(house: House, *requests: GenerateRequest) -> list[RecordingSi
     async with asyncio.TaskGroup() as tasks:
         running: list[asyncio.Task[RecordingSink]] = []
         for number, request in enumerate(requests):
-            named = replace(request, request_id=f"req_{number}", generation_id=f"gen_{number}")
+            named = msgspec.structs.replace(
+                request, request_id=f"req_{number}", generation_id=f"gen_{number}"
+            )
             running.append(tasks.create_task(house.run(named)))
             await until(partial(all_there, house, running))
         backend.may_begin.set()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 import yaml
@@ -130,7 +131,7 @@ async def test_a_stage_that_crashes_is_told_by_type_and_place_alone(house: Gatew
 async def test_a_backend_that_is_away_is_told_without_the_prompt(house: Gateway, lines: Lines) -> None:
     heard = Heard()
     asked = asking(house)
-    request = replace(asked, allow_fallback=False, deadline=asked.arrived_at + 0.3)
+    request = msgspec.structs.replace(asked, allow_fallback=False, deadline=asked.arrived_at + 0.3)
     async with house.running():
         await house.services.journey.run(request, heard)
     assert heard.error is not None

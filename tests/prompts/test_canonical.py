@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from budgeting.sections import prompt_messages
 from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role

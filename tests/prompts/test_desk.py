@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from budgeting.counting import ChatTokenizer
 from budgeting.errors import ContextTooLong

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,7 +77,9 @@ def test_the_fingerprint_is_the_same_for_every_tenant_and_in_every_process() -> 
 
 def test_what_is_remembered_is_bounded_and_the_longest_unused_goes_first() -> None:
     watch = PrefixWatch(block_size=16, max_blocks=4)
-    one, two, three = (replace(SENT, token_ids=tuple(range(n, n + 40))) for n in (0, 100, 200))
+    one, two, three = (
+        msgspec.structs.replace(SENT, token_ids=tuple(range(n, n + 40))) for n in (0, 100, 200)
+    )
     for sent in (one, two, one, three):
         watch.computed(expect(watch, sent))
     assert [expect(watch, sent).expected for sent in (one, two, three)] == [32, 0, 32]
@@ -84,7 +87,7 @@ def test_what_is_remembered_is_bounded_and_the_longest_unused_goes_first() -> No
 
 def test_more_prefixes_than_are_kept_ready_are_told_apart_all_the_same() -> None:
     watch = PrefixWatch(block_size=16)
-    many = [replace(SENT, token_ids=tuple(range(n, n + 40))) for n in range(3 * MAX_LATELY)]
+    many = [msgspec.structs.replace(SENT, token_ids=tuple(range(n, n + 40))) for n in range(3 * MAX_LATELY)]
     for sent in many:
         watch.computed(expect(watch, sent))
     again = [expect(watch, sent) for sent in many]
