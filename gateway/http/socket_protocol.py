@@ -1,14 +1,17 @@
 """uvicorn's WebSocket protocol with bounds: of the handshake, of fragments, of a peer that does not read."""
 
 import asyncio
+import logging
 from asyncio.transports import BaseTransport
 from collections.abc import Callable
-from typing import ClassVar, Final, cast
+from http import HTTPStatus
+from typing import Any, ClassVar, Final, cast
 
 from starlette.types import Scope
-from uvicorn._types import ASGIReceiveEvent
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
+from websockets.http11 import Request
 
 from gateway.errors import GatewayError
 from gateway.http.disconnect_watch import STALL_S
@@ -18,6 +21,9 @@ from gateway.requests.body_memory import UNCOUNTED_BYTES
 
 MAX_FRAGMENTS: Final = 1_024
 """Most frames of one message. A fragment of a byte takes some 50 in memory."""
+_log = logging.getLogger("gateway.websocket")
+# The gateway reports each request. uvicorn's own lines of a connection hold its query string.
+_log.setLevel(logging.WARNING)
 
 
 class SocketProtocol(WebSocketsSansIOProtocol):
@@ -29,6 +35,10 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     # Of the handshake, then of the end.
     _timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.logger = self.conn.logger = _log
 
     def connection_made(self, transport: BaseTransport) -> None:
         """The HTTP protocol hands its connection over."""
@@ -78,8 +88,18 @@ class SocketProtocol(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         """A message is complete."""
-        if self._has_room(sum(map(len, self.frames))):
-            super().send_receive_event_to_app()
+        if not self._has_room(sum(map(len, self.frames))):
+            return
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            self.frames = [b"".join(self.frames)]
+            try:
+                self.frames[0].decode()
+            except UnicodeDecodeError:
+                self.frames.clear()
+                self.conn.fail(CloseCode.INVALID_DATA, "the frame is not UTF-8")
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
 
     def handle_cont(self, event: Frame) -> None:
         """A further frame of a message."""
@@ -89,6 +109,17 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.frames.clear()
             self.conn.fail(CloseCode.MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} frames")
             self.handle_parser_exception()
+
+    def handle_connect(self, event: Request) -> None:
+        """The head is complete. One that breaks a rule of the handshake is answered by the HTTP protocol."""
+        if self.conn.accept(event).status_code == HTTPStatus.SWITCHING_PROTOCOLS:
+            super().handle_connect(event)
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """Send an event of the application; an answer in place of the handshake completes it."""
+        await super().send(message)
+        if self.close_sent:
+            self.handshake_complete = True
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         """The application has ended; what the peer does not read keeps the connection open for a while."""

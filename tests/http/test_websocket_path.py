@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
@@ -20,6 +22,7 @@ from gateway.testing import CALLER_KEY, FakeJourney, fake_services, serving
 from tests.http.fakes import eventually
 
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
+_KEY_LINE = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 AUTH = {"Authorization": f"Bearer {CALLER_KEY}"}
 
 
@@ -175,3 +178,47 @@ async def test_the_same_request_over_http_says_where_the_socket_is(url: str) -> 
     with pytest.raises(InvalidStatus) as refused:
         await connect(url.replace("/ws", "/nowhere"), additional_headers=AUTH)
     assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "",
+        "Sec-WebSocket-Key: short\r\nSec-WebSocket-Version: 13\r\n",
+        f"{_KEY_LINE}Sec-WebSocket-Version: 8\r\n",
+    ],
+)
+async def test_a_handshake_against_the_rules_is_answered_in_the_shape_of_errors(url: str, head: str) -> None:
+    answer = await _raw_handshake(url, head)
+    fields, _, body = answer.partition(b"\r\n\r\n")
+    assert fields.startswith(b"HTTP/1.1 400 ")
+    assert b"x-content-type-options: nosniff" in fields
+    assert json.loads(body)["error"]["code"] == "invalid_request"
+    assert b"short" not in body
+
+
+async def test_handshakes_and_frames_of_strangers_write_no_line_of_their_own_in_the_log(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(InvalidStatus):
+        await connect(f"{url}?note=what-the-caller-wrote")
+    async with connect(f"{url}?note=what-the-caller-wrote", additional_headers=AUTH) as socket:
+        await socket.send(b"\xff\xfe", text=True)
+        with pytest.raises(ConnectionClosed):
+            await asyncio.wait_for(socket.recv(), 60)
+    assert socket.close_code == 1007
+    server_lines = [one for one in caplog.records if one.name.startswith(("uvicorn", "gateway.websocket"))]
+    assert not [one for one in server_lines if one.exc_info or one.levelno >= logging.ERROR]
+    assert "what-the-caller-wrote" not in "".join(one.getMessage() for one in server_lines)
+
+
+async def _raw_handshake(url: str, head: str) -> bytes:
+    address = urlsplit(url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    lines = f"GET {address.path} HTTP/1.1\r\nHost: gw\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    writer.write(f"{lines}Authorization: Bearer {CALLER_KEY}\r\n{head}\r\n".encode())
+    try:
+        return await asyncio.wait_for(reader.read(), 60)
+    finally:
+        writer.close()
