@@ -87,7 +87,8 @@ class RouteResume(BaseModel):
             expected back within this. A request may wait two seconds in a queue; so it may for a restart.
         max_wait_ms: longest wait for a restart when no target can answer; vLLM on a CPU loads in under a
             minute.
-        commit_chunks: pieces of a stream that are held back while the answer could not be resumed exactly.
+        commit_chunks: pieces of a stream that are held back while the answer could not be resumed exactly;
+            0: none, so that holding back never delays the first token.
         commit_ms: longest that they are held; a quarter of the target of 200 ms for the first token.
     """
 
@@ -96,7 +97,7 @@ class RouteResume(BaseModel):
     enabled: bool = True
     wait_ms: _Ms = 2_000
     max_wait_ms: _Ms = 60_000
-    commit_chunks: Annotated[int, Field(ge=0, le=64)] = 3
+    commit_chunks: Annotated[int, Field(ge=0, le=64)] = 0
     commit_ms: Annotated[float, Field(ge=0, le=1_000)] = 50
 
 

@@ -15,6 +15,7 @@ from gateway.backends.port import Backend, Fleet
 from gateway.backends.supervised import SupervisedHost
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.loras import WorkerLoras
+from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.config.backends import BackendConfig, BedrockSection, EngineBackend, OpenAIBackend
 from gateway.config.chaos import ChaosSection
 from gateway.config.errors import ConfigError
@@ -131,6 +132,9 @@ def make_backends(
             make_slots=adapters.loader.make_slots,
         )
 
+    pools = (one for one in base.settings.backends.values() if isinstance(one, OpenAIBackend))
+    check = TokenizerCheck.of(model.tokenizer) if any(one.prompt == "auto" for one in pools) else None
+
     def resident(name: str, section: BackendConfig) -> ResidentBackend | None:
         match section:
             case EngineBackend():
@@ -144,6 +148,7 @@ def make_backends(
                     clock=base.clock,
                     environ=os.environ,
                     bring=adapters.source.bring,
+                    check=check,
                 )
             case BedrockSection():
                 return make_bedrock(name, section, clock=base.clock)

@@ -14,6 +14,7 @@ from gateway.backends.workers.hedging import HedgePolicy, HedgeRules
 from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
+from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker import WatchRules, Worker
 from gateway.backends.workers.worker_choice import WorkerChoice
 from gateway.config.backends import OpenAIBackend
@@ -40,10 +41,12 @@ def make_workers(
     clock: Callable[[], float],
     environ: Mapping[str, str],
     bring: Callable[[Adapter], Awaitable[None]] = already_there,
+    check: TokenizerCheck | None = None,
 ) -> WorkersBackend:
     """Build the pool; nothing connects yet. Raises ConfigError: the variable that ``api_key_env`` names.
 
-    ``bring`` puts an adapter's files into the gateway's folder before a worker loads them.
+    ``bring`` puts an adapter's files into the gateway's folder before a worker loads them;
+    ``check`` says whether a worker has the gateway's tokenizer.
     """
     detect = section.dialect == "auto"
     dialect = Dialect.VLLM if detect else Dialect(section.dialect)
@@ -86,6 +89,7 @@ def make_workers(
             model=section.model,
             dialect=dialect,
             token_ids=section.prompt == "token_ids",
+            fields_in_chats=section.prompt == "auto",
             send_priority=section.send_priority,
             adapters=MappingProxyType(dict(section.adapters)),
             loads=section.load_adapters,
@@ -102,9 +106,10 @@ def make_workers(
         prompt_auto=section.prompt == "auto",
         hedging=HedgePolicy(rules) if hedge.enabled else None,
     )
-    if detect or dialect is Dialect.SLUICE:
+    asked = check if section.prompt == "auto" and dialect is not Dialect.OPENAI else None
+    if asked is not None or detect or dialect is Dialect.SLUICE:
         for worker in workers:
-            worker.detect_sluice(lambda same: backend.speak_to_sluice(same_tokenizer=same), token_bytes)
+            worker.detect(backend.detected, asked, kind=detect or dialect is Dialect.SLUICE)
     return backend
 
 

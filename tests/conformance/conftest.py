@@ -68,7 +68,8 @@ def started(
         case "vllm-in-process":
             shared: Specimen = request.getfixturevalue("vllm")
             return shared
-    prompt = "token_ids" if request.param.endswith("token-ids") else "messages"
+    # By default ids are sent, since the worker's tokenizer and chat template are the gateway's.
+    prompt = "auto" if request.param.endswith("token-ids") else "messages"
     return vllm_worker(workshop, request.getfixturevalue("vllm_server"), prompt)
 
 

@@ -28,6 +28,7 @@ from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.load import read_figures
+from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.config.backends import OpenAIBackend
 from gateway.prompts.text import sampling_defaults
 from gateway.wiring.workers import make_workers
@@ -116,7 +117,7 @@ async def sluice_worker(folder: Path) -> AsyncIterator[Specimen]:
 async def vllm_worker(folder: Path, url: str, prompt: str) -> AsyncIterator[Specimen]:
     """A real ``vllm serve`` behind a pool."""
     async with remote(url, "vllm", make_adapters(folder), model="base", prompt=prompt) as specimen:
-        yield replace(specimen, exact_ids=prompt == "token_ids")
+        yield replace(specimen, exact_ids=prompt == "auto")
 
 
 @asynccontextmanager
@@ -151,6 +152,7 @@ async def remote(
         token_bytes=tokenizer.token_bytes,
         clock=time.monotonic,
         environ={"WORKER_KEY": ADMIN_KEY},
+        check=TokenizerCheck.of(tokenizer),
     )
     async with asyncio.TaskGroup() as group, httpx.AsyncClient(timeout=60) as client:
 

@@ -25,7 +25,6 @@ Ask = Callable[..., GenerateRequest]
 # Far more turns of the loop than any of these journeys takes.
 MOST_TURNS = 400
 # Each piece goes out as it comes.
-AT_ONCE = {"resume": {"commit_chunks": 0}}
 
 
 async def cancel_at_every_turn(build: Callable[[], House], request: GenerateRequest) -> tuple[int, House]:
@@ -60,7 +59,7 @@ async def test_nothing_is_left_when_the_caller_leaves_a_plain_request_at_any_awa
     request = ask(
         adapter_id="jp_style_v1", chunks=(EvidenceChunk("m1", "catalog", "Vinland Saga"),), stream=True
     )
-    turns, house = await cancel_at_every_turn(lambda: build_house(adapters=[adapter], route=AT_ONCE), request)
+    turns, house = await cancel_at_every_turn(lambda: build_house(adapters=[adapter]), request)
     assert turns > 5
     assert house.outbox.rows[0].finish_reason == "stop"
 
@@ -68,9 +67,7 @@ async def test_nothing_is_left_when_the_caller_leaves_a_plain_request_at_any_awa
 async def test_nothing_is_left_when_the_caller_leaves_during_a_retry(build_house: Build, ask: Ask) -> None:
     failing = BackendFailure(FailureKind.NAN_OUTPUT, "nan")
     turns, _ = await cancel_at_every_turn(
-        lambda: build_house(
-            Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone")), route=AT_ONCE
-        ),
+        lambda: build_house(Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))),
         ask(stream=True),
     )
     assert turns > 2
@@ -90,7 +87,7 @@ async def test_nothing_is_left_when_the_caller_leaves_during_a_fallback(build_ho
         dead = ScriptedBackend("local", state=BackendState.DEAD)
         return build_house(
             backends=[dead, ScriptedBackend("pool", scripts=[Script(("a", "b", "c"))])],
-            route={"fallback": ["response_cache", "pool", "degraded"], **AT_ONCE},
+            route={"fallback": ["response_cache", "pool", "degraded"]},
         )
 
     turns, house = await cancel_at_every_turn(build, ask(stream=True))

@@ -264,7 +264,6 @@ async def test_a_stream_that_breaks_ends_in_an_error_and_bills_what_was_delivere
 ) -> None:
     house = build_house(
         Script(("a", "b"), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone")),
-        route={"resume": {"commit_chunks": 0}},
     )
     sink = await house.run(ask(stream=True))
     assert sink.text == "ab"

@@ -47,7 +47,7 @@ EXACT = frozenset({Continue.TOKENS})
 WHOLE = Script(PIECES, token_ids=IDS)
 GONE = BackendFailure(FailureKind.ENGINE_DEAD, "gone")
 BROKEN = BackendFailure(FailureKind.STREAM_BROKEN, "cut")
-AT_ONCE = {"resume": {"commit_chunks": 0}}
+HELD_BACK = {"resume": {"commit_chunks": 3}}
 
 
 def breaking(after: int, failure: BackendFailure = BROKEN, script: Script = WHOLE) -> Script:
@@ -115,7 +115,7 @@ async def test_another_backend_goes_on_when_the_first_cannot(
             backend(breaking(k, GONE, script), continues=frozenset()),
             backend(replace(script, token_ids=()), name="far", model="other", continues=frozenset({way})),
         ],
-        route={"fallback": ["far", "degraded"], **AT_ONCE},
+        route={"fallback": ["far", "degraded"]},
         spelling=SPELLING,
     )
     sink = await house.run(ask(stream=True))
@@ -257,7 +257,7 @@ async def test_a_caller_who_wants_errors_still_gets_the_rest_from_the_same_backe
     check_whole(house, await house.run(ask(stream=True, allow_fallback=False)))
     house = build_house(
         backends=[backend(breaking(3), continues=frozenset()), backend(WHOLE, name="other")],
-        route={**legs, **AT_ONCE},
+        route={**legs},
         spelling=SPELLING,
     )
     sink = await house.run(ask(stream=True, allow_fallback=False))
@@ -279,7 +279,7 @@ async def test_what_cannot_be_continued_ends_as_a_part(
     build_house: Build, ask: Ask, sampling: Sampling
 ) -> None:
     shape = ResponseFormat(FormatType.JSON_OBJECT) if sampling.n == 1 else ResponseFormat()
-    house = build_house(backends=[backend(breaking(4), WHOLE)], route=AT_ONCE, spelling=SPELLING)
+    house = build_house(backends=[backend(breaking(4), WHOLE)], spelling=SPELLING)
     asked = ask(
         stream=True, contract=Contract.CHAT, model="scripted", sampling=sampling, response_format=shape
     )
@@ -291,7 +291,7 @@ async def test_nobody_is_kept_waiting_for_an_engine_that_could_not_go_on(
     build_house: Build, ask: Ask
 ) -> None:
     engine = restarting(breaking(4, GONE), WHOLE, continues=frozenset())
-    house = build_house(backends=[engine], route=AT_ONCE, spelling=SPELLING)
+    house = build_house(backends=[engine], spelling=SPELLING)
     sink = await house.run(ask(stream=True))
     assert sink.error is not None and sink.text
     assert not engine.waited_for.is_set()
@@ -379,7 +379,7 @@ async def test_nothing_is_left_when_the_caller_leaves_at_any_await_of_a_seam(
     def build() -> House:
         return build_house(
             backends=[backend(*scripts), backend(plain, name="other")],
-            route={"fallback": ["other"], **AT_ONCE},
+            route={"fallback": ["other"]},
             spelling=SPELLING,
         )
 
@@ -413,7 +413,7 @@ async def test_any_split_over_up_to_four_breaks_gives_the_same_text_and_count(
     scripts = [breaking(after) for after in breaks]
     house = build_house(
         backends=[backend(*scripts, WHOLE), backend(WHOLE, name="other")],
-        route={"fallback": ["other"], **AT_ONCE},
+        route={"fallback": ["other"]},
         spelling=SPELLING,
     )
     sink = await house.run(ask(stream=stream))
@@ -432,7 +432,7 @@ async def test_the_commit_buffer_makes_an_early_failure_invisible(
             backend(breaking(k, GONE), continues=frozenset()),
             backend(fresh, name="far", continues=frozenset()),
         ],
-        route={"fallback": ["far"]},
+        route={"fallback": ["far"], **HELD_BACK},
     )
     sink = await house.run(ask(stream=True))
     assert sink.answer is not None and sink.answer.fallback is not None
@@ -444,7 +444,9 @@ async def test_the_commit_buffer_makes_an_early_failure_invisible(
 async def test_the_commit_buffer_lets_go_in_time_when_no_further_piece_comes(
     build_house: Build, ask: Ask
 ) -> None:
-    house = build_house(Script(("a", "b"), delay_s=0.8), route={"resume": {"commit_ms": 20}})
+    house = build_house(
+        Script(("a", "b"), delay_s=0.8), route={"resume": {"commit_chunks": 3, "commit_ms": 20}}
+    )
     sink = RecordingSink()
     async with asyncio.TaskGroup() as tasks:
         journey = tasks.create_task(house.journey.run(ask(stream=True), sink))
@@ -530,9 +532,7 @@ async def test_an_openai_stream_shows_no_seam(build_house: Build, k: int) -> Non
 
 @pytest.mark.parametrize("path", ["/v1/generate", "/v1/chat/completions"])
 async def test_without_a_continuation_a_stream_ends_in_an_error_event(build_house: Build, path: str) -> None:
-    house = build_house(
-        backends=[backend(breaking(4), continues=frozenset())], route=AT_ONCE, spelling=SPELLING
-    )
+    house = build_house(backends=[backend(breaking(4), continues=frozenset())], spelling=SPELLING)
     body = {**BODY, "model": "scripted"} if "chat" in path else BODY
     events = await posted(house, path, body)
     assert events[-1]["error"]["code"] == "backend_unavailable"
@@ -544,9 +544,7 @@ async def test_without_a_continuation_a_stream_ends_in_an_error_event(build_hous
 async def test_a_web_socket_shows_no_seam_or_the_error(
     build_house: Build, continues: frozenset[Continue]
 ) -> None:
-    house = build_house(
-        backends=[backend(breaking(4), WHOLE, continues=continues)], route=AT_ONCE, spelling=SPELLING
-    )
+    house = build_house(backends=[backend(breaking(4), WHOLE, continues=continues)], spelling=SPELLING)
     with serving(fake_services(journey=house.journey)) as base:  # type: ignore[arg-type]
         url = base.replace("http", "ws") + "/v1/generate/ws"
         async with connect_socket(
@@ -569,7 +567,7 @@ async def test_a_leg_that_refuses_to_go_on_is_no_fault_of_the_request(build_hous
             backend(strangers, name="far"),
             backend(WHOLE, name="near"),
         ],
-        route={"fallback": ["far", "near"], **AT_ONCE},
+        route={"fallback": ["far", "near"]},
         spelling=SPELLING,
     )
     sink = await house.run(ask(stream=True))
@@ -617,7 +615,7 @@ async def test_many_answers_of_a_dead_engine_all_come_back_whole(build_house: Bu
 async def test_pieces_that_are_held_back_are_not_given_before_the_degraded_text(
     build_house: Build, ask: Ask
 ) -> None:
-    house = build_house(backends=[backend(breaking(2, GONE), continues=frozenset())])
+    house = build_house(backends=[backend(breaking(2, GONE), continues=frozenset())], route=HELD_BACK)
     sink = await house.run(ask(stream=True))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEGRADED
     assert sink.text == sink.answer.output_text

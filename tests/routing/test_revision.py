@@ -192,7 +192,7 @@ def test_a_target_for_the_time_per_token_turns_the_adaptive_limit_on() -> None:
 
 def test_a_route_says_how_broken_answers_go_on() -> None:
     route = make_revision(1, GOOD, KNOWN).routes["self_hosted_generation"]
-    assert route.resume == ResumeRules(True, 2.0, 60.0, 3, 0.05)
+    assert route.resume == ResumeRules(True, 2.0, 60.0, 0, 0.05)
     own = {"enabled": False, "wait_ms": 500, "max_wait_ms": 0, "commit_chunks": 8, "commit_ms": 0}
     route = make_revision(1, changed(resume=own), KNOWN).routes["self_hosted_generation"]
     assert route.resume == ResumeRules(False, 0.5, 0.0, 0, 0.0), "nothing can be held for no time"

@@ -12,6 +12,7 @@ from typing import Any
 from budgeting.values import Message, Role
 from gateway.backends.port import Work
 from gateway.backends.workers.backend import WorkersBackend
+from gateway.backends.workers.tokenizer_check import SAMPLES, TokenizerCheck, body_of
 from gateway.config.backends import OpenAIBackend
 from gateway.contracts.values import Sampling
 from gateway.wiring.workers import make_workers
@@ -186,7 +187,9 @@ class RawWorker:
             )
             return True
         if path == "/tokenize":
-            ids = None if self.tokenize is None else self.tokenize(request.body["prompt"])
+            messages = request.body.get("messages", [{"content": request.body.get("prompt")}])
+            text = "".join(one["content"] for one in messages)
+            ids = None if self.tokenize is None else self.tokenize(text)
             await request.whole(404 if ids is None else 200, json.dumps({"tokens": ids}).encode())
             return True
         self.requests.append(request)
@@ -233,12 +236,27 @@ async def pool(*workers: RawWorker, started: bool = True, **changes: Any) -> Asy
     await until(lambda: asyncio.all_tasks() <= others)
 
 
-def make(*urls: str, environ: dict[str, str] | None = None, **changes: Any) -> WorkersBackend:
+# The pool's gateway has a tokenizer whose ids are bytes, and a template that writes contents alone.
+SAMPLES_OF_BYTES = tuple(
+    (body_of(messages), tuple("".join(one.content for one in messages).encode())) for messages in SAMPLES
+)
+
+
+def make(
+    *urls: str, environ: dict[str, str] | None = None, reasons: bool = False, **changes: Any
+) -> WorkersBackend:
     section = OpenAIBackend.model_validate(
         {"kind": "openai", "base_urls": list(urls), "model": "base", **QUICK, **changes}
     )
     clock = asyncio.get_running_loop().time
-    return make_workers("worker", section, token_bytes=token_bytes, clock=clock, environ=environ or {})
+    return make_workers(
+        "worker",
+        section,
+        token_bytes=token_bytes,
+        clock=clock,
+        environ=environ or {},
+        check=TokenizerCheck(SAMPLES_OF_BYTES, reasons),
+    )
 
 
 def token_bytes(token: int) -> bytes:

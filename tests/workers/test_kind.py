@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -111,3 +112,75 @@ async def test_a_named_dialect_is_not_put_in_question() -> None:
         await hear(backend, work(cache_salt="acme"))
     assert "cache_salt" in worker.requests[0].body
     assert "prefer" not in worker.requests[0].headers
+
+
+@pytest.mark.parametrize("dialect", ["auto", "vllm"])
+async def test_a_vllm_of_the_same_tokenizer_and_template_gets_token_ids(dialect: str) -> None:
+    worker = RawWorker([GOOD], models=lambda: models("vllm"), tokenize=of_bytes)
+    async with pool(worker, dialect=dialect) as backend:
+        assert (await hear(backend, work(ids=[5, 6], cache_salt="acme"))).text == "Hello there"
+        assert backend.continues == {Continue.TOKENS}
+    (request,) = worker.requests
+    assert request.path.endswith("/v1/completions") and request.body["prompt"] == [5, 6]
+    assert {"cache_salt", "return_token_ids"} <= set(request.body)
+
+
+def with_a_default_system_message(text: str) -> list[int]:
+    """The gateway's ids, but for a template that adds something to conversations without instructions."""
+    return of_bytes(text if text.startswith("Answer") else f"Be kind.{text}")
+
+
+@pytest.mark.parametrize(
+    ("tokenize", "changes"),
+    [
+        (another_way, {}),
+        (with_a_default_system_message, {}),
+        (None, {}),
+        (of_bytes, {"prompt": "messages"}),
+        (of_bytes, {"reasons": True}),
+        (of_bytes, {"dialect": "openai"}),
+    ],
+    ids=["tokenizer", "template", "no tokenizer", "configured", "reasoning parser", "dialect"],
+)
+async def test_a_vllm_gets_messages_where_ids_might_mean_another_prompt_or_go_around_its_parser(
+    tokenize: Callable[[str], list[int]] | None, changes: dict[str, Any]
+) -> None:
+    worker = RawWorker([GOOD], models=lambda: models("vllm"), tokenize=tokenize)
+    async with pool(worker, **changes) as backend:
+        await hear(backend, work(cache_salt=None))
+        assert Continue.TOKENS not in backend.continues
+    assert worker.requests[0].path.endswith("/chat/completions")
+
+
+async def test_a_request_with_fields_of_the_worker_goes_as_messages_to_a_vllm_and_is_resumed_so() -> None:
+    worker = RawWorker([GOOD], models=lambda: models("vllm"), tokenize=of_bytes)
+    tools = {"tools": [{"type": "function"}]}
+    async with pool(worker) as backend:
+        await hear(backend, work(extra=tools))
+        await hear(backend, work(extra=tools, partial=PartialAnswer("ab", (97, 98))))
+    first, second = worker.requests
+    assert first.path.endswith("/chat/completions") and first.body["tools"] == tools["tools"]
+    assert second.path.endswith("/chat/completions") and second.body["continue_final_message"]
+    assert second.body["messages"][-1] == {"role": "assistant", "content": "ab"}
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sluice"])
+async def test_a_worker_that_comes_back_with_another_tokenizer_gets_messages_and_ids_once_it_has_ours(
+    owner: str,
+) -> None:
+    worker = RawWorker([GOOD], models=lambda: models(owner), tokenize=of_bytes)
+
+    async def restarted(tokenize: Callable[[str], list[int]]) -> str:
+        worker.healthy = False
+        await until(lambda: backend.status()[0].state == "ejected")
+        worker.tokenize = tokenize
+        worker.healthy = True
+        await until(lambda: backend.status()[0].state == "in_service")
+        await hear(backend, work())
+        return worker.requests[-1].path
+
+    async with pool(worker) as backend:
+        await hear(backend, work())
+        assert worker.requests[-1].path.endswith("/v1/completions")
+        assert (await restarted(another_way)).endswith("/chat/completions")
+        assert (await restarted(of_bytes)).endswith("/v1/completions")

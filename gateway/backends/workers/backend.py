@@ -57,7 +57,7 @@ class WorkersBackend:
     Args:
         block_tokens: tokens of a block of the fingerprint.
         max_attempts: most workers that one request is tried on.
-        prompt_auto: send prompts as token ids to Sluices that have the gateway's tokenizer.
+        prompt_auto: send prompts as token ids while every worker has the gateway's tokenizer.
         hedging: when a late request is sent to a second worker too; ``None``: never.
     """
 
@@ -94,7 +94,7 @@ class WorkersBackend:
         self._clock = clock
         self.hedging = hedging
         self._prompt_auto = prompt_auto
-        self._same_tokenizer = True
+        self._same_tokenizer: dict[str, bool] = {}
         self._stopped = False
         self._log = structlog.get_logger("gateway.workers").bind(backend=name)
         self._warned_no_usage = False
@@ -139,15 +139,18 @@ class WorkersBackend:
         """The load of all workers in service; ``None`` while none of them reports its figures."""
         return self._pool.load(self._clock())
 
-    def speak_to_sluice(self, *, same_tokenizer: bool) -> None:
-        """A worker was detected to be a Sluice: write requests for one from now on.
+    def detected(self, url: str, is_sluice: bool, same_tokenizer: bool) -> None:
+        """A worker was detected: write requests for a Sluice from now on if it is one.
 
-        Prompts go as token ids while every Sluice so far has the gateway's tokenizer.
+        Prompts go as token ids while all workers detected so far have the gateway's tokenizer.
         """
-        self._same_tokenizer = self._same_tokenizer and same_tokenizer
-        token_ids = self._same_tokenizer if self._prompt_auto else self._writer.token_ids
-        self._writer = replace(self._writer, dialect=Dialect.SLUICE, loads=False, token_ids=token_ids)
-        self.continues = self._writer.continues
+        self._same_tokenizer[url] = same_tokenizer
+        writer = self._writer
+        if self._prompt_auto:
+            writer = replace(writer, token_ids=all(self._same_tokenizer.values()))
+        if is_sluice:
+            writer = replace(writer, dialect=Dialect.SLUICE, loads=False)
+        self._writer, self.continues = writer, writer.continues
 
     def loras(self) -> list[WorkerLoras]:
         """The loader of each worker in service on which this gateway loads adapters."""

@@ -71,6 +71,8 @@ class CompletionWriter:
         model: the base model's name at the workers.
         dialect: whose extensions may be used.
         token_ids: send prompts as token ids to ``/completions`` instead of messages.
+        fields_in_chats: send requests with fields that are passed on as messages to a vLLM all the same. Its
+            parsers, such as those of tools, work on chats alone.
         send_priority: vLLM refuses a priority unless its scheduling policy is ``priority``.
         adapters: an adapter's name at the workers, where it is not its id.
         loads: whether the gateway loads the other adapters there, under names that it makes.
@@ -81,6 +83,7 @@ class CompletionWriter:
     model: str
     dialect: Dialect = Dialect.VLLM
     token_ids: bool = False
+    fields_in_chats: bool = False
     send_priority: bool = False
     adapters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     loads: bool = False
@@ -117,7 +120,7 @@ class CompletionWriter:
         A Sluice tells the bytes of log-probabilities' tokens in chats alone.
         """
         exact_bytes = self.dialect is Dialect.SLUICE and work.sampling.logprobs is not None
-        as_ids = self.token_ids and not (exact_bytes and work.partial is None)
+        as_ids = self.token_ids and not ((exact_bytes and work.partial is None) or self._needs_chat(work))
         return TEXT_PATH if as_ids or not work.messages else CHAT_PATH
 
     @property
@@ -131,9 +134,12 @@ class CompletionWriter:
 
     def ways(self, work: Work) -> frozenset[Continue]:
         """How the workers can resume this answer: a raw prompt has no message to complete."""
-        if work.messages or not self.continues:
-            return self.continues
-        return frozenset({Continue.TOKENS})
+        if not work.messages and self.continues:
+            return frozenset({Continue.TOKENS})
+        return frozenset({Continue.TEXT}) if self._needs_chat(work) else self.continues
+
+    def _needs_chat(self, work: Work) -> bool:
+        return self.fields_in_chats and self.dialect is Dialect.VLLM and bool(work.extra and work.messages)
 
     def splice(self, work: Work, partial: PartialAnswer) -> TextSplice:
         """Joins the worker's output to the partial answer."""

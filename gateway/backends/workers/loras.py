@@ -40,11 +40,6 @@ class _Models(msgspec.Struct):
     data: list[_Model] = []
 
 
-class _Tokens(msgspec.Struct):
-    tokens: tuple[int, ...] = ()
-
-
-_decode_tokens = msgspec.json.Decoder(_Tokens).decode
 _decode_models = msgspec.json.Decoder(_Models).decode
 
 
@@ -62,14 +57,6 @@ def is_sluice(body: bytes) -> bool:
         return any(model.owned_by == "sluice" for model in _decode_models(body).data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return False
-
-
-def tokens_of(body: bytes) -> tuple[int, ...]:
-    """The ids in an answer of ``/tokenize``; none when it is not such an answer."""
-    try:
-        return _decode_tokens(body).tokens
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ()
 
 
 def path_at_worker(adapter: Adapter, folder: str | None) -> str:

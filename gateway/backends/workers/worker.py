@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import orjson
 import structlog
 
 from gateway.backends.workers.client import Timeouts, WorkerClient
@@ -14,7 +13,8 @@ from gateway.backends.workers.health import HealthRules, WorkerHealth, WorkerSta
 from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.inspection import Inspection, inspect
 from gateway.backends.workers.load import WorkerLoad, read_figures
-from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, is_sluice, listed_models, tokens_of
+from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, is_sluice, listed_models
+from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker_choice import WorkerView
 from observability.collectors import WorkerStatus
 
@@ -23,10 +23,6 @@ WATCH_CONNECTIONS = 2
 # Longest time, in seconds, that a request whose connection broke waits for a probe's outcome; a refused
 # connection takes a millisecond.
 VERDICT_S = 0.25
-# A text that tokenizers encode differently: spaces, digits, code, characters of several tokens.
-TOKENIZED = "The naïve  café_sold 1234567 Größe,\n\tfor (i = 0; i <= 9; i++) {漫画の巻数} Привет, مرحبا 🎉!"
-TOKENIZE_PATH = "/tokenize"
-TOKENIZE_BODY = orjson.dumps({"prompt": TOKENIZED, "add_special_tokens": False})
 NOT_PROBED = "has not answered yet"
 NOT_READY = "is not ready yet"
 
@@ -98,8 +94,10 @@ class Worker:
         self._clock = clock
         self._presence = presence
         self._on_return = on_return
-        self._on_sluice: Callable[[bool], None] | None = None
-        self._token_bytes: Callable[[int], bytes] = lambda token: b""
+        self._on_detected: Callable[[str, bool, bool], None] | None = None
+        self._check: TokenizerCheck | None = None
+        self._is_sluice: bool | None = False
+        self._detected = True
         self._lists_models = watch.lists_models
         self._wake = asyncio.Event()
         self._probed = asyncio.Event()  # set at a probe's outcome; a new one for each probe
@@ -107,10 +105,19 @@ class Worker:
         self._probe_path = watch.probe_path
         self._log = structlog.get_logger("gateway.workers").bind(worker=url)
 
-    def detect_sluice(self, on_sluice: Callable[[bool], None], token_bytes: Callable[[int], bytes]) -> None:
-        """Detect whether the worker is a Sluice; ``on_sluice`` gets whether its tokenizer is the same."""
-        self._on_sluice = on_sluice
-        self._token_bytes = token_bytes
+    def detect(
+        self, on_detected: Callable[[str, bool, bool], None], check: TokenizerCheck | None, *, kind: bool
+    ) -> None:
+        """Detect what the worker is before each return to service.
+
+        Args:
+            on_detected: gets its URL, whether it is a Sluice, and whether it passed the check.
+            check: of its tokenizer; ``None``: it is not asked.
+            kind: whether it may be a Sluice.
+        """
+        self._on_detected = on_detected
+        self._check = check
+        self._is_sluice = None if kind else False
 
     def view(self, now: float) -> WorkerView:
         """Its input to the choice."""
@@ -194,7 +201,7 @@ class Worker:
         while True:
             self._wake.clear()
             good = await self._probe()
-            if good and not self.health.in_service:
+            if good and not (self.health.in_service and self._detected):
                 good = await self._detect()
             now = self._clock()
             if good and self.health.probe_succeeded(now, alone=self._presence.none):
@@ -241,25 +248,34 @@ class Worker:
         return good
 
     async def _detect(self) -> bool:
-        """Whether its kind is known, before its first request; false when it does not answer in time."""
-        on_sluice, timeout_s = self._on_sluice, self._watch.probe_timeout_s
-        if on_sluice is None:
+        """Detect its kind and tokenizer; false when it does not say in time what it is, or is not ready.
+
+        Until its tokenizer is known it counts as another one.
+        """
+        on_detected, timeout_s = self._on_detected, self._watch.probe_timeout_s
+        if on_detected is None:
             return True
-        try:
-            answer = await self._watcher.get(self.client.prefix + MODELS_PATH, timeout_s=timeout_s)
-            if answer.status != 200 or not is_sluice(answer.body):
-                return True
-            tokenized = await self._watcher.get(TOKENIZE_PATH, timeout_s=timeout_s, body=TOKENIZE_BODY)
-        except TransportError:
-            return False
-        ids = tokens_of(tokenized.body) if tokenized.status == 200 else ()
-        same = b"".join(map(self._token_bytes, ids)) == TOKENIZED.encode()
-        self._log.info("the worker is a Sluice", same_tokenizer=same)
-        # A Sluice also lists adapters that it has not loaded.
-        self._on_sluice, self._lists_models = None, False
-        self._probe_path = self._watch.sluice_probe_path
-        on_sluice(same)
-        return await self._probe()
+        first, same = self._is_sluice is None, False
+        if first:
+            try:
+                answer = await self._watcher.get(self.client.prefix + MODELS_PATH, timeout_s=timeout_s)
+            except TransportError:
+                return False
+            if answer.status == 200 and is_sluice(answer.body):
+                self._is_sluice = True
+                # A Sluice also lists adapters that it has not loaded.
+                self._lists_models = False
+                self._probe_path = self._watch.sluice_probe_path
+        is_sluice_now = self._is_sluice is True
+        self._detected = True
+        if self._check is not None and (is_sluice_now or not self._check.reasons):
+            try:
+                same = await self._check.passes(self._watcher, timeout_s)
+            except TransportError:
+                self._detected = False
+        self._log.info("worker detected", sluice=is_sluice_now, same_tokenizer=same)
+        on_detected(self.url, is_sluice_now, same)
+        return await self._probe() if first and is_sluice_now else True
 
     def _refused(self) -> None:
         self.trouble = "refuses connections"

@@ -1,0 +1,84 @@
+"""Whether a worker tokenizes conversations as this gateway does: only then it gets prompts as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import orjson
+
+from budgeting.counting import ChatTokenizer
+from budgeting.errors import TemplateRefused
+from budgeting.values import Message, Role
+from gateway.backends.workers.client import WorkerClient
+
+TOKENIZE_PATH = "/tokenize"
+# A text that tokenizers encode differently: spaces, digits, code, characters of several tokens.
+TOKENIZED = "The naïve  café_sold 1234567 Größe,\n\tfor (i = 0; i <= 9; i++) {漫画の巻数} Привет, مرحبا 🎉!"
+# Without a system message, with one, and with several turns: templates differ in what they add to each.
+SAMPLES = (
+    (Message(Role.USER, TOKENIZED),),
+    (
+        Message(Role.SYSTEM, "Answer in one line."),
+        Message(Role.USER, "  What is 7 + 5?\n"),
+        Message(Role.ASSISTANT, "12"),
+        Message(Role.USER, TOKENIZED),
+    ),
+)
+# Marks of the reasoning parts of answers. A vLLM may have a parser for them, which works on chats alone.
+REASONING_MARKS = ("</think>", "</seed:think>", "[/THINK]", "<|channel|>", "<channel|>", "<|END_THINKING|>")
+
+
+class _Tokens(msgspec.Struct):
+    tokens: tuple[int, ...] = ()
+
+
+_decode_tokens = msgspec.json.Decoder(_Tokens).decode
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerCheck:
+    """What ``/tokenize`` of a worker must answer.
+
+    Args:
+        samples: bodies of requests, each with the gateway's own ids; without any, no worker is the same.
+        reasons: whether the vocabulary has marks of reasoning parts.
+    """
+
+    samples: Sequence[tuple[bytes, tuple[int, ...]]] = ()
+    reasons: bool = False
+
+    @classmethod
+    def of(cls, tokenizer: ChatTokenizer) -> TokenizerCheck:
+        """The check for a tokenizer. Conversations that its template refuses are left out."""
+        samples = []
+        for messages in SAMPLES:
+            try:
+                samples.append((body_of(tokenizer.as_sent(messages, 1)), tokenizer.encode_chat(messages)))
+            except TemplateRefused:
+                continue
+        marks = (tokenizer.encode(mark, add_special_tokens=False) for mark in REASONING_MARKS)
+        return cls(tuple(samples), any(len(ids) == 1 for ids in marks))
+
+    async def passes(self, worker: WorkerClient, timeout_s: float) -> bool:
+        """Whether the worker gives the gateway's ids for every sample. Raises TransportError."""
+        for body, ids in self.samples:
+            answer = await worker.get(TOKENIZE_PATH, timeout_s=timeout_s, body=body)
+            if answer.status != 200 or _tokens_of(answer.body) != ids:
+                return False
+        return bool(self.samples)
+
+
+def body_of(messages: Sequence[Message]) -> bytes:
+    """The body of ``/tokenize`` for a conversation."""
+    shown = [{"role": one.role, "content": one.content} for one in messages]
+    return orjson.dumps({"messages": shown, "add_generation_prompt": True})
+
+
+def _tokens_of(body: bytes) -> tuple[int, ...]:
+    """The ids in an answer of ``/tokenize``; none when it is not such an answer."""
+    try:
+        return _decode_tokens(body).tokens
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ()
