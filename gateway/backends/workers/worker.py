@@ -18,8 +18,8 @@ from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker_choice import WorkerView
 from observability.collectors import WorkerStatus
 
-# Connections for probe and scrape, separate from those for requests.
-WATCH_CONNECTIONS = 2
+# Connections for probe, scrape and inspection, which may coincide; separate from those for requests.
+WATCH_CONNECTIONS = 3
 # Longest time, in seconds, that a request whose connection broke waits for a probe's outcome; a refused
 # connection takes a millisecond.
 VERDICT_S = 0.25
