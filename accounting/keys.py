@@ -45,6 +45,17 @@ NO_LIMITS = KeyLimits()
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """What may be spent in a day and in a calendar month (UTC), nano US dollars; ``None``: no limit."""
+
+    nanousd_per_day: int | None = None
+    nanousd_per_month: int | None = None
+
+
+NO_BUDGET = Budget()
+
+
+@dataclass(frozen=True, slots=True)
 class KeyRecord:
     """A key's properties, from which the key cannot be derived. ``routes`` and ``adapters`` (aliases
     included) are those that it may use, ``None`` all; ``max_priority`` caps its requests' priorities;
@@ -60,6 +71,7 @@ class KeyRecord:
     limits: KeyLimits = NO_LIMITS
     expires_at: float | None = None
     org: str | None = None
+    budget: Budget = NO_BUDGET
 
 
 @dataclass(frozen=True, slots=True)

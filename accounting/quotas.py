@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from accounting.keys import MAX_KEYS, KeyLimits
+from accounting.keys import MAX_KEYS, Budget, KeyLimits
 
 MINUTE_S = 60
 DAY_S = 86_400
@@ -43,8 +43,24 @@ LIMITS = (
 )
 
 
-def amounts(limits: KeyLimits) -> tuple[int | None, ...]:
-    """A key's limits in the order of :data:`LIMITS`."""
+# Budgets are counted as tokens are, in accounts of their own. A window of one step and no further time is the
+# UTC day itself. An account is of one month (its id names it), so that none of its use ever leaves it.
+BUDGETS = (
+    Limit("requests", MINUTE_S, MINUTE_S, of_tokens=False),
+    Limit("usd_per_day", 0, DAY_S, of_tokens=True),
+    Limit("usd_per_month", 0, 10**11, of_tokens=True),
+)
+
+
+def kinds_of(limits: KeyLimits | Budget) -> tuple[Limit, ...]:
+    """What the amounts of these limits are of."""
+    return BUDGETS if isinstance(limits, Budget) else LIMITS
+
+
+def amounts(limits: KeyLimits | Budget) -> tuple[int | None, ...]:
+    """Limits in the order of :func:`kinds_of`."""
+    if isinstance(limits, Budget):
+        return None, limits.nanousd_per_day, limits.nanousd_per_month
     return limits.requests_per_minute, limits.tokens_per_minute, limits.tokens_per_day
 
 
@@ -75,7 +91,7 @@ class Settlement:
     """
 
     key_id: str
-    limits: KeyLimits
+    limits: KeyLimits | Budget
     hold: HoldId | None
     at: int | None
     used: int
@@ -106,8 +122,8 @@ class Figures:
 @dataclass(frozen=True, slots=True)
 class QuotaVerdict:
     """Whether a request may pass: with an ``excess`` nothing was counted. ``figures`` are the limits' state
-    after it, in the order of :data:`LIMITS`, ``None`` where there is no limit; ``at`` is the whole second of
-    the clock that decided.
+    after it, in the order of :func:`kinds_of`, ``None`` where there is no limit; ``at`` is the whole second
+    of the clock that decided.
     """
 
     excess: Excess | None
@@ -194,14 +210,15 @@ class _Stored(msgspec.Struct, array_like=True):
 class KeyUsage:
     """The use of one key; ``stored`` is a result of :meth:`encode`."""
 
-    __slots__ = ("_held", "_windows", "limits")
+    __slots__ = ("_held", "_kinds", "_windows", "limits")
 
-    def __init__(self, limits: KeyLimits, stored: bytes | None = None) -> None:
+    def __init__(self, limits: KeyLimits | Budget, stored: bytes | None = None) -> None:
         self.limits = limits
+        self._kinds = kinds_of(limits)
         state = _Stored([[], [], []], []) if stored is None else msgspec.msgpack.decode(stored, type=_Stored)
         self._windows = tuple(
             None if limit is None else QuotaWindow(limit, kind, steps)
-            for kind, limit, steps in zip(LIMITS, amounts(limits), state.windows, strict=True)
+            for kind, limit, steps in zip(self._kinds, amounts(limits), state.windows, strict=True)
         )
         self._held = {HoldId(who, number): _Held(at, tokens) for who, number, at, tokens in state.held}
 
@@ -228,7 +245,7 @@ class KeyUsage:
                 window.remaining(now, held if kind.of_tokens else ()),
                 window.reset_s(now, held if kind.of_tokens else ()),
             )
-            for kind, window in zip(LIMITS, self._windows, strict=True)
+            for kind, window in zip(self._kinds, self._windows, strict=True)
         )
         return QuotaVerdict(excess, figures, int(now))
 
@@ -246,14 +263,14 @@ class KeyUsage:
         if held is None and not settlement.sure:
             return
         at = held.at if held is not None else settlement.at if settlement.at is not None else now
-        for kind, window in zip(LIMITS, self._windows, strict=True):
+        for kind, window in zip(self._kinds, self._windows, strict=True):
             if kind.of_tokens and window is not None and settlement.used:
                 window.add(settlement.used, at, now)
 
     def _excess(self, request: QuotaRequest, now: float, held: Sequence[_Held]) -> Excess | None:
         """The exceeded limit with the longest wait."""
         over: list[Excess] = []
-        for kind, window in zip(LIMITS, self._windows, strict=True):
+        for kind, window in zip(self._kinds, self._windows, strict=True):
             asked, counting = (request.tokens, held) if kind.of_tokens else (request.requests, ())
             if window is not None and asked and window.remaining(now, counting) < asked:
                 over.append(Excess(kind.name, window.limit, asked, window.wait_s(asked, now)))
@@ -275,11 +292,11 @@ class Quotas:
         self._max_keys = max_keys
         self._tallies: OrderedDict[str, KeyUsage] = OrderedDict()
 
-    def take(self, key_id: str, limits: KeyLimits, request: QuotaRequest) -> QuotaVerdict:
+    def take(self, key_id: str, limits: KeyLimits | Budget, request: QuotaRequest) -> QuotaVerdict:
         """Decide on a request."""
         return self._tally(key_id, limits).take(request, self._clock())
 
-    def count(self, key_id: str, limits: KeyLimits, request: QuotaRequest) -> None:
+    def count(self, key_id: str, limits: KeyLimits | Budget, request: QuotaRequest) -> None:
         """Count a request decided elsewhere."""
         self._tally(key_id, limits).count(request, self._clock())
 
@@ -287,7 +304,7 @@ class Quotas:
         """Replace held tokens by the used ones."""
         self._tally(settlement.key_id, settlement.limits).settle(settlement, self._clock())
 
-    def _tally(self, key_id: str, limits: KeyLimits) -> KeyUsage:
+    def _tally(self, key_id: str, limits: KeyLimits | Budget) -> KeyUsage:
         tally = self._tallies.get(key_id)
         if tally is None or tally.limits != limits:
             tally = self._tallies[key_id] = KeyUsage(limits)

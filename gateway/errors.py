@@ -122,6 +122,10 @@ class QuotaExceeded(GatewayError, status=429, code="quota_exceeded"):
     """The key's tokens of a day are used up."""
 
 
+class BudgetExceeded(GatewayError, status=429, code="budget_exceeded"):
+    """The money of a day or a month is spent, the key's or its tenant's."""
+
+
 class BackendUnavailable(GatewayError, status=503, code="backend_unavailable"):
     """No backend of the route can take the request."""
 

@@ -33,7 +33,14 @@ from gateway.prompts.budgets import budget_request, half_plan
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.versions import PromptVersions
-from gateway.requests.answer import closing_row, opening_row, partial_usage, respond, warnings_of
+from gateway.requests.answer import (
+    closing_row,
+    estimated_cost,
+    opening_row,
+    partial_usage,
+    respond,
+    warnings_of,
+)
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter, RequestRecorder
 from gateway.requests.timing import StageTimer
@@ -125,9 +132,10 @@ class Journey:
             row = opening_row(job, revision.number, trace_id, self.unix_time())
             so_far = partial(partial_usage, row, job, stream, timer)
             expected = self.admission.expected_output(demand)
-            reservation = await self.limiter.reserve(request.caller, demand.input_tokens + expected)
+            cost = partial(estimated_cost, row, backend, demand.input_tokens, expected, self.accounts.price)
+            reservation = await self.limiter.reserve(request.caller, demand.input_tokens + expected, cost)
             with (
-                Settling(reservation, demand.input_tokens, stream) as tokens,
+                Settling(reservation, demand.input_tokens, stream, recorder.cost) as tokens,
                 self.accounts.open(row, so_far, recorder.billed) as account,
             ):
                 try:
@@ -143,7 +151,7 @@ class Journey:
                 account.settle(closing_row(row, answer, model=outcome.model))
                 self.fallback.remember(job, outcome, answer)
                 if tokens is not None:
-                    tokens.settle(answer.usage.input_tokens + answer.usage.output_tokens)
+                    tokens.settle(answer.usage.input_tokens + answer.usage.output_tokens, recorder.cost())
                 recorder.answered(answer, outcome.plan)
                 if answer.backend_name == prefix.backend:
                     self.prefixes.computed(prefix)

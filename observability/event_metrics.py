@@ -66,6 +66,7 @@ OOM_LAYERS = ("containment", "recovery")
 QUOTA_OUTCOMES = (
     ("request", "allowed"), ("request", "requests_per_minute"),
     ("tokens", "allowed"), ("tokens", "tokens_per_minute"), ("tokens", "tokens_per_day"),
+    ("money", "allowed"), ("money", "usd_per_day"), ("money", "usd_per_month"),
 )  # fmt: skip
 
 

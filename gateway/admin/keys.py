@@ -18,11 +18,13 @@ from accounting.keys import (
     StoredKey,
     draw_key,
 )
+from accounting.quotas import BUDGETS, amounts
 from gateway.contracts.fields import Body, Priority
 from gateway.contracts.front_headers import WORD
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import InvalidRequest
 from gateway.keys.last_used import KeyUse
+from gateway.keys.rate_limits import NANOUSD, budget_of
 from gateway.keys.registry import KeyProjection
 from gateway.state.audit import Audit
 
@@ -32,6 +34,8 @@ EARLIEST = -62_135_596_800.0
 LATEST = 253_402_300_799.0
 
 _Limit = Annotated[int, Field(ge=1, le=10**15)]
+# A thousandth of a cent at least, so that it is a whole number of nano US dollars.
+_Usd = Annotated[float, Field(ge=0.00001, le=1_000_000)]
 _Word = Annotated[str, Field(pattern=WORD)]
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
 # An empty list would be a key for nothing; "all" is said by leaving the field out.
@@ -46,6 +50,13 @@ class KeyLimitsBody(Body):
     tokens_per_day: _Limit | None = None
 
 
+class BudgetBody(Body):
+    """How much the key may spend, US dollars of a UTC day and month; ``None`` is no limit."""
+
+    usd_per_day: _Usd | None = None
+    usd_per_month: _Usd | None = None
+
+
 class KeyBody(Body):
     """A new key."""
 
@@ -57,6 +68,7 @@ class KeyBody(Body):
     routes: _Names | None = None
     adapters: _Names | None = None
     limits: KeyLimitsBody = KeyLimitsBody()
+    budget: BudgetBody = BudgetBody()
     # A time as text, or seconds since 1970.
     expires_at: Annotated[AwareDatetime, Field(strict=False)] | None = None
     comment: Annotated[str, Field(max_length=1_000)] = ""
@@ -74,6 +86,7 @@ class KeyShown(TypedDict):
     routes: list[str] | None
     adapters: list[str] | None
     limits: dict[str, int]
+    budget: dict[str, float]
     expires_at: str | None
     expired: bool
     comment: str
@@ -126,6 +139,7 @@ class KeyAdmin:
             KeyLimits(**given.limits.model_dump()),
             expires_at,
             given.org,
+            budget_of(given.budget.usd_per_day, given.budget.usd_per_month),
         )
         key = StoredKey(record, secret.prefix, secret.salt, secret.digest, given.comment, who, now)
         if self.ring.get(record.key_id) is not None:
@@ -163,6 +177,11 @@ class KeyAdmin:
             "routes": None if record.routes is None else list(record.routes),
             "adapters": None if record.adapters is None else list(record.adapters),
             "limits": {name: limit for name, limit in asdict(record.limits).items() if limit is not None},
+            "budget": {
+                kind.name: amount / NANOUSD
+                for kind, amount in zip(BUDGETS, amounts(record.budget), strict=True)
+                if amount is not None
+            },
             "expires_at": None if expires_at is None else _time(expires_at),
             "expired": expires_at is not None and expires_at <= self.unix_time(),
             "comment": key.comment,

@@ -94,14 +94,23 @@ class ServerConfig(Section):
         return self
 
 
+class TenantBudget(Section):
+    """What a tenant may spend with all its keys, US dollars of a UTC day and of a calendar month."""
+
+    usd_per_day: Annotated[float, Field(ge=0.00001, le=1_000_000)] | None = None
+    usd_per_month: Annotated[float, Field(ge=0.00001, le=1_000_000)] | None = None
+
+
 class AuthConfig(Section):
     """Keys. With ``enabled: false`` every caller is the local operator; keep the port on loopback then.
 
-    With ``metrics``, ``/metrics`` also needs a key of an operator or admin.
+    With ``metrics``, ``/metrics`` also needs a key of an operator or admin. ``tenant_budgets`` hold besides
+    those of keys.
     """
 
     enabled: bool = True
     metrics: bool = False
+    tenant_budgets: Annotated[dict[str, TenantBudget], Field(max_length=10_000)] = Field(default_factory=dict)
 
 
 class RoutingSection(Section):

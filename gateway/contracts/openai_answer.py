@@ -119,6 +119,7 @@ _CODES: Final[Mapping[str, str]] = MappingProxyType(
         "unknown_model": "model_not_found",
         "rate_limited": "rate_limit_exceeded",
         "quota_exceeded": "insufficient_quota",
+        "budget_exceeded": "insufficient_quota",
         "missing_key": "invalid_api_key",
         "invalid_key": "invalid_api_key",
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from accounting.keys import NO_LIMITS, KeyLimits
+from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits
 from accounting.keys import CallerRole as CallerRole
 from budgeting.values import EvidenceChunk, Message
 from gateway.contracts.features import Feature
@@ -57,6 +57,7 @@ class Caller:
     org: str | None = None
     by_front: bool = False
     own_salt: str | None = None
+    budget: Budget = NO_BUDGET
 
     @property
     def cache_salt(self) -> str:

@@ -39,6 +39,7 @@ class Keys:
                 record.adapters,
                 record.limits,
                 record.org,
+                budget=record.budget,
             )
         if bearer is None:
             raise MissingKey("send a key as 'Authorization: Bearer KEY'")

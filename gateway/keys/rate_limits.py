@@ -2,20 +2,35 @@
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from types import MappingProxyType
 
 from accounting.events import QuotaDecided, QuotaEvent, QuotaSettled
-from accounting.keys import NO_LIMITS, KeyLimits
-from accounting.quotas import LIMITS, Excess, Figures, HoldId, QuotaRequest, Quotas, Settlement
+from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits
+from accounting.quotas import (
+    BUDGETS,
+    LIMITS,
+    RETRY_HELD_S,
+    Excess,
+    Figures,
+    HoldId,
+    QuotaRequest,
+    Quotas,
+    Settlement,
+    kinds_of,
+)
 from gateway.contracts.values import Caller
-from gateway.errors import QuotaExceeded, RateLimited
+from gateway.errors import BudgetExceeded, QuotaExceeded, RateLimited
 from gateway.generation.answer_stream import AnswerStream
 from gateway.keys.shared_limits import SharedLimits
 
 Header = tuple[bytes, bytes]
 _DAY = "tokens_per_day"
 _LOCAL = "local"
+NANOUSD = 10**9
 
 
 def duration(seconds: float) -> str:
@@ -25,20 +40,36 @@ def duration(seconds: float) -> str:
     return f"{hour}h{minute}m{second}s" if hour else f"{minute}m{second}s" if minute else f"{second}s"
 
 
+def month_of(unix_s: float) -> tuple[str, float]:
+    """The UTC month as ``2026-11``, and its end in Unix seconds."""
+    now = datetime.fromtimestamp(unix_s, UTC)
+    end = datetime(now.year + now.month // 12, now.month % 12 + 1, 1, tzinfo=UTC)
+    return f"{now:%Y-%m}", end.timestamp()
+
+
+def budget_of(usd_per_day: float | None, usd_per_month: float | None) -> Budget:
+    """A budget in whole nano US dollars."""
+    day, month = (None if usd is None else round(usd * NANOUSD) for usd in (usd_per_day, usd_per_month))
+    return Budget(day, month)
+
+
 class TokenReservation:
-    """Tokens reserved for a request, counted as used until it is settled."""
+    """Tokens and money reserved for a request, counted as used until it is settled."""
 
-    __slots__ = ("_settle", "tokens")
+    __slots__ = ("_settle_money", "_settle_tokens", "tokens")
 
-    def __init__(self, tokens: int, settle: Callable[[int], None]) -> None:
+    def __init__(self, tokens: int) -> None:
         self.tokens = tokens
-        self._settle: Callable[[int], None] | None = settle
+        self._settle_tokens: list[Callable[[int], None]] = []
+        self._settle_money: list[Callable[[int], None]] = []
 
-    def settle(self, used: int) -> None:
-        """Replace the reservation by the tokens used; a second call changes nothing."""
-        settle, self._settle = self._settle, None
-        if settle is not None:
+    def settle(self, used: int, nanousd: int = 0) -> None:
+        """Replace the reservation by what was used; a second call changes nothing."""
+        for settle in self._settle_tokens:
             settle(used)
+        for settle in self._settle_money:
+            settle(nanousd)
+        self._settle_tokens, self._settle_money = [], []
 
 
 class KeyLimiter:
@@ -50,6 +81,8 @@ class KeyLimiter:
         quotas: this process' own counts; ``None``: nothing is limited.
         shared: all processes' counts; ``None``: this is the only process. While they cannot be reached, this
             process decides by their last answer and by its own counts, which it always updates.
+        tenant_budgets: of tenants, besides those of their keys.
+        unix_time: tells the day and the month that a budget is of.
     """
 
     def __init__(
@@ -57,9 +90,14 @@ class KeyLimiter:
         quotas: Quotas | None = None,
         shared: SharedLimits | None = None,
         *,
+        tenant_budgets: Mapping[str, Budget] = MappingProxyType({}),
+        unix_time: Callable[[], float] = time.time,
         emit: Callable[[QuotaEvent], None] = lambda event: None,
     ) -> None:
         self._quotas = quotas
+        self._spent = None if quotas is None else Quotas(clock=unix_time)
+        self._tenant_budgets = tenant_budgets
+        self._unix_time = unix_time
         self._shared = shared
         self._emit = emit
         self._numbers = itertools.count(1)
@@ -98,12 +136,15 @@ class KeyLimiter:
 
     async def used(self, key_id: str, limits: KeyLimits) -> dict[str, int]:
         """What is used or reserved of a key's limits now, by the limits' names."""
-        if self._quotas is None or limits == NO_LIMITS:
+        return await self._used(self._quotas, key_id, limits)
+
+    async def _used(self, quotas: Quotas | None, account: str, limits: KeyLimits | Budget) -> dict[str, int]:
+        if quotas is None or limits in (NO_LIMITS, NO_BUDGET):
             return {}
-        figures = await self._figures(self._quotas, key_id, limits)
+        figures = await self._figures(quotas, account, limits)
         return {
             kind.name: one.limit - one.remaining
-            for kind, one in zip(LIMITS, figures, strict=True)
+            for kind, one in zip(kinds_of(limits), figures, strict=True)
             if one is not None
         }
 
@@ -113,36 +154,81 @@ class KeyLimiter:
         if reservation is not None:
             reservation.settle(tokens)
 
-    async def reserve(self, caller: Caller, tokens: int) -> TokenReservation | None:
-        """Reserve the most that a request may use; ``None`` for a key without token limits.
+    async def reserve(
+        self, caller: Caller, tokens: int, cost: Callable[[], int] = int
+    ) -> TokenReservation | None:
+        """Reserve the most that a request may use; ``None`` for a key without such limits.
+
+        ``cost`` is what the request may cost, nano US dollars.
 
         Raises:
             RateLimited: over the tokens per minute.
             QuotaExceeded: over the tokens per day.
+            BudgetExceeded: over the money of a day or a month, of the key or its tenant.
         """
-        quotas, limits, key_id = self._quotas, caller.limits, caller.key_id
-        if quotas is None or (limits.tokens_per_minute is None and limits.tokens_per_day is None):
+        quotas, spent, limits = self._quotas, self._spent, caller.limits
+        if quotas is None or spent is None:
             return None
+        reservation = TokenReservation(tokens)
+        limited = limits.tokens_per_minute is not None or limits.tokens_per_day is not None
+        if limited:
+            settle = await self._hold("tokens", quotas, caller.key_id, limits, tokens)
+
+            def settle_tokens(used: int) -> None:
+                settle(used)
+                self._emit(QuotaSettled(tokens, used))
+
+            reservation._settle_tokens.append(settle_tokens)
+        budgets = self._budgets(caller)
+        try:
+            nanousd = cost() if budgets else 0
+            for account, budget in budgets:
+                held = await self._hold("money", spent, account, budget, nanousd)
+                reservation._settle_money.append(held)
+        except BaseException:
+            reservation.settle(0)
+            raise
+        return reservation if limited or budgets else None
+
+    async def spent(self, key_id: str, budget: Budget) -> dict[str, int]:
+        """What a key has spent or reserved of its budget, nano US dollars, by the budget's names."""
+        return await self._used(self._spent, self._account("key", key_id), budget)
+
+    def _budgets(self, caller: Caller) -> list[tuple[str, Budget]]:
+        """The budgets that hold for the caller, and their accounts."""
+        of_tenant = self._tenant_budgets.get(caller.tenant, NO_BUDGET)
+        both = (("key", caller.key_id, caller.budget), ("tenant", caller.tenant, of_tenant))
+        return [(self._account(kind, name), one) for kind, name, one in both if one != NO_BUDGET]
+
+    def _account(self, kind: str, name: str) -> str:
+        """An account of a month. No key's id has a blank."""
+        return f"usd {kind} {name} {month_of(self._unix_time())[0]}"
+
+    async def _hold(
+        self, kind: str, quotas: Quotas, account: str, limits: KeyLimits | Budget, amount: int
+    ) -> Callable[[int], None]:
+        """Hold an amount; the result replaces it by the used one."""
         verdict, hold = None, None
         if self._shared is not None:
-            verdict, hold = await self._shared.hold(key_id, limits, tokens)
+            verdict, hold = await self._shared.hold(account, limits, amount)
         own = hold or HoldId(_LOCAL, next(self._numbers))
-        ask = QuotaRequest(tokens=tokens, hold=own)
+        ask = QuotaRequest(tokens=amount, hold=own)
         if verdict is None:
-            self._decide("tokens", quotas, key_id, limits, ask)
+            self._decide(kind, quotas, account, limits, ask)
         else:
-            self._decided("tokens", verdict.excess, shared=True)
-            quotas.count(key_id, limits, ask)
+            self._decided(kind, verdict.excess, shared=True)
+            quotas.count(account, limits, ask)
 
         def settle(used: int) -> None:
-            quotas.settle(Settlement(key_id, limits, own, None, used))
+            quotas.settle(Settlement(account, limits, own, None, used))
             if self._shared is not None:
-                self._shared.settle(key_id, limits, hold, verdict, tokens, used)
-            self._emit(QuotaSettled(tokens, used))
+                self._shared.settle(account, limits, hold, verdict, amount, used)
 
-        return TokenReservation(tokens, settle)
+        return settle
 
-    def _decide(self, kind: str, quotas: Quotas, key_id: str, limits: KeyLimits, ask: QuotaRequest) -> None:
+    def _decide(
+        self, kind: str, quotas: Quotas, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest
+    ) -> None:
         """Decide without the store: by its last answer, and by this process' own counts."""
         excess = None if self._shared is None else self._shared.last_known(key_id, ask)
         if excess is None:
@@ -151,7 +237,9 @@ class KeyLimiter:
         if self._shared is not None:
             self._shared.count_passed(key_id, ask)
 
-    async def _figures(self, quotas: Quotas, key_id: str, limits: KeyLimits) -> tuple[Figures | None, ...]:
+    async def _figures(
+        self, quotas: Quotas, key_id: str, limits: KeyLimits | Budget
+    ) -> tuple[Figures | None, ...]:
         if self._shared is not None:
             figures = await self._shared.figures(key_id, limits)
             if figures is not None:
@@ -161,22 +249,41 @@ class KeyLimiter:
     def _decided(self, kind: str, excess: Excess | None, *, shared: bool) -> None:
         self._emit(QuotaDecided(kind, None if excess is None else excess.name, shared))
         if excess is not None:
-            raise _refusal(excess)
+            raise self._over_budget(excess) if kind == "money" else _refusal(excess)
+
+    def _over_budget(self, excess: Excess) -> BudgetExceeded:
+        wait_s = excess.wait_s
+        if wait_s is not None and wait_s > RETRY_HELD_S and excess.name == BUDGETS[2].name:
+            now = self._unix_time()
+            wait_s = month_of(now)[1] - now
+        asked, limit = (f"{one / NANOUSD:g} USD" for one in (excess.asked, excess.limit))
+        hint = "ask for less" if wait_s is None else f"come again in {math.ceil(wait_s)} s"
+        return BudgetExceeded(
+            f"{excess.name}: the request may cost {asked}, the budget is {limit}; {hint}",
+            retry_after_ms=None if wait_s is None else max(1, math.ceil(wait_s * 1000)),
+        )
 
 
 class Settling(AbstractContextManager[TokenReservation | None]):
     """Settle the reservation when the block ends.
 
     A block that ends without ``settle`` has used its prompt and the generated tokens; nothing when none was
-    generated.
+    generated. ``cost`` is what was billed, nano US dollars.
     """
 
-    __slots__ = ("_held", "_input_tokens", "_stream")
+    __slots__ = ("_cost", "_held", "_input_tokens", "_stream")
 
-    def __init__(self, held: TokenReservation | None, input_tokens: int, stream: AnswerStream) -> None:
+    def __init__(
+        self,
+        held: TokenReservation | None,
+        input_tokens: int,
+        stream: AnswerStream,
+        cost: Callable[[], int],
+    ) -> None:
         self._held = held
         self._input_tokens = input_tokens
         self._stream = stream
+        self._cost = cost
 
     def __enter__(self) -> TokenReservation | None:
         return self._held
@@ -184,7 +291,7 @@ class Settling(AbstractContextManager[TokenReservation | None]):
     def __exit__(self, *_: object) -> None:
         if self._held is not None:
             tokens = self._stream.tokens
-            self._held.settle(self._input_tokens + tokens if tokens else 0)
+            self._held.settle(self._input_tokens + tokens if tokens else 0, self._cost())
 
 
 def _tightest(figures: tuple[Figures | None, ...]) -> Mapping[str, Figures]:

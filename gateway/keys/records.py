@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from accounting.keys import CallerRole, KeyLimits, KeyRecord, StoredKey
+from accounting.keys import Budget, CallerRole, KeyLimits, KeyRecord, StoredKey
 from gateway.state.port import Record
 
 STREAM = "keys"
@@ -31,6 +31,8 @@ class Made(msgspec.Struct, tag="made", forbid_unknown_fields=True, omit_defaults
     expires_at: float | None = None
     comment: str = ""
     org: str | None = None
+    nanousd_per_day: int | None = None
+    nanousd_per_month: int | None = None
 
 
 class Revoked(msgspec.Struct, tag="revoked", omit_defaults=True):
@@ -60,6 +62,8 @@ def made_data(key: StoredKey) -> bytes:
             record.expires_at,
             key.comment,
             record.org,
+            record.budget.nanousd_per_day,
+            record.budget.nanousd_per_month,
         )
     )
 
@@ -85,6 +89,7 @@ def key_event(record: Record) -> StoredKey | Revoked:
             KeyLimits(event.requests_per_minute, event.tokens_per_minute, event.tokens_per_day),
             event.expires_at,
             event.org,
+            Budget(event.nanousd_per_day, event.nanousd_per_month),
         ),
         event.prefix,
         event.salt,

@@ -14,16 +14,18 @@ from dataclasses import dataclass, replace
 import structlog
 
 from accounting.events import LimitStoreAnswered, LimitStoreMissed, QuotaEvent, SettlementsLost
-from accounting.keys import MAX_KEYS, KeyLimits
+from accounting.keys import MAX_KEYS, Budget, KeyLimits
 from accounting.quotas import (
     LIMITS,
     RETRY_HELD_S,
     Excess,
     Figures,
     HoldId,
+    Limit,
     QuotaRequest,
     QuotaVerdict,
     Settlement,
+    kinds_of,
 )
 from gateway.state.errors import StateUnavailable
 from gateway.state.limits import LEASE_S, LimitStore
@@ -54,6 +56,7 @@ class _Known:
     ``answered_at`` is the time of the store's answer, ``at`` that of this process' last change.
     """
 
+    kinds: tuple[Limit, ...]
     figures: tuple[Figures | None, ...]
     at: float
     answered_at: float
@@ -68,7 +71,7 @@ class _Known:
                 one,
                 remaining=max(0, min(one.limit, one.remaining - (tokens if kind.of_tokens else requests))),
             )
-            for kind, one in zip(LIMITS, self.figures, strict=True)
+            for kind, one in zip(self.kinds, self.figures, strict=True)
         )
 
 
@@ -136,7 +139,7 @@ class SharedLimits:
         return verdict
 
     async def hold(
-        self, key_id: str, limits: KeyLimits, tokens: int
+        self, key_id: str, limits: KeyLimits | Budget, tokens: int
     ) -> tuple[QuotaVerdict | None, HoldId | None]:
         """Hold tokens; the id is for :meth:`settle`."""
         if self._cooling_off():
@@ -169,7 +172,7 @@ class SharedLimits:
         if known is None or self._clock() - known.answered_at > LAST_KNOWN_S:
             return None
         # The longest window is last and checked first: it blocks the request for longest.
-        for kind, one in reversed(tuple(zip(LIMITS, known.figures, strict=True))):
+        for kind, one in reversed(tuple(zip(known.kinds, known.figures, strict=True))):
             asked = ask.tokens if kind.of_tokens else ask.requests
             if one is not None and asked > one.remaining:
                 return Excess(kind.name, one.limit, asked, None if asked > one.limit else RETRY_HELD_S)
@@ -181,7 +184,7 @@ class SharedLimits:
         if known is not None:
             known.use(ask.requests, ask.tokens)
 
-    async def figures(self, key_id: str, limits: KeyLimits) -> tuple[Figures | None, ...] | None:
+    async def figures(self, key_id: str, limits: KeyLimits | Budget) -> tuple[Figures | None, ...] | None:
         """The figures of the limits, two seconds old at most; ``None``: the store does not answer now."""
         if self.away:
             return None
@@ -199,7 +202,7 @@ class SharedLimits:
     def settle(
         self,
         key_id: str,
-        limits: KeyLimits,
+        limits: KeyLimits | Budget,
         hold: HoldId | None,
         verdict: QuotaVerdict | None,
         tokens: int,
@@ -239,7 +242,7 @@ class SharedLimits:
             loops.create_task(self._settle_all(), name="limits-settle")
             loops.create_task(self._renew_all(), name="limits-renew")
 
-    async def _take(self, key_id: str, limits: KeyLimits, ask: QuotaRequest) -> QuotaVerdict | None:
+    async def _take(self, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest) -> QuotaVerdict | None:
         begun = self._clock()
         if self._cooling_off():
             return None
@@ -257,7 +260,7 @@ class SharedLimits:
             before = self._known.get(key_id)
             blocked_until = 0.0 if before is None else before.blocked_until
             now = self._clock()
-            self._known[key_id] = _Known(verdict.figures, now, now, blocked_until)
+            self._known[key_id] = _Known(kinds_of(limits), verdict.figures, now, now, blocked_until)
             self._known.move_to_end(key_id)
             while len(self._known) > MAX_KEYS:
                 self._known.popitem(last=False)

@@ -1,9 +1,12 @@
 """The caller's answer, made of what was generated, and its usage row."""
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from accounting.values import PartialUsage, UsageRow
 from adapters.selection import Lease
+from gateway.backends.port import Backend
 from gateway.contracts.values import (
     Answer,
     BudgetReport,
@@ -97,6 +100,24 @@ def opening_row(job: Job, revision: int, trace_id: str, unix_time: float) -> Usa
         revision=revision,
         trace_id=trace_id,
     )
+
+
+def estimated_cost(
+    row: UsageRow,
+    backend: Backend,
+    input_tokens: int,
+    output_tokens: int,
+    price: Callable[[UsageRow], UsageRow],
+) -> int:
+    """What a generation of so many tokens costs, nano US dollars; nothing where no price covers it."""
+    used = replace(
+        row,
+        backend_name=backend.name,
+        model=backend.model,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+    )
+    return price(used).cost_nanousd
 
 
 def partial_usage(

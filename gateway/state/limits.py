@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from accounting.keys import KeyLimits
+from accounting.keys import Budget, KeyLimits
 from accounting.quotas import DAY_S, QuotaRequest, QuotaVerdict, Settlement
 
 LEASE_S = 10.0
 """How long a process holds tokens without renewing its lease; a running one renews five times as often. After
 a crash the tokens it held are free again within ten seconds."""
-KEPT_S = DAY_S + 3_600
-"""An unused account is deleted once all its windows must be empty."""
+KEPT_S = 32 * DAY_S
+"""An unused account is deleted once all its windows must be empty: the longest is a month."""
 
 
 class LimitStore(Protocol):
@@ -24,7 +24,7 @@ class LimitStore(Protocol):
         """Close connections."""
 
     async def take(
-        self, key_id: str, limits: KeyLimits, ask: QuotaRequest, *, fresh: bool
+        self, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest, *, fresh: bool
     ) -> QuotaVerdict | None:
         """Decide on a request, all limits in one round trip.
 

@@ -9,18 +9,21 @@ from collections.abc import Callable, Sequence
 
 from redis.asyncio import Redis
 
-from accounting.keys import KeyLimits
+from accounting.keys import Budget, KeyLimits
 from accounting.quotas import (
+    BUDGETS,
     LIMITS,
     MAX_HOLD_S,
     RETRY_HELD_S,
     Excess,
     Figures,
     HoldId,
+    Limit,
     QuotaRequest,
     QuotaVerdict,
     Settlement,
     amounts,
+    kinds_of,
 )
 from gateway.state.limits import KEPT_S, LEASE_S
 from gateway.state.redis_client import ask as send
@@ -28,9 +31,13 @@ from gateway.state.redis_client import prefix
 
 _NOBODY = HoldId("", 0)
 
+
+def _windows(kinds: Sequence[Limit]) -> str:
+    steps, periods = ([getattr(one, name) for one in kinds] for name in ("step_s", "period_s"))
+    return f"local STEP = {{{str(steps)[1:-1]}}}\nlocal PERIOD = {{{str(periods)[1:-1]}}}\n"
+
+
 _RULES = f"""
-local STEP = {{{", ".join(str(one.step_s) for one in LIMITS)}}}
-local PERIOD = {{{", ".join(str(one.period_s) for one in LIMITS)}}}
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local function leaves(i, number) return (number + 1) * STEP[i] + PERIOD[i] end
@@ -177,8 +184,11 @@ class RedisLimitStore:
         self._client = client
         keys = prefix(namespace)
         self._account, self._holders = f"{keys}limit:", f"{keys}limit-holders"
-        self._take: Callable[..., object] = client.register_script(_TAKE)
-        self._settle: Callable[..., object] = client.register_script(_SETTLE)
+        self._take: dict[tuple[Limit, ...], Callable[..., object]] = {}
+        self._settle: dict[tuple[Limit, ...], Callable[..., object]] = {}
+        for kinds in (LIMITS, BUDGETS):
+            self._take[kinds] = client.register_script(_windows(kinds) + _TAKE)
+            self._settle[kinds] = client.register_script(_windows(kinds) + _SETTLE)
         self._renew: Callable[..., object] = client.register_script(_RENEW)
 
     async def close(self) -> None:
@@ -186,14 +196,14 @@ class RedisLimitStore:
         await self._client.aclose()
 
     async def take(
-        self, key_id: str, limits: KeyLimits, ask: QuotaRequest, *, fresh: bool
+        self, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest, *, fresh: bool
     ) -> QuotaVerdict | None:
         """Decide on a request."""
-        own = amounts(limits)
+        own, kinds = amounts(limits), kinds_of(limits)
         hold = ask.hold or _NOBODY
         answer = await send(
             self._client, "take",
-            self._take(
+            self._take[kinds](
                 keys=(self._account + key_id, self._holders),
                 args=(
                     hold.holder, hold.number, ask.requests, ask.tokens if ask.hold else 0,
@@ -207,10 +217,16 @@ class RedisLimitStore:
             None if limit is None else Figures(limit, answer[3 + 2 * i], answer[4 + 2 * i] / 1000)
             for i, limit in enumerate(own)
         )
-        return QuotaVerdict(_excess(answer, own, ask), figures, answer[1])
+        return QuotaVerdict(_excess(answer, kinds, own, ask), figures, answer[1])
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Replace the held tokens by those used."""
+        for kinds, settle in self._settle.items():
+            own = [one for one in settlements if kinds_of(one.limits) == kinds]
+            if own:
+                await self._settle_with(settle, own)
+
+    async def _settle_with(self, settle: Callable[..., object], settlements: Sequence[Settlement]) -> None:
         arguments: list[str | int] = []
         for one in settlements:
             hold = one.hold or _NOBODY
@@ -220,7 +236,7 @@ class RedisLimitStore:
         await send(
             self._client,
             "settle",
-            self._settle(keys=[self._account + one.key_id for one in settlements], args=arguments),
+            settle(keys=[self._account + one.key_id for one in settlements], args=arguments),
         )
 
     async def renew(self, holder: str) -> bool:
@@ -228,10 +244,12 @@ class RedisLimitStore:
         return bool(await send(self._client, "renew", self._renew(keys=(self._holders,), args=(holder,))))
 
 
-def _excess(answer: Sequence[int], limits: Sequence[int | None], ask: QuotaRequest) -> Excess | None:
+def _excess(
+    answer: Sequence[int], kinds: Sequence[Limit], limits: Sequence[int | None], ask: QuotaRequest
+) -> Excess | None:
     worst, _, wait_ms = answer[:3]
     if not worst:
         return None
-    kind, limit = LIMITS[worst - 1], limits[worst - 1] or 0
+    kind, limit = kinds[worst - 1], limits[worst - 1] or 0
     asked = ask.tokens if kind.of_tokens else ask.requests
     return Excess(kind.name, limit, asked, None if wait_ms < 0 else math.ceil(wait_ms) / 1000)

@@ -1,6 +1,6 @@
 """Limits of keys in a SQLite file, for any number of processes of one machine.
 
-The file is next to the state store's and separate from it: its counts are worthless after a day, need no
+The file is next to the state store's and separate from it: its counts need no
 fsync, and would wake the processes that watch the other file.
 """
 
@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from accounting.keys import KeyLimits
+from accounting.keys import Budget, KeyLimits
 from accounting.quotas import KeyUsage, QuotaRequest, QuotaVerdict, Settlement
 from gateway.state.limits import KEPT_S, LEASE_S
 from gateway.state.sqlite_file import SqliteFile
@@ -40,7 +40,7 @@ class SqliteLimitStore:
         await self._file.close()
 
     async def take(
-        self, key_id: str, limits: KeyLimits, ask: QuotaRequest, *, fresh: bool
+        self, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest, *, fresh: bool
     ) -> QuotaVerdict | None:
         """Decide on a request."""
 
@@ -106,7 +106,7 @@ def _lease(connection: sqlite3.Connection, holder: str, now: float) -> None:
     connection.execute("INSERT OR REPLACE INTO limit_holders VALUES (?, ?)", (holder, now + LEASE_S))
 
 
-def _load(connection: sqlite3.Connection, key_id: str, limits: KeyLimits) -> KeyUsage:
+def _load(connection: sqlite3.Connection, key_id: str, limits: KeyLimits | Budget) -> KeyUsage:
     row = connection.execute("SELECT kept FROM limit_tallies WHERE key_id = ?", (key_id,)).fetchone()
     return KeyUsage(limits, None if row is None else row[0])
 

@@ -12,7 +12,7 @@ from gateway.config.settings import FRONT_KEY, Settings
 from gateway.keys.authenticate import Keys
 from gateway.keys.last_used import STREAM as USE_STREAM
 from gateway.keys.last_used import KeyUse
-from gateway.keys.rate_limits import KeyLimiter
+from gateway.keys.rate_limits import KeyLimiter, budget_of
 from gateway.keys.records import STREAM
 from gateway.keys.registry import KeyProjection
 from gateway.keys.shared_limits import SharedLimits
@@ -92,7 +92,17 @@ def make_access(base: Foundation, admin_key: str | None) -> AccessParts:
     enabled, front_key = base.settings.auth.enabled, os.environ.get(FRONT_KEY)
     ring = KeyRing(admin_key, enabled=enabled, front_key=front_key, unix_time=base.unix_time)
     keys = make_keys(ring, base.state, unix_time=base.unix_time)
-    return AccessParts(keys, KeyLimiter(Quotas(clock=base.clock), shared, emit=base.events.emit), shared)
+    limiter = KeyLimiter(
+        Quotas(clock=base.clock),
+        shared,
+        tenant_budgets={
+            tenant: budget_of(one.usd_per_day, one.usd_per_month)
+            for tenant, one in base.settings.auth.tenant_budgets.items()
+        },
+        unix_time=base.unix_time,
+        emit=base.events.emit,
+    )
+    return AccessParts(keys, limiter, shared)
 
 
 def make_keys(ring: KeyRing, state: StateParts, *, unix_time: Callable[[], float]) -> KeyParts:

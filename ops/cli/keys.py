@@ -35,6 +35,8 @@ def create(
     rpm: Annotated[int | None, typer.Option(min=1, help="Requests per minute.")] = None,
     tpm: Annotated[int | None, typer.Option(min=1, help="Tokens per minute.")] = None,
     tpd: Annotated[int | None, typer.Option(min=1, help="Tokens per day.")] = None,
+    usd_per_day: Annotated[float | None, typer.Option(help="US dollars of a UTC day.")] = None,
+    usd_per_month: Annotated[float | None, typer.Option(help="US dollars of a calendar month, UTC.")] = None,
     route: Annotated[
         list[str] | None, typer.Option(help="A route that it may use, repeatable; default: all.")
     ] = None,
@@ -53,6 +55,7 @@ def create(
     Example: sluice keys create acme --rpm 600 --route self_hosted_generation
     """
     limits = {"requests_per_minute": rpm, "tokens_per_minute": tpm, "tokens_per_day": tpd}
+    budget = {"usd_per_day": usd_per_day, "usd_per_month": usd_per_month}
     made = gateway.post(
         *AT,
         tenant=tenant,
@@ -62,6 +65,7 @@ def create(
         routes=route or None,
         adapters=adapter or None,
         limits={name: limit for name, limit in limits.items() if limit is not None},
+        budget={name: limit for name, limit in budget.items() if limit is not None},
         expires_at=expires,
         comment=comment,
     )
@@ -94,7 +98,9 @@ def _print_keys(console: Console, found: Any) -> None:
             one["max_priority"],
             ", ".join((*(one["routes"] or ()), *(one["adapters"] or ()))),
             ", ".join(
-                f"{name} {one['used'].get(name, 0)} of {limit}" for name, limit in one["limits"].items()
+                f"{name} {used.get(name, 0):.15g} of {limit:.15g}"
+                for limits, used in ((one["limits"], one["used"]), (one["budget"], one["spent"]))
+                for name, limit in limits.items()
             ),
             "expired" if one["expired"] else one["expires_at"] or "",
             one["last_used_at"] or "",

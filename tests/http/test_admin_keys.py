@@ -27,6 +27,7 @@ SHOWN: dict[str, Any] = {
     "routes": None,
     "adapters": None,
     "limits": {},
+    "budget": {},
     "expires_at": None,
     "expired": False,
     "comment": "",

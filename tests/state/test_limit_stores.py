@@ -12,7 +12,7 @@ from random import Random
 import pytest
 import redis
 
-from accounting.keys import KeyLimits
+from accounting.keys import Budget, KeyLimits
 from accounting.quotas import LIMITS, RETRY_HELD_S, HoldId, KeyUsage, QuotaRequest, QuotaVerdict, Settlement
 from gateway.state.errors import StateUnavailable
 from gateway.state.limits import LEASE_S, LimitStore
@@ -202,6 +202,34 @@ async def test_at_any_moment_a_store_says_what_the_plain_tally_says(stores: Stor
             assert one is not None and other is not None and abs(one.reset_s - other.reset_s) < 2 * apart_s
         if ask.hold is not None and verdict.excess is None:
             held[ask.hold] = ask.tokens
+
+
+async def test_a_budget_is_one_account_for_all_processes_whose_months_use_stays(stores: Stores) -> None:
+    budget = Budget(nanousd_per_day=10**12, nanousd_per_month=100)
+
+    async def hold(store: LimitStore, amount: int, number: int) -> QuotaVerdict:
+        verdict = await store.take("usd", budget, tokens(amount, number=number), fresh=True)
+        assert verdict is not None
+        return verdict
+
+    assert remaining(await hold(stores.one, 70, 1)) == [None, 10**12 - 70, 30]
+    refused = await hold(stores.other, 40, 2)
+    assert refused.excess is not None and refused.excess.name == "usd_per_month"
+    assert refused.excess.wait_s == RETRY_HELD_S, "it may be given back at any moment"
+    await take(stores.one, tokens(60))
+    long_ago = int(time.time()) - 3 * 86_400
+    await stores.one.settle(
+        [
+            Settlement("usd", budget, HoldId("p1", 1), None, 20),
+            Settlement("usd", budget, None, long_ago, 50),
+            Settlement("k", ALL, HoldId("p1", 1), None, 10),
+        ]
+    )
+    assert remaining(await hold(stores.other, 0, 3)) == [None, 10**12 - 20, 30], "the day has forgotten"
+    assert remaining(await take(stores.other, QuotaRequest())) == [5, 90, 990]
+    used_up = await hold(stores.other, 40, 4)
+    assert used_up.excess is not None and used_up.excess.wait_s is not None
+    assert used_up.excess.wait_s > RETRY_HELD_S
 
 
 async def test_many_at_once_never_go_beyond_the_limits(stores: Stores) -> None:

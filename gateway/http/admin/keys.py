@@ -6,15 +6,17 @@ from typing_extensions import TypedDict
 from accounting.keys import KeyLimits
 from gateway.admin.keys import KeyBody, KeyMadeBody, KeyShown
 from gateway.http.routes import OPERATORS, AdminRoute, Author, Edge, Json
+from gateway.keys.rate_limits import NANOUSD, budget_of
 from gateway.ports import Services
 
 router = APIRouter(prefix="/admin/keys", route_class=AdminRoute, **OPERATORS)
 
 
 class KeyListed(KeyShown):
-    """A key, and how much of its limits is used now."""
+    """A key, and how much of its limits and its budget is used now."""
 
     used: dict[str, int]
+    spent: dict[str, float]
 
 
 class KeysBody(TypedDict):
@@ -44,4 +46,7 @@ async def revoke_key(id: str, services: Edge, who: Author) -> Response:
 
 async def _with_use(services: Services, key: KeyShown) -> KeyListed:
     """One query of the store for each limited key: 100 of them are some 30 ms."""
-    return {**key, "used": dict(await services.limiter.used(key["id"], KeyLimits(**key["limits"])))}
+    used = await services.limiter.used(key["id"], KeyLimits(**key["limits"]))
+    budget = budget_of(key["budget"].get("usd_per_day"), key["budget"].get("usd_per_month"))
+    spent = await services.limiter.spent(key["id"], budget)
+    return {**key, "used": used, "spent": {name: one / NANOUSD for name, one in spent.items()}}
