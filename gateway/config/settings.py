@@ -110,7 +110,7 @@ class AuthConfig(Section):
 
     enabled: bool = True
     metrics: bool = False
-    tenant_budgets: Annotated[dict[str, TenantBudget], Field(max_length=10_000)] = Field(default_factory=dict)
+    tenant_budgets: Annotated[dict[str, TenantBudget], Field(max_length=10_000)] = Field(default={})
 
 
 class RoutingSection(Section):

@@ -81,7 +81,9 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
         limits = order.limits
         assert limits.requests_per_minute == 60 and limits.tokens_per_minute is None
         assert limits.tokens_per_day == 10**6
-        assert (await client.get("/admin/keys", headers=ADMIN)).json() == {"keys": [{**SHOWN, "used": {}}]}
+        assert (await client.get("/admin/keys", headers=ADMIN)).json() == {
+            "keys": [{**SHOWN, "used": {}, "spent": {}}]
+        }
         gone = await client.delete("/admin/keys/key_1", headers=ADMIN)
         assert (gone.status_code, gone.content) == (204, b"") and "content-length" not in gone.headers
         assert desk.revoked == [("key_1", "key_3")]
