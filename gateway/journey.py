@@ -28,7 +28,7 @@ from gateway.generation.fallback import FallbackChain
 from gateway.generation.grammars import CheckShape, unchecked
 from gateway.generation.job import Job, rank_backends
 from gateway.generation.sink import Sink
-from gateway.keys.rate_limits import KeyLimiter, Settling
+from gateway.keys.rate_limits import KeyLimiter, Settling, paying
 from gateway.prompts.budgets import budget_request, half_plan
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.prefixes import PrefixWatch
@@ -135,8 +135,8 @@ class Journey:
             cost = partial(estimated_cost, row, backend, demand.input_tokens, expected, self.accounts.price)
             reservation = await self.limiter.reserve(request.caller, demand.input_tokens + expected, cost)
             with (
-                Settling(reservation, demand.input_tokens, stream, recorder.cost) as tokens,
-                self.accounts.open(row, so_far, recorder.billed) as account,
+                Settling(reservation, demand.input_tokens, stream) as tokens,
+                self.accounts.open(row, so_far, paying(reservation, recorder.billed)) as account,
             ):
                 try:
                     async with self.admission.admit(demand) as slot:
@@ -151,7 +151,7 @@ class Journey:
                 account.settle(closing_row(row, answer, model=outcome.model))
                 self.fallback.remember(job, outcome, answer)
                 if tokens is not None:
-                    tokens.settle(answer.usage.input_tokens + answer.usage.output_tokens, recorder.cost())
+                    tokens.settle(answer.usage.input_tokens + answer.usage.output_tokens)
                 recorder.answered(answer, outcome.plan)
                 if answer.backend_name == prefix.backend:
                     self.prefixes.computed(prefix)

@@ -22,6 +22,7 @@ from accounting.quotas import (
     Settlement,
     kinds_of,
 )
+from accounting.values import UsageRow
 from gateway.contracts.values import Caller
 from gateway.errors import BudgetExceeded, QuotaExceeded, RateLimited
 from gateway.generation.answer_stream import AnswerStream
@@ -56,19 +57,21 @@ def budget_of(usd_per_day: float | None, usd_per_month: float | None) -> Budget:
 class TokenReservation:
     """Tokens and money reserved for a request, counted as used until it is settled."""
 
-    __slots__ = ("_settle_money", "_settle_tokens", "tokens")
+    __slots__ = ("_settle_money", "_settle_tokens", "paid", "tokens")
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
+        # What the tenant pays, nano US dollars, once it was billed.
+        self.paid = 0
         self._settle_tokens: list[Callable[[int], None]] = []
         self._settle_money: list[Callable[[int], None]] = []
 
-    def settle(self, used: int, nanousd: int = 0) -> None:
+    def settle(self, used: int) -> None:
         """Replace the reservation by what was used; a second call changes nothing."""
         for settle in self._settle_tokens:
             settle(used)
         for settle in self._settle_money:
-            settle(nanousd)
+            settle(self.paid)
         self._settle_tokens, self._settle_money = [], []
 
 
@@ -268,22 +271,15 @@ class Settling(AbstractContextManager[TokenReservation | None]):
     """Settle the reservation when the block ends.
 
     A block that ends without ``settle`` has used its prompt and the generated tokens; nothing when none was
-    generated. ``cost`` is what was billed, nano US dollars.
+    generated.
     """
 
-    __slots__ = ("_cost", "_held", "_input_tokens", "_stream")
+    __slots__ = ("_held", "_input_tokens", "_stream")
 
-    def __init__(
-        self,
-        held: TokenReservation | None,
-        input_tokens: int,
-        stream: AnswerStream,
-        cost: Callable[[], int],
-    ) -> None:
+    def __init__(self, held: TokenReservation | None, input_tokens: int, stream: AnswerStream) -> None:
         self._held = held
         self._input_tokens = input_tokens
         self._stream = stream
-        self._cost = cost
 
     def __enter__(self) -> TokenReservation | None:
         return self._held
@@ -291,7 +287,19 @@ class Settling(AbstractContextManager[TokenReservation | None]):
     def __exit__(self, *_: object) -> None:
         if self._held is not None:
             tokens = self._stream.tokens
-            self._held.settle(self._input_tokens + tokens if tokens else 0, self._cost())
+            self._held.settle(self._input_tokens + tokens if tokens else 0)
+
+
+def paying(held: TokenReservation | None, billed: Callable[[UsageRow], None]) -> Callable[[UsageRow], None]:
+    """``billed``, and the reservation is told what the tenant pays: nothing for an undelivered answer."""
+    if held is None:
+        return billed
+
+    def pay(row: UsageRow) -> None:
+        held.paid = row.cost_nanousd if row.billable_input_tokens or row.billable_output_tokens else 0
+        billed(row)
+
+    return pay
 
 
 def _tightest(figures: tuple[Figures | None, ...]) -> Mapping[str, Figures]:

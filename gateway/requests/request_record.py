@@ -108,12 +108,6 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
         """The request's account is settled."""
         self._bill = row
 
-    def cost(self) -> int:
-        """What the tenant pays, nano US dollars: nothing where it got no part of an answer."""
-        bill = self._bill
-        paid = bill is not None and (bill.billable_input_tokens or bill.billable_output_tokens)
-        return bill.cost_nanousd if bill is not None and paid else 0
-
     def failed(self, public: PublicError, error: Exception) -> None:
         """The request ended in an error; a defect of the gateway is logged with its traceback."""
         status = 200 if self._stream.committed else sent_status(public, self._request.contract)

@@ -103,7 +103,8 @@ async def refused(limiter: KeyLimiter, caller: Caller, nanousd: int) -> int | No
 async def spend(limiter: KeyLimiter, caller: Caller, nanousd: int) -> None:
     held = await limiter.reserve(caller, 0, lambda: nanousd)
     assert held is not None
-    held.settle(0, nanousd)
+    held.paid = nanousd
+    held.settle(0)
 
 
 async def test_the_windows_are_the_utc_day_and_month_and_the_refusal_tells_their_end() -> None:
@@ -132,8 +133,9 @@ async def test_money_that_is_reserved_is_not_given_twice_and_a_refusal_of_the_te
     assert await refused(limiter, caller, 30) == 1_000, "it may be given back at any moment"
     assert await refused(limiter, other, 60) == 1_000, "the tenant's"
     assert await limiter.spent(other.key_id, other.budget) == {"usd_per_day": 0}
-    held.settle(0, 20)
-    held.settle(0, 20)
+    held.paid = 20
+    held.settle(0)
+    held.settle(0)
     await spend(limiter, other, 60)
     assert await limiter.spent(caller.key_id, caller.budget) == {"usd_per_day": 20}
 
