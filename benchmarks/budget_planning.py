@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 from budgeting.counting import CACHE_BYTES, ChatTokenizer
 from budgeting.plan import BudgetPlanner
 from budgeting.sections import prompt_messages
-from budgeting.values import BudgetRequest, CanonicalPrompt, Message, Role
+from budgeting.values import BudgetRequest, CanonicalPrompt, Message, Role, SectionBudgets
 
 MODEL_LEN = 4_096
 TOKENS = 3_600
@@ -131,7 +131,7 @@ def main() -> None:
         f"{plan.counts.total} tokens, {len(prompt.turns)} turns, {len(text)} characters; "
         f"encoder: {tokenizer.encoder}; message by message: {tokenizer.per_message}"
     )
-    trimmed = planner.plan(BudgetRequest(long, max_tokens=ANSWER))
+    trimmed = planner.plan(BudgetRequest(long, max_tokens=ANSWER, budgets=SectionBudgets()))
     print(f"trimmed: {trimmed.dropped_turns} of {len(long.turns)} turns dropped, counts {trimmed.counts}")
 
     full, warm, cold, cut = [], [], [], []
@@ -140,7 +140,7 @@ def main() -> None:
     for number in range(options.rounds):
         request = BudgetRequest(afresh(prompt, number), max_tokens=ANSWER)
         warm.append(clocked(lambda request=request: planner.plan(request)))  # type: ignore[misc]
-        request = BudgetRequest(afresh(long, number), max_tokens=ANSWER)
+        request = BudgetRequest(afresh(long, number), max_tokens=ANSWER, budgets=SectionBudgets())
         cut.append(clocked(lambda request=request: planner.plan(request)))  # type: ignore[misc]
         if number % 10 == 0:
             full.append(clocked(lambda: reference.encode_batch_fast([text], add_special_tokens=False)))
