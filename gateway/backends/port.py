@@ -217,10 +217,14 @@ class DelegatingBackend(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Why a backend takes no work now, as a sentence for callers; ``loading``: it is about to."""
+    """Why a backend takes no work now, as a sentence for callers; ``loading``: it is about to.
+
+    ``retry_s``: when callers should try again, where that is not when it is estimated to be back.
+    """
 
     reason: str
     loading: bool = False
+    retry_s: float | None = None
 
 
 @runtime_checkable

@@ -191,7 +191,8 @@ def _not_ready(backend: Backend) -> BackendFailure:
         return BackendFailure(FailureKind.ENGINE_DEAD, f"{backend.name}: the engine has died")
     back_in_s, reason = None, f"{backend.name} is {backend.state.value}"
     if isinstance(backend, Restarting) and backend.state is BackendState.STARTING:
-        back_in_s, reason = backend.ready_in_s, backend.absence.reason
+        absence = backend.absence
+        back_in_s, reason = absence.retry_s or backend.ready_in_s, absence.reason
     return BackendFailure(
         FailureKind.BACKEND_UNAVAILABLE,
         reason,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.backends.port import Absence, BackendState, Restarting
+from gateway.backends.workers.backend import RETRY_S
 from gateway.backends.workers.in_service import LOOK_S, MAX_PROBES, WorkersInService
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
@@ -78,13 +79,13 @@ async def test_a_pool_out_of_service_says_what_its_workers_do() -> None:
             await hear(backend, work())
         assert backend.state is BackendState.STARTING
         trouble = f"none of the 2 workers of {backend.name} is in service: refuses connections (2)"
-        assert backend.absence == Absence(trouble)
+        assert backend.absence == Absence(trouble, retry_s=RETRY_S)
     only = RawWorker([GOOD])
     async with pool(only, **PATIENT) as backend:
         await only.die()
         with pytest.raises(BackendFailure):
             await hear(backend, work())
-        assert backend.absence == Absence(f"worker {backend.name} refuses connections")
+        assert backend.absence == Absence(f"worker {backend.name} refuses connections", retry_s=RETRY_S)
 
 
 async def test_a_worker_that_still_listens_stays_in_service_after_one_broken_stream() -> None:

@@ -35,6 +35,9 @@ from resilience.failures import BackendFailure, FailureKind
 # Longest error answer that is read, bytes.
 MAX_ERROR_BYTES = 64 * 1024
 EVENT_STREAM = "text/event-stream"
+# When callers should try again while no worker is in service: each is probed several times a second then, and
+# how long an outage will last is not known.
+RETRY_S = 5.0
 
 # Failures caused by the worker, not by the request.
 _WORKERS_FAULT = frozenset(
@@ -121,11 +124,11 @@ class WorkersBackend:
         workers = self._workers.values()
         loading = any(worker.trouble in (NOT_PROBED, NOT_READY) for worker in workers)
         if len(workers) == 1:
-            return Absence(f"worker {self.name} {next(iter(workers)).trouble}", loading)
+            return Absence(f"worker {self.name} {next(iter(workers)).trouble}", loading, RETRY_S)
         counts = Counter(worker.trouble for worker in workers)
         troubles = ", ".join(f"{trouble} ({count})" for trouble, count in counts.items())
         return Absence(
-            f"none of the {len(workers)} workers of {self.name} is in service: {troubles}", loading
+            f"none of the {len(workers)} workers of {self.name} is in service: {troubles}", loading, RETRY_S
         )
 
     async def wait_ready(self, timeout_s: float) -> bool:
@@ -371,12 +374,10 @@ class WorkersBackend:
         return not any(other.health.in_service for other in self._workers.values() if other is not worker)
 
     def _none_in_service(self) -> BackendFailure:
-        now = self._clock()
-        returns_in_s = min(worker.health.returns_in(now) for worker in self._workers.values())
         return BackendFailure(
             FailureKind.BACKEND_UNAVAILABLE,
             f"no worker of {self.name} is in service",
-            retry_after_s=max(1.0, returns_in_s),
+            retry_after_s=RETRY_S,
         )
 
 
