@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.forwarding.gateways import REPOSITORY, python_module
-from benchmarks.forwarding.processes import free_port, started
+from benchmarks.forwarding.processes import free_port, started, wait_until_ready
 from benchmarks.forwarding.workload import MODEL
 
 KEY = "sk-rolling-benchmark-0123456789abcdef"
@@ -125,7 +125,8 @@ def site(plan: Plan) -> Iterator[Site]:
         ports = [free_port() for _ in range(SLOTS + 2)]
         here = Site(folder, plan, ports[0], ports[2:], ports[1])
         worker = python_module("benchmarks.forwarding.worker", here.worker_port)
-        stack.enter_context(started(worker, folder / "worker.log"))
+        process = stack.enter_context(started(worker, folder / "worker.log"))
+        wait_until_ready(process, here.worker_port, "/health", folder / "worker.log")
         (folder / "routing.yaml").write_text(
             yaml.safe_dump(
                 {

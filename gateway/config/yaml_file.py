@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gateway.contracts.refusals import given, path_of
+from gateway.contracts.refusals import allowed, given, path_of
 
 # Large enough for thousands of entries, too small for most files given by mistake.
 MAX_FILE_BYTES = 1 << 20
@@ -93,13 +93,15 @@ def _line(fault: Any, model: type[BaseModel], source: Callable[[tuple[int | str,
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{path_of((part,))}" for part in loc)[1:]
     where, kind = source(loc), fault["type"]
     if kind == "extra_forbidden":
-        allowed = sorted({name for section in sections for name in section.model_fields})
-        close = difflib.get_close_matches(str(loc[-1]), allowed, n=1)
+        names = sorted({name for section in sections for name in section.model_fields})
+        close = difflib.get_close_matches(str(loc[-1]), names, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        return f"{where}: unknown key {key!r}{hint}; allowed: {', '.join(allowed)}"
+        return f"{where}: unknown key {key!r}{hint}; allowed: {', '.join(names)}"
     if kind == "value_error":  # the message of a check of ours says what was given
         return f"{where}: {key}{': ' if key else ''}{fault['ctx']['error']}"
     told = "" if kind == "missing" else f"; given: {shown(fault['input'])}"
+    if kind == "too_short":
+        return f"{where}: {key}: allowed: {allowed(kind, fault['ctx'])}{told}"
     return f"{where}: {key or 'the file'}: {fault['msg']}{told}"
 
 

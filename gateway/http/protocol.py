@@ -54,7 +54,12 @@ _HEAD_TOO_LARGE = PublicError(
 )
 _HEAD_TOO_SLOW = _invalid(408, "the request's headers did not arrive in time")
 # Servers differ in which of two counts.
-_ONCE: Final = frozenset({b"authorization", b"x-api-key", b"api-key", b"host", b"content-length"})
+_ONCE: Final = frozenset(
+    {
+        b"authorization", b"x-api-key", b"api-key", b"host", b"content-length",
+        b"x-sluice-tenant", b"x-sluice-org", b"x-sluice-cache-salt",
+    }
+)  # fmt: skip
 _CHECKED: Final = _ONCE | {b"transfer-encoding", b"expect"}
 _OF_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
 # Of a request whose upgrade is ignored.

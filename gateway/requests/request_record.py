@@ -184,7 +184,10 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
             priority=request.priority,
             drawn=self._drawn,
             session=None if request.session_id is None else hash((request.caller.tenant, request.session_id)),
-            cost_nanousd=bill.cost_nanousd if bill and bill.price_version is not None else None,
+            # What a front bills is counted there.
+            cost_nanousd=bill.cost_nanousd
+            if bill and bill.price_version is not None and bill.kind != "front"
+            else None,
         )
 
     def _generation_ms(self, queue_wait_ms: float) -> float | None:

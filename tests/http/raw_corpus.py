@@ -62,6 +62,7 @@ ACCEPTED = [
 ]  # fmt: skip
 
 REFUSED = [
+    Raw("two tenants", post(LENGTH + b"x-sluice-tenant: a\r\nX-Sluice-Tenant: b\r\n", BODY), (400,)),
     Raw("two keys", post(KEY + LENGTH, BODY + ONE), (400,)),
     Raw("two keys in x-api-key", post(b"x-api-key: a\r\nX-Api-Key: b\r\n" + LENGTH, BODY + ONE), (400,)),
     Raw("two hosts", post(b"Host: other\r\n" + LENGTH, BODY + ONE), (400,)),

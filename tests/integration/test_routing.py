@@ -279,4 +279,4 @@ def test_a_wrong_file_stops_the_first_start_with_one_line_a_fault(tmp_path: Path
         [sys.executable, "-m", "ops.cli", "serve", "--config", str(file)], cwd=ROOT, env=environment(fresh)
     )
     assert stopped.returncode == 1
-    assert "routing.yaml: routes: given a mapping of 0; allowed: 1 item or more" in stopped.stderr
+    assert "routing.yaml: routes: allowed: 1 item or more; given: an object" in stopped.stderr

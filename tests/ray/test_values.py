@@ -39,11 +39,11 @@ def test_work_arrives_as_it_was_sent() -> None:
         Sampling(max_tokens=4, stop=("\n",), logit_bias=MappingProxyType({5: -1.5})),
         ResponseFormat(FormatType.REGEX, "[a-z]+"),
         Adapter("manga_v3", 3, "demo", "/adapters/manga_v3", MappingProxyType({"domain": "manga"})),
-        1,
-        "acme",
-        2,
-        False,
-        PartialAnswer("Hel", (9, 8)),
+        priority=1,
+        cache_salt="acme",
+        prefix_tokens=2,
+        stream=False,
+        partial=PartialAnswer("Hel", (9, 8)),
     )
     assert decode_work(encode(work)) == work
 
