@@ -13,13 +13,24 @@ from gateway.contracts.values import NO_BIAS, PLAIN_TEXT, FormatType, ResponseFo
 MAX_LOGIT_BIAS: Final = 1_024
 """Most entries of ``logit_bias``; each is applied to every step's logits."""
 
+MAX_LOGPROBS: Final = 256
+"""Most log-probabilities of a step, all texts together: 128 texts of 20 each would be 200 KB a step."""
+
 _SHAPERS: Final = frozenset(
     {"guided_json", "guided_regex", "guided_choice", "guided_grammar"} | StructuredBody.model_fields.keys()
 )
 
 
 def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | None) -> Sampling:
-    """The sampling fields; those not given are neutral. Raises InvalidRequest: ``logit_bias``."""
+    """The sampling fields; those not given are neutral.
+
+    Raises InvalidRequest: ``logit_bias``, or too many log-probabilities together.
+    """
+    n = body.n or 1
+    if logprobs is not None and n * (logprobs + 1) > MAX_LOGPROBS:
+        raise not_allowed(
+            "n", f"is {n} with {logprobs} top_logprobs", f"n * (top_logprobs + 1) of {MAX_LOGPROBS} or less"
+        )
     return Sampling(
         max_tokens=max_tokens,
         temperature=body.temperature,
@@ -28,7 +39,7 @@ def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | Non
         min_p=body.min_p,
         seed=body.seed,
         stop=stops(body.stop),
-        n=body.n or 1,
+        n=n,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=body.repetition_penalty or 1.0,

@@ -249,6 +249,7 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 5}, "logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"n": 13, "logprobs": True, "top_logprobs": 19}, "n"),
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"priority": 5}, "priority"),
