@@ -143,6 +143,9 @@ def site(plan: Plan) -> Iterator[Site]:
         stack.callback(_end, here)
         for place in range(plan.gateways):
             here.start(place)
+        for place, gateway in here.running.items():  # HAProxy takes each for up until its first check
+            log = folder / f"gateway-{place + 1}.log"
+            wait_until_ready(gateway, here.ports[place], "/ready", log)
         environ = {f"SLUICE_GATEWAY_{n + 1}": f"127.0.0.1:{port}" for n, port in enumerate(here.ports)}
         environ |= {
             "SLUICE_BIND": f"127.0.0.1:{here.front_port}",

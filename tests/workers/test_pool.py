@@ -248,7 +248,7 @@ def test_the_shortest_section_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("kind: openai, model: base, base_urls: []", ["base_urls", "at least 1"]),
+        ("kind: openai, model: base, base_urls: []", ["base_urls", "1 item or more"]),
         ("kind: openai, model: base, base_urls: [ftp://a/v1]", ["base_urls", "ftp://a/v1"]),
         ("kind: openai, model: base, base_urls: ['http://u:p@a/v1']", ["base_urls"]),
         ("kind: openai, model: base, base_urls: [http://a/v1, http://a/v1/]", ["named twice"]),
