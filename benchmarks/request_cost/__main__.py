@@ -206,15 +206,12 @@ def _difference(busy: dict[str, Any], idle: dict[str, Any], share: float, reques
     )
 
 
-KINDS = ("whole answers", "streams")
-
-
-def budget_of(stream: bool) -> dict[str, dict[str, float]]:
-    """What a request costs now, in the form of the committed budget."""
+def budget_of() -> dict[str, dict[str, float]]:
+    """What a request of a whole answer costs now, in the form of the committed budget."""
     with tempfile.TemporaryDirectory() as folder:
         cost = counted(
             Name.SLUICE,
-            stream=stream,
+            stream=False,
             requests=BUDGET_REQUESTS,
             in_flight=1,
             folder=Path(folder),
@@ -247,11 +244,11 @@ def main(
     collections: Annotated[
         float | None, typer.Option(help="Show only collections of garbage, at this many requests a second.")
     ] = None,
-    write: Annotated[bool, typer.Option(help="Write the budget of whole answers and streams.")] = False,
+    write: Annotated[bool, typer.Option(help="Write the budget of whole answers.")] = False,
 ) -> None:
     """Count what a request costs."""
     if write:
-        BUDGET.write_text(json.dumps({kind: budget_of(kind == "streams") for kind in KINDS}, indent=2) + "\n")
+        BUDGET.write_text(json.dumps(budget_of(), indent=2) + "\n")
         return
     with tempfile.TemporaryDirectory() as folder:
         cost = counted(

@@ -1,0 +1,28 @@
+"""What a request costs, in Python calls, timers and tasks: no more than the committed budget."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks.request_cost.__main__ import BUDGET, budget_of
+
+# Of the sum of the calls; between runs it differs by less than 1 %.
+ALLOWED_GROWTH = 1.05
+# Timers and tasks depend a little on how requests and the ledger's batches meet.
+ALLOWED_MORE = 2.0
+
+
+def test_a_request_costs_no_more_than_its_budget() -> None:
+    budget, cost = json.loads(BUDGET.read_text()), budget_of()
+    grown = {
+        room: f"{budget['calls'].get(room, 0):g} -> {calls:g}"
+        for room, calls in cost["calls"].items()
+        if calls > budget["calls"].get(room, 0)
+    }
+    spent, allowed = sum(cost["calls"].values()), sum(budget["calls"].values()) * ALLOWED_GROWTH
+    assert spent <= allowed, (
+        f"{spent:g} calls a request, {allowed:g} allowed; the rooms that grew: {grown}; "
+        "where that is wanted: python -m benchmarks.request_cost --write"
+    )
+    for what in ("timers", "tasks"):
+        assert cost["asked"][what] <= budget["asked"][what] + ALLOWED_MORE, what
