@@ -24,7 +24,7 @@ import yaml
 from adapters.values import Adapter
 from engine.values import EngineConfig
 from gateway.backends.embedded_host import EmbeddedHost
-from gateway.backends.port import BackendState
+from gateway.backends.port import BackendState, Continue
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.load import read_figures
@@ -117,6 +117,8 @@ async def sluice_worker(folder: Path) -> AsyncIterator[Specimen]:
 async def vllm_worker(folder: Path, url: str, prompt: str) -> AsyncIterator[Specimen]:
     """A real ``vllm serve`` behind a pool."""
     async with remote(url, "vllm", make_adapters(folder), model="base", prompt=prompt) as specimen:
+        if prompt == "auto":  # its tokenizer and its template were found to be ours
+            assert specimen.backend.continues == {Continue.TOKENS}
         yield replace(specimen, exact_ids=prompt == "auto")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -111,9 +112,16 @@ def callers(lives: list[LiveGateway]) -> Iterator[list[httpx.Response]]:
 
 def canary(live: LiveGateway, word: str = "", **body: Any) -> Any:
     url = f"{live.url}/admin/canary{word}"
-    answer = httpx.request(
-        "POST" if word else "GET", url, json=body or None, headers=live.headers, timeout=60
-    )
+
+    def ask() -> httpx.Response:
+        verb = "POST" if word else "GET"
+        return httpx.request(verb, url, json=body or None, headers=live.headers, timeout=60)
+
+    answer, give_up_at = ask(), time.monotonic() + 60
+    # The one before is over once its weights are stored, a moment after its phase says so.
+    while answer.status_code == 409 and "wait for its end" in answer.text and time.monotonic() < give_up_at:
+        time.sleep(0.1)
+        answer = ask()
     assert answer.status_code == 200, answer.text
     return answer.json()["canary"]
 
