@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks.request_cost.__main__ import BUDGET, budget_of
 
 # Of the sum of the calls; between runs it differs by less than 1 %.
 ALLOWED_GROWTH = 1.05
 # Timers and tasks depend a little on how requests and the ledger's batches meet.
 ALLOWED_MORE = 2.0
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_request_costs_no_more_than_its_budget() -> None:
