@@ -121,6 +121,8 @@ class AdmissionMetrics:
             "sluice_admission_wait_seconds", "Queue time of requests handed on.", WAIT_BUCKETS, registry,
             label="class", values=Bounded(cap=8),
         )  # fmt: skip
+        for name in CLASSES:
+            self._waits.of(name)  # shown from the start, so that a rate sees the first requests too
         self._error = Histogram(
             "sluice_admission_ttft_error_seconds",
             "Distance between first tokens and their estimates.",
