@@ -20,11 +20,12 @@ import yaml
 
 from gateway.config.settings import load_settings
 from tests.deploy.dockerfiles import WRITABLE, contents, lay_out, read_dockerfile
+from tests.deploy.manifests import published
 from tests.integration.live import ADMIN_KEY, gateway
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "docker"
-SCHEMA = yaml.safe_load((Path(__file__).parent / "schemas" / "compose.yaml").read_text())
+SCHEMA = published("compose")
 PASSWORD = "p4ssw0rdofthetest"
 SECRETS = ("SLUICE_ADMIN_KEY", "REDIS_PASSWORD", "POSTGRES_PASSWORD", "GF_SECURITY_ADMIN_PASSWORD")
 # An image without a shell or a client to ask with.
@@ -58,8 +59,7 @@ SERVICES: dict[str, dict[str, Any]] = composed()["services"]
 
 def test_the_file_has_the_form_of_a_compose_file() -> None:
     faults = [
-        f"{list(e.path)}: {e.message}"
-        for e in jsonschema.Draft202012Validator(SCHEMA).iter_errors(composed())
+        f"{list(e.path)}: {e.message}" for e in jsonschema.Draft7Validator(SCHEMA).iter_errors(composed())
     ]
     assert faults == []
 
@@ -67,7 +67,7 @@ def test_the_file_has_the_form_of_a_compose_file() -> None:
 def test_a_misspelled_key_would_be_found() -> None:
     wrong = composed()
     wrong["services"]["redis"]["mem_limt"] = "1g"
-    assert list(jsonschema.Draft202012Validator(SCHEMA).iter_errors(wrong))
+    assert list(jsonschema.Draft7Validator(SCHEMA).iter_errors(wrong))
 
 
 def test_it_has_what_the_gateway_can_use() -> None:
