@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import islice
-
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
 from accounting.events import LossReason, RowsLost, RowsWritten, WriteFailed
 from accounting.journal import PendingRow
@@ -40,6 +39,7 @@ class Writer:
         self._options = options
         self._done = done
         self._outbox: deque[PendingRow] = deque()
+        self._enough_rows = min(options.batch_rows, options.outbox_rows // 2)
         self._wake = asyncio.Event()
         self._enough = asyncio.Event()
         # One batch at a time: the writer's loop and the flush of closing must not take the same rows.
@@ -83,7 +83,7 @@ class Writer:
         """Add a row; the caller has checked :attr:`has_room`."""
         self._outbox.append(entry)
         self._wake.set()
-        if len(self._outbox) >= min(self._options.batch_rows, self._options.outbox_rows // 2):
+        if len(self._outbox) >= self._enough_rows:
             self._enough.set()
 
     async def run(self) -> None:
@@ -92,9 +92,10 @@ class Writer:
         """
         while not self._closing.is_set():
             self._wake.clear()
-            self._enough.clear()
-            await self._flush(rest=self.rest, ended=self._closing.is_set)
-            await self._wake.wait()
+            await self._retrying(self._write_batch, rest=self.rest, ended=self._closing.is_set)
+            if not self._outbox:
+                await self._wake.wait()
+            # Rows that came during a write gather too, or each would have a transaction of its own.
             await self._gather()
 
     def stop(self) -> None:
@@ -105,8 +106,8 @@ class Writer:
 
     async def write_the_rest(self) -> None:
         """Write until no row waits, after :meth:`stop`."""
-        if self._outbox:
-            await self._flush(rest=asyncio.sleep, ended=lambda: False)
+        while self._outbox:
+            await self._retrying(self._write_batch, rest=asyncio.sleep, ended=lambda: False)
 
     def leave(self) -> tuple[PendingRow, ...]:
         """Remove and return the waiting rows."""
@@ -116,7 +117,8 @@ class Writer:
 
     async def write_again(self, rows: Sequence[UsageRow]) -> bool:
         """Write rows of the journal; ``False``: closed before."""
-        return bool(await self._retrying(self.rest, self._closing.is_set)(self._write_rows, rows))
+        write = partial(self._write_rows, rows)
+        return await self._retrying(write, rest=self.rest, ended=self._closing.is_set)
 
     async def rest(self, seconds: float) -> None:
         """Pause, at most until closing begins."""
@@ -126,24 +128,26 @@ class Writer:
 
     # Batches
 
-    async def _flush(self, *, rest: Callable[[float], Awaitable[None]], ended: Callable[[], bool]) -> None:
-        """Write until no row waits or ``ended``, with growing pauses after failures."""
-        retrying = self._retrying(rest, ended)
+    async def _retrying(
+        self,
+        write: Callable[[], Awaitable[None]],
+        *,
+        rest: Callable[[float], Awaitable[None]],
+        ended: Callable[[], bool],
+    ) -> bool:
+        """Call ``write`` until it succeeds, with growing pauses after failures; ``False`` when ``ended``."""
+        pause_s = self._options.first_retry_s
         while not ended():
-            await retrying(self._write_batch)
-            if not self._outbox:
-                return
-
-    def _retrying(self, rest: Callable[[float], Awaitable[None]], ended: Callable[[], bool]) -> AsyncRetrying:
-        return AsyncRetrying(
-            sleep=rest,
-            retry=retry_if_exception_type(Exception),
-            wait=wait_exponential(multiplier=self._options.first_retry_s, max=LONGEST_RETRY_S),
-            stop=lambda _: ended(),
-            after=self._failed_try,
-            # stopped: the rows stay in the outbox for the next flush
-            retry_error_callback=lambda _: None,
-        )
+            try:
+                await write()
+            except Exception as error:
+                self.failed(error)
+            else:
+                return True
+            if not ended():
+                await rest(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_RETRY_S)
+        return False
 
     async def _write_batch(self) -> None:
         async with self.turn, self._bounded():
@@ -171,7 +175,7 @@ class Writer:
                 RowsWritten(len(batch) - len(bad), len(self._outbox), took_s, self._options.unix_time())
             )
 
-    async def _write_rows(self, rows: Sequence[UsageRow]) -> bool:
+    async def _write_rows(self, rows: Sequence[UsageRow]) -> None:
         async with self.turn, self._bounded():
             try:
                 await self._store.write(rows)
@@ -179,7 +183,6 @@ class Writer:
                 bad = tuple(row for row in rows if row.generation_id in error.generation_ids)
                 self.lose(bad, LossReason.UNWRITABLE)
         self._failures = 0
-        return True
 
     def _bounded(self) -> asyncio.Timeout:
         """The bound of a call; the first may migrate a large table before it writes."""
@@ -187,6 +190,9 @@ class Writer:
 
     async def _gather(self) -> None:
         """Let more rows come, but no more than a batch, and never so many that the outbox fills."""
+        if len(self._outbox) >= self._enough_rows or self.closing:
+            return
+        self._enough.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.gather_s):
                 await self._enough.wait()
@@ -204,8 +210,3 @@ class Writer:
         self.lost += len(rows)
         named = tuple(row.generation_id for row in rows[:MAX_NAMED])
         self._options.emit(RowsLost(len(rows), reason, named, self._options.unix_time()))
-
-    def _failed_try(self, state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome is not None else None
-        if error is not None:
-            self.failed(error)

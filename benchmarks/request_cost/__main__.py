@@ -28,7 +28,7 @@ WARM_UP = 300
 WRITE_TIMEOUT_S = 60.0
 STEP_MS = 10
 # The ledger's database is written once a batch, by these.
-OF_BATCHES = ("sqlalchemy", "aiosqlite", "tenacity", "inspect.py")
+OF_BATCHES = ("sqlalchemy", "aiosqlite")
 BUDGET = Path(__file__).parent / "budget.json"
 # How the budget is counted: what runs at the same time makes the counts depend on the machine's speed.
 BUDGET_REQUESTS = 100

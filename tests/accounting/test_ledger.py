@@ -6,7 +6,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
@@ -472,3 +472,36 @@ async def test_closing_does_not_wait_for_more_rows(tmp_path: Path) -> None:
         ledger.append(row("gen_1"))
         await asyncio.sleep(0.02)
     assert patient.written == 1
+
+
+class HeldStore(GenerationStore):
+    """Its writes wait until they are let on; it has the sizes of the batches."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.sizes: list[int] = []
+        self.let_on = asyncio.Event()
+
+    async def write(self, batch: Sequence[UsageRow]) -> None:
+        if batch:
+            self.sizes.append(len(batch))
+            await self.let_on.wait()
+        await super().write(batch)
+
+
+async def test_rows_that_come_during_a_write_wait_for_others_too(tmp_path: Path) -> None:
+    store = HeldStore(url_of(tmp_path / "l.db"))
+    options = LedgerOptions(
+        emit=Told().append, clock=time.monotonic, unix_time=time.time, batch_rows=4, gather_s=60.0
+    )
+    async with running(Ledger(url_of(tmp_path / "l.db"), options, store=lambda url: store)) as ledger:
+        for number in range(4):
+            ledger.append(row(f"gen_{number}"))
+        await until(lambda: store.sizes == [4])
+        ledger.append(row("gen_4"))
+        store.let_on.set()
+        await until(lambda: ledger.written == 4)
+        for number in range(5, 8):
+            ledger.append(row(f"gen_{number}"))
+        await until(lambda: ledger.written == 8)
+    assert store.sizes == [4, 4]
