@@ -66,8 +66,9 @@ class Work:
     uses ``token_ids``, without tokenizing again, or ``messages``. Prompts with different ``cache_salt``,
     by default the tenant, must not share cached prefixes: the time of a first token would reveal others'
     prompts. ``tenant``, ``org``, ``user``, ``session_id`` and ``deadline`` (on the injected clock) are sent
-    to another Sluice. The first ``prefix_tokens`` of ``token_ids`` are the canonical stable prefix. When
-    ``stream`` is false a backend may give larger pieces after the first.
+    to another Sluice; an operator's headers may hold them and ``request_id``, the caller's label. The first
+    ``prefix_tokens`` of ``token_ids`` are the canonical stable prefix. When ``stream`` is false a backend may
+    give larger pieces after the first.
 
     With ``partial`` the backend resumes that answer in one of the ways of its ``continues``: its first
     piece follows right after ``partial.text``, ``sampling.max_tokens`` bounds the rest, and stop strings,
@@ -88,6 +89,7 @@ class Work:
     org: str | None = None
     user: str | None = None
     session_id: str | None = None
+    request_id: str | None = None
     deadline: float | None = None
     prefix_tokens: int = 0
     stream: bool = True

@@ -1,9 +1,10 @@
 """The backends' sections of the configuration, distinguished by ``kind``."""
 
+import re
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from gateway.config.section import AffinitySection, Attempts, Seconds, Section
 from gateway.contracts.features import Feature
@@ -59,6 +60,58 @@ class UnknownFields(StrEnum):
         return frozenset(taken[: list(UnknownFields).index(self)])
 
 
+HEADER_FIELDS = ("request_id", "tenant", "org", "user", "session_id")
+"""Fields of a request that a header of the configuration may have."""
+_HEADER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_HEADER_VALUE = re.compile(rf"(?:[ -z|~]|\{{(?:{'|'.join(HEADER_FIELDS)})\}}){{1,1024}}")
+# Written by the gateway itself.
+_OWN_HEADERS = re.compile(
+    "accept|authorization|connection|content-(length|type)|cookie|expect|host|keep-alive|prefer|te|trailer"
+    "|trace(parent|state)|transfer-encoding|upgrade|user-agent|x-sluice-.*|proxy-.*"
+)
+
+
+def _headers(headers: dict[str, str]) -> dict[str, str]:
+    """Values are not repeated in messages: one may be a secret."""
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no header's name; allowed: letters, digits, - and _")
+        if _OWN_HEADERS.fullmatch(name.lower()):
+            hint = "; name the key in api_key_env or api_key_file" if name.lower() == "authorization" else ""
+            raise ValueError(f"{name!r} is written by the gateway{hint}")
+        if not _HEADER_VALUE.fullmatch(value) or value != value.strip():
+            fields = ", ".join(f"{{{field}}}" for field in HEADER_FIELDS)
+            raise ValueError(f"{name}: allowed: up to 1024 printable ASCII characters, and {fields}")
+    if len({name.lower() for name in headers}) != len(headers):
+        raise ValueError("a header is named twice; name each once")
+    return headers
+
+
+PROXY_FROM_ENVIRONMENT = "environment"
+_PROXY = re.compile(r"https?://[^/?#@\s]+/?")
+
+
+def _proxy(proxy: str | None) -> str | None:
+    """The value is not repeated in messages: it may hold a password."""
+    if proxy not in (None, PROXY_FROM_ENVIRONMENT) and not re.fullmatch(
+        r"https?://[^/?#@\s]+/?", proxy or ""
+    ):
+        raise ValueError(
+            "allowed: http://HOST:PORT or https://HOST:PORT without user and password, or "
+            f"{PROXY_FROM_ENVIRONMENT!r}, which takes HTTPS_PROXY and NO_PROXY, user and password included"
+        )
+    return proxy
+
+
+class TlsSection(Section):
+    """How the certificates of ``https://`` workers are checked, and which one the gateway shows."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    server_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]{1,253}$")] | None = None
+
+
 RefuseOrDrop = Literal[UnknownFields.REFUSE, UnknownFields.DROP]
 
 
@@ -89,6 +142,10 @@ class OpenAIBackend(AffinitySection):
     adapters_folder: Path | None = None
     max_loaded_adapters: Annotated[int, Field(ge=1, le=10_000)] = 8
     api_key_env: str | None = None
+    api_key_file: str | None = None
+    headers: Annotated[dict[str, str], Field(max_length=32), AfterValidator(_headers)] = Field(default={})
+    proxy: Annotated[str | None, AfterValidator(_proxy)] = None
+    tls: TlsSection = TlsSection()
     send_priority: bool = False
     share_prefix_across_tenants: bool = False
     max_running: Annotated[int, Field(ge=0, le=100_000)] = 0
@@ -126,6 +183,17 @@ class OpenAIBackend(AffinitySection):
                 f"load_adapters: workers of dialect {self.dialect!r} load none for us;"
                 " allowed: 'vllm' or 'auto'"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _one_key_and_used_tls(self) -> Self:
+        """A key has one place, and what is said of TLS is used."""
+        if self.api_key_env is not None and self.api_key_file is not None:
+            raise ValueError("api_key_env and api_key_file are both set; allowed: one of both")
+        if self.tls.key_file is not None and self.tls.cert_file is None:
+            raise ValueError("tls.key_file needs tls.cert_file, the certificate of this key")
+        if self.tls != TlsSection() and not any(url.startswith("https:") for url in self.base_urls):
+            raise ValueError("tls: none of base_urls is https://; leave it out, or correct base_urls")
         return self
 
     @model_validator(mode="after")

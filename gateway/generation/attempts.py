@@ -165,6 +165,7 @@ class Attempts:
             org=request.caller.org,
             user=request.user,
             session_id=request.session_id,
+            request_id=request.request_id,
             deadline=request.deadline,
             prefix_tokens=plan.prefix_tokens,
             stream=request.stream,

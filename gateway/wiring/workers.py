@@ -1,8 +1,7 @@
 """Builds a pool of workers from its section of the configuration."""
 
 import random
-import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 
 from adapters.values import Adapter
@@ -18,8 +17,8 @@ from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker import WatchRules, Worker
 from gateway.backends.workers.worker_choice import WorkerChoice
 from gateway.config.backends import OpenAIBackend
-from gateway.config.errors import ConfigError
 from gateway.contracts.features import Feature
+from gateway.wiring.worker_connections import make_connections
 
 # A Sluice as worker must not answer with a fallback: this gateway has its own fallback chain and ledger.
 NO_FALLBACK = ("prefer", "sluice-no-fallback")
@@ -43,7 +42,7 @@ def make_workers(
     bring: Callable[[Adapter], Awaitable[None]] = already_there,
     check: TokenizerCheck | None = None,
 ) -> WorkersBackend:
-    """Build the pool; nothing connects yet. Raises ConfigError: the variable that ``api_key_env`` names.
+    """Build the pool; nothing connects yet. Raises ConfigError: the key, a certificate or the proxy.
 
     ``bring`` puts an adapter's files into the gateway's folder before a worker loads them;
     ``check`` says whether a worker has the gateway's tokenizer.
@@ -61,12 +60,12 @@ def make_workers(
     )
     in_service = WorkersInService(clock)
     headers = (NO_FALLBACK,) if detect or dialect is Dialect.SLUICE else ()
-    make_client = _client_maker(urls, _key(name, section.api_key_env, environ), headers)
+    connections = make_connections(name, section, headers, environ)
     lists_models = dialect is Dialect.VLLM and Feature.LORA in features
     workers = [
         Worker(
             url,
-            make_client=make_client,
+            make_client=connections.client,
             timeouts=_timeouts(section),
             max_connections=section.max_connections,
             rules=_health_rules(section),
@@ -95,6 +94,7 @@ def make_workers(
             loads=section.load_adapters,
             folder=section.adapters_folder,
             share_prefixes=section.share_prefix_across_tenants,
+            templates=connections.templates,
         ),
         pool=WorkerPool(workers, choice, max_running=section.max_running, random=random.Random()),
         presence=in_service,
@@ -105,30 +105,13 @@ def make_workers(
         clock=clock,
         prompt_auto=section.prompt == "auto",
         hedging=HedgePolicy(rules) if hedge.enabled else None,
+        background=connections.key.watch,
     )
     asked = check if section.prompt == "auto" and dialect is not Dialect.OPENAI else None
     if asked is not None or detect or dialect is Dialect.SLUICE:
         for worker in workers:
             worker.detect(backend.detected, asked, kind=detect or dialect is Dialect.SLUICE)
     return backend
-
-
-def _client_maker(
-    urls: Sequence[str], key: str | None, headers: tuple[tuple[str, str], ...]
-) -> Callable[[str, Timeouts, int], WorkerClient]:
-    context = ssl.create_default_context() if any(url.startswith("https:") for url in urls) else None
-
-    def make(url: str, timeouts: Timeouts, max_connections: int) -> WorkerClient:
-        return WorkerClient(
-            url,
-            timeouts=timeouts,
-            max_connections=max_connections,
-            bearer=key,
-            headers=headers,
-            context=context,
-        )
-
-    return make
 
 
 def _lora_maker(
@@ -178,14 +161,3 @@ def _watch_rules(section: OpenAIBackend, dialect: Dialect, lists_models: bool) -
         sluice_probe_path=section.probe_path or PROBE_PATHS[Dialect.SLUICE],
         lists_models=lists_models,
     )
-
-
-def _key(name: str, variable: str | None, environ: Mapping[str, str]) -> str | None:
-    if variable is None:
-        return None
-    key, place = environ.get(variable, ""), f"backends.{name}.api_key_env"
-    if not key:
-        raise ConfigError(f"{place}: the variable {variable} is not set; set it, or leave the key out")
-    if not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError(f"{place}: {variable} holds characters that no header may have")
-    return key

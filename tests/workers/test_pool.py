@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from adapters.values import Adapter
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import ScriptedBackend
-from gateway.config.backends import HedgeSection, OpenAIBackend
+from gateway.config.backends import HedgeSection, OpenAIBackend, TlsSection
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
 from gateway.contracts.features import Feature
@@ -269,8 +269,9 @@ def test_a_wrong_section_names_place_and_what_is_allowed(tmp_path: Path, text: s
 def test_every_key_of_a_section_is_documented_with_its_default() -> None:
     rows = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     nested = {f"hedge.{key}": field for key, field in HedgeSection.model_fields.items()}
+    nested |= {f"tls.{key}": field for key, field in TlsSection.model_fields.items()}
     for key, field in {**OpenAIBackend.model_fields, **nested}.items():
-        if key == "hedge":
+        if key in ("hedge", "tls"):
             continue
         if key in ("kind", "base_urls", "model", "adapters"):
             assert f"| `backends.<name>.{key}` |" in rows

@@ -25,7 +25,7 @@ from gateway.backends.workers.in_service import LOOK_S, WorkersInService
 from gateway.backends.workers.inspection import Inspection
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
-from gateway.backends.workers.refusal import failure_of, failure_of_transport
+from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of, failure_of_transport
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
 from gateway.backends.workers.worker_choice import NO_WISH, Wish
 from gateway.contracts.features import Feature
@@ -62,6 +62,7 @@ class WorkersBackend:
         max_attempts: most workers that one request is tried on.
         prompt_auto: send prompts as token ids while every worker has the gateway's tokenizer.
         hedging: when a late request is sent to a second worker too; ``None``: never.
+        background: runs as long as the pool, such as what reads its key again.
     """
 
     kind = "openai"
@@ -82,6 +83,7 @@ class WorkersBackend:
         clock: Callable[[], float],
         prompt_auto: bool = False,
         hedging: HedgePolicy | None = None,
+        background: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.name = name
         self.model = model
@@ -96,6 +98,7 @@ class WorkersBackend:
         self._max_attempts = max_attempts
         self._clock = clock
         self.hedging = hedging
+        self._background = background
         self._prompt_auto = prompt_auto
         self._same_tokenizer: dict[str, bool] = {}
         self._stopped = False
@@ -191,6 +194,8 @@ class WorkersBackend:
             async with asyncio.TaskGroup() as loops:
                 for worker in self._workers.values():
                     loops.create_task(worker.run(), name=f"worker {worker.url}")
+                if self._background is not None:
+                    await self._background()
         finally:
             self._stopped = True
             self._presence.close()
@@ -234,7 +239,7 @@ class WorkersBackend:
                 # The worker's health has counted the failure, so the pool's circuit breaker must not. When no
                 # worker is left the pool's state reports it; an open circuit would outlast a worker's return.
                 failure.isolated = True
-            if attempt.delivered or not failure.policy.other_backend:
+            if attempt.delivered or failure.final or not failure.policy.other_backend:
                 raise failure
             self._log.info("worker failed", worker=worker.url, failure=failure.kind.value)
         raise failure or self._none_in_service()
@@ -327,9 +332,16 @@ class WorkersBackend:
                     connection.status,
                     await whole_body(connection, MAX_ERROR_BYTES),
                     connection.retry_after,
+                    connection.retry_after_ms,
                     model=name or self._writer.model,
                     adapter=name is not None,
                 )
+                # A Sluice refuses requests by their tenant and priority: it serves others meanwhile.
+                asked_to_wait = connection.retry_after or connection.retry_after_ms or failure.final
+                throttled = failure.kind is FailureKind.THROTTLED and asked_to_wait
+                if throttled and self._writer.dialect is not Dialect.SLUICE:
+                    worker.health.rest(self._clock(), failure.retry_after_s or 0.0)
+                    failure.isolated = True  # the rest keeps requests away; the circuit need not open
                 if name is not None and failure.kind is FailureKind.MODEL_NOT_FOUND:
                     worker.lost(name)
                     self._pool.lost(worker.url, name)
@@ -374,6 +386,15 @@ class WorkersBackend:
         return not any(other.health.in_service for other in self._workers.values() if other is not worker)
 
     def _none_in_service(self) -> BackendFailure:
+        serving = [one.health for one in self._workers.values() if one.health.in_service]
+        if serving:  # each is resting, or there is one that was tried
+            rest_s = min(one.resting_until for one in serving) - self._clock()
+            return BackendFailure(
+                FailureKind.THROTTLED,
+                f"the workers of {self.name} asked for a pause",
+                retry_after_s=max(rest_s, DEFAULT_RETRY_AFTER_S),
+                isolated=True,
+            )
         return BackendFailure(
             FailureKind.BACKEND_UNAVAILABLE,
             f"no worker of {self.name} is in service",

@@ -3,12 +3,13 @@
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.errors import BadHttp, ConnectFailed, ConnectionLost, ConnectionsInUse
+from gateway.backends.workers.proxy import Proxy, connect_through
 
 # Longest answer that is read whole (an error, a list of models, metrics of tens of kilobytes).
 MAX_WHOLE_BYTES = 4 * 1024 * 1024
@@ -40,7 +41,10 @@ class WorkerClient:
         base_url: such as ``http://host:8001/v1``; paths of the contract are appended to it.
         timeouts: limits of an exchange.
         max_connections: most connections open at once.
-        bearer: the key, sent as ``Authorization: Bearer``; never logged.
+        authorization: returns the header line with the key, which may change; never logged.
+        context: for ``https://``.
+        server_name: the name that the certificate must have, when it is not the host's.
+        proxy: connections are tunnelled through it.
     """
 
     def __init__(
@@ -49,21 +53,25 @@ class WorkerClient:
         *,
         timeouts: Timeouts,
         max_connections: int,
-        bearer: str | None = None,
+        authorization: Callable[[], bytes] = bytes,
         headers: tuple[tuple[str, str], ...] = (),
         context: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         parts = urlsplit(base_url)
         self.base_url = base_url
         self._host = parts.hostname or ""
         self._tls = context if parts.scheme == "https" else None
+        self._server_name = (server_name or self._host) if self._tls else None
+        self._proxy = proxy
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self.prefix = parts.path.rstrip("/")
         self._timeouts = timeouts
         self._max = max_connections
-        extra = [*headers, ("authorization", f"Bearer {bearer}")] if bearer else list(headers)
+        self._authorization = authorization
         common = f"host: {parts.netloc}\r\nuser-agent: sluice\r\n"
-        self._common = common.encode() + b"".join(f"{name}: {value}\r\n".encode() for name, value in extra)
+        self._common = common.encode() + b"".join(f"{name}: {value}\r\n".encode() for name, value in headers)
         self._idle: deque[Connection] = deque()
         self._open: set[Connection] = set()
         self._opening = 0
@@ -121,7 +129,8 @@ class WorkerClient:
         self._idle.clear()
 
     def _request(self, method: bytes, path: str, body: bytes, headers: bytes = b"") -> bytes:
-        head = b"%b %b HTTP/1.1\r\n%b%b" % (method, path.encode(), self._common, headers)
+        ours = self._common + self._authorization()
+        head = b"%b %b HTTP/1.1\r\n%b%b" % (method, path.encode(), ours, headers)
         if not body:
             return head + b"\r\n"
         return head + b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
@@ -144,12 +153,18 @@ class WorkerClient:
         self._opening += 1
         try:
             async with asyncio.timeout(self._timeouts.connect_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(loop, made=self._open.add, free=self._idle.append, gone=self._forget),
-                    self._host,
-                    self._port,
-                    ssl=self._tls,
-                )
+                connection = Connection(loop, made=self._open.add, free=self._idle.append, gone=self._forget)
+                if self._proxy is not None:
+                    where = (self._host, self._port)
+                    await connect_through(self._proxy, connection, where, self._tls, self._server_name)
+                else:
+                    await loop.create_connection(
+                        lambda: connection,
+                        self._host,
+                        self._port,
+                        ssl=self._tls,
+                        server_hostname=self._server_name,
+                    )
         except TimeoutError as error:
             raise ConnectFailed(f"no connection within {self._timeouts.connect_s:g} s") from error
         except (OSError, ssl.SSLError) as error:

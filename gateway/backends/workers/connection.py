@@ -71,6 +71,7 @@ class Connection(asyncio.Protocol):
         self.status = 0
         self.content_type = ""
         self.retry_after: str | None = None
+        self.retry_after_ms: str | None = None
 
     # One exchange, in this order.
 
@@ -231,6 +232,8 @@ class Connection(asyncio.Protocol):
             self.content_type = value.decode("latin-1").lower()
         elif lower == b"retry-after":
             self.retry_after = value.decode("latin-1")
+        elif lower == b"retry-after-ms":
+            self.retry_after_ms = value.decode("latin-1")
         elif lower == b"content-length" or lower == b"transfer-encoding":
             self._has_length = True
 

@@ -13,6 +13,7 @@ import orjson
 from adapters.values import Adapter
 from gateway.backends.partial_answer import TextSplice, resumed_seed
 from gateway.backends.port import Continue, PartialAnswer, Work
+from gateway.backends.workers.header_template import HeaderTemplate
 from gateway.backends.workers.loras import loaded_name
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.fields import MAX_DEADLINE_MS
@@ -78,6 +79,7 @@ class CompletionWriter:
         loads: whether the gateway loads the other adapters there, under names that it makes.
         folder: path of the gateway's adapter folder on the workers; ``None``: the same path.
         share_prefixes: tenants find each other's cached prefixes.
+        templates: further headers with fields of the request.
     """
 
     model: str
@@ -89,17 +91,19 @@ class CompletionWriter:
     loads: bool = False
     folder: str | None = None
     share_prefixes: bool = False
+    templates: tuple[HeaderTemplate, ...] = ()
 
     def cache_salt(self, work: Work) -> str | None:
         """Only requests of one salt share cached prefixes; ``None``: all do."""
         return None if self.share_prefixes else work.cache_salt
 
     def headers(self, work: Work) -> bytes:
-        """For whom the request is, as header lines for another Sluice."""
+        """Header lines with values of the request: the operator's, and for another Sluice for whom it is."""
+        lines = b"".join([template.line(work) for template in self.templates])
         if self.dialect is not Dialect.SLUICE:
-            return b""
+            return lines
         salt = self.cache_salt(work)
-        return front_headers(work.tenant, work.org, SHARED_SALT if salt is None else salt_of(salt))
+        return lines + front_headers(work.tenant, work.org, SHARED_SALT if salt is None else salt_of(salt))
 
     def adapter_name(self, work: Work) -> str | None:
         """The adapter's name at the workers."""

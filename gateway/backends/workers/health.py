@@ -63,6 +63,8 @@ class WorkerHealth:
         self._outcomes: deque[tuple[float, bool]] = deque(maxlen=MAX_OUTCOMES)
         self._since = 0.0
         self._until = 0.0
+        # It asked for no requests before then.
+        self.resting_until = 0.0
         self._returned_at: float | None = None
 
     @property
@@ -72,7 +74,7 @@ class WorkerHealth:
 
     def weight(self, now: float) -> float:
         """Its share of the load against a worker in full service: 0 to 1."""
-        if self.state is not WorkerState.IN_SERVICE:
+        if self.state is not WorkerState.IN_SERVICE or now < self.resting_until:
             return 0.0
         if self._returned_at is None or self._rules.slow_start_s <= 0:
             return 1.0
@@ -85,6 +87,10 @@ class WorkerHealth:
     def returns_in(self, now: float) -> float:
         """Seconds until an ejected worker is tried again; 0 for any other."""
         return max(0.0, self._until - now) if self.state is WorkerState.EJECTED else 0.0
+
+    def rest(self, now: float, seconds: float) -> None:
+        """It asked for no requests for so long; it stays in service."""
+        self.resting_until = max(self.resting_until, now + seconds)
 
     def succeeded(self, now: float) -> None:
         """A request got its answer."""

@@ -90,7 +90,7 @@ async def inspect(
     except (TransportError, TimeoutError) as error:
         return _unusable(url, f"does not answer ({error or 'timeout'}); start it, or correct base_urls")
     if answer.status in (401, 403):
-        return _unusable(url, "refuses the key; set api_key_env to the variable that holds its key")
+        return _unusable(url, "refuses the key; set api_key_env or api_key_file to where its key is")
     found: ServedModel | None = None
     faults = []
     if answer.status == 200:
@@ -120,6 +120,11 @@ async def inspect(
         status, _ = await _post(
             client, f"{client.prefix}/completions", {"model": model, "prompt": "test", "max_tokens": 1}
         )
+        if status in (400, 404, 405):  # hosted services have chats alone, and some no answer of one token
+            body = {"model": model, "messages": [{"role": "user", "content": "test"}]}
+            status, _ = await _post(
+                client, f"{client.prefix}/chat/completions", {**body, "max_completion_tokens": 16}
+            )
         if status != 200:
             return _unusable(url, f"generates nothing (status {status}); see its log")
         latency_ms = round((time.monotonic() - began) * 1000, 1)

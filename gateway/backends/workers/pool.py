@@ -116,16 +116,16 @@ class WorkerPool(Generic[M]):
         return replace(load, running=running, waiting=total - running)
 
     def pick(self, wish: Wish, tried: Collection[str], now: float) -> M | None:
-        """The worker for a request among those not ``tried``; ``None`` when no other is in service."""
+        """The worker for a request among those not ``tried``; ``None`` when no other takes requests now."""
         if self._large:
             found = self._pick_of_many(wish, tried, now)
             if found is not None:
                 return found
         if self._only is not None:
-            return self._only if self._only.health.in_service and not tried else None
-        serving = self._serving()
-        if tried:
-            serving = [member for member in serving if member.url not in tried]
+            return self._only if not tried and _takes_requests(self._only, now) else None
+        serving = [
+            one for one in self._members.values() if one.url not in tried and _takes_requests(one, now)
+        ]
         if len(serving) <= 1:
             return serving[0] if serving else None
         name = self._choice.choose(wish, [member.view(now) for member in serving])
@@ -142,7 +142,7 @@ class WorkerPool(Generic[M]):
         views = [
             member.view(now)
             for name in names
-            if name not in tried and (member := members[name]).health.in_service
+            if name not in tried and _takes_requests(member := members[name], now)
         ]
         share = (snapshot.others + self._in_flight + 1.0) / snapshot.weight
         chosen = self._choice.choose(wish, views, share)
@@ -175,3 +175,7 @@ class WorkerPool(Generic[M]):
         return pool_load(
             [load.current(now) for load in loads], [load.in_flight for load in loads], self._max_running
         )
+
+
+def _takes_requests(member: Member, now: float) -> bool:
+    return member.health.state is WorkerState.IN_SERVICE and member.health.resting_until <= now

@@ -21,6 +21,8 @@ from resilience.failures import BackendFailure, FailureKind
 MAX_RETRY_AFTER_S = 300.0
 # When an overloaded worker sends no Retry-After, seconds.
 DEFAULT_RETRY_AFTER_S = 1.0
+# The same when a quota is used up, which an operator must raise: requests need not find that out each second.
+QUOTA_RETRY_AFTER_S = 60.0
 # The contract's names of fields: a worker's `param` is passed on only when it is one.
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]]{0,63}\Z")
 # The gateway's name of a field that the pool sends under another name.
@@ -66,13 +68,20 @@ _decode_error = msgspec.json.Decoder(_Error).decode
 
 
 def failure_of(
-    status: int, body: bytes, retry_after: str | None, *, model: str, adapter: bool = False
+    status: int,
+    body: bytes,
+    retry_after: str | None,
+    retry_after_ms: str | None = None,
+    *,
+    model: str,
+    adapter: bool = False,
 ) -> BackendFailure:
     """The failure for an answer with an error status; ``model`` is the requested name, perhaps an adapter's.
 
     The worker's message is not passed on, since it may quote the prompt; its code and field name are.
     """
-    return _failure(status, _read(body), _seconds(retry_after), model, "adapter_id" if adapter else None)
+    wait_s = _seconds(retry_after_ms, unit_s=0.001) if retry_after_ms else _seconds(retry_after)
+    return _failure(status, _read(body), wait_s, model, "adapter_id" if adapter else None)
 
 
 def failure_in_stream(error: bytes) -> BackendFailure:
@@ -123,6 +132,13 @@ def _failure(
         )
     if status == 413:
         return BackendFailure(FailureKind.TOKEN_LIMIT_EXCEEDED, "the request is larger than the worker takes")
+    if status == 402 or (status == 429 and "insufficient_quota" in (reported.code, reported.type)):
+        return BackendFailure(
+            FailureKind.THROTTLED,
+            f"the quota of the gateway's key at the worker is used up{code}; raise it there",
+            retry_after_s=retry_after_s or QUOTA_RETRY_AFTER_S,
+            final=True,
+        )
     kind = kind_of_status(status)
     if kind is FailureKind.BACKEND_UNAVAILABLE and status not in (502, 503, 529):
         kind = FailureKind.INTERNAL
@@ -132,9 +148,7 @@ def _failure(
     elif status == 503 and retry_after_s is not None:  # overload; without the header it is out of service
         kind = FailureKind.THROTTLED
     elif kind is FailureKind.ACCESS_DENIED:
-        text = (
-            f"the worker refused the gateway's key with {status}; check the variable that api_key_env names"
-        )
+        text = f"the worker refused the gateway's key with {status}; check api_key_env or api_key_file"
     elif kind is FailureKind.MODEL_NOT_FOUND:
         requested = f" {model!r}" if model else " the model"
         text = f"the worker does not serve{requested}; check model and adapters"
@@ -157,12 +171,15 @@ def _read(body: bytes) -> _Error:
     return _Error(reported.message, reported.type, reported.param, reported.code)
 
 
-def _seconds(value: str | None) -> float | None:
-    """``Retry-After`` in seconds. A date gives the default, since the worker's clock may differ from ours."""
+def _seconds(value: str | None, unit_s: float = 1.0) -> float | None:
+    """``Retry-After`` in seconds, from a number of ``unit_s``.
+
+    A date gives the default, since the worker's clock may differ from ours.
+    """
     if value is None:
         return None
     try:
-        seconds = float(value)
+        seconds = float(value) * unit_s
     except ValueError:
         # The date itself is not used, only that there is one.
         return DEFAULT_RETRY_AFTER_S if email.utils.parsedate(value) else None

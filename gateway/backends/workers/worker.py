@@ -23,6 +23,8 @@ WATCH_CONNECTIONS = 3
 # Longest time, in seconds, that a request whose connection broke waits for a probe's outcome; a refused
 # connection takes a millisecond.
 VERDICT_S = 0.25
+# Time between two scrapes of a worker that answers 404, seconds: a hosted service has no such path.
+NO_METRICS_S = 60.0
 NOT_PROBED = "has not answered yet"
 NOT_READY = "is not ready yet"
 
@@ -103,6 +105,7 @@ class Worker:
         self._probed = asyncio.Event()  # set at a probe's outcome; a new one for each probe
         presence.join(url, self._wake.set)
         self._probe_path = watch.probe_path
+        self._no_metrics = False
         self._log = structlog.get_logger("gateway.workers").bind(worker=url)
 
     def detect(
@@ -311,13 +314,14 @@ class Worker:
     async def _scrape_forever(self, path: str) -> None:
         while True:
             await self._scrape(path)
-            await asyncio.sleep(self._watch.metrics_interval_s)
+            await asyncio.sleep(NO_METRICS_S if self._no_metrics else self._watch.metrics_interval_s)
 
     async def _scrape(self, path: str) -> None:
         try:
             answer = await self._watcher.get(path, timeout_s=self._watch.probe_timeout_s)
         except TransportError:
             return
+        self._no_metrics = answer.status == 404
         if answer.status == 200:
             figures = read_figures(answer.body.decode(errors="replace"))
             if figures is not None:

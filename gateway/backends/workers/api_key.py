@@ -1,0 +1,64 @@
+"""The key that workers ask for."""
+
+import asyncio
+from pathlib import Path
+
+import structlog
+
+# Time between two looks at the file, seconds. A service accepts the old key for longer than that.
+LOOK_S = 5.0
+MAX_KEY_BYTES = 16 * 1024
+
+
+class UnusableKey(Exception):
+    """There is no key, or no header may have it. The message does not contain it."""
+
+
+class ApiKey:
+    """A key as a header line; the key of a file is read again when the file changes.
+
+    Raises UnusableKey.
+    """
+
+    def __init__(self, key: str | None = None, path: Path | None = None, *, look_s: float = LOOK_S) -> None:
+        self._path = path
+        self._look_s = look_s
+        self._line = b"" if key is None else _line(key)
+        if path is not None:
+            self._line = _line(_read(path))
+
+    def line(self) -> bytes:
+        """``Authorization`` with its CRLF; empty without a key."""
+        return self._line
+
+    async def watch(self) -> None:
+        """Read the file again and again until cancelled; a file that cannot be used changes nothing."""
+        usable, log = True, structlog.get_logger("gateway.workers")
+        while self._path is not None:
+            await asyncio.sleep(self._look_s)
+            try:
+                line = _line(await asyncio.to_thread(_read, self._path))
+            except UnusableKey as error:
+                if usable:
+                    log.warning("the key in use is kept", error=str(error))
+                usable = False
+                continue
+            if line != self._line:
+                log.info("the key was read again", file=str(self._path))
+            self._line, usable = line, True
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_KEY_BYTES).decode("ascii", "replace").strip()
+    except OSError as error:
+        raise UnusableKey(f"{path} cannot be read: {error.strerror or type(error).__name__}") from None
+
+
+def _line(key: str) -> bytes:
+    if not key:
+        raise UnusableKey("it is empty")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise UnusableKey("it has characters that no header may have")
+    return f"authorization: Bearer {key}\r\n".encode()

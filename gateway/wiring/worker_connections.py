@@ -1,0 +1,121 @@
+"""How a pool connects to its workers: key, headers, TLS, proxy."""
+
+import ssl
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]  # typeshed lacks it
+
+from gateway.backends.workers.api_key import ApiKey, UnusableKey
+from gateway.backends.workers.client import Timeouts, WorkerClient
+from gateway.backends.workers.header_template import HeaderTemplate
+from gateway.backends.workers.proxy import Proxy
+from gateway.config.backends import PROXY_FROM_ENVIRONMENT, OpenAIBackend, TlsSection
+from gateway.config.errors import ConfigError
+
+Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConnections:
+    """What the clients of one pool share; ``templates`` are the headers that differ between requests."""
+
+    key: ApiKey
+    templates: tuple[HeaderTemplate, ...]
+    headers: Headers
+    tls: ssl.SSLContext | None
+    server_name: str | None
+    proxies: Mapping[str, Proxy | None]
+
+    def client(self, url: str, timeouts: Timeouts, max_connections: int) -> WorkerClient:
+        """A client of one of the workers."""
+        return WorkerClient(
+            url,
+            timeouts=timeouts,
+            max_connections=max_connections,
+            authorization=self.key.line,
+            headers=self.headers,
+            context=self.tls,
+            server_name=self.server_name,
+            proxy=self.proxies[url],
+        )
+
+
+def make_connections(
+    name: str, section: OpenAIBackend, headers: Headers, environ: Mapping[str, str]
+) -> WorkerConnections:
+    """Read the key and the certificates; nothing connects yet. Raises ConfigError."""
+    place = f"backends.{name}"
+    urls = [url.rstrip("/") for url in section.base_urls]
+    fixed = tuple((key, value) for key, value in section.headers.items() if "{" not in value)
+    templates = tuple(HeaderTemplate(*one) for one in section.headers.items() if one not in fixed)
+    return WorkerConnections(
+        key=_key(place, section, environ),
+        templates=templates,
+        headers=headers + fixed,
+        tls=_tls(f"{place}.tls", section.tls) if any(url.startswith("https:") for url in urls) else None,
+        server_name=section.tls.server_name,
+        proxies={url: _proxy(f"{place}.proxy", section.proxy, url, environ) for url in urls},
+    )
+
+
+def _key(place: str, section: OpenAIBackend, environ: Mapping[str, str]) -> ApiKey:
+    variable, file = section.api_key_env, section.api_key_file
+    if variable is not None and not environ.get(variable):
+        raise ConfigError(
+            f"{place}.api_key_env: the variable {variable} is not set; set it, or leave the key out"
+        )
+    try:
+        return ApiKey(environ[variable] if variable else None, Path(file) if file else None)
+    except UnusableKey as error:
+        where = f"api_key_env: {variable}" if variable else f"api_key_file: {file}"
+        raise ConfigError(f"{place}.{where}: the key cannot be used: {error}") from None
+
+
+def _tls(place: str, section: TlsSection) -> ssl.SSLContext:
+    for key in ("ca_file", "cert_file", "key_file"):
+        path = getattr(section, key)
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"{place}.{key}: {path} is no file")
+    key = "ca_file"
+    try:
+        context = ssl.create_default_context(cafile=section.ca_file)
+        if section.cert_file is not None:
+            key = "cert_file" if section.key_file is None else "key_file"
+            # Without a password function OpenSSL would ask at the terminal.
+            context.load_cert_chain(section.cert_file, section.key_file, password=lambda: "")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", None) or type(error).__name__
+        raise ConfigError(
+            f"{place}.{key}: {getattr(section, key)} cannot be used: {why}; PEM without a password is allowed"
+        ) from None
+    return context
+
+
+def _proxy(place: str, proxy: str | None, url: str, environ: Mapping[str, str]) -> Proxy | None:
+    """The proxy for a worker. The environment's HTTPS_PROXY is for ``https://`` workers."""
+    if proxy == PROXY_FROM_ENVIRONMENT:
+        target = urlsplit(url)
+        bypass = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+        proxy = environ.get("https_proxy") or environ.get("HTTPS_PROXY")
+        if target.scheme != "https" or proxy_bypass_environment(target.netloc, {"no": bypass}):
+            return None
+    if not proxy:
+        return None
+    try:
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        port = parts.port or (443 if parts.scheme == "https" else 3128)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(
+            f"{place}: HTTPS_PROXY is no address; allowed: http://[USER:PASSWORD@]HOST:PORT"
+        ) from None
+    authorization = b""
+    if parts.username is not None:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        authorization = b"proxy-authorization: Basic " + b64encode(pair) + b"\r\n"
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    return Proxy(parts.hostname, port, tls, authorization)
