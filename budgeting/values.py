@@ -1,7 +1,9 @@
 """Values of the budget stage: a canonical prompt goes in, a plan that fits the model comes out."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -12,22 +14,99 @@ class Role(StrEnum):
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
+    TOOL = "tool"
 
 
 class PromptSection(StrEnum):
-    """The parts of a prompt that have a token budget of their own."""
+    """The parts of a prompt that are counted apart; tools have no budget, since they are never cut."""
 
+    TOOLS = "tools"
     SYSTEM = "system"
     RETRIEVAL = "retrieval"
     RECENT_TURNS = "recent_turns"
     OLDER_SUMMARY = "older_summary"
 
 
+class ToolKind(StrEnum):
+    """What a tool takes: arguments in JSON, or free text."""
+
+    FUNCTION = "function"
+    CUSTOM = "custom"
+
+
+class Tool(Struct, frozen=True):
+    """A tool that the model may call.
+
+    ``parameters`` is the JSON schema of the arguments of a function, ``format`` what the text of a custom tool
+    must look like; both are canonical JSON text, so that equal tools are equal values.
+    """
+
+    name: str
+    kind: ToolKind = ToolKind.FUNCTION
+    description: str | None = None
+    parameters: str | None = None
+    strict: bool | None = None
+    format: str | None = None
+
+
+class ToolCall(Struct, frozen=True):
+    """A call of a tool in an answer; ``arguments`` is the text as generated: JSON, or a custom tool's input."""
+
+    id: str
+    name: str
+    arguments: str
+    kind: ToolKind = ToolKind.FUNCTION
+
+
+class ToolChoiceMode(StrEnum):
+    """Whether the model calls a tool."""
+
+    NONE = "none"
+    AUTO = "auto"
+    REQUIRED = "required"
+    NAMED = "named"
+
+
+class ToolChoice(Struct, frozen=True):
+    """Which tools the model may or must call.
+
+    ``name`` is the tool that must be called (mode ``named``). With ``allowed`` only the tools of these names
+    may be called; empty: all.
+    """
+
+    mode: ToolChoiceMode = ToolChoiceMode.AUTO
+    name: str | None = None
+    allowed: tuple[str, ...] = ()
+
+
+class ImageContent(Struct, frozen=True):
+    """An image in a message, by an address or a ``data:`` URL."""
+
+    url: str
+    detail: str | None = None
+
+
+class AudioContent(Struct, frozen=True):
+    """A recording in a message, in base64."""
+
+    data: str
+    format: str
+
+
 class Message(Struct, frozen=True):
-    """One chat message as a backend will see it."""
+    """One chat message as a backend will see it.
+
+    ``content`` is its text; empty where the caller sent null. ``parts`` is the whole content, in order,
+    where it is not text alone. ``tool_call_id`` says which call a message of the role ``tool`` answers.
+    """
 
     role: Role
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    parts: tuple[str | ImageContent | AudioContent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +123,14 @@ class EvidenceChunk:
     score: float | None = None
 
 
+NO_KWARGS: Mapping[str, object] = MappingProxyType({})
+
+
 class CanonicalPrompt(Struct, frozen=True):
     """A prompt in canonical order: the stable part first, volatile parts after it.
 
-    ``system`` is the stable prefix, one entry per system message; ``turns`` are user and assistant messages,
+    ``tools`` are of the stable prefix, in the caller's order; ``template_kwargs`` are the variables that the
+    caller sets for the chat template. ``system`` is the stable prefix, one entry per system message; ``turns`` are user and assistant messages,
     oldest first; ``context`` is the rendered volatile block. ``raw`` replaces all of it for text completions:
     a text, or token ids, without a chat template and never trimmed.
     """
@@ -57,6 +140,8 @@ class CanonicalPrompt(Struct, frozen=True):
     evidence: tuple[EvidenceChunk, ...] = ()
     context: str = ""
     raw: str | tuple[int, ...] | None = None
+    tools: tuple[Tool, ...] = ()
+    template_kwargs: Mapping[str, object] = NO_KWARGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +202,19 @@ class SectionCounts(Struct, frozen=True):
     retrieval: int = 0
     recent_turns: int = 0
     older_summary: int = 0
+    tools: int = 0
 
     @property
     def total(self) -> int:
         """The prompt's length in tokens."""
-        return self.system + self.retrieval + self.recent_turns + self.older_summary
+        return self.system + self.retrieval + self.recent_turns + self.older_summary + self.tools
 
 
 class Plan(Struct, frozen=True):
     """What is sent, exactly.
 
-    ``token_ids`` is the whole prompt as the engine will see it; ``messages`` is the same prompt for
-    backends that take messages (empty for a raw prompt). ``prefix_tokens`` is the length of the stable
+    ``token_ids`` is the whole prompt as the engine will see it; ``messages``, with ``tools`` and
+    ``template_kwargs``, is the same prompt for backends that take messages (empty for a raw prompt). ``prefix_tokens`` is the length of the stable
     prefix: the boundary after which volatile content starts. ``generation_reserve`` is the most tokens
     that the answer may have (``open_ended``: the rest of the context, since neither the caller nor the route
     set it); ``counts.total + generation_reserve <= max_model_len`` always.
@@ -149,6 +235,8 @@ class Plan(Struct, frozen=True):
     merged_chunks: tuple[str, ...] = ()
     summarized_turns: int = 0
     open_ended: bool = False
+    tools: tuple[Tool, ...] = ()
+    template_kwargs: Mapping[str, object] = NO_KWARGS
 
     @property
     def trimmed(self) -> bool:
