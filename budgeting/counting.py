@@ -9,29 +9,32 @@ Both ways give the same ids.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from os.path import commonprefix
 from pathlib import Path
 from sys import getsizeof
 
 from jinja2 import TemplateSyntaxError
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from budgeting.errors import TemplateRefused, TokenizerError
 from budgeting.forms import learn_form
 from budgeting.template import ChatTemplate, RenderElsewhere
 from budgeting.template_analysis import MARKER, Frame, frame_in
+from budgeting.template_input import shown_tools, texts_in
 from budgeting.token_cache import TokenCache
 from budgeting.tokenizer_files import TokenizerFiles, read_tokenizer_files
-from budgeting.values import Message, Role
+from budgeting.values import NO_KWARGS, Message, Role, Tool
 from budgeting.vocabulary import Vocabulary
 
 # Bound of the caches: 500 conversations of 3,600 tokens (65 KiB each, texts and ids).
 CACHE_BYTES = 32 * 1024 * 1024
-# Share of it for texts whose number of tokens is kept, not their ids.
+# Share of it for texts whose number of tokens is kept, not their ids, and the same for tools.
 _COUNTS_SHARE = 8
 
 # The cost of a conversation that is rendered in another process: more than is ever done on the event loop.
@@ -49,6 +52,7 @@ _MARKUP_TOKENS = 6
 
 # Stands before a message to see what the message adds.
 _ANCHOR = Message(Role.USER, "x")
+_SYSTEM = Message(Role.SYSTEM, "x")
 
 
 class EncodedChat(Struct, frozen=True):
@@ -89,8 +93,9 @@ class ChatTokenizer:
         self.speed = _TIKTOKEN_SPEED if self._vocabulary.encoder == "tiktoken" else 1
         self._message_chars = (FRAMED_MESSAGE_CHARS if self._frames else MESSAGE_CHARS) * self.speed
         counts_bytes = cache_bytes // _COUNTS_SHARE
-        self._cache: TokenCache[tuple[int, ...]] = TokenCache(cache_bytes - counts_bytes)
+        self._cache: TokenCache[tuple[int, ...]] = TokenCache(cache_bytes - 2 * counts_bytes)
         self._counts: TokenCache[int] = TokenCache(counts_bytes)
+        self._tool_counts: TokenCache[tuple[int, int]] = TokenCache(counts_bytes)
 
     @classmethod
     def from_folder(
@@ -112,7 +117,7 @@ class ChatTokenizer:
     @property
     def cache_bytes(self) -> int:
         """What the caches hold now."""
-        return self._cache.bytes + self._counts.bytes
+        return self._cache.bytes + self._counts.bytes + self._tool_counts.bytes
 
     @property
     def vocabulary(self) -> int:
@@ -120,19 +125,35 @@ class ChatTokenizer:
         return self._vocabulary.size
 
     def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] = (),
+        kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
         """Ids of the rendered conversation. Raises TemplateRefused."""
-        return self.encode_parts(messages, (), add_generation_prompt=add_generation_prompt).token_ids
+        return self.encode_parts(
+            messages, (), add_generation_prompt=add_generation_prompt, tools=tools, kwargs=kwargs
+        ).token_ids
 
     def encode_parts(
-        self, messages: Sequence[Message], cuts: Sequence[int], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        cuts: Sequence[int],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] = (),
+        kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> EncodedChat:
         """Ids of the rendered conversation, and where the first ``cuts[i]`` messages end in them.
 
-        ``cuts`` ascend; the first is the number of system messages that open it. Raises TemplateRefused.
+        ``cuts`` ascend; the first is the number of system messages that open it. Tools that the template
+        shows in front of the first turn end at that cut too. A template whose messages are encoded one by
+        one reads no variable but ``tools``. Raises TemplateRefused.
         """
-        if self.per_message and messages and self._form.fold(messages, _opening(cuts)) is messages:
+        alone = self.per_message and messages and not (tools and self._template.reads_tools)
+        if alone and self._form.fold(messages, _opening(cuts)) is messages:
             ids: list[int] = []
             sums = [0]
             for index, piece in enumerate(self._pieces(messages)):
@@ -144,23 +165,41 @@ class ChatTokenizer:
                 if add_generation_prompt:
                     ids += self._generation_ids
                 return EncodedChat(tuple(ids), tuple([sums[cut] for cut in cuts]))
-        return self.encode_parts_whole(messages, cuts, add_generation_prompt=add_generation_prompt)
+        return self.encode_parts_whole(
+            messages, cuts, add_generation_prompt=add_generation_prompt, tools=tools, kwargs=kwargs
+        )
 
     def encode_parts_whole(
-        self, messages: Sequence[Message], cuts: Sequence[int], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        cuts: Sequence[int],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] = (),
+        kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> EncodedChat:
         """:meth:`encode_parts` by rendering the conversation at once; no cache. The reference."""
-        guarded = any(self._controls.forged_in(message.content) for message in messages)
-        if guarded:
-            messages = [Message(m.role, self._controls.guard(m.content)) for m in messages]
+        guarded = any(map(self._forged, messages)) or any(
+            map(self._controls.forged_in, texts_in([kwargs, shown_tools(tools)]))
+        )
+        render = partial(
+            self._template.render,
+            tools=tools,
+            kwargs=kwargs,
+            guard=self._controls.guard if guarded else None,
+        )
         folded = self._form.fold(messages, _opening(cuts))
-        rendered = self._template.render(folded, add_generation_prompt=add_generation_prompt)
+        rendered = render(folded, add_generation_prompt=add_generation_prompt)
         if not cuts:
             return EncodedChat(tuple(self._vocabulary.rendered_ids(rendered, guarded=guarded)), ())
         token_ids, token_ends = self._vocabulary.rendered_ids_with_ends(rendered, guarded=guarded)
         ends = []
         for cut in cuts:
-            end = self._rendered_end(messages, cut, rendered, cuts[0], folded=folded is not messages)
+            end = 0
+            if cut > 0 or (tools and messages):
+                end = self._rendered_end(
+                    render, messages, cut, rendered, cuts[0], folded=folded is not messages
+                )
             shown = rendered[:end]
             ends.append(bisect_right(token_ends, len(self._controls.unguard(shown) if guarded else shown)))
         return EncodedChat(tuple(token_ids), tuple(ends))
@@ -179,7 +218,31 @@ class ChatTokenizer:
             piece = self._piece(message, first=False)
             if piece is not None:
                 return len(piece)
-        return self.text_tokens(message.content) + _MARKUP_TOKENS
+        return sum(map(self.text_tokens, message.texts)) + _MARKUP_TOKENS
+
+    def tool_tokens(
+        self, tools: tuple[Tool, ...], kwargs: Mapping[str, object], *, system: bool
+    ) -> tuple[int, int]:
+        """Tokens that tools add to a short conversation: in front of its first turn, and in all.
+
+        ``system``: it has a system message. Raises TemplateRefused.
+        """
+        if not (tools and self._template.reads_tools):
+            return 0, 0
+        key = (tools, system, json.dumps(dict(kwargs), sort_keys=True))
+        found = self._tool_counts.get(key)
+        if found is not None:
+            return found
+        sizes = []
+        messages, cuts = ([_SYSTEM, _ANCHOR], (1,)) if system else ([_ANCHOR], (0,))
+        for given in (tools, ()):
+            chat = self.encode_parts_whole(messages, cuts, tools=given, kwargs=kwargs)
+            sizes.append((chat.ends[0], len(chat.token_ids)))
+        (before, whole), (bare_before, bare_whole) = sizes
+        found = max(0, before - bare_before), max(0, whole - bare_whole)
+        texts = sum(getsizeof(text) for tool in tools for text in structs.astuple(tool) if text)
+        self._tool_counts.put(key, found, texts + getsizeof(key[2]))
+        return found
 
     def text_tokens(self, text: str) -> int:
         """Tokens of a text inside a message (control tokens in it count as text)."""
@@ -189,13 +252,13 @@ class ChatTokenizer:
             self._counts.put(text, count, getsizeof(text))
         return count
 
-    def unseen_chars(self, messages: Sequence[Message]) -> int:
+    def unseen_chars(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
         """How much encoding a conversation costs, in characters of text: messages cached cost nothing."""
-        if self._template.is_bounded:
+        if self._template.is_bounded or (tools and self._template.reads_tools):
             return NEVER_INLINE_CHARS
         return sum(
             [
-                len(message.content) + self._message_chars
+                sum(map(len, message.texts)) + self._message_chars
                 for message, piece in zip(messages, self._pieces(messages), strict=True)
                 if piece is None
             ]
@@ -245,31 +308,33 @@ class ChatTokenizer:
 
     def _pieces(self, messages: Sequence[Message]) -> list[tuple[int, ...] | None]:
         """Ids of each message of a conversation, where they are cached."""
-        return self._cache.get_all(
-            [(index == 0, message.role, message.content) for index, message in enumerate(messages)]
-        )
+        return self._cache.get_all([(index == 0, message) for index, message in enumerate(messages)])
 
     def _piece(self, message: Message, *, first: bool) -> tuple[int, ...] | None:
         """Ids of one message in its place; none when it cannot be cut off cleanly."""
-        key = (first, message.role, message.content)
+        key = (first, message)
         ids = self._cache.get(key)
         if ids is not None:
             return ids
-        guarded = self._controls.forged_in(message.content)
+        guarded = self._forged(message)
         frame = self._frames.get((first, message.role))
         if frame is not None:
             text = self._controls.guard(message.content) if guarded else message.content
             return self._keep(key, self._vocabulary.rendered_ids(frame.around(text), guarded=guarded))
-        shown = Message(message.role, self._controls.guard(message.content)) if guarded else message
-        piece = self._alone(shown, first=first)
+        piece = self._alone(message, first=first, guarded=guarded)
         if piece is None:
             return None
         return self._keep(key, self._vocabulary.rendered_ids(piece, guarded=guarded))
 
-    def _keep(self, key: tuple[bool, Role, str], found: Sequence[int]) -> tuple[int, ...]:
+    def _forged(self, message: Message) -> bool:
+        """Whether a text of the message holds a control token."""
+        return any(map(self._controls.forged_in, message.texts))
+
+    def _keep(self, key: tuple[bool, Message], found: Sequence[int]) -> tuple[int, ...]:
         """Remember a message's ids."""
         ids = self._vocabulary.shared(found)
-        self._cache.put(key, ids, getsizeof(key) + getsizeof(key[2]) + getsizeof(ids))
+        texts = sum(map(getsizeof, key[1].texts))
+        self._cache.put(key, ids, getsizeof(key) + getsizeof(key[1]) + texts + getsizeof(ids))
         return ids
 
     def _learn_frames(self) -> dict[tuple[bool, Role], Frame]:
@@ -285,11 +350,12 @@ class ChatTokenizer:
                     frames[first, role] = frame
         return frames
 
-    def _alone(self, message: Message, *, first: bool) -> str | None:
+    def _alone(self, message: Message, *, first: bool, guarded: bool = False) -> str | None:
         """One message as rendered in its place; none when it cannot be cut off cleanly."""
+        guard = self._controls.guard if guarded else None
         if first:
-            return self._template.render([message], add_generation_prompt=False)
-        both = self._template.render([_ANCHOR, message], add_generation_prompt=False)
+            return self._template.render([message], add_generation_prompt=False, guard=guard)
+        both = self._template.render([_ANCHOR, message], add_generation_prompt=False, guard=guard)
         if not both.startswith(self._anchor):
             return None
         piece = both[len(self._anchor) :]
@@ -299,25 +365,26 @@ class ChatTokenizer:
         return piece
 
     def _rendered_end(
-        self, messages: Sequence[Message], cut: int, rendered: str, opening: int, *, folded: bool
+        self,
+        render: Callable[..., str],
+        messages: Sequence[Message],
+        cut: int,
+        rendered: str,
+        opening: int,
+        *,
+        folded: bool,
     ) -> int:
         """Where the first ``cut`` messages end in the rendered text, in characters."""
-        if cut <= 0:
-            return 0
         start = None
-        if not folded or cut <= opening:  # any other beginning alone would be folded in another way
+        if cut and (not folded or cut <= opening):  # any other beginning alone would be folded in another way
             with suppress(TemplateRefused):  # it may not take the beginning alone
-                start = self._template.render(
-                    self._form.fold(messages[:cut], opening), add_generation_prompt=False
-                )
+                start = render(self._form.fold(messages[:cut], opening), add_generation_prompt=False)
         if start is not None and rendered.startswith(start):
             return len(start)
         # With other words in the messages after the cut, what stays the same is what does not depend on
         # them; that the next message's opening markup is in it is not known here.
-        others = [Message(m.role, "\ufdd3") for m in messages[cut:]]
-        start = self._template.render(
-            self._form.fold([*messages[:cut], *others], opening), add_generation_prompt=False
-        )
+        others = [structs.replace(m, content="\ufdd3") for m in messages[cut:]]
+        start = render(self._form.fold([*messages[:cut], *others], opening), add_generation_prompt=False)
         return len(commonprefix((start, rendered)))  # noqa: RUF071 - compares characters on purpose
 
 

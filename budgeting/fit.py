@@ -48,6 +48,7 @@ class _Candidate(Struct, frozen=True):
 
     arrangement: Arrangement
     chat: EncodedChat
+    tools: tuple[int, int]  # tokens of the tools: in front of the first turn, and in all
 
     @property
     def tokens(self) -> int:
@@ -56,11 +57,14 @@ class _Candidate(Struct, frozen=True):
     @property
     def counts(self) -> SectionCounts:
         system, opening, start, end = self.chat.ends
+        before, tools = self.tools
+        first = min(before, system) if self.arrangement.cuts[0] else system
         return SectionCounts(
-            system=system,
+            system=system - first,
             retrieval=end - start,
-            recent_turns=self.tokens - opening - (end - start),
+            recent_turns=self.tokens - opening - (end - start) - (tools - first),
             older_summary=opening - system,
+            tools=tools,
         )
 
 
@@ -99,6 +103,8 @@ class Fitting:
         self._reserve = reserve
         self._budgets = request.budgets or SectionBudgets()
         self._summarizer = summarizer
+        prompt = request.prompt
+        self._tools = tokenizer.tool_tokens(prompt.tools, prompt.template_kwargs, system=bool(prompt.system))
         self._merged = merge_chunks(request.prompt.evidence)
         self._latest = latest_turn(request.prompt.turns)
 
@@ -270,7 +276,11 @@ class Fitting:
             chunk, text = self._merged.kept[position], selected.chunks[position]
             chunks.append(chunk if text is None else dataclasses.replace(chunk, text=text))
         arrangement = arrange(self._prompt, chunks, selected.first_turn, summary)
-        return _Candidate(arrangement, self._tokenizer.encode_parts(arrangement.messages, arrangement.cuts))
+        prompt = self._prompt
+        chat = self._tokenizer.encode_parts(
+            arrangement.messages, arrangement.cuts, tools=prompt.tools, kwargs=prompt.template_kwargs
+        )
+        return _Candidate(arrangement, chat, self._tools)
 
     def _plan(self, sent: _Candidate, selected: _Selection, summarized: int) -> Plan:
         dropped: tuple[str, ...] = ()
@@ -300,6 +310,8 @@ class Fitting:
             merged_chunks=twins,
             summarized_turns=summarized,
             open_ended=self._reserve is None,
+            tools=self._prompt.tools,
+            template_kwargs=self._prompt.template_kwargs,
         )
 
 
@@ -308,6 +320,7 @@ def _largest(counts: SectionCounts) -> PromptSection:
         PromptSection.SYSTEM: counts.system,
         PromptSection.RETRIEVAL: counts.retrieval,
         PromptSection.RECENT_TURNS: counts.recent_turns,
+        PromptSection.TOOLS: counts.tools,
     }
     return max(sizes, key=lambda section: sizes[section])
 

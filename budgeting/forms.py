@@ -15,6 +15,8 @@ In a turn opened so, the user's own words follow the title ``Message:``, unchang
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from budgeting.errors import TemplateRefused
 from budgeting.values import Message, Role
 
@@ -65,9 +67,8 @@ class Form:
             if message.role is Role.SYSTEM and not self.later:
                 waiting.append(message.content)
             elif message.role is Role.USER and waiting:
-                folded.append(
-                    Message(Role.USER, _GAP.join([*waiting, f"{MESSAGE_TITLE}\n{message.content}"]))
-                )
+                content = _GAP.join([*waiting, f"{MESSAGE_TITLE}\n{message.content}"])
+                folded.append(structs.replace(message, content=content))
                 waiting = []
             else:
                 folded.append(message)

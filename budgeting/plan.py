@@ -107,7 +107,7 @@ class BudgetPlanner:
         if volatile > most:
             return False
         system = [Message(Role.SYSTEM, text) for text in prompt.system]
-        return volatile + self._tokenizer.unseen_chars((*system, *prompt.turns)) <= most
+        return volatile + self._tokenizer.unseen_chars((*system, *prompt.turns), prompt.tools) <= most
 
     def _reserve(self, request: BudgetRequest) -> int | None:
         """The caller's wish, else the route's or version's where the model is long enough for it."""

@@ -89,7 +89,18 @@ def latest_turn(turns: Sequence[Message]) -> int:
 def exchanges(turns: Sequence[Message]) -> list[int]:
     """Starts of the older exchanges, oldest first: a user message with the answers to it.
 
-    Answers before any user message are an exchange of their own. The latest turn is not among them.
+    Answers before any user message are an exchange of their own; a tool's result is in the exchange of its
+    call. The latest turn is not among them.
     """
     latest = latest_turn(turns)
-    return [index for index in range(latest) if index == 0 or turns[index].role is Role.USER]
+    called = {call.id for turn in turns for call in turn.tool_calls}
+    unanswered: set[str] = set()  # calls whose results were met, going backwards
+    starts: list[int] = []
+    for index in range(len(turns) - 1, -1, -1):
+        turn = turns[index]
+        if turn.tool_call_id in called:
+            unanswered.add(turn.tool_call_id)
+        unanswered.difference_update([call.id for call in turn.tool_calls])
+        if index < latest and (index == 0 or (turn.role is Role.USER and not unanswered)):
+            starts.append(index)
+    return starts[::-1]

@@ -1,14 +1,14 @@
 """A model's chat template: messages in, the text that the model was trained on out.
 
 The environment is the one of ``transformers`` (block trimming, loop controls, the ``generation`` tag,
-``tojson`` without HTML escapes, ``raise_exception``, ``strftime_now``, the special tokens by name, ``tools``
-and ``documents`` none), so that a folder renders the same text here.
+``tojson`` without HTML escapes, ``raise_exception``, ``strftime_now``, the special tokens by name,
+``documents`` none), so that a folder renders the same text here.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import NoReturn
+from typing import Any, Final, NoReturn
 
 from jinja2 import Environment, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -16,12 +16,29 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from budgeting.errors import TemplateRefused
-from budgeting.template_analysis import is_cheap, only_frames, renders_each_message_alone
+from budgeting.template_analysis import is_cheap, only_frames, reads, renders_each_message_alone
+from budgeting.template_input import shown_message, shown_tools, with_texts
 from budgeting.tokenizer_files import read_tokenizer_files
-from budgeting.values import Message
+from budgeting.values import NO_KWARGS, Message, Tool
 
 # What a template may trip over when a message is not what its author had in mind.
 _TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
+RESERVED: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "documents",
+        "messages",
+        "raise_exception",
+        "strftime_now",
+        "tokenize",
+        "tools",
+    }
+)
+"""Variables of a template that callers cannot set, besides the special tokens (``…_token``)."""
 
 
 class _GenerationTag(Extension):
@@ -83,32 +100,48 @@ class ChatTemplate:
         self._specials = dict(specials)
         self.each_message_alone = renders_each_message_alone(tree, frozenset(specials))
         self.frames_only = self.each_message_alone and only_frames(tree)
+        self.reads_tools = reads(tree, "tools")
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        """The conversation as text. Raises TemplateRefused when the template does not take it."""
-        shown = [{"role": message.role.value, "content": message.content} for message in messages]
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Tool] = (),
+        kwargs: Mapping[str, object] = NO_KWARGS,
+        guard: Callable[[str], str] | None = None,
+    ) -> str:
+        """The conversation as text. Raises TemplateRefused when the template does not take it.
+
+        Args:
+            tools: shown to the template as its variable of that name.
+            kwargs: further variables; none of :data:`RESERVED`.
+            guard: changes every text that the caller wrote.
+        """
+        variables: dict[str, Any] = {
+            **kwargs,
+            "messages": [shown_message(message) for message in messages],
+            "tools": shown_tools(tools),
+        }
+        if guard is not None:
+            variables = {name: with_texts(value, guard) for name, value in variables.items()}
+        variables["add_generation_prompt"] = add_generation_prompt
         if self._elsewhere is not None:
-            answer = json.loads(self._elsewhere(json.dumps([shown, add_generation_prompt]).encode()))
+            answer = json.loads(self._elsewhere(json.dumps(variables).encode()))
             if answer["refused"] is not None:
                 raise TemplateRefused(answer["refused"])
             return str(answer["text"])
-        return self._rendered(shown, add_generation_prompt=add_generation_prompt)
+        return self._rendered(variables)
 
     @property
     def is_bounded(self) -> bool:
         """Whether it is rendered elsewhere, within bounds, which takes milliseconds."""
         return self._elsewhere is not None
 
-    def _rendered(self, shown: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+    def _rendered(self, variables: Mapping[str, Any]) -> str:
         assert self._template is not None
         try:
-            return self._template.render(
-                messages=shown,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._specials,
-            )
+            return self._template.render({**variables, "documents": None, **self._specials})
         except TemplateError as error:
             raise TemplateRefused(error.message or type(error).__name__) from error
         except _TEMPLATE_FAULTS as error:
@@ -116,17 +149,17 @@ class ChatTemplate:
 
 
 def prepare_render(folder: str) -> Callable[[bytes], bytes]:
-    """Renders a model folder's template: from JSON of the messages and ``add_generation_prompt`` to JSON of
-    the text or of the refusal. The template is compiled for each job, since that may cost as much.
+    """Renders a model folder's template: from JSON of its variables to JSON of the text or of the refusal.
+
+    The template is compiled for each job, since that may cost as much.
     """
     files = read_tokenizer_files(folder)
 
     def render(job: bytes) -> bytes:
-        shown, asked = json.loads(job)
         text = refused = None
         try:
             template = ChatTemplate(files.template, files.specials, now=datetime.now)
-            text = template._rendered(shown, add_generation_prompt=asked)
+            text = template._rendered(json.loads(job))
         except TemplateError as error:
             refused = error.message or type(error).__name__
         except TemplateRefused as error:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from jinja2 import nodes
 
-_OUTSIDE = frozenset({"tools", "documents"})  # always none here, so constants
+_OUTSIDE = frozenset({"tools", "documents"})  # the same for a whole conversation, so constants
 _TAIL = frozenset({"add_generation_prompt"})
 _INSIDE = frozenset({"raise_exception"})
 _IMPURE_FILTERS = frozenset({"random"})
@@ -41,6 +41,11 @@ def renders_each_message_alone(tree: nodes.Template, specials: frozenset[str]) -
         ):
             return False
     return loop is not None
+
+
+def reads(tree: nodes.Template, name: str) -> bool:
+    """Whether the template uses a variable of that name."""
+    return any(used.name == name for used in tree.find_all(nodes.Name))
 
 
 # What a template may use when its cost is known to be small: nothing that repeats a text or a list, and no

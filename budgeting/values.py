@@ -37,7 +37,7 @@ class ToolKind(StrEnum):
 class Tool(Struct, frozen=True):
     """A tool that the model may call.
 
-    ``parameters`` is the JSON schema of the arguments of a function, ``format`` what the text of a custom tool
+    ``parameters`` is the JSON schema of a function's arguments, ``format`` what the text of a custom tool
     must look like; both are canonical JSON text, so that equal tools are equal values.
     """
 
@@ -50,7 +50,7 @@ class Tool(Struct, frozen=True):
 
 
 class ToolCall(Struct, frozen=True):
-    """A call of a tool in an answer; ``arguments`` is the text as generated: JSON, or a custom tool's input."""
+    """A call of a tool; ``arguments`` is the text as generated: JSON, or a custom tool's input."""
 
     id: str
     name: str
@@ -108,6 +108,15 @@ class Message(Struct, frozen=True):
     reasoning: str | None = None
     parts: tuple[str | ImageContent | AudioContent, ...] = ()
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Every text of it that a chat template may show."""
+        if not (self.tool_calls or self.tool_call_id or self.name or self.reasoning):
+            return (self.content,)
+        called = [text for call in self.tool_calls for text in (call.id, call.name, call.arguments)]
+        labels = [text for text in (self.tool_call_id, self.name, self.reasoning) if text]
+        return (self.content, *called, *labels)
+
 
 @dataclass(frozen=True, slots=True)
 class EvidenceChunk:
@@ -129,8 +138,10 @@ NO_KWARGS: Mapping[str, object] = MappingProxyType({})
 class CanonicalPrompt(Struct, frozen=True):
     """A prompt in canonical order: the stable part first, volatile parts after it.
 
-    ``tools`` are of the stable prefix, in the caller's order; ``template_kwargs`` are the variables that the
-    caller sets for the chat template. ``system`` is the stable prefix, one entry per system message; ``turns`` are user and assistant messages,
+    ``tools`` are part of the stable prefix, in the caller's order; ``template_kwargs`` are the variables that
+    the caller sets for the chat template.
+
+    ``system`` is the stable prefix, one entry per system message; ``turns`` are the other messages,
     oldest first; ``context`` is the rendered volatile block. ``raw`` replaces all of it for text completions:
     a text, or token ids, without a chat template and never trimmed.
     """
@@ -214,10 +225,11 @@ class Plan(Struct, frozen=True):
     """What is sent, exactly.
 
     ``token_ids`` is the whole prompt as the engine will see it; ``messages``, with ``tools`` and
-    ``template_kwargs``, is the same prompt for backends that take messages (empty for a raw prompt). ``prefix_tokens`` is the length of the stable
-    prefix: the boundary after which volatile content starts. ``generation_reserve`` is the most tokens
-    that the answer may have (``open_ended``: the rest of the context, since neither the caller nor the route
-    set it); ``counts.total + generation_reserve <= max_model_len`` always.
+    ``template_kwargs``, is the same prompt for backends that take messages (empty for a raw prompt).
+    ``prefix_tokens`` is the length of the stable prefix: the boundary after which volatile content starts.
+    ``generation_reserve`` is the most tokens that the answer may have (``open_ended``: the rest of the
+    context, since neither the caller nor the route set it); ``counts.total + generation_reserve <=
+    max_model_len`` always.
 
     What is missing: ``dropped_chunks`` are not sent, ``cut_chunks`` only up to a sentence's end,
     ``merged_chunks`` are sent as a duplicate of theirs. The oldest ``dropped_turns`` are not sent as they

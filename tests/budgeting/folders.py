@@ -54,6 +54,24 @@ UNMARKED = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
+# Tools in the first block, calls and results as ChatML models of the Hermes kind have them.
+TOOLS = (
+    "{%- if tools %}{{ '<|im_start|>system\n' }}"
+    "{%- if messages[0].role == 'system' %}{{ messages[0].content + '\n\n' }}{% endif %}"
+    "{{ '# Tools' }}{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}{{ '<|im_end|>\n' }}"
+    "{%- elif messages[0].role == 'system' %}"
+    "{{ '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}{% endif %}"
+    "{%- for message in messages %}{% if not (loop.first and message.role == 'system') %}"
+    "{{ '<|im_start|>' + message.role }}{% if message.name %}{{ ' ' + message.name }}{% endif %}"
+    "{{ '\n' + (message.reasoning_content or '') + message.content }}"
+    "{% for call in message.tool_calls or [] %}"
+    "{{ '<tool_call>' }}{{ call.function | tojson }}{{ '</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think></think>' }}{% endif %}"
+    "{{ note or '' }}{% endif %}"
+)
+
 
 def byte_level(special: Sequence[str]) -> Tokenizer:
     """A byte-level BPE tokenizer whose added tokens are ``special``."""

@@ -1,0 +1,87 @@
+"""What a chat template is given: messages and tools as ``transformers`` and vLLM show them to it.
+
+A call's arguments are an object (``{}`` where the text is not one, as in vLLM: a history with a broken call
+can be continued). A custom tool is shown as a function with one text, ``input``.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from budgeting.values import Message, Tool, ToolCall, ToolKind
+
+CUSTOM_INPUT = "input"
+_CUSTOM_PARAMETERS: Mapping[str, object] = {
+    "type": "object",
+    "properties": {CUSTOM_INPUT: {"type": "string"}},
+    "required": [CUSTOM_INPUT],
+}
+
+
+def shown_message(message: Message) -> dict[str, Any]:
+    """A message as the template's variable ``messages`` has it."""
+    shown: dict[str, Any] = {"role": message.role.value, "content": message.content}
+    if message.tool_calls:
+        shown["tool_calls"] = [_shown_call(call) for call in message.tool_calls]
+    if message.reasoning is not None:
+        # Templates read one or the other.
+        shown |= {"reasoning": message.reasoning, "reasoning_content": message.reasoning}
+    if message.tool_call_id is not None:
+        shown["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        shown["name"] = message.name
+    return shown
+
+
+def shown_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
+    """The template's variable ``tools``; ``None`` when there are none."""
+    return [_shown_tool(tool) for tool in tools] or None
+
+
+def _shown_tool(tool: Tool) -> dict[str, Any]:
+    parameters = _CUSTOM_PARAMETERS if tool.kind is ToolKind.CUSTOM else None
+    if tool.parameters is not None:
+        parameters = json.loads(tool.parameters)
+    shown: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    if tool.strict is not None:
+        shown["strict"] = tool.strict
+    return {"type": ToolKind.FUNCTION.value, "function": shown}
+
+
+def _shown_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": _arguments(call)}
+    return {"id": call.id, "type": ToolKind.FUNCTION.value, "function": function}
+
+
+def _arguments(call: ToolCall) -> dict[str, Any]:
+    if call.kind is ToolKind.CUSTOM:
+        return {CUSTOM_INPUT: call.arguments}
+    try:
+        given = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return given if isinstance(given, dict) else {}
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Every text of a JSON value, names of fields included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield name
+            yield from texts_in(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from texts_in(inner)
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with every text changed, names of fields included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(name): with_texts(inner, change) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_texts(inner, change) for inner in value]
+    return value
