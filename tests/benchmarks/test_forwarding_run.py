@@ -20,8 +20,13 @@ def test_every_gateway_is_measured_and_every_answer_is_right() -> None:
     gentle = {key: replace(load, amount=3) for key, load in LOADS.items()}
     told: list[str] = []
     names = [Name.DIRECT, Name.FASTAPI, Name.SLUICE, Name.SLUICE_UNSEEN]
-    plan = Plan(names, rounds=1, seconds=0.4, warm_up_s=0.1, loads=gentle)
-    direct, *rows = summarize(run_all(plan, ANY_CORE, told.append))
+    # A busy machine may give the gateways too little CPU in the shorter time to count it.
+    for seconds in (0.4, 3.0):
+        told.clear()
+        plan = Plan(names, rounds=1, seconds=seconds, warm_up_s=0.1, loads=gentle)
+        direct, *rows = summarize(run_all(plan, ANY_CORE, told.append))
+        if all(row.cpu_ms is not None and row.flood_per_core is not None for row in rows):
+            break
     assert direct.failed == 0, direct.faults
     for row in rows:
         assert row.failed == 0, row.faults

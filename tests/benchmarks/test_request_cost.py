@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -12,21 +13,36 @@ from benchmarks.request_cost.__main__ import BUDGET, budget_of
 ALLOWED_GROWTH = 1.05
 # Timers and tasks depend a little on how requests and the ledger's batches meet.
 ALLOWED_MORE = 2.0
+# A busy machine only adds: requests that wait cause timers and batches that would not be. The least of these counts.
+RUNS = 3
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_request_costs_no_more_than_its_budget() -> None:
-    budget, cost = json.loads(BUDGET.read_text()), budget_of()
+    budget = json.loads(BUDGET.read_text())
+    for last in (False,) * (RUNS - 1) + (True,):
+        excess = above(budget, budget_of())
+        if not excess or last:
+            break
+    assert not excess, excess
+
+
+def above(budget: dict[str, Any], cost: dict[str, Any]) -> list[str]:
+    """What of a run's cost is above the budget."""
     grown = {
         room: f"{budget['calls'].get(room, 0):g} -> {calls:g}"
         for room, calls in cost["calls"].items()
         if calls > budget["calls"].get(room, 0)
     }
     spent, allowed = sum(cost["calls"].values()), sum(budget["calls"].values()) * ALLOWED_GROWTH
-    assert spent <= allowed, (
+    calls = (
         f"{spent:g} calls a request, {allowed:g} allowed; the rooms that grew: {grown}; "
         "where that is wanted: python -m benchmarks.request_cost --write"
     )
-    for what in ("timers", "tasks"):
-        assert cost["asked"][what] <= budget["asked"][what] + ALLOWED_MORE, what
+    asked = [
+        f"{what}: {cost['asked'][what]:g}, {budget['asked'][what] + ALLOWED_MORE:g} allowed"
+        for what in ("timers", "tasks")
+        if cost["asked"][what] > budget["asked"][what] + ALLOWED_MORE
+    ]
+    return [calls, *asked] if spent > allowed else asked

@@ -39,8 +39,14 @@ class Forgetful(GatewayProtocol):
 
 
 class Crowded(GatewayProtocol):
+    """Its connections end because of others alone: a slow machine may take seconds between two requests."""
+
     limits = ConnectionLimits(total=2, per_address=4)
     surplus_head_s = 0.5
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.timeout_keep_alive = 60
+        super().connection_made(transport)
 
 
 def connected(url: str) -> socket.socket:
