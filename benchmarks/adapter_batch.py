@@ -33,8 +33,9 @@ from budgeting.counting import ChatTokenizer
 from budgeting.values import Message, Role
 from gateway.backends.host import EngineHost
 from gateway.backends.lora_slots import AdapterHolder, LoraSlots
-from gateway.backends.port import Backend, Delta, Work
+from gateway.backends.port import Backend, Work
 from gateway.config.settings import load_settings
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from gateway.wiring.engine import engine_maker
 from resilience.failures import BackendFailure

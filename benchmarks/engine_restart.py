@@ -24,9 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from budgeting.counting import ChatTokenizer
-from gateway.backends.port import Delta, Work
+from gateway.backends.port import Work
 from gateway.backends.supervised import SupervisedHost
 from gateway.config.settings import Settings, load_settings
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from gateway.wiring.engine import engine_maker
 from resilience.failures import BackendFailure

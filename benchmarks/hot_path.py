@@ -37,8 +37,9 @@ from rich.table import Table
 from admission.values import BackendLoad
 from benchmarks.stages import WORDS
 from gateway import server
-from gateway.backends.port import Backend, BackendState, Completion, Continue, Delta, DeltaSink, Fleet, Work
+from gateway.backends.port import Backend, BackendState, Completion, Continue, DeltaSink, Fleet, Work
 from gateway.config.settings import load_settings
+from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, Usage
 from gateway.journey import Journey

@@ -19,8 +19,9 @@ from budgeting.counting import ChatTokenizer
 from engine.errors import EngineDead
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
 from gateway.backends.partial_answer import check_partial
-from gateway.backends.port import Backend, BackendState, Completion, Continue, Delta, DeltaSink, Work
+from gateway.backends.port import Backend, BackendState, Completion, Continue, DeltaSink, Work
 from gateway.config.settings import Settings
+from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, Usage
 from observability.events import EngineFigures

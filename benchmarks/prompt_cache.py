@@ -40,8 +40,8 @@ from rich.progress import track
 from rich.table import Table
 
 from budgeting.values import Message, Plan, Role
-from gateway.backends.port import Delta
 from gateway.config.settings import Settings, load_settings
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Answer, Caller, CallerRole, Contract, GenerateRequest, Sampling
 from gateway.errors import PublicError
 from gateway.prompts.canonical import Canonicalizer

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 
 from budgeting.values import Plan
 from gateway.app import create_app
-from gateway.backends.port import Delta
+from gateway.contracts.events import Delta
 from gateway.contracts.native import NativeRequest, to_request
 from gateway.contracts.native_answer import AnswerBody, NativeFrames, answer_json
 from gateway.contracts.values import Answer

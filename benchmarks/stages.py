@@ -23,8 +23,8 @@ from rich.progress import track
 from rich.table import Table
 
 from budgeting.values import EvidenceChunk, Message, Plan, Role
-from gateway.backends.port import Delta
 from gateway.config.settings import Settings, load_settings
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Answer, Caller, CallerRole, Contract, GenerateRequest, Sampling
 from gateway.errors import PublicError
 from gateway.wiring.build import build

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from budgeting.values import Message, Plan
 from gateway.app import create_app
-from gateway.backends.port import Delta
+from gateway.contracts.events import Delta
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.values import (
     Answer,

@@ -33,8 +33,9 @@ import psutil
 
 from budgeting.values import Message, Role
 from gateway.backends.bedrock.backend import BedrockBackend
-from gateway.backends.port import Delta, Work
+from gateway.backends.port import Work
 from gateway.config.backends import BedrockSection
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from gateway.wiring.bedrock import make_bedrock
 from observability.logs import configure_logging

@@ -21,7 +21,8 @@ from engine.values import SequenceEnd as EngineFinish
 from engine.values import TokenIdLogprob as EngineLogprob
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import check_partial
-from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Work, filled
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work, filled
+from gateway.contracts.events import Delta
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import (
     FinishReason,

@@ -9,17 +9,9 @@ from types import MappingProxyType
 
 import structlog
 
-from gateway.backends.port import (
-    Absence,
-    Backend,
-    Completion,
-    DelegatingBackend,
-    Delta,
-    DeltaSink,
-    Restarting,
-    Work,
-)
+from gateway.backends.port import Absence, Backend, Completion, DelegatingBackend, DeltaSink, Restarting, Work
 from gateway.config.chaos import FaultRule
+from gateway.contracts.events import Delta
 from gateway.errors import InvalidRequest
 from resilience.failures import BackendFailure, FailureKind
 

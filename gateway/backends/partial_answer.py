@@ -1,9 +1,11 @@
 """Resuming a partial answer: the check of every backend, and joining texts where only text is returned."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 
-from gateway.backends.port import Completion, Continue, Delta, DeltaSink, PartialAnswer, Work
+from msgspec import structs
+
+from gateway.backends.port import Completion, Continue, DeltaSink, PartialAnswer, Work
+from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, FormatType, Usage
 from resilience.failures import BackendFailure, FailureKind
 
@@ -124,7 +126,7 @@ class _Gate:
     async def end(self) -> None:
         """The backend has ended."""
         if self._open:
-            held = replace(self.first, text=self._splice.flush())
+            held = structs.replace(self.first, text=self._splice.flush())
             if held.text or held.tokens:
                 await self._out(held)
 

@@ -10,8 +10,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from adapters.values import Adapter
 from admission.values import BackendLoad
 from budgeting.values import Message
+from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
-from gateway.contracts.values import FinishReason, ResponseFormat, Sampling, TokenLogprob, Usage
+from gateway.contracts.values import FinishReason, ResponseFormat, Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
 from resilience.retry_budget import CallBudget
 
@@ -98,24 +99,6 @@ class Work:
     extra: Mapping[str, Any] = field(default_factory=dict)
     calls: Calls | None = field(default=None, compare=False, repr=False)
     call_budget: CallBudget = field(default_factory=CallBudget, compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """A piece of text number ``index`` of ``sampling.n``, perhaps empty, and its number of tokens.
-
-    ``logprobs`` has an entry for each token when requested; ``token_ids`` are empty if not reported.
-    ``cached_tokens`` and ``queue_wait_s`` come with the first piece when known, so that an answer that is cut
-    short is accounted for.
-    """
-
-    text: str
-    tokens: int
-    cached_tokens: int | None = None
-    queue_wait_s: float | None = None
-    index: int = 0
-    logprobs: tuple[TokenLogprob, ...] = ()
-    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

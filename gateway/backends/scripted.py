@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from admission.values import BackendLoad
-from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Work
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
+from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, FormatType, TokenLogprob, Usage
 from resilience.failures import BackendFailure, FailureKind

@@ -57,6 +57,16 @@ def budget_body(budget: BudgetReport) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value or name not in _ONLY_WHEN_SET}
 
 
+def usage_body(usage: Usage) -> dict[str, int]:
+    """The count of tokens; those of reasoning only where there are any."""
+    counts = {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cached_tokens": usage.cached_tokens,
+    }
+    return counts | {"reasoning_tokens": usage.reasoning_tokens} if usage.reasoning_tokens else counts
+
+
 def error_detail(error: PublicError, request_id: str) -> ErrorDetail:
     """The inner object of an error, in bodies and in events."""
     return {
@@ -82,7 +92,7 @@ def metadata(answer: Answer) -> dict[str, Any]:
         "backend_version": answer.backend_version,
         "trace_id": answer.trace_id,
         "finish_reason": answer.finish_reason,
-        "usage": answer.usage,
+        "usage": usage_body(answer.usage),
         "timings": answer.timings,
         "fallback": answer.fallback,
         "budget": budget_body(answer.budget),

@@ -20,13 +20,20 @@ class CachedTokens(TypedDict):
     cached_tokens: int
 
 
+class ReasoningTokens(TypedDict):
+    """What generated tokens were used for."""
+
+    reasoning_tokens: int
+
+
 class OpenAIUsage(TypedDict):
-    """OpenAI's count of tokens."""
+    """OpenAI's count of tokens; without reasoning there are no details of the answer."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: NotRequired[ReasoningTokens]
 
 
 class SluiceBody(TypedDict):
@@ -94,13 +101,14 @@ FINISH_REASONS: Final[Mapping[FinishReason, str]] = MappingProxyType(
     {
         FinishReason.STOP: "stop",
         FinishReason.LENGTH: "length",
+        FinishReason.TOOL_CALLS: "tool_calls",
         FinishReason.DEADLINE: "length",
         FinishReason.CANCELLED: "length",
         FinishReason.ERROR: "length",
         FinishReason.DEGRADED: "stop",
     }
 )
-"""OpenAI's clients know two ends of a text: a whole one, and one cut short."""
+"""OpenAI's clients know two ends of a text, a whole one and one cut short, and tool calls."""
 
 _ERROR_TYPES: Final[Mapping[int, str]] = MappingProxyType(
     {
@@ -128,12 +136,15 @@ _CODES: Final[Mapping[str, str]] = MappingProxyType(
 
 def usage_body(usage: Usage) -> OpenAIUsage:
     """Cached tokens are part of the prompt's."""
-    return {
+    body: OpenAIUsage = {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.input_tokens + usage.output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.reasoning_tokens:
+        body["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return body
 
 
 def sluice_body(answer: Answer) -> dict[str, Any]:

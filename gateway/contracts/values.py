@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits
 from accounting.keys import CallerRole as CallerRole
-from budgeting.values import EvidenceChunk, Message
+from budgeting.values import EvidenceChunk, Message, ToolCall
 from gateway.contracts.features import Feature
 from gateway.errors import PublicError
 
@@ -32,6 +32,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
     ERROR = "error"
@@ -187,11 +188,14 @@ class GenerateRequest(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one answer; ``cached_tokens`` is the part of ``input_tokens`` found in a prefix cache."""
+    """Tokens of one answer; ``cached_tokens`` is the part of ``input_tokens`` found in a prefix cache,
+    ``reasoning_tokens`` that of ``output_tokens`` that is no text of the answer.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +230,8 @@ class Choice(Struct, frozen=True):
     text: str
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +263,8 @@ class Answer(Struct, frozen=True):
     """The backend-neutral answer. ``backend`` is the kind, ``backend_name`` the name in the config;
     ``adapter_id`` is the adapter that really answered.
 
-    ``output_text``, ``finish_reason`` and ``logprobs`` are of the first choice, ``others`` the further ones.
+    ``output_text``, ``finish_reason``, ``logprobs``, ``reasoning`` and ``tool_calls`` are of the first
+    choice, ``others`` the further ones.
     """
 
     request_id: str
@@ -278,8 +285,11 @@ class Answer(Struct, frozen=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     others: tuple[Choice, ...] = ()
     adapter_id: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def choices(self) -> tuple[Choice, ...]:
         """All texts, in order."""
-        return (Choice(self.output_text, self.finish_reason, self.logprobs), *self.others)
+        first = Choice(self.output_text, self.finish_reason, self.logprobs, self.reasoning, self.tool_calls)
+        return (first, *self.others)

@@ -1,12 +1,14 @@
 """Passes an answer on to the caller, counts it, and stores what another call needs to resume it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from admission.controller import Slot
 from admission.errors import Refused
 from budgeting.values import Plan
-from gateway.backends.port import Delta
+from gateway.contracts.events import Delta
 from gateway.contracts.values import GenerateRequest, TokenLogprob
 from gateway.generation.commit_buffer import CommitBuffer
 from gateway.generation.sink import Sink

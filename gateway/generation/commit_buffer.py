@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from gateway.backends.port import Delta, DeltaSink
+from gateway.backends.port import DeltaSink
+from gateway.contracts.events import Delta
 
 T = TypeVar("T")
 

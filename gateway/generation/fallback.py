@@ -7,7 +7,8 @@ from adapters.events import AdapterReplacedByBase
 from admission.controller import AdmissionController
 from admission.errors import Refused
 from admission.values import Demand, Reason
-from gateway.backends.port import Backend, BackendState, Completion, Delta, Restarting
+from gateway.backends.port import Backend, BackendState, Completion, Restarting
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Answer, Fallback, FinishReason, Usage
 from gateway.generation.answer_cache import AnswerCache
 from gateway.generation.answer_stream import AnswerStream

@@ -5,7 +5,8 @@ from itertools import chain
 from types import MappingProxyType
 
 from gateway.backends.lora_slots import PARAM
-from gateway.backends.port import Backend, Completion, Delta, DeltaSink, Work
+from gateway.backends.port import Backend, Completion, DeltaSink, Work
+from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Usage
 from resilience.blame import Blame
 from resilience.degenerate import Action, DegenerateLimits, Detector, Sign

@@ -1,8 +1,9 @@
 """Resuming a broken answer on a backend: which modes it offers, and the output joined to the stream."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
-from gateway.backends.port import Backend, Continue, Delta
+from gateway.backends.port import Backend, Continue
+from gateway.contracts.events import Delta
 from gateway.contracts.values import FormatType
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.job import Job

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from budgeting.values import Plan
-from gateway.backends.port import Delta
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Answer
 from gateway.errors import PublicError
 

@@ -5,9 +5,10 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from budgeting.values import Message, Role
-from gateway.backends.port import Backend, BackendState, Completion, Delta, Fleet, Work
+from gateway.backends.port import Backend, BackendState, Completion, Fleet, Work
 from gateway.backends.supervised import EngineStanding
 from gateway.backends.workers.inspection import Inspection, WorkerInspections
+from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Sampling
 from gateway.health.gpus import read_gpus

@@ -6,8 +6,8 @@ from typing import Final
 import orjson
 
 from budgeting.values import Plan
-from gateway.backends.port import Delta
 from gateway.contracts.dialect import ContractDialect, Header, ParsedRequest
+from gateway.contracts.events import Delta
 from gateway.contracts.native_answer import done_event, error_event
 from gateway.contracts.values import Answer
 from gateway.errors import PublicError

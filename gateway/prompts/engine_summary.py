@@ -19,7 +19,8 @@ from budgeting.errors import BudgetError
 from budgeting.summary import Count, Summarizer, Summary, beginnings
 from budgeting.token_cache import TokenCache
 from budgeting.values import Message, Role
-from gateway.backends.port import Backend, BackendState, Delta, Work
+from gateway.backends.port import Backend, BackendState, Work
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure
 

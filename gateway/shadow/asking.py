@@ -20,7 +20,8 @@ from admission.circuit import CircuitState
 from admission.controller import AdmissionController
 from admission.errors import Refused
 from budgeting.values import Message, Plan
-from gateway.backends.port import Backend, BackendState, Completion, Delta, Work, features_asked
+from gateway.backends.port import Backend, BackendState, Completion, Work, features_asked
+from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Answer, Contract, FinishReason, GenerateRequest, Usage
 from gateway.errors import PublicError

@@ -20,10 +20,11 @@ from rich.status import Status
 from budgeting.values import Message, Role
 from engine.process import LOG_LEVEL_VARIABLE
 from gateway.backends.bedrock.backend import BedrockBackend
-from gateway.backends.port import Delta, Work
+from gateway.backends.port import Work
 from gateway.backends.workers.inspection import Inspection
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from gateway.prompts.published import PromptChanged, StoreUnreachable
 from gateway.weights.errors import FetchError

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from gateway.backends.port import Completion, Delta
+from gateway.backends.port import Completion
+from gateway.contracts.events import Delta
 from ops.ray.wire import Failed, ReplicaPiece
 
 # Deltas in a piece of an answer that is not streamed, after the first: a piece costs as much as the other

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gateway.backends.port import Completion, Delta, Work
+from gateway.backends.port import Completion, Work
 from gateway.backends.workers.worker_choice import Wish
+from gateway.contracts.events import AnswerEvent
 from resilience.failures import BackendFailure, FailureKind
 
 
@@ -40,7 +41,7 @@ class ReplicaPiece(msgspec.Struct, frozen=True, array_like=True):
     """One message of a replica: its name, pieces of the answer, or the answer's end."""
 
     replica: str = ""
-    deltas: tuple[Delta, ...] = ()
+    deltas: tuple[AnswerEvent, ...] = ()
     completion: Completion | None = None
     failed: Failed | None = None
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from benchmarks.bedrock.stand_in import ANSWER, Behaviour, StandIn
 from budgeting.values import Message
 from gateway.backends.bedrock.answer import BlankStops
-from gateway.backends.port import Delta
+from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Usage
 from resilience.failures import FailureKind
 from tests.bedrock.conftest import MakeBackend

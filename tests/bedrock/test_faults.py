@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 from benchmarks.bedrock.stand_in import NORMAL, Behaviour, StandIn, stand_in
 from gateway.backends.bedrock.backend import BedrockBackend
 from gateway.backends.bedrock.transport import failure_of as classified
-from gateway.backends.port import Delta
+from gateway.contracts.events import Delta
 from resilience.failures import FailureKind
 from tests.bedrock.conftest import MakeBackend
 from tests.bedrock.support import at_rest, failure_of, threads_of, until, work

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from budgeting.values import Message, Role
 from gateway.admin.chaos import ChaosAdmin
 from gateway.backends.faulty import Chaos, FaultPlan, FaultyBackend, faulty
-from gateway.backends.port import Absence, Backend, Delta, Restarting, Work
+from gateway.backends.port import Absence, Backend, Restarting, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.config.chaos import ChaosSection, FaultRule
 from gateway.config.errors import ConfigError
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from gateway.state.audit import Audit
 from gateway.state.memory import MemoryStateStore, MemoryStreams

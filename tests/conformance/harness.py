@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 from adapters.values import Adapter
 from budgeting.counting import ChatTokenizer
 from budgeting.values import Message, Role
-from gateway.backends.port import Backend, Completion, Delta, Work
+from gateway.backends.port import Backend, Completion, Work
+from gateway.contracts.events import Delta
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling, TokenLogprob
 from tests.engine.adapters import write_adapter
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 
 from adapters.values import Adapter
-from gateway.backends.port import BackendState, Delta
+from gateway.backends.port import BackendState
+from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, FormatType
 from resilience.failures import BackendFailure, FailureKind

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.backends.port import Continue, Delta, PartialAnswer, Work
+from gateway.backends.port import Continue, PartialAnswer, Work
+from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, FormatType
 from resilience.failures import BackendFailure, FailureKind

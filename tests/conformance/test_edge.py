@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest
-from gateway.backends.port import Completion, Continue, Delta, DeltaSink, PartialAnswer, Work
+from gateway.backends.port import Completion, Continue, DeltaSink, PartialAnswer, Work
+from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import EngineDead
-from gateway.backends.port import Delta
 from gateway.backends.vllm.host import VllmHost
 from gateway.config.engine import EngineSection
+from gateway.contracts.events import Delta
 from gateway.prompts.text import sampling_defaults
 from tests.conformance.harness import (
     ADAPTERS,

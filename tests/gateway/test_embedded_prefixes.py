@@ -8,8 +8,9 @@ from engine.errors import EngineBusy
 from engine.values import GenerationRequest
 from gateway.backends.embedded import EmbeddedBackend
 from gateway.backends.lora_slots import LoraSlots
-from gateway.backends.port import Delta, Work
+from gateway.backends.port import Work
 from gateway.config.settings import load_settings
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from gateway.wiring.engine import engine_config
 from resilience.failures import BackendFailure

@@ -21,9 +21,10 @@ from engine.errors import EngineDead, EngineStartError
 from engine.values import EngineConfig
 from gateway.backends.embedded_host import EmbeddedHost
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
-from gateway.backends.port import Backend, BackendState, Completion, Delta, DeltaSink, Restarting, Work
+from gateway.backends.port import Backend, BackendState, Completion, DeltaSink, Restarting, Work
 from gateway.backends.scripted import ScriptedBackend
 from gateway.backends.supervised import LOOK_EVERY_S, SupervisedHost
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from observability.events import Distribution, EngineFigures
 from resilience.failures import BackendFailure, FailureKind

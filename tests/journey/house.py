@@ -10,8 +10,9 @@ from accounting.values import UsageRow
 from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
 from budgeting.values import Plan
-from gateway.backends.port import Absence, BackendState, Completion, Delta, DeltaSink, Work
+from gateway.backends.port import Absence, BackendState, Completion, DeltaSink, Work
 from gateway.backends.scripted import ScriptedBackend
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Answer, Caller, CallerRole, GenerateRequest
 from gateway.errors import PublicError
 from gateway.journey import Journey

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.backends.port import Delta
+from gateway.contracts.events import Delta
 from gateway.generation.commit_buffer import CommitBuffer
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import yaml
 
 from gateway.backends.embedded import CONTINUES, FEATURES
-from gateway.backends.port import Completion, Delta
+from gateway.backends.port import Completion
 from gateway.config.ray import RaySection
+from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Usage
 from ops.ray.backend import RayBackend
 from ops.ray.port import ClusterPlace, EngineReplicas

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.backends.port import BackendState, Completion, Delta, Work
+from gateway.backends.port import BackendState, Completion, Work
+from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Sampling, Usage
 from ops.ray.backend import SILENT_ROUNDS
 from ops.ray.port import ReplicaLost, ReplicasFull

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from adapters.values import Adapter
 from budgeting.values import Message, Role
-from gateway.backends.port import Completion, Delta, PartialAnswer, Work
+from gateway.backends.port import Completion, PartialAnswer, Work
 from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerView
 from gateway.config.engine import EngineSection
 from gateway.config.ray import RaySection
+from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import (
     FinishReason,
     FormatType,
@@ -198,3 +199,16 @@ def test_a_choice_remembers_what_replicas_that_stay_were_sent() -> None:
     assert choice.choose(wish, views[:2]) in ("b", "c")
     choice.resize(["a", "b", "c"])
     assert choice.choose(Wish((11, 99), 1), views[:1]) == "c"
+
+
+def test_the_kind_of_every_event_survives_the_wire() -> None:
+    sent = (
+        Delta("a", 1),
+        Reasoning("b", 1),
+        ToolBegin("stock", 1, call=0, id="c"),
+        ToolArgs("{}", 1, call=0),
+        ToolEnd("", 0, call=0),
+    )
+    read = decode_piece(encode(ReplicaPiece(deltas=sent))).deltas
+    assert read == sent
+    assert [type(one) for one in read] == [type(one) for one in sent]

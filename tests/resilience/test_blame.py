@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from adapters.values import Adapter
-from gateway.backends.port import Delta, Work
+from gateway.backends.port import Work
 from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from gateway.generation.output_guard import OutputGuard
 from resilience.blame import MAX_WEIGHTS, WINDOW_S, Blame

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from gateway.backends.port import Completion, Delta, DeltaSink, Work
+from gateway.backends.port import Completion, DeltaSink, Work
 from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Sampling, Usage
 from gateway.generation.output_guard import INSPECT_EVERY, OutputGuard
 from resilience.blame import Blame

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from engine.errors import EngineStartError, InvalidConfig, ModelNotFound
-from gateway.backends.port import BackendState, Delta, Work
+from gateway.backends.port import BackendState, Work
 from gateway.backends.vllm.host import VllmHost
 from gateway.backends.vllm.processes import below
 from gateway.backends.vllm.start_errors import explain
 from gateway.config.engine import EngineSection
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import DEMO_MODEL, demo_tokenizer

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adapters.values import Adapter
-from gateway.backends.port import Delta
+from gateway.contracts.events import Delta
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import DEMO_MODEL, Specimen, hear
 from tests.engine.adapters import write_adapter

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapters.values import Adapter
-from gateway.backends.port import Delta
+from gateway.contracts.events import Delta
 from gateway.contracts.features import KNOWN_FEATURES
 from gateway.contracts.values import FinishReason, FormatType
 from resilience.failures import BackendFailure, FailureKind

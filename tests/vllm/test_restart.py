@@ -12,11 +12,12 @@ from pathlib import Path
 
 from engine.errors import EngineDead
 from gateway.backends.host import EngineHost
-from gateway.backends.port import BackendState, Delta
+from gateway.backends.port import BackendState
 from gateway.backends.supervised import SupervisedHost
 from gateway.backends.vllm.host import VllmHost
 from gateway.backends.vllm.processes import below
 from gateway.config.engine import EngineSection
+from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure, FailureKind
 from resilience.supervisor import EngineLost, EngineRestarted, Loss, Supervisor, SupervisorEvent

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.values import Adapter
-from gateway.backends.port import Delta
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.dialect import FEATURES, CompletionWriter, Dialect, salt_of
 from gateway.backends.workers.errors import (
@@ -24,6 +23,7 @@ from gateway.backends.workers.errors import (
     TransportError,
 )
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
+from gateway.contracts.events import Delta
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling

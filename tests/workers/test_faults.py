@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from gateway.backends.port import BackendState, Delta
+from gateway.backends.port import BackendState
+from gateway.contracts.events import Delta
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
 from tests.workers.raw_worker import (

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.backends.port import Completion, Delta, DeltaSink
+from gateway.backends.port import Completion, DeltaSink
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.hedging import MOST_SAVED, WINDOW_S, HedgePolicy, HedgeRules, Run, race
 from gateway.backends.workers.worker import WATCH_CONNECTIONS
+from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Usage
 from gateway.wiring.backends import hedge_collector
 from resilience.failures import BackendFailure, FailureKind

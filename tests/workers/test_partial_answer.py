@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.port import BackendState, Continue, Delta, PartialAnswer, Work
+from gateway.backends.port import BackendState, Continue, PartialAnswer, Work
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.dialect import MAX_ECHOED_PROMPT, CompletionWriter, Dialect
+from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Usage
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from gateway.backends.port import Completion, Delta
+from gateway.backends.port import Completion
+from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Usage
 
 # Above the average bytes of a token in almost any text, so that a count by it is not too high. It replaces

@@ -9,10 +9,11 @@ from admission.values import BackendLoad
 from engine import errors
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest, resumed_seed
-from gateway.backends.port import BackendState, Completion, Continue, Delta, DeltaSink, Work, filled
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work, filled
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import EngineRequest, LoadedEngine
+from gateway.contracts.events import Delta
 from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import FormatType, ResponseFormat, Sampling
 from resilience.failures import BackendFailure, FailureKind

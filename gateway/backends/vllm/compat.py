@@ -20,12 +20,13 @@ from typing import Any
 import structlog
 
 from engine import errors
-from gateway.backends.port import Completion, Delta, DeltaSink
+from gateway.backends.port import Completion, DeltaSink
 from gateway.backends.vllm.arguments import check_extra, on_cpu
 from gateway.backends.vllm.child_logs import CONFIG_VARIABLE
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import EngineRequest, EngineShape, Lora, name_of
 from gateway.config.engine import EngineSection
+from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, TokenLogprob, Usage
 from resilience.classify import classify
 from resilience.failures import BackendFailure, FailureKind

@@ -5,10 +5,11 @@ from types import MappingProxyType
 
 import msgspec
 
-from gateway.backends.port import Completion, Delta, Work
+from gateway.backends.port import Completion, Work
 from gateway.backends.workers.errors import BadHttp, ConnectionLost
 from gateway.backends.workers.logprobs import LogprobReader
 from gateway.backends.workers.refusal import failure_in_stream
+from gateway.contracts.events import Delta
 from gateway.contracts.sse import EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, TokenLogprob, Usage
 from resilience.failures import BackendFailure, FailureKind

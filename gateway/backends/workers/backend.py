@@ -13,7 +13,7 @@ import structlog
 from adapters.values import Adapter
 from admission.values import BackendLoad
 from gateway.backends.partial_answer import check_partial, generate_rest
-from gateway.backends.port import Absence, BackendState, Completion, Delta, DeltaSink, Work
+from gateway.backends.port import Absence, BackendState, Completion, DeltaSink, Work
 from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.client import whole_body
@@ -28,6 +28,7 @@ from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of, failure_of_transport
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
 from gateway.backends.workers.worker_choice import NO_WISH, Wish
+from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from observability.collectors import WorkerStatus
 from resilience.failures import BackendFailure, FailureKind

@@ -13,7 +13,8 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gateway.backends.port import Completion, Delta, DeltaSink
+from gateway.backends.port import Completion, DeltaSink
+from gateway.contracts.events import Delta
 
 # Times to the first token count for one to two of these, seconds: long enough for a p99, short enough to
 # follow the load.

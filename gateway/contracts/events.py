@@ -1,0 +1,176 @@
+"""The events of an answer, which every backend gives and every contract writes, and their order.
+
+Per choice: ``(Delta | Reasoning | ToolBegin ToolArgs* ToolEnd)*``, then its finish reason in the completion.
+A choice begins with its first event.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from budgeting.values import ToolCall, ToolKind
+from gateway.contracts.values import FinishReason, TokenLogprob
+
+# The most calls in one choice: more are a fault of the model or of a parser.
+MAX_CALLS = 128
+
+
+class Delta(Struct, frozen=True, tag=True):
+    """A piece of text number ``index`` of ``sampling.n``, perhaps empty, and its number of tokens.
+
+    ``logprobs`` has an entry for each token when requested; ``token_ids`` are empty if not reported.
+    ``cached_tokens`` and ``queue_wait_s`` come with the first piece when known, so that an answer that is cut
+    short is accounted for.
+    """
+
+    text: str
+    tokens: int
+    cached_tokens: int | None = None
+    queue_wait_s: float | None = None
+    index: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+    token_ids: tuple[int, ...] = ()
+
+
+class Reasoning(Delta, frozen=True, tag=True):
+    """A piece of the model's reasoning: ``text`` is not a part of the answer's text."""
+
+
+class ToolBegin(Delta, frozen=True, tag=True):
+    """Call number ``call`` of the choice begins; ``text`` is the tool's whole name, ``id`` the call's."""
+
+    call: int = 0
+    id: str = ""
+    kind: ToolKind = ToolKind.FUNCTION
+
+
+class ToolArgs(Delta, frozen=True, tag=True):
+    """A piece of the arguments of call number ``call``, never empty."""
+
+    call: int = 0
+
+
+class ToolEnd(Delta, frozen=True, tag=True):
+    """Call number ``call`` has all its arguments."""
+
+    call: int = 0
+
+
+AnswerEvent = Delta | Reasoning | ToolBegin | ToolArgs | ToolEnd
+
+
+class IllegalEvent(ValueError):
+    """An event that the order does not allow."""
+
+
+class _OpenChoice:
+    """What one choice has so far."""
+
+    __slots__ = ("calls", "ended", "open", "reasoning", "text")
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[tuple[ToolBegin, list[str]]] = []
+        self.open = False  # whether the last call has not ended
+        self.ended = False
+
+
+class AnswerFold:
+    """Checks the order of an answer's events, and folds them into the whole answer; sans-I/O.
+
+    A call's index is one more than that of the call before it, its id is unique in the answer, and its name
+    comes once. Arguments come inside their call alone. Nothing comes after a choice's end.
+    """
+
+    def __init__(self, n: int = 1) -> None:
+        self._choices = [_OpenChoice() for _ in range(n)]
+        self._ids: set[str] = set()
+
+    def take(self, event: Delta) -> None:
+        """Add an event. Raises IllegalEvent; the fold is unchanged then."""
+        if not 0 <= event.index < len(self._choices):
+            raise IllegalEvent(f"choice {event.index} of {len(self._choices)}")
+        choice = self._choices[event.index]
+        if choice.ended:
+            raise IllegalEvent(f"choice {event.index} has ended")
+        match event:
+            case ToolBegin():
+                self._begin(choice, event)
+            case ToolArgs():
+                self._in_call(choice, event.call)
+                if not event.text:
+                    raise IllegalEvent(f"an empty piece of arguments of call {event.call}")
+                choice.calls[-1][1].append(event.text)
+            case ToolEnd():
+                self._in_call(choice, event.call)
+                if event.text:
+                    raise IllegalEvent(f"the end of call {event.call} has text")
+                choice.open = False
+            case _ if not event.text:
+                pass  # tokens alone
+            case _ if choice.open:
+                raise IllegalEvent(f"text inside call {len(choice.calls) - 1}")
+            case Reasoning():
+                choice.reasoning.append(event.text)
+            case _:
+                choice.text.append(event.text)
+
+    def _begin(self, choice: _OpenChoice, event: ToolBegin) -> None:
+        if choice.open:
+            raise IllegalEvent(f"call {event.call} begins inside call {len(choice.calls) - 1}")
+        if event.call != len(choice.calls):
+            raise IllegalEvent(f"call {event.call} follows {len(choice.calls)} calls")
+        if event.call >= MAX_CALLS:
+            raise IllegalEvent(f"more than {MAX_CALLS} calls")
+        if not event.text or not event.id:
+            raise IllegalEvent(f"call {event.call} has no {'id' if event.text else 'name'}")
+        if event.id in self._ids:
+            raise IllegalEvent(f"call {event.call} has the id of another call")
+        self._ids.add(event.id)
+        choice.calls.append((event, []))
+        choice.open = True
+
+    def _in_call(self, choice: _OpenChoice, call: int) -> None:
+        if not choice.open or call != len(choice.calls) - 1:
+            raise IllegalEvent(f"call {call} is not open")
+
+    def end(self, reasons: Sequence[FinishReason]) -> None:
+        """The choices end for these reasons. A choice that was cut short may end inside a call.
+
+        Raises:
+            IllegalEvent: not one reason for each choice; ``tool_calls`` without a call; or a call that has
+                not ended where the answer is whole.
+        """
+        if len(reasons) != len(self._choices):
+            raise IllegalEvent(f"{len(reasons)} finish reasons for {len(self._choices)} choices")
+        for index, (choice, reason) in enumerate(zip(self._choices, reasons, strict=True)):
+            if choice.ended:
+                raise IllegalEvent(f"choice {index} has ended")
+            if reason is FinishReason.TOOL_CALLS and not choice.calls:
+                raise IllegalEvent(f"choice {index} ends for its tool calls and has none")
+            if choice.open and reason in (FinishReason.TOOL_CALLS, FinishReason.STOP):
+                raise IllegalEvent(f"choice {index} ends with {reason} inside call {len(choice.calls) - 1}")
+        for choice in self._choices:
+            choice.ended = True
+
+    def text(self, index: int = 0) -> str:
+        """A choice's text so far."""
+        return "".join(self._choices[index].text)
+
+    def reasoning(self, index: int = 0) -> str | None:
+        """A choice's reasoning so far; ``None`` when there is none."""
+        return "".join(self._choices[index].reasoning) or None
+
+    def tool_calls(self, index: int = 0) -> tuple[ToolCall, ...]:
+        """A choice's calls so far; the last one may lack arguments."""
+        return tuple(
+            [
+                ToolCall(begin.id, begin.text, "".join(arguments), begin.kind)
+                for begin, arguments in self._choices[index].calls
+            ]
+        )
+
+    def in_call(self, index: int = 0) -> bool:
+        """Whether a call of the choice has not ended."""
+        return self._choices[index].open
