@@ -93,7 +93,7 @@ class Journal:
         self._syncing: _Group | None = None
         self._handed_at = float("-inf")
         self._late: asyncio.TimerHandle | None = None
-        self._stopped = asyncio.Event()
+        self._stopped = False
         self._retry_at: float | None = None
         self._full = False
         self._segments: set[JournalSegment] = set()
@@ -108,7 +108,7 @@ class Journal:
     @property
     def working(self) -> bool:
         """Whether rows are journaled: there is room, and the disk has not just failed."""
-        return not self._full and not self._resting()
+        return not self._full and (self._retry_at is None or not self._resting(self._retry_at))
 
     def open(self) -> None:
         """Create the folder and start the thread. Raises LedgerUnavailable if the folder cannot be made."""
@@ -129,9 +129,9 @@ class Journal:
         """Take a row for the next group; never waits or raises. ``False``: the journal is full, failing or
         closed, or the row cannot be encoded.
         """
-        if self._loop is None or self._stopped.is_set():
+        if self._loop is None or self._stopped:
             return False
-        if self._resting():
+        if self._retry_at is not None and self._resting(self._retry_at):
             return self._refuse(JournalRefusal.FAILING)
         try:
             data = frame(entry.row)
@@ -209,7 +209,7 @@ class Journal:
                 while self._gathering.entries or self._syncing is not None:
                     await self.durable()
                     await asyncio.sleep(0.001)  # a timed-out group is done before it is synced
-        self._stopped.set()
+        self._stopped = True
         segments = tuple(self._segments)
         self._segments.clear()
         for segment in segments:
@@ -312,8 +312,8 @@ class Journal:
         self._retry_at = self._options.clock() + REST_S
         self._options.emit(JournalFailed(error_type, rows, self._options.unix_time()))
 
-    def _resting(self) -> bool:
-        return self._retry_at is not None and self._options.clock() < self._retry_at
+    def _resting(self, retry_at: float) -> bool:
+        return self._options.clock() < retry_at
 
     # The thread's side
 
@@ -353,5 +353,7 @@ class Journal:
     def _call_loop(self, what: Callable[..., None], *values: Any) -> None:
         # After the loop has ended there are no waiters.
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):
+            try:
                 self._loop.call_soon_threadsafe(what, *values)
+            except RuntimeError:
+                return

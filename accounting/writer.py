@@ -44,7 +44,9 @@ class Writer:
         self._enough = asyncio.Event()
         # One batch at a time: the writer's loop and the flush of closing must not take the same rows.
         self.turn = asyncio.Lock()
-        self._closing = asyncio.Event()
+        # Whether :meth:`stop` was called, and those that wait for it.
+        self.closing = False
+        self._closed = asyncio.Event()
         self.written = 0
         self.lost = 0
         self._failures = 0
@@ -74,11 +76,6 @@ class Writer:
         """Whether less than a batch waits."""
         return self.healthy and len(self._outbox) < self._options.batch_rows
 
-    @property
-    def closing(self) -> bool:
-        """Whether :meth:`stop` was called."""
-        return self._closing.is_set()
-
     def hold(self, entry: PendingRow) -> None:
         """Add a row; the caller has checked :attr:`has_room`."""
         self._outbox.append(entry)
@@ -90,9 +87,9 @@ class Writer:
         """Write rows as they come, until :meth:`stop`. Cancelling it loses no row: rows leave only when
         durable.
         """
-        while not self._closing.is_set():
+        while not self.closing:
             self._wake.clear()
-            await self._retrying(self._write_batch, rest=self.rest, ended=self._closing.is_set)
+            await self._retrying(self._write_batch, rest=self.rest, ended=self._closed.is_set)
             if not self._outbox:
                 await self._wake.wait()
             # Rows that came during a write gather too, or each would have a transaction of its own.
@@ -100,7 +97,8 @@ class Writer:
 
     def stop(self) -> None:
         """End :meth:`run` and all pauses."""
-        self._closing.set()
+        self.closing = True
+        self._closed.set()
         self._wake.set()
         self._enough.set()
 
@@ -118,13 +116,13 @@ class Writer:
     async def write_again(self, rows: Sequence[UsageRow]) -> bool:
         """Write rows of the journal; ``False``: closed before."""
         write = partial(self._write_rows, rows)
-        return await self._retrying(write, rest=self.rest, ended=self._closing.is_set)
+        return await self._retrying(write, rest=self.rest, ended=self._closed.is_set)
 
     async def rest(self, seconds: float) -> None:
         """Pause, at most until closing begins."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._closing.wait()
+                await self._closed.wait()
 
     # Batches
 

@@ -45,7 +45,9 @@ class AdmissionController:
 
         Entry raises :class:`Refused`. A cancelled request leaves the queue, or gives its slot back, at once.
         """
-        return _Admission(self._queue(demand.backend), demand)
+        backend = demand.backend
+        queue = self._queues.get(self._engine_of.get(backend, backend))
+        return _Admission(self._queue(backend) if queue is None else queue, demand)
 
     def wake(self, backend: str) -> None:
         """The backend has run a step: read its load, and hand more on if possible."""

@@ -93,11 +93,12 @@ class Estimator:
     def first_token_s(self, tokens_ahead: int, *, busy: bool) -> float:
         """Expected seconds from hand-over to the first token; for an idle engine its last one while idle
         counts more."""
-        expected_s = self.rates.first_token_s(tokens_ahead)
+        rates = self.rates
+        expected_s = rates.step_s + rates.s_per_token * tokens_ahead
         if busy or self._alone is None:
             return expected_s
         tokens, took_s = self._alone
-        return min(expected_s, took_s + self.rates.s_per_token * max(0, tokens_ahead - tokens))
+        return min(expected_s, took_s + rates.s_per_token * max(0, tokens_ahead - tokens))
 
     def forgotten(self, now: float, *, busy: bool) -> bool:
         """Whether the last first token is too old to refuse a request because of it.

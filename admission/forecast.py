@@ -89,22 +89,16 @@ def _with(extra: Growing, growing: Sequence[Growing]) -> list[Growing]:
     return [*growing[:at], extra, *growing[at:]]
 
 
-@dataclass(frozen=True, slots=True)
 class KvPoolTokens:
-    """A KV pool's size; 0 tokens when the backend has not reported it."""
+    """A KV pool's size: ``tokens`` fit, 0 when the backend has not reported it; a sequence wastes
+    ``sequence_slack`` of them on average in its last block.
+    """
 
-    total_blocks: int = 0
-    block_size: int = 0
+    __slots__ = ("sequence_slack", "tokens")
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that fit."""
-        return self.total_blocks * self.block_size
-
-    @property
-    def sequence_slack(self) -> int:
-        """Tokens a sequence wastes on average in its last block."""
-        return self.block_size // 2
+    def __init__(self, total_blocks: int = 0, block_size: int = 0) -> None:
+        self.tokens = total_blocks * block_size
+        self.sequence_slack = block_size // 2
 
 
 class KvForecast:

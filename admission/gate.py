@@ -31,7 +31,7 @@ class BackendGate:
     def __init__(self, limits: AdmissionLimits, *, random: random.Random) -> None:
         self.limits = limits
         self.queue = FairQueue(aging_s=limits.aging_s)
-        self._tickets: dict[int, AdmissionTicket] = {}  # of queued requests, in order of arrival
+        self.tickets: dict[int, AdmissionTicket] = {}  # of queued requests, in order of arrival
         self._hold: Hold | None = None
         self.work = InFlightWork(limits)
         self._ladders = Ladders(limits.rungs)
@@ -51,7 +51,7 @@ class BackendGate:
         if load is None:
             return
         self.work.report(load, now)
-        if self._tickets:
+        if self.tickets:
             self.work.memory.refresh(now)  # here once a step, not in the decisions after it
 
     # The life of a request
@@ -75,7 +75,7 @@ class BackendGate:
         uncached = work.estimator.uncached(demand)
         longest_s = work.estimator.max_wait_s(limits, uncached) * factor
         due = work.estimator.due(demand, limits, uncached)
-        waiting = self._waiting_in_all
+        waiting = len(self.tickets) + work.foreign_waiting
         rung = self._ladders.of(limits.rungs).at(waiting // work.signals.workers)
         max_tokens = demand.max_output_tokens
         if rung.max_tokens is not None:
@@ -120,13 +120,14 @@ class BackendGate:
         ticket = AdmissionTicket(
             demand, item, demand.kind, uncached, max_tokens, expected, longest_s, wait_s, first_s
         )
-        if at_once and not self._tickets and not self._displaced:
+        if at_once and not self.tickets and not self._displaced:
             self._hold = work.holds(ticket, now)
-            if self._hold is None and not work.too_late(ticket, now):
+            # It was found in time above, by the same estimates.
+            if self._hold is None:
                 self.queue.pass_empty(item)
                 work.add(ticket, now)
                 return ticket
-        self._tickets[item.number] = ticket
+        self.tickets[item.number] = ticket
         self.queue.join(item)
         return ticket
 
@@ -149,11 +150,11 @@ class BackendGate:
             return handed_on
         self.queue.age(now)
         while (item := self.queue.peek()) is not None:
-            ticket = self._tickets[item.number]
+            ticket = self.tickets[item.number]
             self._hold = self.work.holds(ticket, now)
             if self._hold is not None:
                 break
-            del self._tickets[item.number]
+            del self.tickets[item.number]
             if self.work.too_late(ticket, now):
                 self.queue.leave(item)
                 self._mark_refused(ticket, Reason.WAIT_EXCEEDED, now)
@@ -169,7 +170,7 @@ class BackendGate:
         reason = Reason.MEMORY_PRESSURE if self._hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
         out = []
         for item in self.queue.expired(now):
-            ticket = self._tickets.pop(item.number)
+            ticket = self.tickets.pop(item.number)
             by_deadline = item.leave_at < item.arrived_at + ticket.max_wait_s
             self._mark_refused(ticket, Reason.WAIT_EXCEEDED if by_deadline else reason, now)
             out.append(ticket)
@@ -190,7 +191,7 @@ class BackendGate:
     ) -> None:
         """Its work has ended, or it left the queue by itself; a second call changes nothing."""
         if ticket.state is TicketState.WAITING:
-            del self._tickets[ticket.number]
+            del self.tickets[ticket.number]
             self.queue.leave(ticket.waiting)
             ticket.state = TicketState.GONE
             return
@@ -205,10 +206,10 @@ class BackendGate:
     def _estimates(self, demand: Demand, uncached: int, now: float) -> tuple[float, float]:
         """Seconds until it would be handed on, and to its first token."""
         ahead, by_memory = NONE_AHEAD, False
-        if self._tickets:
+        if self.tickets:
             requests = self.queue.ahead_of(demand.tenant, demand.priority)
             if requests:
-                ahead = Ahead(requests, self.queue.tokens * requests // len(self._tickets))
+                ahead = Ahead(requests, self.queue.tokens * requests // len(self.tickets))
             by_memory = self._hold is Hold.MEMORY
         return self.work.estimates(demand, uncached, ahead, now, by_memory=by_memory)
 
@@ -228,7 +229,7 @@ class BackendGate:
         least = self.queue.least()
         if least is None or least.rank >= demand.priority:
             return False
-        ticket = self._tickets.pop(least.number)
+        ticket = self.tickets.pop(least.number)
         self.queue.leave(least)
         self._mark_refused(ticket, Reason.LOW_PRIORITY_SHED, now)
         self._displaced.append(ticket)
@@ -236,11 +237,11 @@ class BackendGate:
 
     def _refuse_all(self, reason: Reason, now: float) -> None:
         """Refuse all waiting requests; :meth:`displaced` returns them."""
-        for ticket in self._tickets.values():
+        for ticket in self.tickets.values():
             self.queue.leave(ticket.waiting)
             self._mark_refused(ticket, reason, now)
             self._displaced.append(ticket)
-        self._tickets.clear()
+        self.tickets.clear()
         self._hold = None
 
     def _mark_refused(self, ticket: AdmissionTicket, reason: Reason, now: float) -> None:
@@ -273,24 +274,19 @@ class BackendGate:
     @property
     def waiting(self) -> Collection[AdmissionTicket]:
         """Queued requests, in order of arrival."""
-        return self._tickets.values()
+        return self.tickets.values()
 
     @property
     def queued(self) -> int:
         """Number of queued requests."""
-        return len(self._tickets)
+        return len(self.tickets)
 
     @property
     def hold(self) -> Hold | None:
         """What held the next request at the last :meth:`pump`; ``None`` with an empty queue."""
-        return self._hold if self._tickets else None
+        return self._hold if self.tickets else None
 
     @property
     def depth(self) -> int:
         """Requests that wait for each of the backend's engines, rounded down; with one engine all of them."""
-        return self._waiting_in_all // self.work.signals.workers
-
-    @property
-    def _waiting_in_all(self) -> int:
-        """Queued here, and other callers' requests queued inside the backend."""
-        return len(self._tickets) + self.work.foreign_waiting
+        return (len(self.tickets) + self.work.foreign_waiting) // self.work.signals.workers

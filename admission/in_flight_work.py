@@ -67,9 +67,10 @@ class InFlightWork:
         """Hand a request on and reserve what it will need."""
         ticket.state = TicketState.HANDED_ON
         ticket.handed_on_at = now
-        ticket.alone = self.idle
-        ticket.ahead_at_hand_over = self.prefill_ahead(now) + ticket.uncached
-        self.prefill.add(ticket.number, ticket.uncached, now, self.estimator.rates.s_per_token)
+        ticket.alone = not self.tickets and not self.foreign
+        s_per_token = self.estimator.rates.s_per_token
+        ticket.ahead_at_hand_over = self.prefill.ahead(now, s_per_token) + ticket.uncached
+        self.prefill.add(ticket.number, ticket.uncached, now, s_per_token)
         self.tickets[ticket.number] = ticket
         self.sequences += ticket.demand.sequences
         self.foreign = self.signals.foreign(self.sequences)
@@ -105,11 +106,6 @@ class InFlightWork:
             self.estimator.succeeded(ticket, output_tokens, in_flight, now, workers=workers)
 
     # State
-
-    @property
-    def idle(self) -> bool:
-        """Whether the backend has no work, neither from here nor, as reported, from other callers."""
-        return not self.tickets and not self.foreign
 
     @property
     def foreign_waiting(self) -> int:
@@ -199,7 +195,7 @@ class InFlightWork:
         ``by_memory``: memory bounds the batch, so its size stays what it is now.
         """
         rates, signals = self.estimator.rates, self.signals
-        tokens_ahead = self.prefill_ahead(now) + ahead.tokens // signals.workers
+        tokens_ahead = self.prefill.ahead(now, rates.s_per_token) + ahead.tokens // signals.workers
         places = self.places(demand.priority, now)
         if by_memory and self.sequences:
             places = self.sequences
@@ -209,7 +205,7 @@ class InFlightWork:
         slot_s = missing * rates.hold_s.value / places if missing > 0 else 0.0
         beyond = tokens_ahead - self._prefill_bound(self._limits)
         prefill_s = beyond * rates.s_per_token if beyond > 0 else 0.0
-        first_s = self._first_token_s(tokens_ahead + uncached)
+        first_s = self.estimator.first_token_s(tokens_ahead + uncached, busy=bool(self.tickets))
         if slot_s > 0.0:
             first_s = max(first_s, slot_s + self._first_token_s(uncached))
         return max(slot_s, prefill_s), first_s

@@ -1,7 +1,7 @@
 """Whether a backend's KV pool has room: its reported usage, and the forecast for the requests handed on."""
 
 from admission.estimator import Estimator
-from admission.forecast import KvForecast, ReservedTokens
+from admission.forecast import KvForecast
 from admission.signals import LoadSignals
 from admission.ticket import AdmissionTicket
 from admission.values import AdmissionLimits
@@ -27,7 +27,7 @@ class KvMemory:
     def add(self, ticket: AdmissionTicket) -> None:
         """Reserve the memory that the request will need."""
         self._tickets[ticket.number] = ticket
-        self.forecast.add(ticket.number, _held(ticket))
+        self.forecast.add(ticket.number, ticket.reserved)
 
     def remove(self, ticket: AdmissionTicket) -> None:
         """Free the reservation. Raises KeyError when that was done before."""
@@ -57,7 +57,7 @@ class KvMemory:
         if used >= pressure * scale:
             return True
         watermark *= scale
-        held = _held(ticket)
+        held = ticket.reserved
         # Slightly old counts are safe here: tokens produced since are in `used` as if they were other
         # callers', and so count twice.
         self.refresh(now, CALM_S)
@@ -80,7 +80,3 @@ class KvMemory:
                     expected = self._estimator.expect(ticket.demand, ticket.max_tokens, produced=produced)
                 self.forecast.produced(number, produced, expected)
         self.forecast.sort()
-
-
-def _held(ticket: AdmissionTicket) -> ReservedTokens:
-    return ReservedTokens(ticket.uncached, ticket.expected, width=ticket.demand.sequences)

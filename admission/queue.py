@@ -73,7 +73,8 @@ class Slot:
 
     def ended(self, default: SlotOutcome) -> tuple[SlotOutcome, float]:
         """How and when the work ended; ``default`` when it was not reported."""
-        self._end(default)
+        if self._outcome is None:
+            self._end(default)
         return self._outcome or default, self._ended_at
 
 
@@ -126,10 +127,10 @@ class AdmissionQueue:
                 outcome=outcome,
                 held_s=ended_at - ticket.handed_on_at,
                 estimated_wait_s=ticket.estimated_wait_s,
-                in_flight=self.gate.in_flight,
+                in_flight=len(self.gate.work.tickets),
             )
         )
-        if self.gate.queued:
+        if self.gate.tickets:
             self.look()
 
     def first_token(self, ticket: AdmissionTicket, cached_tokens: int | None) -> None:
@@ -141,14 +142,14 @@ class AdmissionQueue:
         self._emit(
             FirstToken(ticket.demand.backend, ticket.estimated_first_token_s, now - ticket.waiting.arrived_at)
         )
-        if self.gate.queued:
+        if self.gate.tickets:
             self.look()
 
     def stepped(self) -> None:
         """The backend has run a step: a sign of life even with an unchanged load."""
         now = self.clock()
         self.gate.report(self._load(), now)
-        if self.gate.queued:
+        if self.gate.tickets:
             self._settle(now)
 
     def look(self) -> None:
@@ -166,7 +167,7 @@ class AdmissionQueue:
     def _settle(self, now: float) -> None:
         """Act on the gate's decisions."""
         self._resolve(self.gate.displaced())
-        if self.gate.queued:
+        if self.gate.tickets:
             self._resolve(self.gate.expired(now))
             for ticket in self.gate.pump(now):
                 self._emit(self._admitted(ticket))
@@ -194,7 +195,7 @@ class AdmissionQueue:
                 future.set_result(None)
 
     def _set_timer(self, now: float) -> None:
-        at = self.gate.next_change() if self.gate.queued else None
+        at = self.gate.next_change() if self.gate.tickets else None
         if self._timer is not None:
             if at == self._timer_at:
                 return
@@ -215,9 +216,9 @@ class AdmissionQueue:
             tenant=demand.tenant,
             priority=demand.priority,
             estimated_wait_s=ticket.estimated_wait_s,
-            queue_depth=self.gate.queued,
+            queue_depth=len(self.gate.tickets),
             kv_usage=self.gate.work.signals.load.kv_usage if self.gate.work.signals.load else 0.0,
-            in_flight=self.gate.in_flight,
+            in_flight=len(self.gate.work.tickets),
             waited_s=ticket.handed_on_at - ticket.waiting.arrived_at,
             shrunk=ticket.shrunk,
             beyond=ticket.beyond.value if ticket.beyond else None,
@@ -232,9 +233,9 @@ class AdmissionQueue:
                 reason=refusal.reason,
                 estimated_wait_s=refusal.estimated_wait_s,
                 retry_after_s=refusal.retry_after_s,
-                queue_depth=self.gate.queued,
+                queue_depth=len(self.gate.tickets),
                 kv_usage=self.gate.work.signals.load.kv_usage if self.gate.work.signals.load else 0.0,
-                in_flight=self.gate.in_flight,
+                in_flight=len(self.gate.work.tickets),
                 queued=refusal.queued,
             )
         )

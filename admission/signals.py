@@ -11,13 +11,14 @@ from admission.values import AdmissionLimits, BackendLoad
 class LoadSignals:
     """One backend's last report; ``workers`` engines share the name, at least one."""
 
-    __slots__ = ("_just_left", "_limits", "_reported_at", "load", "pool", "workers")
+    __slots__ = ("_just_left", "_limits", "_reported_at", "load", "pool", "waiting", "workers")
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self.load: BackendLoad | None = None
         self.pool = KvPoolTokens()
         self.workers = 1
+        self.waiting = 0  # sequences in the backend's own queue
         self._reported_at = float("-inf")
         self._just_left = 0  # sequences released since the report: the backend may still count them
 
@@ -25,6 +26,7 @@ class LoadSignals:
         """Store a report; the size of the pool stays known when the report lacks it."""
         self.load, self._reported_at, self._just_left = load, now, 0
         self.workers = max(1, load.workers)
+        self.waiting = load.waiting
         if load.total_blocks and load.block_size:
             self.pool = KvPoolTokens(load.total_blocks, load.block_size)
 
@@ -32,11 +34,6 @@ class LoadSignals:
         """Our ``sequences``, handed on at ``since``, have ended; the last report may still include them."""
         if since < self._reported_at:
             self._just_left += sequences
-
-    @property
-    def waiting(self) -> int:
-        """Sequences in the backend's own queue."""
-        return self.load.waiting if self.load is not None else 0
 
     def foreign(self, ours: int) -> int:
         """Sequences there of other gateways and other callers."""

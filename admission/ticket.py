@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from admission.fair_queue import Waiting
+from admission.forecast import ReservedTokens
 from admission.values import Demand, Reason
 
 
@@ -66,9 +67,11 @@ class AdmissionTicket:
     beyond: Beyond | None = None
     refusal: Refusal | None = None
     number: int = field(init=False)  # its id at this gate
+    reserved: ReservedTokens = field(init=False)  # the memory that it will need
 
     def __post_init__(self) -> None:
         self.number = self.waiting.number
+        self.reserved = ReservedTokens(self.uncached, self.expected, width=self.demand.sequences)
 
     @property
     def shrunk(self) -> bool:

@@ -106,11 +106,12 @@ class Journey:
         target = resolve(request, revision, self.fleet, self.adapters.ids)
         version = self.versions.get(target.prompt_version) if target.prompt_version else None
         recorder.found(target, revision)
-        canonical = await self.canonicalizer.canonical_async(request, version, self.offload(request))
+        offload = self.offload(request)
+        canonical = await self.canonicalizer.canonical_async(request, version, offload)
         recorder.canonicalized(canonical)
         timer.lap("canonicalize")
 
-        make_plan = partial(self.planner().plan_async, offload=self.offload(request))
+        make_plan = partial(self.planner().plan_async, offload=offload)
         budget = budget_request(request, canonical.prompt, version, target.route.budgets)
         plan = await make_plan(budget)
         timer.lap("budget")

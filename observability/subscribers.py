@@ -132,6 +132,8 @@ class EventDispatcher:
         self._handlers[RequestRecord].append(log_request or RequestLog(logging.getLogger("sluice")))
         for line in LINES:
             self._handlers.setdefault(line.event, []).append(partial(self._write, line))
+        # The events that it counts or logs.
+        self.types = tuple(self._handlers)
 
     def emit(self, event: object) -> None:
         """Record ``event``. Never blocks and never raises, so that the emitter cannot fail because of it.

@@ -13,12 +13,15 @@ LATENESS = 1 / 1024
 class TimeLimit:
     """A block's time limit: cancels the task that entered it, as ``asyncio.timeout`` does, for less.
 
-    Raises TimeoutError in place of that cancellation.
+    It ends after ``after_s`` seconds, or later by as many as ``moved`` returns then. Raises TimeoutError in
+    place of that cancellation.
     """
 
     __slots__ = ("_cancelling", "_key", "_limits", "_moved", "_moved_s", "_task", "after_s", "expired")
 
-    def __init__(self, limits: "TimeLimits", after_s: float, moved: Callable[[], float] | None) -> None:
+    def __init__(
+        self, limits: "TimeLimits", after_s: float, moved: Callable[[], float] | None = None
+    ) -> None:
         self._limits = limits
         self.after_s = after_s
         self._moved = moved
@@ -54,14 +57,10 @@ class TimeLimit:
 
 
 class TimeLimits:
-    """Makes time limits, ``ending`` by the loop's time. Lives on one event loop."""
+    """The time limits of one event loop, ``ending`` by its time."""
 
     def __init__(self) -> None:
         self.ending: dict[float, set[TimeLimit]] = {}
-
-    def limit(self, after_s: float, moved: Callable[[], float] | None = None) -> TimeLimit:
-        """A limit of ``after_s`` seconds, or later by as many as ``moved`` returns then."""
-        return TimeLimit(self, after_s, moved)
 
     def add(self, limit: TimeLimit, after_s: float) -> float:
         """Set the limit; the key to remove it by."""

@@ -115,7 +115,7 @@ class RetryLoop:
             if (end := bounds.end) is None:
                 return await attempt(this)
             # The limit is the first token's deadline until there is one, then that of the answer.
-            limit = self._limits.limit(end - self._clock(), lambda: (bounds.end or end) - end)
+            limit = TimeLimit(self._limits, end - self._clock(), lambda: (bounds.end or end) - end)
             with limit:
                 return await attempt(this)
         except asyncio.CancelledError:

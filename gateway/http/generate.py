@@ -18,6 +18,7 @@ from gateway.http.idempotency import Idempotency, ReplayableReply, fingerprint_o
 from gateway.http.respond import CALLER_ERRORS, error_reply, log_defect, refuse
 from gateway.http.sinks import StreamSink, WholeSink
 from gateway.ports import Services
+from resilience.time_limits import TimeLimit
 
 NOT_GENERATED: Final = frozenset({"degraded", "response_cache"})
 """Values of ``backend`` that name no model: such an answer costs nothing and is not stored under a key."""
@@ -43,7 +44,7 @@ async def run_journey(services: Services, request: GenerateRequest, sink: Ending
     limit_s = services.limits.request_timeout_s
     error: PublicError | None = None
     try:
-        with services.time_limits.limit(limit_s + OVERTIME_S) as bound:
+        with TimeLimit(services.time_limits, limit_s + OVERTIME_S) as bound:
             await services.journey.run(request, sink)
     except Exception as defect:
         if isinstance(defect, TimeoutError) and bound.expired:

@@ -5,6 +5,8 @@ together one for every two threads, and smaller texts always find a thread. A te
 its caller leaves; one at work is finished, and counts until then.
 """
 
+from __future__ import annotations
+
 import asyncio
 import ctypes
 import os
@@ -43,7 +45,7 @@ def give_memory_back() -> None:
 class _TextJob:
     chars: int
     work: Callable[[], Any]
-    done: "asyncio.Future[Any]"
+    done: asyncio.Future[Any]
 
 
 class TextThreads:

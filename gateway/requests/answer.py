@@ -74,7 +74,9 @@ def respond(
         others=tuple(
             Choice(stream.text(index), reason, stream.logprobs(index) if with_logprobs else None)
             for index, reason in enumerate(completion.others, 1)
-        ),
+        )
+        if completion.others
+        else (),
         adapter_id=outcome.adapter.adapter_id if outcome.adapter else None,
     )
 
@@ -87,7 +89,7 @@ def opening_row(job: Job, revision: int, trace_id: str, unix_time: float) -> Usa
         request_id=request.request_id,
         tenant=request.caller.tenant,
         key_id=request.caller.key_id,
-        contract=request.contract.value,
+        contract=request.contract._value_,  # the property costs two calls
         route=target.route.name,
         started_at=unix_time,
         kind="front" if request.caller.by_front else "request",
@@ -154,7 +156,7 @@ def closing_row(row: UsageRow, answer: Answer, *, model: str) -> UsageRow:
         backend_name=answer.backend_name,
         backend_version=answer.backend_version,
         model=model if used.input_tokens else None,
-        finish_reason=answer.finish_reason.value,
+        finish_reason=answer.finish_reason._value_,
         fallback=fallback.kind if fallback else None,
         fallback_reason=fallback.reason if fallback else None,
         input_tokens=used.input_tokens,

@@ -89,8 +89,8 @@ class InFlightRequests:
     def leave(self, key: _Key) -> bool:
         """The request has ended; whether :meth:`cut` cancelled it."""
         del self._tasks[key]
-        if not self._tasks:
-            self._set_when_empty()
+        if not self._tasks and not self._reporting:
+            self._empty.set()
         if key not in self._cut:
             return False
         self._cut.discard(key)
@@ -105,17 +105,14 @@ class InFlightRequests:
             yield
         finally:
             self._reporting -= 1
-            self._set_when_empty()
+            if not self.in_flight:
+                self._empty.set()
 
     async def drained(self) -> None:
         """Wait until new requests are refused and none is in flight."""
         await self._closed.wait()
         while self.in_flight:
             await self._empty.wait()
-
-    def _set_when_empty(self) -> None:
-        if not self.in_flight:
-            self._empty.set()
 
 
 class _InFlight(AbstractContextManager[None]):

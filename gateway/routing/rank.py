@@ -76,12 +76,20 @@ def rank(
     weighed = (
         [(pinned, 100.0)] if pinned is not None else weights_serving(route, model, backends) or by_weight
     )
-    # A single one needs no draw.
-    drawn = draw(route.name, sticky_key, weighed) if len(weighed) > 1 else weighed[0][0]
-    order = sorted(weighed, key=lambda entry: (entry[0] != drawn, -entry[1]))
-    unable = {name: lack for name, _ in order if (lack := asked - backends[name].features)}
-    able = [backends[name] for name, _ in order if name not in unable]
-    able.sort(key=lambda backend: backend.state is not BackendState.READY)
+    if len(weighed) > 1:
+        drawn = draw(route.name, sticky_key, weighed)
+        order = sorted(weighed, key=lambda entry: (entry[0] != drawn, -entry[1]))
+    else:  # a single one needs no draw
+        drawn, order = weighed[0][0], weighed
+    unable: dict[str, frozenset[Feature]] = {}
+    able: list[Backend] = []
+    for name, _ in order:
+        if lack := asked - backends[name].features:
+            unable[name] = lack
+        else:
+            able.append(backends[name])
+    if len(able) > 1:
+        able.sort(key=lambda backend: backend.state is not BackendState.READY)
     # Only a draw among all backends of the route compares them fairly.
     fair = weighed == by_weight and drawn not in unable
     return Ranking(tuple(able), unable, drawn if fair else None)

@@ -7,24 +7,19 @@ from admission.controller import AdmissionController
 
 
 class EventBus:
-    """Passes each event to the listeners of its type and to those of every type, which attach later."""
+    """Passes each event to the listeners of its type, which attach later."""
 
     def __init__(self) -> None:
         self._by_type: dict[type, list[Callable[[Any], None]]] = {}
-        self._of_all: list[Callable[[object], None]] = []
 
     def attach(self, listener: Callable[[Any], None], *types: type) -> None:
-        """Pass events of these types to ``listener``; of every type when none is named."""
+        """Pass events of these types to ``listener``."""
         for one in types:
             self._by_type.setdefault(one, []).append(listener)
-        if not types:
-            self._of_all.append(listener)
 
     def emit(self, event: object) -> None:
         """Pass an event on, in the order in which the listeners were attached."""
         for listener in self._by_type.get(type(event), ()):
-            listener(event)
-        for listener in self._of_all:
             listener(event)
 
 

@@ -51,7 +51,8 @@ def make_metrics(
         metrics.registry.register(collector)
     if dropped_log_lines is not None:
         metrics.registry.register(ScrapeCollector(log_families, dropped_log_lines))
-    base.events.attach(EventDispatcher(metrics).emit)
+    dispatcher = EventDispatcher(metrics)
+    base.events.attach(dispatcher.emit, *dispatcher.types)
     return metrics
 
 

@@ -22,7 +22,7 @@ from gateway.shadow.guardrail import CanaryGuardrail
 from gateway.wiring.core import Core
 from gateway.wiring.shadow import ShadowParts, make_shadow
 from observability.events import RequestRecord
-from resilience.time_limits import TimeLimits
+from resilience.time_limits import TimeLimit, TimeLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def make_journey(
         clock=base.clock,
         unix_time=base.unix_time,
         check_shape=model.grammars.checked,
-        time_limit=partial(TimeLimits().limit, base.settings.server.request_timeout_seconds),
+        time_limit=partial(TimeLimit, TimeLimits(), base.settings.server.request_timeout_seconds),
     )
 
 

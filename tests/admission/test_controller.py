@@ -240,7 +240,7 @@ async def test_refused_requests_leave_nothing_behind_however_many() -> None:
         for number in range(100_000):
             gate.offer(ask(tenant=f"t{number}", kind=number), 0.0)
         assert desk.queued == 0
-        assert not gate.queue._living and not gate._tickets and len(gate.queue._leaving) <= 1
+        assert not gate.queue._living and not gate.tickets and len(gate.queue._leaving) <= 1
         done.set()
 
 

@@ -17,7 +17,8 @@ from admission.values import BackendLoad, Demand
 from tests.admission.gates import DEMAND, plain
 
 LIMITS = plain(max_queue=12, max_queue_tokens=6_000, max_prefill_tokens=1_000, aging_s=0.7)
-POOL = KvPoolTokens(total_blocks=150, block_size=16)
+POOL_BLOCKS, BLOCK_SIZE = 150, 16
+POOL = KvPoolTokens(POOL_BLOCKS, BLOCK_SIZE)
 MAX_RUNNING = 6
 
 
@@ -198,8 +199,8 @@ class Traffic(RuleBasedStateMachine):
         load = BackendLoad(
             running=ours + self.foreign,
             kv_usage=min(1.0, held / POOL.tokens + self.others_share),
-            total_blocks=POOL.total_blocks,
-            block_size=POOL.block_size,
+            total_blocks=POOL_BLOCKS,
+            block_size=BLOCK_SIZE,
             max_running=MAX_RUNNING,
         )
         self.gate.report(load, self.now)

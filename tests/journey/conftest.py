@@ -50,7 +50,7 @@ from resilience.response_cache_memory import MemoryStore
 from resilience.resume import Spelling
 from resilience.retry import RetryPolicy
 from resilience.retry_budget import RetryBudget
-from resilience.time_limits import TimeLimits
+from resilience.time_limits import TimeLimit, TimeLimits
 from tests.journey.house import CALLER, House, Outbox
 
 ROOT = Path(__file__).parents[2]
@@ -150,7 +150,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
                 clock=clock,
             ),
             clock=clock,
-            time_limit=partial(TimeLimits().limit, 300.0),
+            time_limit=partial(TimeLimit, TimeLimits(), 300.0),
             unix_time=lambda: 1_700_000_000.0,
         )
         return House(

@@ -16,7 +16,7 @@ from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
-from resilience.time_limits import TimeLimits
+from resilience.time_limits import TimeLimit, TimeLimits
 from tests.journey.house import House, RecordingSink
 
 Build = Callable[..., House]
@@ -114,7 +114,7 @@ async def test_a_request_over_its_time_limit_ends_alike_for_the_caller_the_recor
     build_house: Build, ask: Ask
 ) -> None:
     house = build_house(Script(("Hello",), delay_s=60.0))
-    house.journey = replace(house.journey, time_limit=partial(TimeLimits().limit, 0.05))
+    house.journey = replace(house.journey, time_limit=partial(TimeLimit, TimeLimits(), 0.05))
     sink = await house.run(ask())
     assert sink.error is not None
     assert (sink.error.status, sink.error.code) == (504, "deadline_exceeded")
@@ -128,7 +128,7 @@ async def test_a_caller_who_leaves_before_the_time_limit_is_reported_as_gone(
     build_house: Build, ask: Ask
 ) -> None:
     house = build_house(Script(("Hello",), delay_s=60.0))
-    house.journey = replace(house.journey, time_limit=partial(TimeLimits().limit, 60.0))
+    house.journey = replace(house.journey, time_limit=partial(TimeLimit, TimeLimits(), 60.0))
     journey = asyncio.get_running_loop().create_task(house.journey.run(ask(), RecordingSink()))
     for _ in range(50):
         await asyncio.sleep(0)

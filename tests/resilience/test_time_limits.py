@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.time_limits import LATENESS, TimeLimits
+from resilience.time_limits import LATENESS, TimeLimit, TimeLimits
 
 
 async def test_a_block_that_ends_in_time_is_left_alone() -> None:
     limits = TimeLimits()
-    with limits.limit(0.02) as limit:
+    with TimeLimit(limits, 0.02) as limit:
         pass
     await asyncio.sleep(0.05)
     assert not limit.expired
@@ -22,7 +22,7 @@ async def test_a_block_that_ends_in_time_is_left_alone() -> None:
 
 async def test_a_block_that_takes_too_long_is_cancelled_and_raises_a_timeout() -> None:
     began = time.monotonic()
-    with pytest.raises(TimeoutError), TimeLimits().limit(0.02) as limit:
+    with pytest.raises(TimeoutError), TimeLimit(TimeLimits(), 0.02) as limit:
         await asyncio.sleep(60)
     assert limit.expired and 0.019 < time.monotonic() - began < 30
     task = asyncio.current_task()
@@ -30,13 +30,13 @@ async def test_a_block_that_takes_too_long_is_cancelled_and_raises_a_timeout() -
 
 
 async def test_no_time_at_all_ends_the_block_at_its_first_wait() -> None:
-    with pytest.raises(TimeoutError), TimeLimits().limit(-1.0):
+    with pytest.raises(TimeoutError), TimeLimit(TimeLimits(), -1.0):
         await asyncio.sleep(60)
 
 
 async def test_a_cancellation_from_outside_stays_one() -> None:
     async def work() -> None:
-        with TimeLimits().limit(60.0):
+        with TimeLimit(TimeLimits(), 60.0):
             await asyncio.sleep(60)
 
     task = asyncio.create_task(work())  # noqa: TID251 the test cancels it
@@ -48,8 +48,8 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
 
 async def test_of_two_limits_in_each_other_the_one_that_expires_raises() -> None:
     limits = TimeLimits()
-    with limits.limit(60.0) as outer:
-        with pytest.raises(TimeoutError), limits.limit(0.01):
+    with TimeLimit(limits, 60.0) as outer:
+        with pytest.raises(TimeoutError), TimeLimit(limits, 0.01):
             await asyncio.sleep(60)
         await asyncio.sleep(0)
     assert not outer.expired
@@ -57,7 +57,7 @@ async def test_of_two_limits_in_each_other_the_one_that_expires_raises() -> None
 
 async def test_an_end_that_moves_is_looked_at_when_the_first_one_has_come() -> None:
     began = time.monotonic()
-    with pytest.raises(TimeoutError), TimeLimits().limit(0.02, lambda: 0.1):
+    with pytest.raises(TimeoutError), TimeLimit(TimeLimits(), 0.02, lambda: 0.1):
         await asyncio.sleep(60)
     assert time.monotonic() - began > 0.11
 
@@ -73,7 +73,7 @@ async def test_limits_that_end_at_about_one_time_share_a_timer() -> None:
 
     loop.call_at = counting  # type: ignore[assignment,method-assign]
     for _ in range(1000):
-        with limits.limit(300.0):
+        with TimeLimit(limits, 300.0):
             pass
     assert timers <= 3
 
@@ -82,7 +82,7 @@ async def test_limits_that_end_at_about_one_time_share_a_timer() -> None:
 async def test_no_limit_ends_early_and_none_later_than_stated(after_s: float) -> None:
     limits = TimeLimits()
     now = asyncio.get_running_loop().time()
-    with limits.limit(after_s):
+    with TimeLimit(limits, after_s):
         [at] = limits.ending
     late = at - now - after_s
     assert -1e-6 <= late <= after_s * LATENESS + 0.01
