@@ -10,7 +10,7 @@ from gateway.routing.revision import Revision
 def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Sequence[ModelCard]:
     """The models that a caller can name where it names no route; with a key that must name one, those of any.
 
-    A backend can be named on every route, unless the key is limited to routes.
+    A backend, and a model that a route names, can be named unless the key is limited to other routes.
     """
     allowed, routes = caller.routes, revision.routes
     names = (revision.openai_route,) if allowed is None or revision.openai_route in allowed else allowed
@@ -29,4 +29,12 @@ def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Se
             case CardKind.BACKEND:
                 return allowed is None or card.id in reached
 
-    return [card for card in cards if may(card)]
+    longest = {card.id: card.max_model_len for card in cards}
+    selecting = [
+        ModelCard(
+            model, backends.get(routes[name].backends[0], model), None, longest.get(routes[name].backends[0])
+        )
+        for model, name in revision.route_of.items()
+        if allowed is None or name in allowed
+    ]
+    return [*selecting, *(card for card in cards if card.id not in revision.route_of and may(card))]

@@ -14,6 +14,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+_ModelName = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]
 _Tokens = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
@@ -69,6 +70,7 @@ class RouteConfig(_Part):
     """One route."""
 
     backends: Annotated[list[WeightedBackend], Field(min_length=1)]
+    models: Annotated[list[_ModelName], Field(max_length=256)] = Field(default_factory=list)
     fallback: list[str] = Field(default_factory=list)
     fallback_text_in: tuple[Literal["native", "openai"], ...] = ("native",)
     slo: Slo = Slo()
@@ -108,3 +110,15 @@ class RoutingConfig(_Part):
 
     routes: Annotated[dict[str, RouteConfig], Field(min_length=1)]
     openai_route: str | None = None
+
+    @model_validator(mode="after")
+    def _a_model_has_one_route(self) -> RoutingConfig:
+        routes: dict[str, str] = {}
+        for name, route in self.routes.items():
+            for model in route.models:
+                if model in routes:
+                    raise ValueError(
+                        f"routes.{name}.models: {model!r} is of {routes[model]!r} too; allowed: one route"
+                    )
+                routes[model] = name
+        return self

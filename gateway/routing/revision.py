@@ -1,7 +1,7 @@
 """Validates a routing configuration and turns it into a frozen revision."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,7 +37,7 @@ class Route:
     ``adapter_fallback``: the base model answers when the adapter cannot be loaded; ``record_content``: traces
     hold prompts and answers; ``timeout_s``: the whole time of a request without a deadline of its own;
     ``fallback_text_in``: the contracts (``native``, ``openai``) whose callers may get a kept answer or the
-    degraded text.
+    degraded text; ``models``: names by which callers of OpenAI's contract select the route.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Route:
     record_content: bool = False
     shadow: RouteShadow | None = None
     fallback_text_in: tuple[str, ...] = ("native",)
+    models: frozenset[str] = frozenset()
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -75,6 +76,8 @@ class Revision:
     openai_route: str
     author: str = "file"
     comment: str = ""
+    # The route of each model that a route names.
+    route_of: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def answering(revision: Revision) -> Mapping[str, Collection[str]]:
@@ -144,7 +147,9 @@ def make_revision(
     if faults:
         raise RoutingFileError("\n".join(f"{source}: {fault}" for fault in faults))
     routes = {name: _freeze(name, route, known.limits) for name, route in config.routes.items()}
-    return Revision(number, MappingProxyType(routes), openai_route, author, comment)
+    route_of = {model: name for name, route in routes.items() for model in route.models}
+    frozen = MappingProxyType(routes)
+    return Revision(number, frozen, openai_route, author, comment, MappingProxyType(route_of))
 
 
 def _freeze(name: str, route: RouteConfig, base: AdmissionLimits | None) -> Route:
@@ -154,6 +159,7 @@ def _freeze(name: str, route: RouteConfig, base: AdmissionLimits | None) -> Rout
         weights=tuple((backend.name, backend.weight) for backend in route.backends),
         fallback=tuple(route.fallback),
         fallback_text_in=route.fallback_text_in,
+        models=frozenset(route.models),
         prompt_version=route.prompt_version,
         openai_prompt_version=route.openai_prompt_version,
         adapter_rules=tuple(

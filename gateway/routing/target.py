@@ -45,10 +45,12 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
         Forbidden: the key is limited to other routes; the message does not reveal whether the route exists.
         UnknownRoute: no such route in this revision.
         UnknownModel: ``model`` is neither a backend, nor an adapter, nor a base model that a backend of the
-            route serves.
+            route serves, nor one that a route names.
     """
     native = request.contract is Contract.NATIVE
-    name = request.route or (DEFAULT_ROUTE if native else revision.openai_route)
+    model = request.model
+    selected = None if model is None else revision.route_of.get(model)
+    name = request.route or selected or (DEFAULT_ROUTE if native else revision.openai_route)
     allowed = request.caller.routes
     if allowed is not None and name not in allowed:
         raise Forbidden(f"the key may not use route {name!r}; allowed: {', '.join(allowed)}", param="route")
@@ -57,8 +59,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
         known = ", ".join(sorted(one for one in revision.routes if allowed is None or one in allowed))
         raise UnknownRoute(f"route {name!r} is not configured; known: {known}", param="route")
     version = request.prompt_version or (route.prompt_version if native else route.openai_prompt_version)
-    model = request.model
-    if model is None:
+    if model is None or model in route.models:
         return Target(route, version, None, request.adapter_id)
     if weights_serving(route, model, fleet.backends):
         return Target(route, version, None, request.adapter_id, model)
@@ -75,7 +76,10 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     usable = request.caller.adapters
     named = {one for one in adapters if usable is None or one in usable}
     backends = fleet.backends if allowed is None else route.backends
-    known = ", ".join(sorted({*(fleet.backends[one].model for one in route.backends), *named, *backends}))
+    others = [one for one, of in revision.route_of.items() if allowed is None or of in allowed]
+    known = ", ".join(
+        sorted({*(fleet.backends[one].model for one in route.backends), *named, *backends, *others})
+    )
     raise UnknownModel(f"model {model!r} is not served by route {name!r}; known: {known}", param="model")
 
 

@@ -14,6 +14,7 @@ from ops.cli.chaos import chaos
 from ops.cli.cost import cost
 from ops.cli.drain import drain
 from ops.cli.evaluate import evaluate
+from ops.cli.imports import imports
 from ops.cli.keys import keys
 from ops.cli.models import models
 from ops.cli.operator import AsJson
@@ -39,7 +40,7 @@ for command in (replay, chaos, cost, drain):
     app.command(name=command.__name__)(command)
 for group in (
     prompts, admission, routes, audit, canary, rollout, shadow, adapters, evaluate, keys, usage, ray, models,
-    sagemaker,
+    sagemaker, imports,
 ):  # fmt: skip
     app.add_typer(group)
 

@@ -51,6 +51,8 @@ def test_a_good_configuration_becomes_a_frozen_revision() -> None:
     [
         (changed(backends=[{"name": "local", "weight": 90}]), ["weights add up to 90", "allowed: 100"]),
         (changed(backends=[]), ["backends"]),
+        (changed(models=["two words"]), ["models"]),
+        (changed(models=["x", "x"]), ["'x'", "allowed: one route"]),
         (changed(backends=[{"name": "gone", "weight": 100}]), ["backends[0].name", "'gone'", "local, pool"]),
         (
             changed(backends=[{"name": "local", "weight": -1}, {"name": "pool", "weight": 101}]),

@@ -6,8 +6,10 @@ import pytest
 
 from gateway.backends.port import Fleet
 from gateway.backends.scripted import ScriptedBackend
+from gateway.contracts.model_card import CardKind, ModelCard
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import Forbidden, UnknownModel, UnknownRoute
+from gateway.keys.usable_models import usable
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
 from gateway.routing.target import Target, resolve
@@ -44,6 +46,31 @@ def test_a_model_is_the_base_an_adapter_or_a_backend() -> None:
     assert found("demo").adapter_id is None and found("demo").backend is None
     assert found("manga").adapter_id == "manga"
     assert found("pool").backend == "pool"
+
+
+def test_a_model_that_a_route_names_selects_that_route_with_all_its_backends() -> None:
+    routes = {**ROUTES, "code": {**ROUTES["code"], "models": ["gpt-4o", "demo", "org/x"]}}
+    revision = make_revision(1, {"routes": routes}, KnownNames(FLEET.backends, (), None))
+
+    def target(model: str, route: str | None = None, **limits: tuple[str, ...]) -> Target:
+        caller = Caller("t", CallerRole.CALLER, "key_1", **limits)  # type: ignore[arg-type]
+        request = GenerateRequest(
+            "r", "g", Contract.CHAT, caller, arrived_at=0.0, created=0, route=route, model=model
+        )
+        return resolve(request, revision, FLEET, ("manga",))
+
+    for model in ("gpt-4o", "demo", "org/x"):
+        assert target(model).route.name == "code" and target(model).model is None
+    assert target("demo", route="chat").model == "demo", "a route that the caller names"
+    assert target("local").backend == "local" and target("manga").adapter_id == "manga"
+    with pytest.raises(Forbidden, match="'code'"):
+        target("gpt-4o", routes=("chat",))
+    with pytest.raises(UnknownModel, match=r"known: demo, local, manga$"):
+        target("gpt-4", routes=("chat",))
+    cards = [ModelCard("demo", "demo"), ModelCard("big", "demo-70b", kind=CardKind.BACKEND)]
+    listed = [card.id for card in usable(cards, Caller("t", CallerRole.CALLER, "k"), revision)]
+    assert listed == ["gpt-4o", "demo", "org/x", "big"]
+    assert usable(cards, Caller("t", CallerRole.CALLER, "k", routes=("chat",)), revision) == []
 
 
 def test_a_base_model_is_one_that_a_backend_of_the_route_serves() -> None:

@@ -1,0 +1,89 @@
+"""`sluice import`: configurations of other gateways as Sluice's."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ops.cli.console import print_json, print_text, screen, table_of
+from ops.cli.operator import AsJson
+from ops.cli.startup import one_line_errors
+from ops.importing.litellm import read_litellm
+from ops.importing.values import ImportedSetup, ImportOutcome, UnreadableSource
+from ops.importing.vllm_router import read_arguments, read_values
+from ops.importing.writer import write
+
+imports = typer.Typer(
+    name="import",
+    help="Turn another gateway's configuration into sluice.yaml and routing.yaml.",
+    no_args_is_help=True,
+)
+Source = Annotated[Path, typer.Argument(help="The other gateway's file.", show_default=False)]
+Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where both files are written.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that are there.")]
+_COLOURS = {
+    ImportOutcome.CARRIED: "green",
+    ImportOutcome.DIFFERENT: "yellow",
+    ImportOutcome.UNSUPPORTED: "red",
+}
+
+
+@imports.command()
+def litellm(file: Source, out: Out = Path(), force: Force = False, as_json: AsJson = False) -> None:
+    """From LiteLLM's proxy.
+
+    Example: sluice import litellm config.yaml --out .
+    """
+    _run(lambda: read_litellm(file), file.name, out, force=force, as_json=as_json)
+
+
+@imports.command(name="vllm-router")
+def vllm_router(
+    arguments: Annotated[list[str], typer.Argument(help="The router's own, after `--`.")],
+    out: Out = Path(),
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """From the arguments of vLLM's router.
+
+    Example: sluice import vllm-router -- --static-backends http://gpu-1:8000 --static-models llama
+    """
+    _run(lambda: read_arguments(arguments), "vllm-router", out, force=force, as_json=as_json)
+
+
+@imports.command(name="production-stack")
+def production_stack(
+    file: Source,
+    release: Annotated[
+        str, typer.Option(help="The name of the Helm release, a part of the services' names.")
+    ] = "vllm",
+    out: Out = Path(),
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """From the values of vLLM's production stack.
+
+    Example: sluice import production-stack values.yaml --release vllm
+    """
+    _run(lambda: read_values(file, release), file.name, out, force=force, as_json=as_json)
+
+
+def _run(read: Callable[[], ImportedSetup], source: str, out: Path, *, force: bool, as_json: bool) -> None:
+    with one_line_errors(UnreadableSource, OSError):
+        setup = read()
+        paths = write(setup, out, source=source, force=force)
+    if as_json:
+        print_json({"files": [str(path) for path in paths], "notes": [asdict(note) for note in setup.notes]})
+        return
+    table = table_of("", "setting", "here, and what to do")
+    for outcome in reversed(ImportOutcome):  # what needs work is at the end's top
+        for note in setup.notes:
+            if note.outcome is outcome:
+                table.add_row(f"[{_COLOURS[outcome]}]{outcome.value}[/]", note.place, note.text)
+    screen().print(table)
+    counts = Counter(note.outcome for note in setup.notes)
+    print_text(", ".join(f"{counts[one]} {one.value}" for one in ImportOutcome))
+    print_text(f"written: {', '.join(map(str, paths))}; check with: sluice doctor --config {paths[0]}")

@@ -1,0 +1,1 @@
+"""Configurations of other gateways, read into one value and written as Sluice's."""

@@ -1,0 +1,390 @@
+"""Reads the configuration of LiteLLM's proxy."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from gateway.config.yaml_file import load_yaml
+from ops.importing.values import Deployment, ImportedSetup, ImportOutcome, ModelGroup, UnreadableSource
+
+FROM_ENVIRONMENT = "os.environ/"
+# Providers whose services speak OpenAI's contract, and where each is when the file does not say.
+OPENAI_CONTRACT: Mapping[str, str | None] = MappingProxyType(
+    {
+        "openai": "https://api.openai.com/v1",
+        "text-completion-openai": "https://api.openai.com/v1",
+        "groq": "https://api.groq.com/openai/v1",
+        "deepseek": "https://api.deepseek.com/v1",
+        "mistral": "https://api.mistral.ai/v1",
+        "together_ai": "https://api.together.xyz/v1",
+        "fireworks_ai": "https://api.fireworks.ai/inference/v1",
+        "openrouter": "https://openrouter.ai/api/v1",
+        "perplexity": "https://api.perplexity.ai",
+        "xai": "https://api.x.ai/v1",
+        "cerebras": "https://api.cerebras.ai/v1",
+        "deepinfra": "https://api.deepinfra.com/v1/openai",
+        "nvidia_nim": "https://integrate.api.nvidia.com/v1",
+        "gemini": "https://generativelanguage.googleapis.com/v1beta/openai",
+        "ollama": "http://localhost:11434",
+        "ollama_chat": "http://localhost:11434",
+        "hosted_vllm": None,
+        "litellm_proxy": None,
+        "lm_studio": None,
+        "llamafile": None,
+        "openai_like": None,
+    }
+)
+# Servers of one's own, which may be without a key.
+_KEYLESS = frozenset({"hosted_vllm", "ollama", "ollama_chat", "lm_studio", "llamafile", "openai_like"})
+_NO_KEY = frozenset({"none", "empty", "dummy", "fake-key", "sk-none", "not-needed", "no-key"})
+_SECRET = re.compile(r"key|token|secret|auth|password", re.IGNORECASE)
+_LIMITS = "limits are of keys: sluice keys create --requests-per-minute --tokens-per-minute"
+_RETRIES = "a request has at most 4 further calls, over workers and fallbacks together"
+_MONEY = 1_000_000
+
+# Those that are named with the provider's own URL, which is none of OpenAI's contract.
+_OTHER_CONTRACTS = frozenset(
+    {"anthropic", "azure", "azure_ai", "bedrock", "cohere", "cohere_chat", "huggingface", "replicate",
+     "sagemaker", "sagemaker_chat", "vertex_ai", "watsonx"}
+)  # fmt: skip
+
+_D, _U, _C = ImportOutcome.DIFFERENT, ImportOutcome.UNSUPPORTED, ImportOutcome.CARRIED
+NOT_SENT = (_U, "is not added to requests; callers send it themselves")
+# Settings that need no value of ours: what became of them, and what to do.
+PARAMS: Mapping[str, tuple[ImportOutcome, str]] = MappingProxyType(
+    {
+        "max_retries": (_D, _RETRIES),
+        "num_retries": (_D, _RETRIES),
+        "tags": (_U, "no selection by tag; callers name a model or a route"),
+        "api_version": (_U, "give api_base as .../openai/v1, which needs no version"),
+        "cooldown_time": (
+            _D,
+            "backends.<name>.eject_seconds is of the whole pool; a Retry-After holds",
+        ),
+    }
+)
+SETTINGS: Mapping[str, tuple[ImportOutcome, str]] = MappingProxyType(
+    {
+        "num_retries": (_D, _RETRIES),
+        "max_retries": (_D, _RETRIES),
+        "retry_policy": (_D, f"each kind of failure has its own: docs/resilience.md; {_RETRIES}"),
+        "context_window_fallbacks": (
+            _U,
+            "prompts are counted before they are sent; one too long is refused with the numbers",
+        ),
+        "content_policy_fallbacks": (_U, "an answer that a service filters is passed on as it is"),
+        "enable_pre_call_checks": (_C, "prompts are always counted first"),
+        "cache": (_D, "kept answers are for outages: add response_cache to a route's fallback"),
+        "cache_params": (_D, "response_cache.url and response_cache.ttl_seconds; see cache"),
+        "set_verbose": (_D, "sluice serve --log-level debug"),
+        "master_key": (_D, "set the variable SLUICE_ADMIN_KEY; it was not copied"),
+        "database_url": (
+            _D,
+            "set SLUICE_LEDGER__URL to postgresql+asyncpg://...; it was not copied",
+        ),
+        "redis_host": (_D, "set SLUICE_STATE__URL to redis://... where several gateways share limits"),
+        "redis_port": (_D, "see redis_host"),
+        "redis_password": (_D, "see redis_host; it was not copied"),
+        "redis_url": (_D, "see redis_host; it was not copied"),
+        "store_model_in_db": (
+            _U,
+            "models are in this file; routes change by `sluice routes`",
+        ),
+        "max_parallel_requests": (_D, "admission limits what runs at once: docs/admission.md"),
+        "global_max_parallel_requests": (_D, "admission limits what runs at once: docs/admission.md"),
+        "alerting": (_D, "alert on /metrics; rules are in deploy/"),
+        "tag_filtering": (_U, "no selection by tag"),
+    }
+)
+_TIMEOUTS = MappingProxyType(
+    {"timeout": "total_timeout_seconds", "stream_timeout": "first_token_timeout_seconds"}
+)
+
+
+def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> ImportedSetup:
+    """Read it. Raises UnreadableSource."""
+    data = load_yaml(path, UnreadableSource)
+    models = data.get("model_list") if isinstance(data, dict) else None
+    if not isinstance(models, list) or not models:
+        raise UnreadableSource(f"{path}: model_list is missing or empty; allowed: a list of models")
+    setup = ImportedSetup()
+    for number, entry in enumerate(models):
+        place = f"model_list[{number}]"
+        if not isinstance(entry, dict) or not isinstance(entry.get("litellm_params"), dict):
+            raise UnreadableSource(f"{path}: {place}: allowed: a mapping with model_name and litellm_params")
+        with _place(path, place):
+            _Model(setup, place, entry, environ).read()
+    setup.different(
+        "model_list",
+        "prompts are counted by the demo model's tokenizer; name engine.tokenizer",
+    )
+    for section in ("router_settings", "litellm_settings", "general_settings"):
+        with _place(path, section):
+            for key, value in (data.pop(section, None) or {}).items():
+                _setting(setup, f"{section}.{key}", key, value)
+    data.pop("model_list")
+    for key in data:
+        setup.unsupported(key, "has no counterpart here")
+    return setup
+
+
+@contextmanager
+def _place(path: Path, place: str) -> Iterator[None]:
+    """Foreign values of another type than LiteLLM's are an error that names where they are."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        what = str(error) if isinstance(error, ValueError) else type(error).__name__
+        raise UnreadableSource(
+            f"{path}: {place}: a value of another type than LiteLLM takes ({what})"
+        ) from None
+
+
+class _Model:
+    """One entry of ``model_list``."""
+
+    def __init__(
+        self, setup: ImportedSetup, place: str, entry: dict[str, Any], environ: Mapping[str, str]
+    ) -> None:
+        self.setup, self.place, self.environ = setup, place, environ
+        self.name = str(entry.get("model_name", ""))
+        self.info = dict(entry.get("model_info") or {})
+        self.params = dict(entry["litellm_params"])
+
+    def read(self) -> None:
+        """Add the deployment to its group."""
+        setup, params, where = self.setup, self.params, f"{self.place}.litellm_params"
+        provider, model = self._provider(str(params.pop("model", "")))
+        if "*" in self.name or not re.fullmatch(r"[!-~]{1,256}", self.name):
+            setup.unsupported(
+                f"{self.place}.model_name", "each model is named by itself, without spaces or *"
+            )
+            return
+        if (mode := self.info.pop("mode", "chat")) not in ("chat", "completion", "responses"):
+            setup.unsupported(f"{self.place}.model_info.mode", f"{mode} models are not imported")
+            return
+        if provider == "bedrock":
+            base, section = None, self._bedrock(model)
+        else:
+            found = self._openai(provider, model)
+            if found is None:
+                return
+            base, section = found
+        weight = self._first("weight", "rpm", "tpm")
+        order = int(params.pop("order", 1))
+        self._prices(section)
+        group = setup.groups.setdefault(self.name, ModelGroup(self.name))
+        group.deployments.append(Deployment(base, section, weight, order))
+        setup.carried(self.place, f"{self.name!r} is answered by {model!r}" + (f" at {base}" if base else ""))
+        for key in params:
+            setup.note(f"{where}.{key}", *PARAMS.get(key, NOT_SENT))
+        for key in self.info:
+            setup.unsupported(f"{self.place}.model_info.{key}", "has no counterpart; it changes no answer")
+
+    def _provider(self, model: str) -> tuple[str, str]:
+        provider = self.params.pop("custom_llm_provider", None)
+        prefix, slash, rest = model.partition("/")
+        known = prefix in OPENAI_CONTRACT or prefix in _OTHER_CONTRACTS
+        if provider is None and slash and (known or "api_base" not in self.params):
+            return prefix, rest
+        if provider is None and re.match(r"claude", model):
+            return "anthropic", model
+        return provider or "openai", rest if slash and prefix == provider else model
+
+    def _bedrock(self, model: str) -> dict[str, Any]:
+        region = self._text("aws_region_name")
+        if region is None:
+            region = "us-east-1"
+            self.setup.different(
+                f"{self.place}.litellm_params.aws_region_name", "us-east-1 was written; correct region"
+            )
+        for key in [key for key in self.params if key.startswith("aws_")]:
+            del self.params[key]
+            self.setup.different(
+                f"{self.place}.litellm_params.{key}", "credentials are AWS's usual chain; none was copied"
+            )
+        return {"kind": "bedrock", "model_id": model.removeprefix("converse/"), "region": region}
+
+    def _openai(self, provider: str, model: str) -> tuple[str, dict[str, Any]] | None:
+        setup, params, where = self.setup, self.params, f"{self.place}.litellm_params"
+        base = self._text("api_base") or self._text("base_url") or OPENAI_CONTRACT.get(provider)
+        if provider in ("azure", "azure_ai") and base is not None and base.rstrip("/").endswith("/v1"):
+            provider = "azure"
+        elif provider not in OPENAI_CONTRACT:
+            hint = "; give api_base ending in /openai/v1" if provider == "azure" else ""
+            setup.unsupported(f"{where}.model", f"{provider} does not speak OpenAI's contract{hint}")
+            return None
+        if base is None or not re.match(r"https?://[^/?#@\s]+", base):
+            setup.unsupported(f"{where}.api_base", "is no URL here; set its variable when you import")
+            return None
+        base = base.rstrip("/")
+        if provider.startswith("ollama") and not base.endswith("/v1"):
+            base += "/v1"
+        section: dict[str, Any] = {"kind": "openai", "model": model}
+        if provider != "hosted_vllm":
+            section |= {"dialect": "openai", "unknown_fields": "pass", "metrics_path": None}
+            section["probe_interval_seconds"] = 30.0
+        if (variable := self._key(provider)) is not None:
+            section["api_key_env"] = variable
+        for key, ours in _TIMEOUTS.items():
+            if key in params:
+                section[ours] = float(params.pop(key))
+                setup.carried(f"{where}.{key}", f"backends.<name>.{ours}")
+        self._headers(section)
+        if isinstance(ca_file := params.pop("ssl_verify", None), str):
+            section["tls"] = {"ca_file": ca_file}
+        elif ca_file is False:
+            setup.unsupported(f"{where}.ssl_verify", "certificates are always checked; name tls.ca_file")
+        return base, section
+
+    def _headers(self, section: dict[str, Any]) -> None:
+        given = self.params.pop("extra_headers", None) or {}
+        headers = {}
+        if (organization := self._text("organization")) is not None:
+            headers["OpenAI-Organization"] = organization
+        for name, value in given.items():
+            place = f"{self.place}.litellm_params.extra_headers.{name}"
+            secret = _SECRET.search(name) or str(value).startswith(FROM_ENVIRONMENT)
+            if secret or not re.fullmatch(r"[!-z|~]+( [!-z|~]+)*", str(value)):
+                self.setup.unsupported(
+                    place, "may be a secret and was not copied; see backends.<name>.headers"
+                )
+            else:
+                headers[name] = str(value)
+                self.setup.carried(place, "backends.<name>.headers")
+        if headers:
+            section["headers"] = headers
+
+    def _key(self, provider: str) -> str | None:
+        """The variable with the key; the key itself is never read further."""
+        place, key = f"{self.place}.litellm_params.api_key", self.params.pop("api_key", None)
+        default = re.sub(r"\W", "_", provider.upper()) + "_API_KEY"
+        if key is None:
+            return None if provider in _KEYLESS else default
+        if str(key).startswith(FROM_ENVIRONMENT):
+            return str(key).removeprefix(FROM_ENVIRONMENT)
+        if str(key).lower() in _NO_KEY:
+            return None
+        variable = re.sub(r"\W", "_", self.name.upper()) + "_API_KEY"
+        self.setup.different(place, f"set the variable {variable}; the key in the file was not copied")
+        return variable if not variable[0].isdigit() else f"MODEL_{variable}"
+
+    def _prices(self, section: dict[str, Any]) -> None:
+        found = {**self.info, **self.params}
+        given, answered = found.get("input_cost_per_token"), found.get("output_cost_per_token")
+        for one in (self.info, self.params):
+            for key in ("input_cost_per_token", "output_cost_per_token"):
+                one.pop(key, None)
+        if given is not None and answered is not None:
+            section["price"] = {
+                "input_usd_per_million": round(float(given) * _MONEY, 6),
+                "output_usd_per_million": round(float(answered) * _MONEY, 6),
+            }
+            self.setup.carried(f"{self.place}.input_cost_per_token", "backends.<name>.price")
+        longest = self.info.pop("max_input_tokens", None)
+        if isinstance(longest, int):
+            longest += int(self.info.pop("max_output_tokens", 0) or 0)
+            self.setup.longest = max(longest, self.setup.longest or 0)
+            self.setup.different(
+                f"{self.place}.model_info.max_input_tokens",
+                "engine.max_model_len is the longest of all models",
+            )
+
+    def _first(self, *keys: str) -> float:
+        """A weight: the first of these that is set."""
+        weight = None
+        for key in keys:
+            value = self.params.pop(key, None)
+            if value is None:
+                continue
+            weight = float(value) if weight is None else weight
+            place = f"{self.place}.litellm_params.{key}"
+            if key == "weight":
+                self.setup.carried(place, "routes.<name>.backends[].weight, in percent")
+            else:
+                self.setup.different(place, f"taken as weight where there is none; {_LIMITS}")
+        return 1.0 if weight is None else weight
+
+    def _text(self, key: str) -> str | None:
+        """A value that is no secret; one of the environment is looked up."""
+        value = self.params.pop(key, None)
+        if isinstance(value, str) and value.startswith(FROM_ENVIRONMENT):
+            return self.environ.get(value.removeprefix(FROM_ENVIRONMENT))
+        return None if value is None else str(value)
+
+
+def _setting(setup: ImportedSetup, place: str, key: str, value: Any) -> None:
+    """A setting of the proxy, its router or its library."""
+    match key:
+        case "routing_strategy" if value == "simple-shuffle":
+            setup.carried(place, "backends of a route share sessions by their weights")
+        case "routing_strategy":
+            setup.different(place, "weights between backends; in a pool affinity, then the least load")
+        case "fallbacks":
+            for entry in value or ():
+                for name, others in entry.items():
+                    _fall_back(setup, place, str(name), others)
+        case "default_fallbacks":
+            for group in setup.groups.values():
+                group.fallbacks += [one for one in value or () if one != group.name]
+            setup.carried(place, "routes.<name>.fallback, of all routes")
+        case "model_group_alias":
+            for alias, target in (value or {}).items():
+                name = target.get("model") if isinstance(target, dict) else target
+                if name in setup.groups:
+                    setup.groups[name].aliases.append(str(alias))
+                    setup.carried(f"{place}.{alias}", "routes.<name>.models")
+                else:
+                    setup.unsupported(f"{place}.{alias}", f"{name!r} was not imported")
+        case "timeout" | "request_timeout":
+            setup.route["timeout_ms"] = float(value) * 1000
+            setup.carried(place, "routes.<name>.timeout_ms")
+        case "allowed_fails" | "cooldown_time":
+            ours = "eject_after_failures" if key == "allowed_fails" else "eject_seconds"
+            _on_all(setup, {ours: int(value) + 1 if key == "allowed_fails" else float(value)})
+            setup.carried(place, f"backends.<name>.{ours}")
+        case "drop_params":
+            if value:
+                _on_all(setup, {"unknown_fields": "drop"}, bedrock=True)
+            setup.carried(place, "backends.<name>.unknown_fields")
+        case "json_logs":
+            setup.sections["server"] = {"log_json": bool(value)}
+            setup.carried(place, "server.log_json")
+        case "callbacks" | "success_callback" | "failure_callback" | "service_callback":
+            for name in [value] if isinstance(value, str) else value or ():
+                _callback(setup, f"{place}.{name}", str(name))
+        case _:
+            setup.note(place, *SETTINGS.get(key, (_U, "has no counterpart here; see docs/configuration.md")))
+
+
+def _fall_back(setup: ImportedSetup, place: str, name: str, others: Any) -> None:
+    groups = setup.groups.values() if name == "*" else [setup.groups[name]] if name in setup.groups else []
+    missing = [one for one in others or () if one not in setup.groups]
+    if not groups or missing:
+        setup.unsupported(f"{place}.{name}", f"{', '.join(map(str, missing)) or name} was not imported")
+    for group in groups:
+        group.fallbacks += [one for one in others or () if one in setup.groups and one != group.name]
+        setup.carried(f"{place}.{name}", f"routes.{group.name}.fallback")
+
+
+def _on_all(setup: ImportedSetup, keys: Mapping[str, Any], *, bedrock: bool = False) -> None:
+    for group in setup.groups.values():
+        group.deployments = [
+            Deployment(one.base_url, {**one.section, **keys}, one.weight, one.order)
+            if one.section["kind"] == "openai" or bedrock
+            else one
+            for one in group.deployments
+        ]
+
+
+def _callback(setup: ImportedSetup, place: str, name: str) -> None:
+    if name == "prometheus":
+        setup.carried(place, "/metrics has Sluice's own names: docs/observability.md")
+    elif name in ("otel", "arize", "langfuse_otel"):
+        setup.different(place, "set tracing.otlp_endpoint")
+    else:
+        setup.unsupported(place, "no such sink; spans go to tracing.otlp_endpoint, usage is in the ledger")

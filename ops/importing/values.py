@@ -1,0 +1,78 @@
+"""What is read from another gateway's configuration, whichever it is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class UnreadableSource(Exception):
+    """The other gateway's configuration cannot be read; the message names the place."""
+
+
+class ImportOutcome(StrEnum):
+    """What became of a setting."""
+
+    CARRIED = "carried"
+    DIFFERENT = "different"
+    UNSUPPORTED = "unsupported"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportNote:
+    """A setting at its ``place`` in the source, and what to do about it."""
+
+    place: str
+    outcome: ImportOutcome
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One server that serves a model.
+
+    ``section`` is the rest of its backend's section; equal deployments become one pool. Those of a lower
+    ``order`` are asked first, in proportion to their weights.
+    """
+
+    base_url: str | None
+    section: Mapping[str, Any]
+    weight: float = 1.0
+    order: int = 1
+
+
+@dataclass(slots=True)
+class ModelGroup:
+    """A model as callers name it."""
+
+    name: str
+    deployments: list[Deployment] = field(default_factory=list)
+    aliases: list[str] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ImportedSetup:
+    """All of the configuration: ``sections`` are of sluice.yaml, ``route`` is of each route."""
+
+    groups: dict[str, ModelGroup] = field(default_factory=dict)
+    sections: dict[str, Any] = field(default_factory=dict)
+    route: dict[str, Any] = field(default_factory=dict)
+    longest: int | None = None
+    notes: list[ImportNote] = field(default_factory=list)
+
+    def note(self, place: str, outcome: ImportOutcome, text: str) -> None:
+        """Note what became of a setting."""
+        self.notes.append(ImportNote(place, outcome, text))
+
+    def carried(self, place: str, text: str) -> None:
+        """It is set here as it was there."""
+        self.note(place, ImportOutcome.CARRIED, text)
+
+    def different(self, place: str, text: str) -> None:
+        """It is here, but not the same."""
+        self.note(place, ImportOutcome.DIFFERENT, text)
+
+    def unsupported(self, place: str, text: str) -> None:
+        """It is not here."""
+        self.note(place, ImportOutcome.UNSUPPORTED, text)

@@ -1,0 +1,120 @@
+"""Writes what was imported as ``sluice.yaml`` and ``routing.yaml``."""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from gateway.config.errors import ConfigError
+from gateway.config.settings import Settings
+from gateway.config.yaml_file import explain
+from gateway.routing.check import KnownNames
+from gateway.routing.revision import make_revision
+from ops.importing.values import Deployment, ImportedSetup, ModelGroup, UnreadableSource
+
+# A context that no hosted model exceeds much: the services themselves refuse what is longer.
+MAX_MODEL_LEN = 1_048_576
+_NOT_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+_MODEL_NAME = re.compile(r"[!-~]{1,256}")
+FILES = ("sluice.yaml", "routing.yaml")
+
+
+def write(setup: ImportedSetup, folder: Path, *, source: str, force: bool) -> list[Path]:
+    """Write both files; returns their paths.
+
+    Raises ConfigError, RoutingFileError: they would not start; UnreadableSource: nothing to write, or a file
+    is there already.
+    """
+    contents = configurations(setup)
+    paths = [folder / name for name in FILES]
+    there = [str(path) for path in paths if path.exists()]
+    if there and not force:
+        raise UnreadableSource(f"{', '.join(there)}: is there already; --force replaces it, --out FOLDER")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, content in zip(paths, contents, strict=True):
+        head = f"# Imported from {source}; `sluice doctor` checks it.\n"
+        path.write_text(head + yaml.safe_dump(content, sort_keys=False, width=110), encoding="utf-8")
+    return paths
+
+
+def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The contents of both files, validated. Raises as :func:`write`."""
+    groups = [group for group in setup.groups.values() if group.deployments]
+    if not groups:
+        raise UnreadableSource(
+            "no model could be imported:\n" + "\n".join(f"{note.place}: {note.text}" for note in setup.notes)
+        )
+    backends: dict[str, Any] = {}
+    members = {group.name: list(_backends(group, backends)) for group in groups}
+    names = _unique(group.name for group in groups)
+    routes = {}
+    for group, name in zip(groups, names, strict=True):
+        first = min(order for _, _, order in members[group.name])
+        weights = {backend: weight for backend, weight, order in members[group.name] if order == first}
+        later = sorted((one for one in members[group.name] if one[2] != first), key=lambda one: one[2])
+        others = [backend for other in group.fallbacks for backend, _, _ in members.get(other, ())]
+        fallback = dict.fromkeys([*(one[0] for one in later), *others])
+        routes[name] = {
+            "models": [one for one in (group.name, *group.aliases) if _MODEL_NAME.fullmatch(one)],
+            "backends": _percent(weights),
+            "fallback": [one for one in fallback if [one] != list(weights)],
+            **setup.route,
+        }
+    engine = {"kind": "none", "max_model_len": setup.longest or MAX_MODEL_LEN}
+    settings = {"engine": engine, "backends": backends, "routing": {"file": FILES[1]}, **setup.sections}
+    routing = {"routes": routes, "openai_route": names[0]}
+    try:
+        Settings.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError(explain(error, Settings, lambda loc: FILES[0])) from None
+    make_revision(1, routing, KnownNames(backends, (), None), source=FILES[1])
+    return settings, routing
+
+
+def _backends(group: ModelGroup, backends: dict[str, Any]) -> Iterable[tuple[str, float, int]]:
+    """Adds the group's backends; yields name, weight and order of each."""
+    pools: list[tuple[Deployment, list[str]]] = []
+    for one in group.deployments:
+        same = (one.section, one.weight, one.order)
+        pool = next(
+            (urls for first, urls in pools if (first.section, first.weight, first.order) == same), None
+        )
+        if pool is None or one.base_url is None:
+            pools.append((one, [] if one.base_url is None else [one.base_url]))
+        elif one.base_url not in pool:
+            pool.append(one.base_url)
+    for one, urls in pools:
+        name = _free(group.name, backends)
+        section = dict(one.section)
+        backends[name] = {"kind": section.pop("kind"), **({"base_urls": urls} if urls else {}), **section}
+        yield name, one.weight * max(1, len(urls)), one.order
+
+
+def _percent(weights: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The weights as percent that add up to 100."""
+    if not any(weights.values()):
+        weights = dict.fromkeys(weights, 1.0)
+    total = sum(weights.values())
+    shares = {name: round(100 * weight / total, 2) for name, weight in weights.items()}
+    first = next(iter(shares))
+    shares[first] = round(shares[first] + 100 - sum(shares.values()), 2)
+    return [{"name": name, "weight": share} for name, share in shares.items()]
+
+
+def _free(name: str, taken: Iterable[str]) -> str:
+    """A backend's name after a model's that is not taken."""
+    plain = _NOT_A_NAME.sub("-", name).strip("-._")[:48] or "model"
+    number = 1
+    while (free := plain if number == 1 else f"{plain}-{number}") in taken:
+        number += 1
+    return free
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        found.append(_free(name, found))
+    return found

@@ -1,0 +1,205 @@
+"""A LiteLLM configuration becomes one of ours: what is carried over, what is said, and that it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from ops.cli.main import app
+from ops.importing.litellm import read_litellm
+from ops.importing.values import ImportedSetup, ImportOutcome, UnreadableSource
+from ops.importing.writer import configurations
+from tests.integration.live import gateway
+from tests.workers.raw_worker import RawWorker, Request, answers
+
+SOURCE = Path(__file__).with_name("litellm.yaml")
+ENVIRON = {"LLAMA_BASE": "http://gpu-3:8000/v1"}
+# Each with the model that its server is asked for.
+ANSWERED = {
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "cheap": "Qwen/Qwen3-8B",
+    "llama-70b": "llama-70b",
+    "gpt-4o": "gpt-4o-2024-08-06|gpt-4o-eu",
+    "gpt-4": "gpt-4o-2024-08-06|gpt-4o-eu",
+    "gpt-4o-mini": "gpt-4o-mini",
+    "text/legacy": "legacy-model",
+    "deepseek-chat": "deepseek-chat",
+    "mistral-small": "mistral-small",
+    "local-phi": "phi4",
+    "grok": "grok-3",
+    "router-model": "meta-llama/llama-3-70b",
+    "together": "Qwen/Qwen2.5-72B",
+    "own-proxy": "team-model",
+}
+
+
+@pytest.fixture(scope="module")
+def setup() -> ImportedSetup:
+    return read_litellm(SOURCE, ENVIRON)
+
+
+@pytest.fixture(scope="module")
+def written(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]]:
+    return configurations(setup)
+
+
+def test_no_secret_is_copied_and_each_is_a_variable_to_set(setup: ImportedSetup, written: Any) -> None:
+    text = json.dumps(written) + repr(setup.notes)
+    assert "do-not-copy" in SOURCE.read_text() and "do-not-copy" not in text
+    backends = written[0]["backends"]
+    assert backends["gpt-4o"]["api_key_env"] == "OPENAI_API_KEY"
+    assert backends["gpt-4o-mini"]["api_key_env"] == "GPT_4O_MINI_API_KEY"
+    assert backends["deepseek-chat"]["api_key_env"] == "DEEPSEEK_API_KEY"
+    assert "api_key_env" not in backends["text-legacy"] and "api_key_env" not in backends["qwen3-8b"]
+    said = {note.place: note.text for note in setup.notes}
+    assert "GPT_4O_MINI_API_KEY" in said["model_list[6].litellm_params.api_key"]
+    assert "SLUICE_ADMIN_KEY" in said["general_settings.master_key"]
+
+
+def test_deployments_of_one_server_kind_are_a_pool_and_others_share_by_weight(written: Any) -> None:
+    settings, routing = written
+    backends, routes = settings["backends"], routing["routes"]
+    assert backends["qwen3-8b"]["base_urls"] == ["http://gpu-1:8000/v1", "http://gpu-2:8000/v1"]
+    assert routes["gpt-4o"]["backends"] == [
+        {"name": "gpt-4o", "weight": 75.0}, {"name": "gpt-4o-2", "weight": 25.0}
+    ]  # fmt: skip
+    assert routes["gpt-4o"]["fallback"] == ["gpt-4o-3", "gpt-4o-mini", "qwen3-8b"], "the later order first"
+    assert routes["gpt-4o"]["models"] == ["gpt-4o", "gpt-4"]
+    assert routes["qwen3-8b"]["models"] == ["qwen3-8b", "cheap"]
+    assert routes["gpt-4o"]["timeout_ms"] == 90_000
+    assert backends["gpt-4o"]["headers"] == {"OpenAI-Organization": "org-42"}
+    assert backends["gpt-4o"]["price"] == {"input_usd_per_million": 2.5, "output_usd_per_million": 10.0}
+    assert backends["text-legacy"]["headers"] == {"X-Team": "search"}
+    assert backends["llama-70b"]["total_timeout_seconds"] == 120
+    assert backends["llama-70b"]["base_urls"] == ["http://gpu-3:8000/v1"]
+    assert backends["local-phi"]["base_urls"] == ["http://ollama:11434/v1"]
+    assert backends["nova"]["region"] == "eu-west-1"
+    assert backends["grok"]["eject_after_failures"] == 4 and backends["grok"]["eject_seconds"] == 30
+    assert settings["engine"]["max_model_len"] == 32_768 and settings["server"] == {"log_json": True}
+
+
+@pytest.mark.parametrize(
+    ("place", "outcome"),
+    [
+        ("model_list[0]", ImportOutcome.CARRIED),
+        ("model_list[0].litellm_params.rpm", ImportOutcome.DIFFERENT),
+        ("model_list[3].litellm_params.tags", ImportOutcome.UNSUPPORTED),
+        ("model_list[6].litellm_params.max_retries", ImportOutcome.DIFFERENT),
+        ("model_list[7].litellm_params.extra_headers.X-Api-Token", ImportOutcome.UNSUPPORTED),
+        ("model_list[9].model_name", ImportOutcome.UNSUPPORTED),
+        ("model_list[12].litellm_params.temperature", ImportOutcome.UNSUPPORTED),
+        ("model_list[17].litellm_params.model", ImportOutcome.UNSUPPORTED),
+        ("model_list[18].litellm_params.model", ImportOutcome.UNSUPPORTED),
+        ("model_list[19].model_info.mode", ImportOutcome.UNSUPPORTED),
+        ("model_list[20].model_name", ImportOutcome.UNSUPPORTED),
+        ("router_settings.routing_strategy", ImportOutcome.CARRIED),
+        ("router_settings.fallbacks.llama-70b", ImportOutcome.UNSUPPORTED),
+        ("router_settings.context_window_fallbacks", ImportOutcome.UNSUPPORTED),
+        ("router_settings.model_group_alias.gone", ImportOutcome.UNSUPPORTED),
+        ("router_settings.allowed_fails", ImportOutcome.CARRIED),
+        ("litellm_settings.callbacks.prometheus", ImportOutcome.CARRIED),
+        ("litellm_settings.callbacks.langfuse", ImportOutcome.UNSUPPORTED),
+        ("litellm_settings.cache", ImportOutcome.DIFFERENT),
+        ("general_settings.database_url", ImportOutcome.DIFFERENT),
+        ("environment_variables", ImportOutcome.UNSUPPORTED),
+    ],
+)
+def test_what_became_of_a_setting_is_said_with_its_place(
+    setup: ImportedSetup, place: str, outcome: ImportOutcome
+) -> None:
+    found = [note for note in setup.notes if note.place == place]
+    assert found and found[0].outcome is outcome and found[0].text
+
+
+def test_every_setting_of_the_file_is_said(setup: ImportedSetup) -> None:
+    data = yaml.safe_load(SOURCE.read_text())
+    places = {note.place for note in setup.notes}
+    for section in ("router_settings", "litellm_settings", "general_settings"):
+        for key in data[section]:
+            assert any(place.startswith(f"{section}.{key}") for place in places), key
+    for number in range(len(data["model_list"])):
+        assert any(place.startswith(f"model_list[{number}]") for place in places), number
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[]", "model_list"),
+        ("model_list: []", "model_list"),
+        ("model_list: [{model_name: a}]", "model_list[0]"),
+        ("model_list: [{model_name: a, litellm_params: {model: b, weight: x}}]", "model_list[0]"),
+        ("model_list: [{model_name: a, litellm_params: {model: b}}]\nrouter_settings: 3", "router_settings"),
+    ],
+)
+def test_a_file_of_another_shape_is_an_error_that_names_the_place(
+    tmp_path: Path, text: str, named: str
+) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(UnreadableSource, match=re.escape(named)):
+        read_litellm(tmp_path / "config.yaml", {})
+
+
+def test_the_command_writes_both_files_once_and_prints_what_became_of_each_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_BASE", ENVIRON["LLAMA_BASE"])
+    words = ["import", "litellm", str(SOURCE), "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, [*words, "--json"])
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report["files"] == [str(tmp_path / "sluice.yaml"), str(tmp_path / "routing.yaml")]
+    assert {note["outcome"] for note in report["notes"]} == {"carried", "different", "unsupported"}
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code == 1 and "--force" in again.output
+    forced = CliRunner().invoke(app, [*words, "--force"])
+    assert forced.exit_code == 0 and "general_settings.master_key" in forced.stdout
+
+
+async def test_each_imported_model_is_answered(tmp_path: Path, written: Any) -> None:
+    async def say(request: Request) -> None:
+        await answers(request.body["model"])(request)
+
+    settings, routing = written
+    pools = {name: one for name, one in settings["backends"].items() if one["kind"] == "openai"}
+    names = [{"id": one["model"]} for one in pools.values()]
+    fake = RawWorker([say], models=lambda: json.dumps({"data": names}).encode())
+    await fake.start()
+    served = {name: {**one, "base_urls": [fake.url]} for name, one in pools.items()}
+    backends = {**settings["backends"], **served}
+    files = {
+        "sluice.yaml": {
+            **settings,
+            "backends": backends,
+            "routing": {"file": str(tmp_path / "routing.yaml")},
+        },
+        "routing.yaml": routing,
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(yaml.safe_dump(content))
+    keys = {one["api_key_env"]: "k" for one in pools.values() if "api_key_env" in one}
+    started = gateway(tmp_path, config=tmp_path / "sluice.yaml", **keys)
+    live = await asyncio.to_thread(started.__enter__)
+    try:
+        async with httpx.AsyncClient(base_url=live.url, headers=live.headers, timeout=60) as client:
+            listed = {one["id"] for one in (await client.get("/v1/models")).json()["data"]}
+            assert ANSWERED.keys() | {"nova"} <= listed
+            for _ in range(600):  # until each worker has been probed
+                if live.metric("sluice_worker_in_service") >= len(pools):
+                    break
+                await asyncio.sleep(0.1)
+            for model, asked in ANSWERED.items():
+                body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+                sent = (await client.post("/v1/chat/completions", json=body)).json()
+                assert "choices" in sent, sent
+                assert sent["choices"][0]["message"]["content"] in asked.split("|"), model
+    finally:
+        await asyncio.to_thread(started.__exit__, None, None, None)
+        await fake.die()
