@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import importlib
 import os
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -65,6 +67,19 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests import fork_server
 
         fork_server.install()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Of several processes on a fresh checkout, each rewrites and compiles its share of the tests for all of them."""
+    config = session.config
+    here: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if here is None or config.getoption("--fast") or config.args != config.getini("testpaths"):
+        return
+    files = sorted(Path(__file__).parent.rglob("test_*.py"))
+    for file in files[int(here["workerid"].removeprefix("gw")) :: here["workercount"]]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # the collection tells
+            importlib.import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:
