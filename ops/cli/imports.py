@@ -24,11 +24,7 @@ imports = typer.Typer(
 Source = Annotated[Path, typer.Argument(help="The other gateway's file.", show_default=False)]
 Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where both files are written.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that are there.")]
-_COLOURS = {
-    ImportOutcome.CARRIED: "green",
-    ImportOutcome.DIFFERENT: "yellow",
-    ImportOutcome.UNSUPPORTED: "red",
-}
+_COLOURS = {"carried": "green", "different": "yellow", "unsupported": "red"}
 
 
 @imports.command()
@@ -79,7 +75,7 @@ def _run(read: Callable[[], ImportedSetup], source: str, out: Path, *, force: bo
         print_json({"files": [str(path) for path in paths], "notes": [asdict(note) for note in setup.notes]})
         return
     table = table_of("", "setting", "here, and what to do")
-    for outcome in reversed(ImportOutcome):  # what needs work is at the end's top
+    for outcome in reversed(ImportOutcome):  # what needs work first
         for note in setup.notes:
             if note.outcome is outcome:
                 table.add_row(f"[{_COLOURS[outcome]}]{outcome.value}[/]", note.place, note.text)

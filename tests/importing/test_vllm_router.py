@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ops.importing.values import ImportOutcome, UnreadableSource
 from ops.importing.vllm_router import read_arguments, read_values
 from ops.importing.writer import configurations
 
+ROOT = Path(__file__).parents[2]
 VALUES = """
 servingEngineSpec:
   vllmApiKey: vllm-do-not-copy
@@ -84,23 +86,16 @@ def test_values_without_models_are_an_error(tmp_path: Path, text: str) -> None:
         read_values(tmp_path / "values.yaml", "vllm")
 
 
-def test_both_are_commands(tmp_path: Path) -> None:
-    (tmp_path / "values.yaml").write_text(VALUES)
-    for number, words in enumerate(
-        (
-            ["production-stack", str(tmp_path / "values.yaml"), "--out", str(tmp_path / "0")],
-            [
-                "vllm-router",
-                "--out",
-                str(tmp_path / "1"),
-                "--",
-                "--static-backends",
-                "http://a",
-                "--static-models",
-                "m",
-            ],
-        )
-    ):
-        result = CliRunner().invoke(app, ["import", *words])
+def test_the_documented_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs/importing.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^sluice (import .+)$", text, re.M)
+    assert [command.split()[1] for command in commands] == ["litellm", "vllm-router", "production-stack"]
+    for number, command in enumerate(commands):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        (folder / "values.yaml").write_text(VALUES)
+        shutil.copy(ROOT / "tests/importing/litellm.yaml", folder / "config.yaml")
+        result = CliRunner().invoke(app, command.split())
         assert result.exit_code == 0, result.output
-        assert (tmp_path / str(number) / "sluice.yaml").is_file()
+        assert (folder / "sluice.yaml").is_file() and (folder / "routing.yaml").is_file()

@@ -81,6 +81,16 @@ async def test_a_worker_that_generates_nothing_or_is_gone_is_unusable() -> None:
     assert gone.unusable and gone.faults[0].endswith("start it, or correct base_urls")
 
 
+async def test_a_service_that_has_chats_alone_is_asked_for_one() -> None:
+    async def chats(request: Request) -> None:
+        await (answer if request.path == "/v1/chat/completions" else unknown)(request)
+
+    service = RawWorker([chats], models=lambda: lists())
+    found = await asked(service)
+    assert not found.unusable and found.latency_ms is not None
+    assert service.requests[-1].body["max_completion_tokens"] == 16
+
+
 async def test_a_pool_is_unusable_when_every_worker_is() -> None:
     good, bad = Inspection("a"), Inspection("b", unusable=True)
 
