@@ -126,6 +126,8 @@ def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> Importe
         with _place(path, section):
             for key, value in (data.pop(section, None) or {}).items():
                 _setting(setup, f"{section}.{key}", key, value)
+    if not any(note.place == "general_settings.master_key" for note in setup.notes):
+        setup.different("general_settings.master_key", "keys are required here: set SLUICE_ADMIN_KEY")
     data.pop("model_list")
     for key in data:
         setup.unsupported(key, "has no counterpart here")
@@ -215,7 +217,7 @@ class _Model:
         if provider in ("azure", "azure_ai") and base is not None and base.rstrip("/").endswith("/v1"):
             provider = "azure"
         elif provider not in OPENAI_CONTRACT:
-            hint = "; give api_base ending in /openai/v1" if provider == "azure" else ""
+            hint = ", unless api_base ends in /openai/v1" if provider == "azure" else ""
             setup.unsupported(f"{where}.model", f"{provider} does not speak OpenAI's contract{hint}")
             return None
         if base is None or not re.match(r"https?://[^/?#@\s]+", base):
@@ -269,9 +271,12 @@ class _Model:
             return str(key).removeprefix(FROM_ENVIRONMENT)
         if str(key).lower() in _NO_KEY:
             return None
-        variable = re.sub(r"\W", "_", self.name.upper()) + "_API_KEY"
+        group = self.setup.groups.get(self.name)
+        number = f"_{len(group.deployments) + 1}" if group else ""
+        variable = re.sub(r"\W", "_", f"{self.name}{number}_API_KEY".upper())
+        variable = f"MODEL_{variable}" if variable[0].isdigit() else variable
         self.setup.different(place, f"set the variable {variable}; the key in the file was not copied")
-        return variable if not variable[0].isdigit() else f"MODEL_{variable}"
+        return variable
 
     def _prices(self, section: dict[str, Any]) -> None:
         found = {**self.info, **self.params}
@@ -288,11 +293,11 @@ class _Model:
         longest = self.info.pop("max_input_tokens", None)
         if isinstance(longest, int):
             longest += int(self.info.pop("max_output_tokens", 0) or 0)
-            self.setup.longest = max(longest, self.setup.longest or 0)
             self.setup.different(
                 f"{self.place}.model_info.max_input_tokens",
-                "engine.max_model_len is the longest of all models",
+                "engine.max_model_len is the longest of all models, where each says its own",
             )
+        self.setup.lengths.append(longest if isinstance(longest, int) else None)
 
     def _first(self, *keys: str) -> float:
         """A weight: the first of these that is set."""

@@ -53,12 +53,15 @@ class ModelGroup:
 
 @dataclass(slots=True)
 class ImportedSetup:
-    """All of the configuration: ``sections`` are of sluice.yaml, ``route`` is of each route."""
+    """All of the configuration: ``sections`` are of sluice.yaml, ``route`` is of each route.
+
+    ``lengths`` are the context lengths of the models, ``None`` where the source does not say one.
+    """
 
     groups: dict[str, ModelGroup] = field(default_factory=dict)
     sections: dict[str, Any] = field(default_factory=dict)
     route: dict[str, Any] = field(default_factory=dict)
-    longest: int | None = None
+    lengths: list[int | None] = field(default_factory=list)
     notes: list[ImportNote] = field(default_factory=list)
 
     def note(self, place: str, outcome: ImportOutcome, text: str) -> None:

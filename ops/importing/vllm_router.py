@@ -97,8 +97,8 @@ def read_values(path: Path, release: str) -> ImportedSetup:
         if "vllmApiKey" in engines:
             section["api_key_env"] = "VLLM_API_KEY"
         config = spec.get("vllmConfig") or {}
-        if isinstance(longest := config.get("maxModelLen"), int):
-            setup.longest = max(longest, setup.longest or 0)
+        longest = config.get("maxModelLen")
+        setup.lengths.append(longest if isinstance(longest, int) else None)
         if isinstance(most := config.get("maxNumSeqs"), int):
             section["max_running"] = most
         url = f"http://{release}-{name}-engine-service:{port}"

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from ops.cli.main import app
 from ops.importing.litellm import read_litellm
 from ops.importing.values import ImportedSetup, ImportOutcome, UnreadableSource
-from ops.importing.writer import configurations
+from ops.importing.writer import MAX_MODEL_LEN, configurations
 from tests.integration.live import gateway
 from tests.workers.raw_worker import RawWorker, Request, answers
 
@@ -83,7 +83,19 @@ def test_deployments_of_one_server_kind_are_a_pool_and_others_share_by_weight(wr
     assert backends["local-phi"]["base_urls"] == ["http://ollama:11434/v1"]
     assert backends["nova"]["region"] == "eu-west-1"
     assert backends["grok"]["eject_after_failures"] == 4 and backends["grok"]["eject_seconds"] == 30
-    assert settings["engine"]["max_model_len"] == 32_768 and settings["server"] == {"log_json": True}
+    assert settings["engine"]["max_model_len"] == MAX_MODEL_LEN and settings["server"] == {"log_json": True}
+
+
+def test_the_context_is_the_longest_when_each_model_says_its_own(tmp_path: Path) -> None:
+    one = "{model_name: %s, litellm_params: {model: %s, api_key: sk-do-not-copy}, model_info: {max_input_tokens: %d}}"
+    models = ", ".join((one % ("4o", "gpt-4o", 100_000), one % ("4o", "gpt-4", 8_000)))
+    (tmp_path / "config.yaml").write_text(f"model_list: [{models}]")
+    setup = read_litellm(tmp_path / "config.yaml", {})
+    settings, _ = configurations(setup)
+    assert settings["engine"]["max_model_len"] == 100_000
+    keys = [backend["api_key_env"] for backend in settings["backends"].values()]
+    assert keys == ["MODEL_4O_API_KEY", "MODEL_4O_2_API_KEY"], "two keys may differ"
+    assert any(note.place == "general_settings.master_key" for note in setup.notes)
 
 
 @pytest.mark.parametrize(

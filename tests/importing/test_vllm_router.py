@@ -21,7 +21,7 @@ servingEngineSpec:
   vllmApiKey: vllm-do-not-copy
   modelSpec:
     - {name: llama3, modelURL: meta-llama/Llama-3.1-8B-Instruct, replicaCount: 2, requestGPU: 1, vllmConfig: {maxModelLen: 16384, maxNumSeqs: 64}}
-    - {name: qwen, modelURL: Qwen/Qwen3-8B, replicaCount: 1, requestGPU: 1}
+    - {name: qwen, modelURL: Qwen/Qwen3-8B, replicaCount: 1, requestGPU: 1, vllmConfig: {maxModelLen: 8192}}
 routerSpec: {replicaCount: 1, routingLogic: session, sessionKey: x-user-id, extraArgs: [--log-stats]}
 sharedStorage: {enabled: true}
 """
