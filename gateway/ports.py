@@ -16,6 +16,7 @@ from gateway.admin.routing import RoutingAdmin
 from gateway.admin.shadow import ShadowAdmin
 from gateway.admin.usage import UsageAdmin
 from gateway.contracts.model_card import ModelCard
+from gateway.contracts.openai_answer import REASONING_FIELDS, ReasoningField
 from gateway.contracts.origin import EdgeOutcome
 from gateway.contracts.values import Caller, GenerateRequest
 from gateway.generation.sink import Sink
@@ -73,6 +74,7 @@ class Services:
         may_use: whether the request would get past its route, model and adapter now.
         emit_edge: is called with each request that never reached the journey.
         open_metrics: ``/metrics`` asks for no key.
+        reasoning_fields: the fields that carry a chat's reasoning.
         chaos: ``None`` unless deliberate faults are enabled.
     """
 
@@ -105,5 +107,6 @@ class Services:
     routing: RoutingAdmin
     shadow: ShadowAdmin
     usage: UsageAdmin
+    reasoning_fields: Sequence[ReasoningField] = REASONING_FIELDS[:1]
     time_limits: TimeLimits = field(default_factory=TimeLimits)
     failed_logins: FailedLogins = field(default_factory=FailedLogins)

@@ -19,6 +19,8 @@ def check_partial(work: Work, ways: frozenset[Continue], name: str) -> PartialAn
         return None
     if not ways:
         _refuse(f"{name} cannot resume an answer")
+    if partial.replay and Continue.EVENTS not in ways:
+        _refuse(f"{name} cannot resume an answer with reasoning or tool calls")
     if partial.token_ids is None and Continue.TEXT not in ways:
         _refuse(f"{name} resumes an answer from its token ids, which are not known")
     if work.sampling.n != 1:
@@ -114,6 +116,10 @@ class _Gate:
 
     async def push(self, delta: Delta) -> None:
         if not self._open:
+            return await self._out(delta)
+        if delta.__class__ is not Delta:
+            await self.end()
+            self._open = False
             return await self._out(delta)
         text = self._splice.push(delta.text)
         self.first = _joined(self.first, delta, text or "")

@@ -34,14 +34,20 @@ class Continue(StrEnum):
     TOKENS = "tokens"  # exactly: from the prompt's ids and the generated ones
     TEXT = "text"  # from an assistant message that it completes (prefill)
     SHAPED = "shaped"  # with one of these: also an answer whose shape is constrained
+    EVENTS = "events"  # with TOKENS: also an answer with reasoning or tool calls
 
 
 @dataclass(frozen=True, slots=True)
 class PartialAnswer:
-    """The delivered part of a broken answer; ``token_ids``, where known, decode to exactly ``text``."""
+    """The delivered part of a broken answer; ``token_ids``, where known, decode to exactly ``text``.
+
+    With ``replay`` the answer has reasoning or tool calls, and ``token_ids`` are all that was generated. The
+    backend gives the events of the whole answer again; those of ``token_ids`` carry no tokens.
+    """
 
     text: str
     token_ids: tuple[int, ...] | None = None
+    replay: bool = False
 
 
 class ServerCall(Protocol):

@@ -5,6 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from admission.values import BackendLoad
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
 from gateway.contracts.events import Delta
@@ -22,6 +24,9 @@ class Script:
     A piece is one token, and as likely as not. ``token_ids`` are those of the pieces, where they are given.
     With a ``failure`` the call breaks off after ``breaks_after`` pieces of its own, at the end when ``None``.
     A call that resumes an answer plays the pieces after the partial answer.
+
+    ``events`` are played instead of the pieces, as they are, for any number of choices; ``token_ids`` and
+    ``breaks_after`` count them. ``finish_reasons`` are then those of the choices.
     """
 
     pieces: tuple[str, ...] = ("Hello", " there", ".")
@@ -31,6 +36,8 @@ class Script:
     cached_tokens: int = 0
     token_ids: tuple[int, ...] = ()
     breaks_after: int | None = None
+    events: tuple[Delta, ...] = ()
+    finish_reasons: tuple[FinishReason, ...] = ()
 
     def rest_after(self, work: Work) -> tuple[int, int]:
         """How many pieces are skipped, and how many characters of the next one.
@@ -89,6 +96,8 @@ class ScriptedBackend:
         self._check_can_resume(work)
         self.active += 1
         try:
+            if script.events:
+                return await _play(script, work, out)
             n, reported = work.sampling.n, work.sampling.logprobs is not None
             first, skipped = script.rest_after(work)
             ends = len(script.pieces) if script.breaks_after is None else first + script.breaks_after
@@ -111,7 +120,29 @@ class ScriptedBackend:
     def _check_can_resume(self, work: Work) -> None:
         if work.partial is None:
             return
+        if work.partial.replay and Continue.EVENTS not in self.continues:
+            raise BackendFailure(FailureKind.INVALID_INPUT, f"{self.name} cannot resume events")
         way = Continue.TEXT if work.partial.token_ids is None else Continue.TOKENS
         shaped = work.response_format.type is not FormatType.TEXT
         if way not in self.continues or (shaped and Continue.SHAPED not in self.continues):
             raise BackendFailure(FailureKind.INVALID_INPUT, f"{self.name} cannot resume an answer")
+
+
+async def _play(script: Script, work: Work, out: DeltaSink) -> Completion:
+    """Play the script's events; those of a partial answer again, without tokens."""
+    known = len(work.partial.token_ids or ()) if work.partial is not None else 0
+    ends = len(script.events) if script.breaks_after is None else known + script.breaks_after
+    tokens = 0
+    for number, event in enumerate(script.events[:ends]):
+        await asyncio.sleep(script.delay_s)
+        ids = script.token_ids[number : number + 1]
+        if number < known:
+            event = structs.replace(event, tokens=0)
+        elif ids:
+            event = structs.replace(event, tokens=1, token_ids=ids)
+        tokens += event.tokens
+        await out(event)
+    if script.failure is not None:
+        raise script.failure
+    first, *others = script.finish_reasons or (script.finish_reason,)
+    return Completion(first, Usage(len(work.token_ids), tokens, script.cached_tokens), others=tuple(others))

@@ -62,6 +62,7 @@ class ServerConfig(Section):
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
     max_connections_per_address: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], Field(max_length=256)] = ()
+    reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
     cors_origins: Annotated[tuple[Origin, ...], Field(max_length=64)] = ()
 
     @model_validator(mode="after")

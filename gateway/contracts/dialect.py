@@ -6,6 +6,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from budgeting.values import Plan
+from gateway.contracts.events import Delta
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Answer, BudgetReport, GenerateRequest, TokenLogprob
 from gateway.errors import PublicError
@@ -43,6 +44,9 @@ class Frames(Protocol):
         token_ids: Sequence[int] = (),
     ) -> bytes:
         """One piece of one choice; ``logprobs`` has an entry a token when they were asked for."""
+
+    def event(self, event: Delta) -> bytes:
+        """A piece that is not text; empty where the contract has no place for it."""
 
     def finish(self, answer: Answer) -> bytes:
         """The end of a whole answer."""

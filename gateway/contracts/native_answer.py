@@ -7,7 +7,9 @@ from typing import Any, Final, NotRequired
 import orjson
 from typing_extensions import TypedDict
 
+from budgeting.values import ToolCall, ToolKind
 from gateway.contracts.dialect import Cuts, Header, ParsedRequest
+from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.native import NativeRequest, to_request
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
@@ -15,14 +17,25 @@ from gateway.contracts.values import Answer, BudgetReport, Fallback, Timings, To
 from gateway.errors import PublicError
 
 
+class CallBody(TypedDict):
+    """A call of a tool; ``arguments`` is JSON, or with ``kind`` ``custom`` the input of a custom tool."""
+
+    id: str
+    name: str
+    arguments: str
+    kind: NotRequired[ToolKind]
+
+
 class AnswerBody(TypedDict):
-    """The native answer; the stream's ``done`` event is the same without ``output_text``."""
+    """The native answer; the stream's ``done`` event is the same without text, reasoning and calls."""
 
     request_id: str
     backend: str
     backend_version: str
     trace_id: str
     output_text: NotRequired[str]
+    reasoning: NotRequired[str]
+    tool_calls: NotRequired[list[CallBody]]
     finish_reason: str
     usage: Usage
     timings: Timings
@@ -85,7 +98,7 @@ def error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
 
 
 def metadata(answer: Answer) -> dict[str, Any]:
-    """All of an answer but its text: what the stream's ``done`` event says."""
+    """All of an answer that its stream has not sent before: what the ``done`` event says."""
     return {
         "request_id": answer.request_id,
         "backend": answer.backend,
@@ -101,8 +114,38 @@ def metadata(answer: Answer) -> dict[str, Any]:
 
 
 def answer_json(answer: Answer) -> bytes:
-    """The body of a whole answer."""
-    return orjson.dumps({**metadata(answer), "output_text": answer.output_text})
+    """The body of a whole answer; reasoning and calls only where there are any."""
+    body = {**metadata(answer), "output_text": answer.output_text}
+    if answer.reasoning is not None:
+        body["reasoning"] = answer.reasoning
+    if answer.tool_calls:
+        body["tool_calls"] = [_call_body(call) for call in answer.tool_calls]
+    return orjson.dumps(body)
+
+
+def _call_body(call: ToolCall) -> CallBody:
+    body: CallBody = {"id": call.id, "name": call.name, "arguments": call.arguments}
+    if call.kind is not ToolKind.FUNCTION:
+        body["kind"] = call.kind
+    return body
+
+
+def answer_event(event: Delta) -> bytes:
+    """One event of a stream, as JSON."""
+    match event:
+        case Reasoning():
+            body: dict[str, object] = {"type": "reasoning", "delta": event.text}
+        case ToolBegin():
+            body = {"type": "tool_begin", "index": event.call, "id": event.id, "name": event.text}
+            if event.kind is not ToolKind.FUNCTION:
+                body["kind"] = event.kind
+        case ToolArgs():
+            body = {"type": "tool_args", "index": event.call, "delta": event.text}
+        case ToolEnd():
+            body = {"type": "tool_end", "index": event.call}
+        case _:
+            body = {"type": "token", "delta": event.text}
+    return orjson.dumps(body)
 
 
 def done_event(answer: Answer) -> bytes:
@@ -116,7 +159,7 @@ def error_event(error: PublicError, request_id: str, *, partial: bool) -> bytes:
 
 
 class NativeFrames:
-    """The native stream: ``token`` events, then ``done`` or ``error``."""
+    """The native stream: ``token`` and :func:`answer_event`, then ``done`` or ``error``."""
 
     opening: Final = b""
 
@@ -129,6 +172,10 @@ class NativeFrames:
     ) -> bytes:
         """One event around one JSON string: no object is built per token. There is one choice, text alone."""
         return b'data: {"type":"token","delta":' + orjson.dumps(text) + b"}\n\n"
+
+    def event(self, event: Delta) -> bytes:
+        """One event of reasoning or of a tool call."""
+        return b"data: " + answer_event(event) + b"\n\n"
 
     def finish(self, answer: Answer) -> bytes:
         """The ``done`` event."""

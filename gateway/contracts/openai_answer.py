@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NotRequired
+from typing import Any, Final, Literal, NotRequired
 
 import orjson
 from typing_extensions import TypedDict
 
+from budgeting.values import ToolCall, ToolKind
 from gateway.contracts.dialect import Cuts, Header
 from gateway.contracts.native_answer import budget_body
 from gateway.contracts.openai_logprobs import ChatLogprobs, CompletionLogprobs
@@ -51,12 +52,43 @@ class SluiceBody(TypedDict):
     warnings: list[str]
 
 
+ReasoningField = Literal["reasoning", "reasoning_content"]
+REASONING_FIELDS: Final[tuple[ReasoningField, ...]] = ("reasoning", "reasoning_content")
+
+
+class CalledFunction(TypedDict):
+    """The function of a call; ``arguments`` is JSON text."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class CalledCustom(TypedDict):
+    """The custom tool of a call; ``input`` is free text."""
+
+    name: NotRequired[str]
+    input: str
+
+
+class ToolCallBody(TypedDict):
+    """A call of a tool, or a part of one with its ``index`` in a stream."""
+
+    index: NotRequired[int]
+    id: NotRequired[str]
+    type: NotRequired[str]
+    function: NotRequired[CalledFunction]
+    custom: NotRequired[CalledCustom]
+
+
 class AssistantMessage(TypedDict):
-    """The answer's message."""
+    """The answer's message. The reasoning is in the field that the setting names, or in both."""
 
     role: str
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: NotRequired[list[ToolCallBody]]
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]
 
 
 class ChoiceBody(TypedDict):
@@ -132,6 +164,14 @@ _CODES: Final[Mapping[str, str]] = MappingProxyType(
         "invalid_key": "invalid_api_key",
     }
 )
+
+
+def tool_call_body(call: ToolCall) -> ToolCallBody:
+    """A whole call."""
+    body: ToolCallBody = {"id": call.id, "type": call.kind.value}
+    if call.kind is ToolKind.CUSTOM:
+        return {**body, "custom": {"name": call.name, "input": call.arguments}}
+    return {**body, "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def usage_body(usage: Usage) -> OpenAIUsage:

@@ -1,19 +1,25 @@
 """OpenAI's stream of chunks, written around one JSON string a token, and the two dialects."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import orjson
 
+from budgeting.values import ToolCall, ToolKind
 from gateway.contracts.dialect import Cuts, Header, ParsedRequest
+from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin
 from gateway.contracts.openai import ChatRequest, CompletionRequest, chat_request, completion_request
 from gateway.contracts.openai_answer import (
     FINISH_REASONS,
+    REASONING_FIELDS,
+    AssistantMessage,
     ChoiceBody,
+    ReasoningField,
     completion_json,
     error_body,
     error_json,
     sluice_body,
+    tool_call_body,
     trimmed_headers,
     usage_body,
 )
@@ -35,8 +41,19 @@ class ChunkFrames:
     carries the role. With ``sluice.token_ids`` each chunk of a text has the ids of its tokens.
     """
 
-    def __init__(self, asked: ParsedRequest, *, id: str, object: str, chat: bool, model: str) -> None:
+    def __init__(
+        self,
+        asked: ParsedRequest,
+        *,
+        id: str,
+        object: str,
+        chat: bool,
+        model: str,
+        reasoning_fields: Sequence[ReasoningField] = REASONING_FIELDS[:1],
+    ) -> None:
         request = asked.request
+        self._reasoning_fields = reasoning_fields
+        self._custom: set[tuple[int, int]] = set()
         head = orjson.dumps({"id": id, "object": object, "created": request.created, "model": model})
         self._usage = asked.include_usage
         self._token_ids = asked.token_ids
@@ -74,6 +91,37 @@ class ChunkFrames:
         }
         return self._open(index + 1) + self._base + orjson.dumps(body) + b"]" + self._tail
 
+    def event(self, event: Delta) -> bytes:
+        """One chunk of reasoning or of a tool call; text completions have no place for either."""
+        if not self._chat:
+            return b""
+        body = {
+            "index": event.index,
+            "delta": self._event_delta(event),
+            "logprobs": chat_logprobs(event.logprobs) if event.logprobs else None,
+            "finish_reason": None,
+            **({"token_ids": event.token_ids} if self._token_ids else {}),
+        }
+        if not body["delta"] and not event.logprobs and not self._token_ids:
+            return b""
+        return self._open(event.index + 1) + self._base + orjson.dumps(body) + b"]" + self._tail
+
+    def _event_delta(self, event: Delta) -> Mapping[str, object]:
+        match event:
+            case Reasoning() if event.text:
+                return dict.fromkeys(self._reasoning_fields, event.text)
+            case ToolBegin():
+                call = tool_call_body(ToolCall(event.id, event.text, "", event.kind))
+                if event.kind is ToolKind.CUSTOM:
+                    self._custom.add((event.index, event.call))
+            case ToolArgs() if (event.index, event.call) in self._custom:
+                call = {"custom": {"input": event.text}}
+            case ToolArgs():
+                call = {"function": {"arguments": event.text}}
+            case _:
+                return {}
+        return {"tool_calls": [{"index": event.call, **call}]}
+
     def finish(self, answer: Answer) -> bytes:
         """The chunks with the finish reasons, the usage if asked for, and ``[DONE]``."""
         choices = answer.choices
@@ -92,7 +140,7 @@ class ChunkFrames:
 
     def _closing(self, index: int, choice: Choice) -> bytes:
         empty = b'"delta":{}' if self._chat else b'"text":""'
-        reason = orjson.dumps(FINISH_REASONS[choice.finish_reason])
+        reason = orjson.dumps(_finish_reason(choice, chat=self._chat))
         head = self._base + b'{"index":%d,' % index
         return head + empty + b',"logprobs":null,"finish_reason":' + reason + b"}]"
 
@@ -114,11 +162,24 @@ class ChunkFrames:
         return completion_logprobs(entries, self._offsets.setdefault(index, Offsets()))
 
 
-class OpenAIDialect:
-    """One of OpenAI's paths, as the HTTP edge uses it: chat, or text completions."""
+def _finish_reason(choice: Choice, *, chat: bool) -> str:
+    """OpenAI's word; a text completion knows no tool calls."""
+    reason = FINISH_REASONS[choice.finish_reason]
+    return "stop" if reason == "tool_calls" and not chat else reason
 
-    def __init__(self, *, chat: bool) -> None:
+
+class OpenAIDialect:
+    """One of OpenAI's paths, as the HTTP edge uses it: chat, or text completions.
+
+    Args:
+        reasoning_fields: the fields of messages and deltas that carry a chat's reasoning.
+    """
+
+    def __init__(
+        self, *, chat: bool, reasoning_fields: Sequence[ReasoningField] = REASONING_FIELDS[:1]
+    ) -> None:
         self._chat = chat
+        self._reasoning_fields = tuple(reasoning_fields)
         self._kind = "chat.completion" if chat else "text_completion"
 
     def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
@@ -148,6 +209,7 @@ class OpenAIDialect:
             object=f"{self._kind}.chunk" if self._chat else self._kind,
             chat=self._chat,
             model=model or asked.request.model or "",
+            reasoning_fields=self._reasoning_fields,
         )
 
     def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
@@ -157,12 +219,22 @@ class OpenAIDialect:
     def _id(self, generation_id: str) -> str:
         return f"{'chatcmpl' if self._chat else 'cmpl'}-{generation_id}"
 
+    def _message(self, choice: Choice) -> AssistantMessage:
+        message: AssistantMessage = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.tool_calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [tool_call_body(call) for call in choice.tool_calls]
+        if choice.reasoning is not None:
+            for field in self._reasoning_fields:
+                message[field] = choice.reasoning
+        return message
+
     def _choice(self, index: int, choice: Choice) -> ChoiceBody:
-        logprobs, reason = choice.logprobs, FINISH_REASONS[choice.finish_reason]
+        logprobs, reason = choice.logprobs, _finish_reason(choice, chat=self._chat)
         if self._chat:
             return {
                 "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "message": self._message(choice),
                 "logprobs": None if logprobs is None else chat_logprobs(logprobs),
                 "finish_reason": reason,
             }

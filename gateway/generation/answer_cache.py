@@ -39,6 +39,7 @@ def worth_keeping(answer: Answer) -> bool:
     """Whether an answer may be served again: complete, not degraded, one plain text."""
     whole = answer.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
     plain = answer.logprobs is None and not answer.others and bool(answer.output_text)
+    plain = plain and answer.reasoning is None and not answer.tool_calls
     return whole and plain and answer.fallback is None
 
 

@@ -1,20 +1,23 @@
 """Passes an answer on to the caller, counts it, and stores what another call needs to resume it."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from admission.controller import Slot
 from admission.errors import Refused
-from budgeting.values import Plan
-from gateway.contracts.events import Delta
-from gateway.contracts.values import GenerateRequest, TokenLogprob
+from budgeting.values import Plan, ToolCall
+from gateway.contracts.events import AnswerFold, Delta, IllegalEvent, Reasoning
+from gateway.contracts.values import FinishReason, GenerateRequest, TokenLogprob
 from gateway.generation.commit_buffer import CommitBuffer
 from gateway.generation.sink import Sink
+from gateway.generation.tool_calls import CallOutcome
 from gateway.generation.trace_steps import TraceSteps
 from observability.events import ResumeFact
 from observability.tracing import RootSpan
+from resilience.failures import BackendFailure, FailureKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +51,15 @@ class AnswerStream:
         span: the request's root span, for the headers of calls to workers.
 
     Attributes:
-        chars: characters so far; the caller of a stream has them once they are committed.
+        chars: characters so far, of text, reasoning and calls; the caller of a stream has them once they are
+            committed.
         committed: whether the caller has a part of the answer.
         started_at: when work was first handed to a backend.
         first_at: when the caller's first piece was there.
         admission_wait_s: time in admission's queues, those that refused the request in the end included.
         queue_wait_s: time in the backend's own queue.
         resumes: where other calls resumed the answer, in order.
+        call_outcomes: number of tool calls, by outcome.
         steps: what was done for the answer, for the trace.
     """
 
@@ -64,6 +69,7 @@ class AnswerStream:
         self._sink = sink
         self._clock = clock
         self._streamed = request.stream
+        self._choices = request.sampling.n
         self._arrived_at = request.arrived_at
         self._buffer: CommitBuffer | None = None
         self._on_first: Callable[[int | None], None] | None = None
@@ -72,6 +78,7 @@ class AnswerStream:
         self.started_at: float | None = None
         self.admission_wait_s = 0.0
         self.committed = False
+        self.call_outcomes: Counter[CallOutcome] = Counter()
         self._empty()
 
     def _empty(self) -> None:
@@ -81,7 +88,9 @@ class AnswerStream:
         self._ids: list[int] = []
         self._logprobs: dict[int, list[TokenLogprob]] = {}
         self._sent_logprobs = 0
+        self._events: AnswerFold | None = None
         self.tokens = 0
+        self.reasoning_tokens = 0
         self.cached_tokens = 0
         self.queue_wait_s = 0.0
         self.first_at: float | None = None
@@ -116,14 +125,17 @@ class AnswerStream:
 
     async def take(self, delta: Delta) -> None:
         """Pass one piece on to the sink."""
+        if self._events is not None or delta.__class__ is not Delta:
+            self._check(delta)
         if self._fresh:
             self._first_piece(delta)
         self.tokens += delta.tokens
         if delta.token_ids:
             self._ids += delta.token_ids
-        if delta.index >= len(self._parts):
-            self._parts += [[] for _ in range(delta.index + 1 - len(self._parts))]
-        self._parts[delta.index].append(delta.text)
+        if delta.__class__ is Delta:
+            if delta.index >= len(self._parts):
+                self._parts += [[] for _ in range(delta.index + 1 - len(self._parts))]
+            self._parts[delta.index].append(delta.text)
         self.chars += len(delta.text)
         if delta.logprobs:
             delta = self._store_logprobs(delta)
@@ -148,6 +160,17 @@ class AnswerStream:
             self.queue_wait_s = delta.queue_wait_s
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
+
+    def _check(self, event: Delta) -> None:
+        """Raises BackendFailure for an event that the order of events does not allow."""
+        if self._events is None:
+            self._events = AnswerFold(self._choices)
+        try:
+            self._events.take(event)
+        except IllegalEvent as error:
+            raise _illegal(error) from None
+        if isinstance(event, Reasoning):
+            self.reasoning_tokens += event.tokens
 
     def _store_logprobs(self, delta: Delta) -> Delta:
         stored = self._logprobs.setdefault(delta.index, [])
@@ -215,6 +238,34 @@ class AnswerStream:
         """One choice's text so far."""
         return "".join(self._parts[index]) if index < len(self._parts) else ""
 
+    @property
+    def events(self) -> AnswerFold | None:
+        """The answer's events; ``None`` while it is text alone."""
+        return self._events
+
+    def reasoning(self, index: int = 0) -> str | None:
+        """One choice's reasoning so far."""
+        return None if self._events is None else self._events.reasoning(index)
+
+    def tool_calls(self, index: int = 0) -> tuple[ToolCall, ...]:
+        """One choice's calls so far."""
+        return () if self._events is None else self._events.tool_calls(index)
+
+    def in_call(self, index: int = 0) -> bool:
+        """Whether a call of the choice has not ended."""
+        return self._events is not None and self._events.in_call(index)
+
+    def end(self, reasons: Sequence[FinishReason]) -> None:
+        """The answer is whole. Raises BackendFailure when its events do not fit the reasons for its end."""
+        try:
+            (self._events or AnswerFold(self._choices)).end(reasons)
+        except IllegalEvent as error:
+            raise _illegal(error) from None
+
     def logprobs(self, index: int = 0) -> tuple[TokenLogprob, ...]:
         """One choice's log-probabilities so far."""
         return tuple(self._logprobs.get(index, ()))
+
+
+def _illegal(error: IllegalEvent) -> BackendFailure:
+    return BackendFailure(FailureKind.STREAM_BROKEN, f"the answer's events are out of order: {error}")

@@ -102,7 +102,10 @@ class Attempts:
         origin = replace(origin, backend=backend.name, model=backend.model, served_model=served_model)
         stream.started(origin, self._slot.first_token)
         seed = self._seed(1) if change is Remedy.OTHER_SEED else None
-        partial = PartialAnswer(resumption.text, resumption.token_ids) if resumption.text else None
+        partial = None
+        if resumption.text or stream.events is not None:
+            replay = stream.events is not None
+            partial = PartialAnswer(resumption.text, resumption.token_ids, replay=replay)
         # Ids that spell the text may be more than those that the first backend generated.
         spent = max(stream.tokens, len(resumption.token_ids or ()))
         return self._work(origin.plan, origin.max_tokens - spent, partial, seed)

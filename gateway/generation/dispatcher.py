@@ -1,10 +1,13 @@
 """Hands admitted work to a backend, with retries and an inspection of the output."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from adapters.values import Adapter
 from admission.controller import Slot
+from budgeting.plan import INLINE_CHARS
 from budgeting.values import Plan
 from gateway.backends.port import Backend, BackendState, Completion, DeltaSink, Restarting, Work
 from gateway.contracts.values import Fallback, FinishReason, Usage
@@ -14,6 +17,7 @@ from gateway.generation.job import Job
 from gateway.generation.output_guard import OutputGuard
 from gateway.generation.resume import SplicedStream
 from gateway.generation.retry_loop import AttemptBounds, RetryLoop
+from gateway.generation.tool_calls import WHOLE_REASONS, CallOutcome, fault_of, outcomes_of
 from resilience.errors import DeadlinePassed
 from resilience.events import ResilienceEvent, Resumed
 from resilience.failures import BackendFailure, FailureKind
@@ -115,11 +119,13 @@ class Dispatcher:
             attempts.step = step
             work, resumption = await attempts.next(this)
             if resumption is not None:
-                return await self._resume(work, resumption, attempts, backend, stream)
+                completion = await self._resume(work, resumption, attempts, backend, stream)
+                return await _checked(completion, work, attempts, stream, again=False)
             may_repeat = this.number == 1
-            return await self._generate(
+            completion = await self._generate(
                 backend, work, stream.take, attempts, lambda: may_repeat and not stream.committed
             )
+            return await _checked(completion, work, attempts, stream, again=may_repeat)
 
     async def _resume(
         self,
@@ -136,11 +142,13 @@ class Dispatcher:
         try:
             if work.sampling.max_tokens and work.sampling.max_tokens > 0:
                 completion = await self._generate(backend, work, spliced.take, attempts, lambda: False)
+                await spliced.end()
             else:  # the answer broke off after its last token
                 completion = Completion(
                     FinishReason.LENGTH, Usage(len(work.token_ids), 0, stream.cached_tokens)
                 )
-            await spliced.end()
+                if stream.events is None:
+                    await spliced.end()
             result = "whole"
         except Exception:
             result = "broken"
@@ -157,6 +165,41 @@ class Dispatcher:
         generating = self._output_guard.generate(backend, work, out, again=again, note=attempts.note)
         buffer = attempts.buffer
         return generating if buffer is None or not buffer.holding else buffer.run(generating)
+
+
+async def _checked(
+    completion: Completion, work: Work, attempts: Attempts, stream: AnswerStream, *, again: bool
+) -> Completion:
+    """The completion of an answer whose tool calls are checked; a choice with a faulty call ends in an error.
+
+    ``again``: the answer may be made again where the caller has nothing of it.
+
+    Raises:
+        BackendFailure: ``degenerate_output`` for a faulty call, where the answer is made again;
+            ``stream_broken`` where the end does not fit the events.
+    """
+    reasons = [completion.finish_reason, *completion.others]
+    if stream.events is None and FinishReason.TOOL_CALLS not in reasons:
+        return completion
+    # A greedy request would only generate the same again.
+    again = again and not stream.committed and work.sampling.temperature != 0.0
+    tools = stream.origin.plan.tools if stream.origin is not None else ()
+    for index, reason in enumerate(reasons):
+        calls = stream.tool_calls(index)
+        check = partial(outcomes_of, calls, tools, reason, in_call=stream.in_call(index))
+        long = sum(len(call.arguments) for call in calls) > INLINE_CHARS
+        outcomes = await asyncio.to_thread(check) if long else check()
+        fault = fault_of(calls, outcomes)
+        if fault is not None and again:
+            stream.call_outcomes[CallOutcome.RETRIED] += len(calls)
+            raise BackendFailure(FailureKind.DEGENERATE_OUTPUT, fault)
+        stream.call_outcomes.update(outcomes)
+        if fault is not None and reason in WHOLE_REASONS:
+            reasons[index] = FinishReason.ERROR
+            attempts.note(f"choice {index} ended with an error: {fault}" if index else fault)
+    stream.end(reasons)
+    first, *others = reasons
+    return replace(completion, finish_reason=first, others=tuple(others))
 
 
 def outcome_of(

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from gateway.backends.port import Backend, Continue
-from gateway.contracts.events import Delta
+from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import FormatType
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.job import Job
@@ -11,6 +11,7 @@ from resilience.failures import BackendFailure, FailureKind
 from resilience.resume import (
     Mismatch,
     ResumeMode,
+    ResumePoint,
     Resumption,
     Spelling,
     Splice,
@@ -27,11 +28,15 @@ def modes_on(backend: Backend, job: Job, stream: AnswerStream) -> tuple[ResumeMo
     ways, origin = backend.continues, stream.origin
     if origin is None or not _resumable(backend, job) or job.required_features - backend.features:
         return ()
-    return resume_modes(
+    if stream.events is not None and Continue.EVENTS not in ways:
+        return ()
+    modes = resume_modes(
         takes_ids=Continue.TOKENS in ways,
         ids_known=stream.token_ids is not None and backend.model == origin.model,
         takes_text=Continue.TEXT in ways and bool(origin.plan.messages),
     )
+    # Only the ids of all tokens say where reasoning or a call was broken off.
+    return modes if stream.events is None else tuple([mode for mode in modes if mode is ResumeMode.EXACT])
 
 
 def resumes_exactly(backend: Backend, job: Job) -> bool:
@@ -52,17 +57,78 @@ def resumption_on(backend: Backend, job: Job, stream: AnswerStream, spelling: Sp
         sampling.seed is not None and Continue.SHAPED in backend.continues
     )
     ids = stream.token_ids or ()
+    if stream.events is not None:
+        return Resumption(ResumeMode.EXACT, text, ids, Splice(ResumePoint(ids))) if modes else None
     return plan_resumption(modes, text, ids, sampling.stop, spelling, repeats=repeats)
+
+
+class EventSplice:
+    """Joins the events of a resumed call, which begin at the answer's start, to those that the caller has.
+
+    The pieces may be cut otherwise than before. A call keeps the id that the caller has.
+    """
+
+    __slots__ = ("_arguments", "_calls", "_ended", "_reasoning", "_text")
+
+    def __init__(self, text: str, events: AnswerFold) -> None:
+        self._text = text
+        self._reasoning = events.reasoning() or ""
+        self._calls = events.tool_calls()
+        self._arguments = [call.arguments for call in self._calls]
+        self._ended = len(self._calls) - events.in_call()
+
+    def take(self, event: Delta) -> Delta:
+        """The part of an event that the caller lacks; its tokens without text when that is none.
+
+        Raises:
+            Mismatch: it does not repeat what the caller has.
+        """
+        match event:
+            case ToolBegin() if event.call < len(self._calls):
+                if event.text != self._calls[event.call].name:
+                    raise Mismatch
+                return _tokens_of(event)
+            case ToolArgs() if event.call < len(self._calls):
+                rest, self._arguments[event.call] = _after(self._arguments[event.call], event.text)
+            case ToolEnd() if event.call < len(self._calls):
+                if self._arguments[event.call]:
+                    raise Mismatch
+                return event if event.call >= self._ended else _tokens_of(event)
+            case Reasoning():
+                rest, self._reasoning = _after(self._reasoning, event.text)
+            case Delta() if type(event) is Delta:
+                rest, self._text = _after(self._text, event.text)
+            case _:
+                return event
+        return replace(event, text=rest) if rest else _tokens_of(event)
+
+    def end(self) -> None:
+        """The call has ended. Raises Mismatch when it has not repeated all that the caller has."""
+        if self._text or self._reasoning or any(self._arguments):
+            raise Mismatch
+
+
+def _after(had: str, text: str) -> tuple[str, str]:
+    """What of ``text`` is new where the caller has ``had``, and what of that is still to be repeated."""
+    length = min(len(had), len(text))
+    if had[:length] != text[:length]:
+        raise Mismatch
+    return text[length:], had[length:]
+
+
+def _tokens_of(event: Delta) -> Delta:
+    return Delta("", event.tokens, event.cached_tokens, event.queue_wait_s, event.index, (), event.token_ids)
 
 
 class SplicedStream:
     """Passes on the part of a resumed call's output that the caller does not have."""
 
-    __slots__ = ("_splice", "_stream")
+    __slots__ = ("_events", "_splice", "_stream")
 
     def __init__(self, stream: AnswerStream, splice: Splice) -> None:
         self._stream = stream
         self._splice = splice
+        self._events = None if stream.events is None else EventSplice(stream.text(), stream.events)
 
     async def take(self, delta: Delta) -> None:
         """Pass one piece on.
@@ -70,16 +136,20 @@ class SplicedStream:
         Raises:
             BackendFailure: ``stream_broken``: it does not fit what the caller has.
         """
-        if not self._splice.joined:
-            try:
+        try:
+            if self._events is not None:
+                delta = self._events.take(delta)
+            elif not self._splice.joined:
                 delta = replace(delta, text=self._splice.take(delta.text, delta.token_ids))
-            except Mismatch:
-                raise _mismatch() from None
+        except Mismatch:
+            raise _mismatch() from None
         await self._stream.take(delta)
 
     async def end(self) -> None:
         """Pass on what is still held; raises as :meth:`take`."""
         try:
+            if self._events is not None:
+                self._events.end()
             held = self._splice.end()
         except Mismatch:
             raise _mismatch() from None

@@ -36,7 +36,7 @@ def generating(services: Services, idempotency: Idempotency) -> dict[str, ASGIAp
     dialects: dict[str, ContractDialect] = {
         "/v1/generate": NativeDialect(),
         "/invocations": NativeDialect(),
-        "/v1/chat/completions": OpenAIDialect(chat=True),
+        "/v1/chat/completions": OpenAIDialect(chat=True, reasoning_fields=services.reasoning_fields),
         "/v1/completions": OpenAIDialect(chat=False),
     }
     return {path: GenerationEndpoint(services, dialect, idempotency) for path, dialect in dialects.items()}

@@ -8,7 +8,7 @@ import orjson
 from budgeting.values import Plan
 from gateway.contracts.dialect import ContractDialect, Header, ParsedRequest
 from gateway.contracts.events import Delta
-from gateway.contracts.native_answer import done_event, error_event
+from gateway.contracts.native_answer import answer_event, done_event, error_event
 from gateway.contracts.values import Answer
 from gateway.errors import PublicError
 from gateway.http.exchange import EVENT_STREAM, Exchange
@@ -69,9 +69,14 @@ class StreamSink:
             self._frames = self._dialect.frames(self._asked, model)
 
     async def delta(self, delta: Delta) -> None:
-        """Send one event; a delta without text, log-probabilities and requested ids is none."""
-        if delta.text or delta.logprobs or (delta.token_ids and self._asked.token_ids):
+        """Send one event; text without text, log-probabilities and requested ids is none."""
+        if delta.__class__ is not Delta:
+            data = self._frames.event(delta)
+        elif delta.text or delta.logprobs or (delta.token_ids and self._asked.token_ids):
             data = self._frames.delta(delta.text, delta.index, delta.logprobs, delta.token_ids)
+        else:
+            return
+        if data:
             if not self._open:
                 data = await self._opened(data)
             await self._exchange.send({"type": "http.response.body", "body": data, "more_body": True})
@@ -115,8 +120,11 @@ class SocketSink:
         """Dropped: the ``done`` event has it."""
 
     async def delta(self, delta: Delta) -> None:
-        """Send one ``token`` event; a delta without text is none."""
-        if delta.text:
+        """Send one event; text without text is none."""
+        if delta.__class__ is not Delta:
+            self._partial = True
+            await self._text(answer_event(delta).decode())
+        elif delta.text:
             self._partial = True
             await self._text('{"type":"token","delta":' + orjson.dumps(delta.text).decode() + "}")
 

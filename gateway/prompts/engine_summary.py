@@ -192,7 +192,8 @@ class EngineSummarizer:
         pieces: list[str] = []
 
         async def take(delta: Delta) -> None:
-            pieces.append(delta.text)
+            if delta.__class__ is Delta:  # not the model's reasoning
+                pieces.append(delta.text)
 
         try:
             async with asyncio.timeout(TIMEOUT_S):

@@ -71,8 +71,16 @@ def respond(
         fallback=outcome.fallback,
         warnings=(*outcome.warnings, *warnings),
         logprobs=stream.logprobs() if with_logprobs else None,
+        reasoning=stream.reasoning(),
+        tool_calls=stream.tool_calls(),
         others=tuple(
-            Choice(stream.text(index), reason, stream.logprobs(index) if with_logprobs else None)
+            Choice(
+                stream.text(index),
+                reason,
+                stream.logprobs(index) if with_logprobs else None,
+                stream.reasoning(index),
+                stream.tool_calls(index),
+            )
             for index, reason in enumerate(completion.others, 1)
         )
         if completion.others

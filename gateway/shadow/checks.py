@@ -6,9 +6,8 @@ text and store nothing.
 
 import pkgutil
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from threading import Lock
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +17,7 @@ import structlog
 
 from budgeting.values import Plan, Role
 from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
+from gateway.generation.json_schema import schema_faults
 from gateway.shadow.grounding import ungrounded
 from gateway.shadow.language import language_of
 from gateway.shadow.likeness import give_way
@@ -215,34 +215,3 @@ def load_hook(name: str, *, built_in: str) -> Callable[..., Any]:
         raise HookError(f"{name!r} is no function")
     hook: Callable[..., Any] = found
     return hook
-
-
-def schema_faults(asked: Any, value: Any) -> bool:
-    """Whether ``value`` breaks the caller's schema; OpenAI's ``{name, schema}`` object or the bare schema.
-
-    Its patterns are not run, since a pattern may run without end, and no reference is fetched. False for an
-    invalid schema: the contract has accepted or rejected it before.
-    """
-    from jsonschema.exceptions import SchemaError
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
-
-    wrapped = isinstance(asked, dict) and isinstance(asked.get("schema"), dict) and "name" in asked
-    schema = asked["schema"] if wrapped else asked
-    kind = _validator()
-    try:
-        kind.check_schema(schema)
-        return not kind(schema, registry=Registry()).is_valid(value)
-    except (SchemaError, Unresolvable, RecursionError):
-        return False
-
-
-@cache
-def _validator() -> Any:
-    from jsonschema import Draft202012Validator
-    from jsonschema.validators import extend
-
-    def nothing(*_: Any) -> Iterator[Any]:
-        return iter(())
-
-    return extend(Draft202012Validator, {"pattern": nothing, "patternProperties": nothing})

@@ -15,6 +15,7 @@ from gateway.admin.routing import RoutingAdmin
 from gateway.admin.shadow import ShadowAdmin
 from gateway.admin.usage import UsageAdmin
 from gateway.contracts.evaluation_report import evaluation_key
+from gateway.contracts.openai_answer import REASONING_FIELDS
 from gateway.health.first_ready import OnceReady
 from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.usable_models import usable
@@ -55,6 +56,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
             request_timeout_s=server.request_timeout_seconds,
             cors_origins=server.cors_origins,
         ),
+        reasoning_fields=REASONING_FIELDS if server.reasoning_field == "both" else (server.reasoning_field,),
         bodies=BodyMemory(server.max_bodies_bytes or BODIES * server.max_body_bytes),
         clock=base.clock,
         unix_time=base.unix_time,

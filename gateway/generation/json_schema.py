@@ -1,0 +1,80 @@
+"""Whether a value breaks a caller's JSON schema."""
+
+from collections.abc import Iterator
+from contextvars import ContextVar
+from functools import cache, lru_cache
+from typing import Any, Final
+
+import msgspec
+
+# References that one check follows. Nested ones double with each level, and a caller writes the schema.
+MAX_REFERENCES: Final = 10_000
+# Schemas whose validators are kept: tools are sent again with each turn.
+_KEPT: Final = 64
+
+_followed: ContextVar[list[int]] = ContextVar("_followed")
+
+
+class _TooManyReferences(Exception):
+    """The check follows more references than MAX_REFERENCES."""
+
+
+def schema_faults(asked: Any, value: Any) -> bool:
+    """Whether ``value`` breaks the caller's schema; OpenAI's ``{name, schema}`` object or the bare schema.
+
+    Its patterns are not run, since a pattern may run without end, and no reference is fetched. False for an
+    invalid schema, and for one that takes too long to check: the contract has accepted or rejected it before.
+    """
+    wrapped = isinstance(asked, dict) and isinstance(asked.get("schema"), dict) and "name" in asked
+    return breaks_schema(msgspec.json.encode(asked["schema"] if wrapped else asked), value)
+
+
+def breaks_schema(schema: bytes, value: Any) -> bool:
+    """Whether ``value`` breaks the schema, given as JSON; as :func:`schema_faults`."""
+    from referencing.exceptions import Unresolvable
+
+    validator = _validator(schema)
+    if validator is None:
+        return False
+    token = _followed.set([0])
+    try:
+        return not validator.is_valid(value)
+    except (Unresolvable, RecursionError, _TooManyReferences):
+        return False
+    finally:
+        _followed.reset(token)
+
+
+@lru_cache(_KEPT)
+def _validator(schema: bytes) -> Any:
+    from jsonschema.exceptions import SchemaError
+    from referencing import Registry
+
+    kind, decoded = _kind(), msgspec.json.decode(schema)
+    try:
+        kind.check_schema(decoded)
+    except (SchemaError, RecursionError):
+        return None
+    return kind(decoded, registry=Registry())
+
+
+@cache
+def _kind() -> Any:
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+
+    def nothing(*_: Any) -> Iterator[Any]:
+        return iter(())
+
+    def counted(follow: Any) -> Any:
+        def counting(*arguments: Any) -> Iterator[Any]:
+            count = _followed.get()
+            count[0] += 1
+            if count[0] > MAX_REFERENCES:
+                raise _TooManyReferences
+            return follow(*arguments) or iter(())
+
+        return counting
+
+    references = {name: counted(Draft202012Validator.VALIDATORS[name]) for name in ("$ref", "$dynamicRef")}
+    return extend(Draft202012Validator, {"pattern": nothing, "patternProperties": nothing, **references})

@@ -1,0 +1,64 @@
+"""Checks the tool calls of an answer before it is called whole: their arguments, and their tools' schemas."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from budgeting.values import Tool, ToolCall, ToolKind
+from gateway.contracts.values import FinishReason
+from gateway.generation.json_schema import breaks_schema
+
+
+class CallOutcome(StrEnum):
+    """What became of a call; the label of ``sluice_tool_calls_total``."""
+
+    WHOLE = "whole"
+    CUT = "cut"  # the answer was cut short inside it
+    NOT_JSON = "not_json"  # its arguments are no JSON
+    NOT_SCHEMA = "not_schema"  # its arguments break the schema of a strict tool
+    RETRIED = "retried"  # one of both, and the answer was made again
+    FAILED = "failed"  # the answer ended with an error
+
+
+FAULTS = frozenset({CallOutcome.NOT_JSON, CallOutcome.NOT_SCHEMA})
+_SAYS = {
+    CallOutcome.NOT_JSON: "are not JSON",
+    CallOutcome.NOT_SCHEMA: "break the schema of the strict tool",
+}
+# How an answer ends that was not cut short.
+WHOLE_REASONS = frozenset({FinishReason.STOP, FinishReason.TOOL_CALLS})
+
+
+def outcomes_of(
+    calls: Sequence[ToolCall], tools: Sequence[Tool], reason: FinishReason, *, in_call: bool
+) -> list[CallOutcome]:
+    """The outcome of each call of a choice that ended for ``reason``; ``in_call``: inside the last call.
+
+    A call before the last is checked also in an answer that was cut short.
+    """
+    strict = {tool.name: tool for tool in tools if tool.strict and tool.parameters is not None}
+    found = [_outcome(call, strict.get(call.name)) for call in calls]
+    if found and (in_call or (reason not in WHOLE_REASONS and found[-1] in FAULTS)):
+        found[-1] = CallOutcome.CUT
+    return found
+
+
+def fault_of(calls: Sequence[ToolCall], outcomes: Sequence[CallOutcome]) -> str | None:
+    """The first fault as a sentence for the caller; ``None`` when there is none."""
+    for number, (call, outcome) in enumerate(zip(calls, outcomes, strict=True)):
+        if outcome in FAULTS:
+            return f"the arguments of tool call {number} ({call.name}) {_SAYS[outcome]}"
+    return None
+
+
+def _outcome(call: ToolCall, strict: Tool | None) -> CallOutcome:
+    if call.kind is ToolKind.CUSTOM:
+        return CallOutcome.WHOLE
+    try:
+        value = msgspec.json.decode(call.arguments)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return CallOutcome.NOT_JSON
+    if strict is not None and breaks_schema((strict.parameters or "").encode(), value):
+        return CallOutcome.NOT_SCHEMA
+    return CallOutcome.WHOLE

@@ -1,0 +1,216 @@
+"""Reasoning and tool calls on their way through a journey: whole, broken off, resumed, and faulty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from budgeting.values import ToolCall
+from gateway.backends.port import Continue
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
+from gateway.contracts.values import FinishReason, GenerateRequest, Sampling
+from resilience.failures import BackendFailure, FailureKind
+from tests.journey.house import House, RecordingSink
+
+Build = Callable[..., House]
+Ask = Callable[..., GenerateRequest]
+
+EVENTS: tuple[Delta, ...] = (
+    Reasoning("The user ", 1),
+    Reasoning("wants stock.", 1),
+    Delta("Let me ", 1),
+    Delta("look.", 1),
+    ToolBegin("stock", 1, call=0, id="call_a"),
+    ToolArgs('{"item"', 1, call=0),
+    ToolArgs(': "Vinland Saga"}', 1, call=0),
+    ToolEnd("", 1, call=0),
+    ToolBegin("order", 1, call=1, id="call_b"),
+    ToolArgs("{}", 1, call=1),
+    ToolEnd("", 1, call=1),
+)
+CALLS = (ToolCall("call_a", "stock", '{"item": "Vinland Saga"}'), ToolCall("call_b", "order", "{}"))
+IDS = tuple(range(100, 100 + len(EVENTS)))
+WHOLE = Script(events=EVENTS, token_ids=IDS, finish_reason=FinishReason.TOOL_CALLS)
+BROKEN = BackendFailure(FailureKind.STREAM_BROKEN, "cut")
+EXACT = frozenset({Continue.TOKENS, Continue.EVENTS})
+
+
+def backend(*scripts: Script, name: str = "local", continues: frozenset[Continue] = EXACT) -> ScriptedBackend:
+    return ScriptedBackend(name, scripts=scripts, continues=continues)
+
+
+def folded(sink: RecordingSink) -> AnswerFold:
+    """What the caller's stream adds up to; every event is legal."""
+    fold = AnswerFold()
+    for delta in sink.deltas:
+        fold.take(delta)
+    assert sink.answer is not None, sink.error
+    fold.end([sink.answer.finish_reason])
+    return fold
+
+
+def check_whole(house: House, sink: RecordingSink, *, stream: bool) -> None:
+    answer = sink.answer
+    assert answer is not None, sink.error
+    assert answer.output_text == "Let me look."
+    assert answer.reasoning == "The user wants stock."
+    assert answer.tool_calls == CALLS
+    assert answer.finish_reason is FinishReason.TOOL_CALLS
+    assert answer.usage.output_tokens == len(EVENTS)
+    if stream:
+        fold = folded(sink)
+        assert (fold.text(), fold.reasoning(), fold.tool_calls()) == (
+            answer.output_text,
+            answer.reasoning,
+            answer.tool_calls,
+        )
+    assert len(house.outbox.rows) == 1
+    assert house.left_behind() == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_whole_answer_is_the_fold_of_its_events(build_house: Build, ask: Ask, stream: bool) -> None:
+    house = build_house(backends=[backend(WHOLE)])
+    check_whole(house, await house.run(ask(stream=stream)), stream=stream)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("k", range(1, len(EVENTS) + 1))
+async def test_an_answer_that_breaks_after_any_event_is_resumed_without_a_repeated_or_missing_byte(
+    build_house: Build, ask: Ask, k: int, stream: bool
+) -> None:
+    # The next call parses the same tokens in other pieces, and names its calls otherwise.
+    again = list(EVENTS)
+    again[4], again[8] = structs.replace(again[4], id="call_x"), structs.replace(again[8], id="call_y")
+    house = build_house(
+        backends=[
+            backend(replace(WHOLE, failure=BROKEN, breaks_after=k), replace(WHOLE, events=tuple(again)))
+        ]
+    )
+    sink = await house.run(ask(stream=stream))
+    assert sink.answer is not None, sink.error
+    # Calls that the caller does not know yet have the ids of the second call.
+    begun = [call.id for call in sink.answer.tool_calls]
+    assert begun == ["call_a" if k > 4 else "call_x", "call_b" if k > 8 else "call_y"]
+    named = tuple(ToolCall(mine, call.name, call.arguments) for mine, call in zip(begun, CALLS, strict=True))
+    assert sink.answer.tool_calls == named
+    assert sink.answer.output_text == "Let me look."
+    assert sink.answer.reasoning == "The user wants stock."
+    assert sink.answer.usage.output_tokens == len(EVENTS)
+    if stream:
+        assert folded(sink).tool_calls() == named
+        assert folded(sink).reasoning() == "The user wants stock."
+    assert house.left_behind() == []
+
+
+@pytest.mark.parametrize("k", [1, 6])
+@pytest.mark.parametrize("continues", [frozenset({Continue.TOKENS, Continue.TEXT}), frozenset[Continue]()])
+async def test_a_backend_that_cannot_resume_events_ends_a_broken_stream_with_an_error(
+    build_house: Build, ask: Ask, k: int, continues: frozenset[Continue]
+) -> None:
+    broken = replace(WHOLE, failure=BROKEN, breaks_after=k)
+    house = build_house(
+        backends=[backend(broken, continues=continues)],
+        route={"resume": {"commit_chunks": 0}},
+    )
+    sink = await house.run(ask(stream=True))
+    assert sink.answer is None
+    assert sink.error is not None
+    assert sink.error.code == "backend_unavailable"
+    [row] = house.outbox.rows
+    assert row.output_tokens == k
+    assert house.left_behind() == []
+
+
+async def test_a_resumed_call_that_differs_from_what_the_caller_has_is_refused(
+    build_house: Build, ask: Ask
+) -> None:
+    other = (Reasoning("Something else.", 1), *EVENTS[1:])
+    house = build_house(
+        backends=[backend(replace(WHOLE, failure=BROKEN, breaks_after=6), replace(WHOLE, events=other))],
+        route={"resume": {"commit_chunks": 0}},
+    )
+    sink = await house.run(ask(stream=True))
+    assert sink.answer is None
+    assert sink.error is not None
+    assert house.left_behind() == []
+
+
+NOT_JSON: tuple[Delta, ...] = (
+    ToolBegin("stock", 1, id="call_a"),
+    ToolArgs('{"item": ', 1),
+    ToolEnd("", 0),
+)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_faulty_call_is_made_again_while_the_caller_has_nothing_of_it(
+    build_house: Build, ask: Ask, stream: bool
+) -> None:
+    house = build_house(
+        backends=[
+            backend(
+                Script(events=NOT_JSON, finish_reason=FinishReason.TOOL_CALLS), WHOLE, continues=frozenset()
+            )
+        ],
+        route={"resume": {"commit_chunks": 8}},
+    )
+    sink = await house.run(ask(stream=stream))
+    check_whole(house, sink, stream=stream)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"stream": True}, {"sampling": Sampling(temperature=0.0)}], ids=["sent", "greedy"]
+)
+async def test_a_faulty_call_never_ends_as_tool_calls(
+    build_house: Build, ask: Ask, changes: dict[str, Any]
+) -> None:
+    script = Script(events=NOT_JSON, finish_reason=FinishReason.TOOL_CALLS)
+    house = build_house(backends=[backend(script)], route={"resume": {"commit_chunks": 0}})
+    sink = await house.run(ask(**changes))
+    assert sink.answer is not None, sink.error
+    assert sink.answer.finish_reason is FinishReason.ERROR
+    assert "the arguments of tool call 0 (stock) are not JSON" in sink.answer.warnings
+    assert len(house.backends["local"].calls) == 1
+
+
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP])
+async def test_an_answer_that_is_cut_inside_a_call_says_so(
+    build_house: Build, ask: Ask, reason: FinishReason
+) -> None:
+    script = Script(events=NOT_JSON[:2], finish_reason=reason)
+    house = build_house(backends=[backend(script)], route={"resume": {"commit_chunks": 0}})
+    sink = await house.run(ask(stream=True))
+    if reason is FinishReason.LENGTH:
+        assert sink.answer is not None, sink.error
+        assert sink.answer.finish_reason is FinishReason.LENGTH
+        assert sink.answer.tool_calls[0].arguments == '{"item": '
+    else:
+        assert sink.answer is None
+        assert sink.error is not None
+
+
+@pytest.mark.parametrize(
+    "illegal",
+    [
+        (ToolArgs("{}", 1),),
+        (ToolBegin("a", 1, id="x"), Delta("text", 1)),
+        (ToolBegin("a", 1, id="x"), ToolEnd("", 0), ToolBegin("a", 1, call=1, id="x")),
+    ],
+)
+async def test_events_out_of_order_are_an_error_and_never_reach_the_caller(
+    build_house: Build, ask: Ask, illegal: tuple[Delta, ...]
+) -> None:
+    house = build_house(
+        backends=[backend(Script(events=illegal), continues=frozenset())], route={"fallback": []}
+    )
+    sink = await house.run(ask(stream=True))
+    assert sink.answer is None
+    assert sink.error is not None
+    assert illegal[-1] not in sink.deltas
+    assert house.left_behind() == []
