@@ -210,6 +210,9 @@ class Journal:
                     await self.durable()
                     await asyncio.sleep(0.001)  # a timed-out group is done before it is synced
         self._stopped = True
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
         segments = tuple(self._segments)
         self._segments.clear()
         for segment in segments:
@@ -236,11 +239,22 @@ class Journal:
             return
         self._gathering, self._syncing = _Group(), group
         self._handed_at = self._loop.time()
-        self._late = self._loop.call_later(self._options.sync_wait_s, self._timed_out, group)
+        if self._late is None:
+            self._late = self._loop.call_later(self._options.sync_wait_s, self._check_sync, self._loop)
         self._work.put(partial(self._store, group))
 
-    def _timed_out(self, group: _Group) -> None:
-        """End the waits for this group and the next one; it may still be synced."""
+    def _check_sync(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End the waits for a group that is late, and for the next one; it may still be synced.
+
+        One timer serves all groups: a timer for each would cost every request one.
+        """
+        self._late, group = None, self._syncing
+        if group is None or group.done:
+            return
+        rest_s = self._handed_at + self._options.sync_wait_s - loop.time()
+        if rest_s > 0:
+            self._late = loop.call_later(rest_s, self._check_sync, loop)
+            return
         self._fail("Timeout", len(group.entries))
         group.end()
         self._gathering.end()
@@ -248,8 +262,6 @@ class Journal:
     def _stored(
         self, group: _Group, segment: JournalSegment | None, error: OSError | None, took_s: float
     ) -> None:
-        if self._late is not None:
-            self._late.cancel()
         self._syncing = None
         if segment is not None:
             self._retry_at = None

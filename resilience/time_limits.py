@@ -1,12 +1,13 @@
-"""Time limits of many tasks on few timers of the event loop."""
+"""Time limits of many tasks on one timer of the event loop."""
 
 import asyncio
+import heapq
 import math
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-# A limit ends late by at most this share of its length: those that end at about one time share a timer.
+# A limit ends late by at most this share of its length: those that end at about one time end together.
 LATENESS = 1 / 1024
 
 
@@ -61,6 +62,10 @@ class TimeLimits:
 
     def __init__(self) -> None:
         self.ending: dict[float, set[TimeLimit]] = {}
+        self._ends: list[float] = []  # a heap
+        # One timer, for the next end: one for each would outlive its requests, for the collector to visit.
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
 
     def add(self, limit: TimeLimit, after_s: float) -> float:
         """Set the limit; the key to remove it by."""
@@ -72,10 +77,25 @@ class TimeLimits:
         ending = self.ending.get(at)
         if ending is None:
             ending = self.ending[at] = set()
-            loop.call_at(at, self._due, at)
+            heapq.heappush(self._ends, at)
+            if at < self._timer_at:
+                self._set_timer(loop)
         ending.add(limit)
         return at
 
-    def _due(self, at: float) -> None:
-        for limit in self.ending.pop(at):
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = self._ends[0]
+        self._timer = loop.call_at(self._timer_at, self._due, loop)
+
+    def _due(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = max(self._timer_at, loop.time())
+        self._timer, self._timer_at = None, math.inf
+        due: list[TimeLimit] = []
+        while self._ends and self._ends[0] <= now:
+            due += self.ending.pop(heapq.heappop(self._ends))
+        if self._ends:
+            self._set_timer(loop)
+        for limit in due:
             limit.due()

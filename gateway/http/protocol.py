@@ -143,7 +143,8 @@ class GatewayProtocol(HttpToolsProtocol):
         """Bytes have arrived."""
         if self._last or self.transport.is_closing():
             return
-        self._unset_keepalive_if_required()
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
         unfinished = self.cycle if self._in_message and not self._in_head else None
         content = len(unfinished.body) if unfinished is not None else 0
         try:

@@ -53,9 +53,11 @@ class Connection(asyncio.Protocol):
         self._reset()
 
     def _reset(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
-        self._buffered = 0
+        # The parser calls this with each piece of a body: a worker sends one a token.
+        self.on_body = self._body.append
+        self._parser = httptools.HttpResponseParser(self)
+        self._buffered = 0  # bytes received since the last read
         self._head_bytes = 0
         self._head_done = False
         self._has_length = False
@@ -190,6 +192,7 @@ class Connection(asyncio.Protocol):
             self._fail(BadHttp("bytes outside of an answer"))
             return
         self._last_at = self._loop.time()
+        self._buffered += len(data)
         if not self._head_done:
             self._head_bytes += len(data)
         try:
@@ -201,7 +204,7 @@ class Connection(asyncio.Protocol):
         if not self._head_done and self._head_bytes > MAX_HEAD_BYTES:
             self._fail(BadHttp(f"the answer's head is longer than {MAX_HEAD_BYTES} bytes"))
         transport = self._transport
-        if self._buffered > HIGH_WATER_BYTES and not self._paused and transport is not None:
+        if self._buffered > HIGH_WATER_BYTES and self._body and not self._paused and transport is not None:
             self._paused = True
             transport.pause_reading()
         self._wake()
@@ -243,11 +246,6 @@ class Connection(asyncio.Protocol):
         self._head_done = self.status >= 200
         # Read here: once the answer is complete the parser is at the next one.
         self._keeps_alive = self._parser.should_keep_alive()
-
-    def on_body(self, body: bytes) -> None:
-        """Called by the parser."""
-        self._body.append(body)
-        self._buffered += len(body)
 
     def on_message_complete(self) -> None:
         """Called by the parser; an interim answer (1xx) is not the end."""
