@@ -311,7 +311,6 @@ class Fitting:
             summarized_turns=summarized,
             open_ended=self._reserve is None,
             tools=self._prompt.tools,
-            template_kwargs=self._prompt.template_kwargs,
         )
 
 

@@ -224,8 +224,8 @@ class SectionCounts(Struct, frozen=True):
 class Plan(Struct, frozen=True):
     """What is sent, exactly.
 
-    ``token_ids`` is the whole prompt as the engine will see it; ``messages``, with ``tools`` and
-    ``template_kwargs``, is the same prompt for backends that take messages (empty for a raw prompt).
+    ``token_ids`` is the whole prompt as the engine will see it; ``messages``, with ``tools``, is the
+    same prompt for backends that take messages (empty for a raw prompt).
     ``prefix_tokens`` is the length of the stable prefix: the boundary after which volatile content starts.
     ``generation_reserve`` is the most tokens that the answer may have (``open_ended``: the rest of the
     context, since neither the caller nor the route set it); ``counts.total + generation_reserve <=
@@ -248,7 +248,6 @@ class Plan(Struct, frozen=True):
     summarized_turns: int = 0
     open_ended: bool = False
     tools: tuple[Tool, ...] = ()
-    template_kwargs: Mapping[str, object] = NO_KWARGS
 
     @property
     def trimmed(self) -> bool:

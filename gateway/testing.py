@@ -12,7 +12,7 @@ from typing import Any, Literal
 import uvicorn
 from msgspec import structs
 
-from budgeting.values import Message, Plan
+from budgeting.values import NO_KWARGS, Message, Plan, Tool
 from gateway.app import create_app
 from gateway.contracts.events import Delta
 from gateway.contracts.model_card import ModelCard
@@ -160,7 +160,12 @@ class FakeText:
     max_model_len = 4096
 
     def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: tuple[Tool, ...] = (),
+        kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
         """``role:content`` lines, and ``assistant:`` to generate after."""
         text = "".join(f"{one.role.value}:{one.content}\n" for one in messages)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from adapters.values import Adapter
 from admission.values import BackendLoad
-from budgeting.values import Message
+from budgeting.values import Message, Tool, ToolChoice
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, ResponseFormat, Sampling, Usage
@@ -103,6 +103,11 @@ class Work:
     partial: PartialAnswer | None = None
     open_ended: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     calls: Calls | None = field(default=None, compare=False, repr=False)
     call_budget: CallBudget = field(default_factory=CallBudget, compare=False, repr=False)
 

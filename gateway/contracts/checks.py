@@ -17,14 +17,16 @@ def check_count(count: int, limit: int) -> None:
 
 
 def check_latest(messages: Sequence[Message]) -> None:
-    """Refuse a conversation whose last message is not the user's, or is blank.
+    """Refuse a conversation that does not end with a tool's result, or with words of the user.
 
     Earlier messages may be empty: callers replay histories in which an answer was.
     """
     last = len(messages) - 1
+    if messages[last].role is Role.TOOL:
+        return
     if messages[last].role is not Role.USER:
         param = f"messages.{last}.role"
-        raise not_allowed(param, f"is '{messages[last].role.value}'", "'user' in the last message")
+        raise not_allowed(param, f"is '{messages[last].role.value}'", "'user' or 'tool' in the last message")
     if not messages[last].content.strip():
         param = f"messages.{last}.content"
         raise not_allowed(param, "is blank", "text in the last message")

@@ -22,6 +22,11 @@ class Feature(StrEnum):
     LOGPROBS = "logprobs"
     RESPONSE_FORMAT = "response_format"
     RAW_PROMPT = "prompt"
+    TOOLS = "tools"
+    CUSTOM_TOOLS = "tools of type custom"
+    ALLOWED_TOOLS = "tool_choice of type allowed_tools"
+    REASONING_EFFORT = "reasoning_effort"
+    TEMPLATE_KWARGS = "chat_template_kwargs"
     LORA = "adapter_id"
     UNKNOWN_FIELDS = "unknown_fields"
     """The backend takes fields that Sluice does not know, be it that they are dropped."""
@@ -33,5 +38,6 @@ class Feature(StrEnum):
         return self.value.split()[0]
 
 
-KNOWN_FEATURES: Final = frozenset(Feature) - {Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED}
-"""What Sluice's own fields can ask for."""
+TOOL_FEATURES: Final = frozenset({Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.ALLOWED_TOOLS})
+KNOWN_FEATURES: Final = frozenset(Feature) - {Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED} - TOOL_FEATURES
+"""What Sluice's own fields can ask for, but for tools."""

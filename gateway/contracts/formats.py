@@ -99,9 +99,19 @@ def choice_shape(choices: list[str] | None, field: str) -> ResponseFormat | None
 
 
 def _schema(schema: Mapping[str, Any], field: str) -> ResponseFormat:
+    return _bounded(FormatType.JSON_SCHEMA, orjson.dumps(bounded_schema(schema, field)).decode(), field)
+
+
+def bounded_schema(schema: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    """A JSON schema within the bounds of depth, number and length.
+
+    Raises InvalidRequest (GrammarTooComplex where it is too much of something).
+    """
     check_plain(schema, field)
     _check_bounds(schema, field)
-    return _bounded(FormatType.JSON_SCHEMA, orjson.dumps(schema).decode(), field)
+    if (size := len(orjson.dumps(schema))) > MAX_SPEC_CHARS:
+        raise _too_large(field, f"has {size} characters", f"{MAX_SPEC_CHARS} or fewer")
+    return schema
 
 
 def _bounded(kind: FormatType, spec: str, field: str) -> ResponseFormat:

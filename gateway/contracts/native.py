@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 from typing_extensions import TypeAliasType
 
-from budgeting.values import EvidenceChunk, Message, Role
+from budgeting.values import EvidenceChunk, Role
 from gateway.contracts.checks import check_count, check_latest, check_plain
 from gateway.contracts.fields import (
     MAX_CHUNKS,
@@ -27,17 +27,19 @@ from gateway.contracts.fields import (
 )
 from gateway.contracts.formats import FormatBody, from_format
 from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.tool_fields import CallFields, ToolFields
+from gateway.contracts.tools import holds_calls, message_of, tool_request
 from gateway.contracts.values import EMPTY, Contract, GenerateRequest, Sampling
 
 DEFAULT_ROUTE: Final = "self_hosted_generation"
 """The route of requests that name none (the public surface)."""
 
 
-class NativeMessage(Body):
-    """One message: who speaks, and plain text."""
+class NativeMessage(CallFields, Body):
+    """One message: who speaks, and plain text; null where an assistant only called tools."""
 
-    role: Literal["system", "user", "assistant"]
-    content: Text
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Text | None = None
 
 
 class NativeChunk(Body):
@@ -81,7 +83,7 @@ class SluiceFields(Body):
     deadline_ms: DeadlineMs | None = None
 
 
-class NativeRequest(SluiceFields):
+class NativeRequest(SluiceFields, ToolFields):
     """The body of ``POST /v1/generate``, of ``/invocations`` and of the WebSocket's first frame."""
 
     route: Name = DEFAULT_ROUTE
@@ -135,8 +137,12 @@ def request_of(
 def to_request(body: NativeRequest, origin: RequestOrigin) -> GenerateRequest:
     """Map a validated body to the inside. Raises InvalidRequest: a rule that types cannot say."""
     check_count(len(body.messages), origin.max_messages)
-    messages = tuple(Message(Role(one.role), one.content) for one in body.messages)
+    messages = tuple(
+        message_of(one, Role(one.role), one.content, f"messages.{index}")
+        for index, one in enumerate(body.messages)
+    )
     check_latest(messages)
+    tools, needs = tool_request(body, in_history=holds_calls(messages))
     sampling = body.sampling or NativeSampling()
     return request_of(
         origin,
@@ -150,4 +156,6 @@ def to_request(body: NativeRequest, origin: RequestOrigin) -> GenerateRequest:
         priority=origin.priority(body.priority),
         stream=body.stream,
         fields=_FIELDS,
+        needs=needs,
+        **tools,
     )

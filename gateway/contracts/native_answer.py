@@ -61,7 +61,7 @@ class ErrorBody(TypedDict):
 
 
 _BUDGET_FIELDS: Final = tuple([one.name for one in dataclass_fields(BudgetReport)])
-_ONLY_WHEN_SET: Final = frozenset({"cut_chunks", "merged_chunks", "summarized_turns"})
+_ONLY_WHEN_SET: Final = frozenset({"cut_chunks", "merged_chunks", "summarized_turns", "tools"})
 
 
 def budget_body(budget: BudgetReport) -> dict[str, Any]:

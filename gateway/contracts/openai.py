@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import AfterValidator, Field, Tag
 from typing_extensions import TypeAliasType
@@ -11,6 +11,7 @@ from budgeting.values import Message, Role
 from gateway.contracts import openai_fields
 from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
+from gateway.contracts.features import Feature
 from gateway.contracts.fields import (
     MaxTokens,
     Text,
@@ -23,6 +24,8 @@ from gateway.contracts.openai_body import MessagePart, OpenAIBody, check_known
 from gateway.contracts.openai_sampling import sampling_of, shape_of
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
+from gateway.contracts.tool_fields import CallFields, ToolFields
+from gateway.contracts.tools import holds_calls, message_of, tool_request
 from gateway.contracts.values import Contract
 
 _ROLES: Final[Mapping[str, Role]] = MappingProxyType(
@@ -45,12 +48,12 @@ Content = Annotated[
 ]
 
 
-class ChatMessage(MessagePart):
+class ChatMessage(MessagePart, CallFields):
     """One message; ``developer`` is OpenAI's newer word for ``system``."""
 
     neutral = openai_fields.MESSAGE
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content | None
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
 
 
 def _checked(messages: list[ChatMessage]) -> list[ChatMessage]:
@@ -75,9 +78,10 @@ ChatMessages = TypeAliasType(
 
 
 _NO_FIELDS = SluiceFields()
+_NO_TOOLS: Final[tuple[Mapping[str, Any], frozenset[Feature]]] = (MappingProxyType({}), frozenset())
 
 
-class ChatRequest(OpenAIBody):
+class ChatRequest(OpenAIBody, ToolFields):
     """The body of ``POST /v1/chat/completions``."""
 
     neutral = openai_fields.CHAT
@@ -106,18 +110,21 @@ class CompletionRequest(OpenAIBody):
 
 
 def to_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """Text parts are joined as they are."""
+    """Text parts are joined as they are. Raises InvalidRequest: fields that do not go together."""
     return tuple(
         [
-            Message(
-                _ROLES[one.role],
-                one.content
-                if isinstance(one.content, str)
-                else "".join([part.text for part in one.content or ()]),
-            )
-            for one in messages
+            Message(_ROLES[one.role], one.content)
+            if isinstance(one.content, str) and len(one.__pydantic_fields_set__) == 2 and one.role != "tool"
+            else _message(one, index)
+            for index, one in enumerate(messages)
         ]
     )
+
+
+def _message(one: ChatMessage, index: int) -> Message:
+    content = one.content
+    text = "".join([part.text for part in content]) if isinstance(content, list) else content
+    return message_of(one, _ROLES[one.role], text, f"messages.{index}")
 
 
 def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
@@ -142,6 +149,7 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         messages=messages,
         in_messages=tuple(unknown),
+        tools=tool_request(body, in_history=holds_calls(messages)),
     )
 
 
@@ -178,6 +186,7 @@ def _asked(
     messages: tuple[Message, ...] = (),
     raw_prompt: str | tuple[int, ...] | None = None,
     in_messages: tuple[str, ...] = (),
+    tools: tuple[Mapping[str, Any], frozenset[Feature]] = _NO_TOOLS,
 ) -> ParsedRequest:
     stream = bool(body.stream)
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -203,10 +212,11 @@ def _asked(
         priority=origin.priority(body.priority or 0),
         stream=stream,
         extra=extra,
-        needs=needs,
+        needs=needs | tools[1],
         dropped=in_messages,
         truncate=body.truncation == "auto",
         fields=_fields(body, native, shaper),
+        **tools[0],
     )
     token_ids = bool(body.sluice is not None and body.sluice.token_ids)
     return ParsedRequest(request, usage, token_ids)

@@ -74,7 +74,6 @@ CHAT: Final[Neutral] = MappingProxyType(
         "add_generation_prompt": _TRUE,
         "audio": _NULL,
         "chat_template": _NULL,
-        "chat_template_kwargs": (None, {}),
         "continue_final_message": _FALSE,
         "documents": _NO_LIST,
         "echo": _FALSE,
@@ -83,12 +82,8 @@ CHAT: Final[Neutral] = MappingProxyType(
         "include_reasoning": (None, True, False),
         "mm_processor_kwargs": (None, {}),
         "modalities": (None, ["text"]),
-        "parallel_tool_calls": (None, True, False),
-        "prediction": _NULL,
+        "prediction": (ANYTHING,),
         "prompt": _NULL,
-        "reasoning_effort": (None, "none"),
-        "tool_choice": (None, "none", "auto"),
-        "tools": _NO_LIST,
         "verbosity": (None, "medium"),
         "web_search_options": _NULL,
     }
@@ -111,22 +106,15 @@ MESSAGE: Final[Neutral] = MappingProxyType(
         "annotations": _NO_LIST,
         "audio": _NULL,
         "function_call": _NULL,
-        "name": _NULL,
-        "reasoning": _NULL,
-        "reasoning_content": _NULL,
         "refusal": _NULL,
-        "tool_call_id": _NULL,
-        "tool_calls": _NO_LIST,
     }
 )
 
 TOKENIZE: Final[Neutral] = MappingProxyType(
     {
         "chat_template": _NULL,
-        "chat_template_kwargs": (None, {}),
         "continue_final_message": _FALSE,
         "mm_processor_kwargs": (None, {}),
-        "tools": _NO_LIST,
     }
 )
 

@@ -1,7 +1,7 @@
 """``/tokenize`` and ``/detokenize``, in the shapes that vLLM's users know."""
 
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -9,13 +9,14 @@ from typing_extensions import TypedDict
 from gateway.contracts import openai_fields
 from gateway.contracts.fields import Body, Name, Text, TokenIds
 from gateway.contracts.openai import ChatMessages
+from gateway.contracts.tool_fields import Tools
 
 MAX_IDS: Final = 262_144
 """Most ids of one ``/detokenize``: decoding them holds up all threads for some 60 ms."""
 
 
 class TokenizeRequest(Body):
-    """Either ``prompt``, a plain text, or ``messages``, which the chat template renders."""
+    """Either ``prompt``, a plain text, or ``messages``, which the chat template renders with the tools."""
 
     neutral = openai_fields.TOKENIZE
     model: Name | None = None
@@ -24,6 +25,8 @@ class TokenizeRequest(Body):
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeBody(TypedDict):

@@ -10,7 +10,11 @@ from msgspec import Struct
 
 from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits
 from accounting.keys import CallerRole as CallerRole
+<<<<<<< HEAD
 from budgeting.values import EvidenceChunk, Message, ToolCall
+=======
+from budgeting.values import EvidenceChunk, Message, Tool, ToolChoice
+>>>>>>> f0f3381 (Tools, choices, histories of calls and reasoning effort come in by both contracts and go on to workers)
 from gateway.contracts.features import Feature
 from gateway.errors import PublicError
 
@@ -130,6 +134,7 @@ class GenerateRequest(Struct, frozen=True):
         extra: fields of the body that are the backend's affair; ``needs`` is what it must have for them.
         dropped: unknown fields of messages, which no backend is given: a prompt has roles and texts.
         truncate: old turns may be left out where the conversation is too long.
+        template_kwargs: variables that the caller sets for the chat template.
         fields: the body's own names for fields: ``max_tokens`` may have been ``max_completion_tokens``.
         arrived_at, deadline: seconds on the injected clock.
         trace_parent, trace_state: the caller's W3C trace context, if it sent a valid one.
@@ -168,6 +173,11 @@ class GenerateRequest(Struct, frozen=True):
     needs: frozenset[Feature] = frozenset()
     dropped: tuple[str, ...] = ()
     truncate: bool = False
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    template_kwargs: Mapping[str, Any] = EMPTY
     fields: Mapping[str, str] = NO_NAMES
 
     def in_body_terms(self, error: PublicError) -> PublicError:
@@ -179,6 +189,18 @@ class GenerateRequest(Struct, frozen=True):
         if message.startswith(f"{error.param} "):
             message = spelled + message[len(error.param) :]
         return replace(error, param=spelled, message=message)
+
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        """The chat template's variables, with those that vLLM sets for a ``reasoning_effort``."""
+        effort = self.reasoning_effort
+        if effort is None:
+            return self.template_kwargs
+        return {
+            "reasoning_effort": effort,
+            "enable_thinking": effort != "none",
+            **self.template_kwargs,
+        }
 
     @property
     def sticky_key(self) -> str:
@@ -257,6 +279,7 @@ class BudgetReport:
     cut_chunks: tuple[str, ...] = ()
     merged_chunks: tuple[str, ...] = ()
     summarized_turns: int = 0
+    tools: int = 0
 
 
 class Answer(Struct, frozen=True):

@@ -3,7 +3,7 @@
 Two requests share an answer exactly when their whole prompts, sampling and surroundings are equal.
 """
 
-from gateway.contracts.values import Answer, FinishReason
+from gateway.contracts.values import Answer, FinishReason, GenerateRequest
 from gateway.generation.job import Job
 from resilience.response_cache import ResponseCache, digest_of
 from resilience.response_cache_values import CachedAnswer
@@ -43,6 +43,14 @@ def worth_keeping(answer: Answer) -> bool:
     return whole and plain and answer.fallback is None
 
 
+def _of_tools(request: GenerateRequest) -> str | None:
+    """What templates need not show of tools and thinking."""
+    asked = (request.tools, request.tool_choice, request.parallel_tool_calls, request.reasoning_effort)
+    if not any(asked) and not request.template_kwargs:
+        return None
+    return repr((asked, dict(request.template_kwargs)))
+
+
 def key_of(job: Job, deployment: str) -> str:
     """What the cache is asked for a request."""
     request = job.request
@@ -62,6 +70,7 @@ def key_of(job: Job, deployment: str) -> str:
         repr(request.sampling),
         repr(request.response_format),
         repr(dict(request.extra)) if request.extra else None,
+        _of_tools(request),
     ]
     # The prompt's token ids hold the context, the evidence and every turn that is sent.
     return digest_of(["exact", *surroundings], job.plan.token_ids)

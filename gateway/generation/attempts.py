@@ -175,6 +175,11 @@ class Attempts:
             partial=partial,
             open_ended=plan.open_ended and not self._slot.shrunk and partial is None,
             extra=request.extra if Feature.FIELDS_PASSED in self._backend.features else {},
+            tools=plan.tools,
+            tool_choice=request.tool_choice,
+            parallel_tool_calls=request.parallel_tool_calls,
+            reasoning_effort=request.reasoning_effort,
+            template_kwargs=request.template_kwargs,
             calls=self.step,
             call_budget=self._job.call_budget,
         )

@@ -18,6 +18,7 @@ from gateway.contracts.openai import to_messages
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
+from gateway.contracts.tools import template_kwargs, to_tools
 from gateway.contracts.values import Caller
 from gateway.errors import DeadlineExceeded, InvalidRequest
 from gateway.http.exchange import Reply
@@ -111,8 +112,9 @@ def _encode(text: TextService, request: TokenizeRequest, max_messages: int) -> t
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("one of prompt and messages is needed; allowed: exactly one", param="prompt")
     if request.prompt is not None:
-        if request.add_generation_prompt is not None:
-            raise not_allowed("add_generation_prompt", "is given with prompt", "with messages")
+        for name in ("add_generation_prompt", "tools", "chat_template_kwargs"):
+            if getattr(request, name) not in (None, [], {}):
+                raise not_allowed(name, "is given with prompt", "with messages")
         return text.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
     if request.add_special_tokens:
         raise not_allowed(
@@ -123,6 +125,8 @@ def _encode(text: TextService, request: TokenizeRequest, max_messages: int) -> t
     return text.encode_chat(
         to_messages(messages),
         add_generation_prompt=request.add_generation_prompt is not False,
+        tools=to_tools(request.tools or ()),
+        kwargs=template_kwargs(request.chat_template_kwargs),
     )
 
 

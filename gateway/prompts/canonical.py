@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from budgeting.plan import Offload
-from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role
+from budgeting.values import NO_KWARGS, CanonicalPrompt, EvidenceChunk, Message, Role, Tool
 from gateway.config.volatile import VolatilePolicy
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.errors import InvalidRequest
@@ -119,6 +119,8 @@ class Canonicalizer:
             version=version,
             volatile=self.policy_of(request.contract, version),
             texts=self._texts,
+            tools=request.tools,
+            template_kwargs=request.template_variables,
         )
 
     def messages(self, messages: Sequence[Message]) -> Canonical:
@@ -148,6 +150,8 @@ def canonicalize(
     version: PromptVersion | None = None,
     volatile: VolatilePolicy = VolatilePolicy.OFF,
     texts: SystemTexts | None = None,
+    tools: tuple[Tool, ...] = (),
+    template_kwargs: Mapping[str, object] = NO_KWARGS,
 ) -> Canonical:
     """The canonical form of a request's prompt. Idempotent over its own system messages and turns.
 
@@ -158,6 +162,7 @@ def canonicalize(
         volatile: what to do with volatile content in the caller's system messages. Moved sentences follow the
             fields of the context, one a line, in their order and verbatim.
         texts: a cache of system texts.
+        tools, template_kwargs: what the chat template is shown besides the messages.
 
     Raises InvalidRequest when ``context`` cannot be written as text.
     """
@@ -182,6 +187,8 @@ def canonicalize(
         turns=tuple([message for message in messages if message.role is not Role.SYSTEM]),
         evidence=tuple(chunks),
         context="\n".join(volatile_lines),
+        tools=tools,
+        template_kwargs=template_kwargs,
     )
     return Canonical(prompt, volatile, tuple(findings))
 

@@ -3,7 +3,7 @@ endpoints.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from budgeting.counting import ChatTokenizer
 from budgeting.plan import BudgetPlanner
 from budgeting.sections import prompt_messages
 from budgeting.summary import ExtractiveSummarizer, Summarizer
-from budgeting.values import Message, SummaryKind
+from budgeting.values import NO_KWARGS, Message, SummaryKind, Tool
 from gateway.contracts.values import Sampling
 from gateway.prompts.canonical import Canonicalizer
 
@@ -24,7 +24,12 @@ class TextService(Protocol):
         """Longest sequence, prompt and answer together, in tokens."""
 
     def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: tuple[Tool, ...] = (),
+        kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
         """Token ids of the rendered chat template."""
 
@@ -60,7 +65,12 @@ class TokenizerText:
         self.max_model_len = max_model_len
 
     def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: tuple[Tool, ...] = (),
+        kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
         """Ids of a conversation as it would be sent untrimmed, so that the count equals
         ``usage.prompt_tokens``.
@@ -68,7 +78,9 @@ class TokenizerText:
         Raises TemplateRefused.
         """
         canonical = prompt_messages(self._canonicalizer.messages(messages).prompt)
-        return self._tokenizer.encode_chat(canonical, add_generation_prompt=add_generation_prompt)
+        return self._tokenizer.encode_chat(
+            canonical, add_generation_prompt=add_generation_prompt, tools=tools, kwargs=kwargs
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a raw text; control tokens written in it are control tokens."""

@@ -60,6 +60,7 @@ def respond(
             retrieval=counts.retrieval if generated else 0,
             recent_turns=counts.recent_turns if generated else 0,
             older_summary=counts.older_summary if generated else 0,
+            tools=counts.tools if generated else 0,
             generation_reserve=plan.generation_reserve,
             dropped_chunks=plan.dropped_chunks,
             dropped_turns=plan.dropped_turns,

@@ -219,7 +219,8 @@ class Asker:
             # The operator's function may raise anything; a text that it did not pass is not sent.
             raise NotAsked(ShadowOutcome.REDACTION_FAILED) from None
         messages = tuple(
-            structs.replace(message, content=text) for message, text in zip(plan.messages, texts, strict=True)
+            structs.replace(message, content=text, name=None, reasoning=None)
+            for message, text in zip(plan.messages, texts, strict=True)
         )
         if messages == plan.messages:
             return plan

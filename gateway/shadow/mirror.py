@@ -14,6 +14,7 @@ import structlog
 
 from accounting.errors import AccountingError
 from accounting.shadow_values import ShadowPair
+from gateway.contracts.features import Feature
 from gateway.contracts.values import Answer
 from gateway.generation.dispatcher import GenerationOutcome
 from gateway.generation.job import Job
@@ -90,14 +91,15 @@ class Shadow:
     def mirror(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
         """Copy an answered request when its route has a shadow and the sample includes it.
 
-        Only answers that a model of another backend generated are compared; text completions have no
-        messages that could be redacted.
+        Only answers that a model of another backend generated are compared. Text completions have no messages
+        that could be redacted, and calls of tools are not redacted.
         """
         rule = job.target.route.shadow
         if rule is None or not chosen(job.request.generation_id, rule.sample):
             return
         whole = answer.fallback is None and answer.usage.input_tokens > 0
-        if not whole or answer.backend_name == rule.backend or job.request.raw_prompt is not None:
+        kept_back = job.request.raw_prompt is not None or Feature.TOOLS in job.request.needs
+        if not whole or answer.backend_name == rule.backend or kept_back:
             return
         copy = Copy(
             job.request, job.target, outcome.plan, answer, outcome.adapter, rule.backend, self._clock()

@@ -131,8 +131,8 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("an unknown field", {"messages": [TURN], "temprature": 1}, "temprature", "not a known field"),
     (
         "an unknown inner field",
-        {"messages": [{**TURN, "name": "x"}]},
-        "messages.0.name",
+        {"messages": [{**TURN, "mood": "x"}]},
+        "messages.0.mood",
         "not a known field",
     ),
     ("text for a number", {"messages": [TURN], "deadline_ms": "5"}, "deadline_ms", "an integer"),
@@ -171,12 +171,17 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("a huge seed", {"messages": [TURN], "sampling": {"seed": 10**300}}, "sampling.seed", "beyond 64 bits"),
     ("no deadline", {"messages": [TURN], "deadline_ms": 0}, "deadline_ms", "1 or more"),
     ("a wrong priority", {"messages": [TURN], "priority": 2}, "priority", "1 or less"),
-    ("a foreign role", {"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "'assistant'"),
+    (
+        "a foreign role",
+        {"messages": [{"role": "function", "content": "x"}]},
+        "messages.0.role",
+        "'assistant'",
+    ),
     (
         "an answer as the last message",
         {"messages": [TURN, {"role": "assistant", "content": "x"}]},
         "messages.1.role",
-        "'user' in the last",
+        "'user' or 'tool' in the last",
     ),
     ("a blank turn", {"messages": [{"role": "user", "content": " \n"}]}, "messages.0.content", "blank"),
     (

@@ -107,8 +107,8 @@ def test_unknown_fields_of_messages_are_the_backends_affair_as_those_of_the_body
     assert request.dropped == ("messages.0.frob", "messages.1.content.0.cache_control")
     assert (dict(request.extra), request.needs) == ({"frob": 1}, {Feature.UNKNOWN_FIELDS})
     assert chat(messages=[{**TURN, "frob": 2}]).request.needs == {Feature.UNKNOWN_FIELDS}
-    with pytest.raises(InvalidRequest, match=r"messages\.0\.name"):
-        chat(messages=[{**TURN, "name": "Ann"}])
+    with pytest.raises(InvalidRequest, match=r"messages\.0\.function_call"):
+        chat(messages=[{**TURN, "function_call": {"name": "f"}}])
     with pytest.raises(InvalidRequest, match="others are not known fields"):
         chat(messages=[{**TURN, **{f"frob{number}": 1 for number in range(MAX_EXTRA + 1)}}])
 
@@ -202,6 +202,8 @@ def test_null_is_as_good_as_absent() -> None:
     [
         {"metadata": {"a": "b"}, "user": "u2", "store": False, "service_tier": "auto"},
         {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "functions": []},
+        {"tool_choice": "auto", "reasoning_effort": "none", "chat_template_kwargs": {}},
+        {"verbosity": "medium", "prediction": {"type": "content", "content": "x"}},
         {"safety_identifier": "x", "prompt_cache_key": "y", "modalities": ["text"]},
         {"ignore_eos": False, "min_tokens": 0, "length_penalty": 1.0, "best_of": 1},
     ],
@@ -220,17 +222,20 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages.0.content.0.text"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
     ({"messages": [{"role": "user", "content": "a\0"}]}, "messages.0.content"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
-    ({"messages": [{"role": "user", "content": "x", "name": "bob"}]}, "messages.0.name"),
-    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}, TURN]}, "messages.0.tool_calls"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
+    ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages.0.name"),
+    (
+        {"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}, TURN]},
+        "messages.0.tool_calls.0",
+    ),
     ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools.0.function"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"functions": [1]}, "functions"),
     ({"store": True}, "store"),
     ({"prompt": "hi"}, "prompt"),
     ({"best_of": True}, "best_of"),
-    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"reasoning_effort": "highest"}, "reasoning_effort"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_completion_tokens": -1}, "max_completion_tokens"),
     ({"temperature": "1"}, "temperature"),
@@ -318,8 +323,8 @@ def test_a_schema_within_the_bounds_is_taken_but_options_of_the_compiler_are_not
 def test_a_refused_value_says_what_is_allowed() -> None:
     with pytest.raises(InvalidRequest, match=r"messages\.0\.content is 5; allowed: a string or an array"):
         chat(messages=[{"role": "user", "content": 5}])
-    with pytest.raises(InvalidRequest, match=r"tools is not supported; allowed: null or \[\]"):
-        chat(tools=[1])
+    with pytest.raises(InvalidRequest, match=r"functions is not supported; allowed: null or \[\]"):
+        chat(functions=[1])
 
 
 @pytest.mark.parametrize(

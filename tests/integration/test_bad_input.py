@@ -101,7 +101,7 @@ def test_a_body_over_the_limit_is_413_by_header_and_by_counting(live: LiveGatewa
 def test_openais_contract_says_400_and_names_the_parameter(live: LiveGateway) -> None:
     for body, param in (
         ({"model": "demo"}, "messages"),
-        ({"model": "demo", "messages": [MESSAGE], "tools": [{}]}, "tools"),
+        ({"model": "demo", "messages": [MESSAGE], "tools": [{}]}, "tools.0.type"),
         ({"model": "demo", "messages": [MESSAGE], "n": 129}, "n"),
         ({"model": "demo", "messages": [MESSAGE], "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"model": "demo", "messages": [MESSAGE], "prompt_logprobs": 1}, "prompt_logprobs"),

@@ -23,8 +23,12 @@ from gateway.backends.workers.errors import (
     TransportError,
 )
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
+<<<<<<< HEAD
 from gateway.contracts.events import Delta
 from gateway.contracts.features import KNOWN_FEATURES, Feature
+=======
+from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
+>>>>>>> f0f3381 (Tools, choices, histories of calls and reasoning effort come in by both contracts and go on to workers)
 from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling
 from resilience.failures import BackendFailure, FailureKind
@@ -236,7 +240,8 @@ def test_shapes_are_asked_for_in_openais_field_where_it_has_one(
 
 def test_plain_openai_declares_no_extension() -> None:
     lacking = {Feature.TOP_K, Feature.MIN_P, Feature.REPETITION_PENALTY, Feature.LORA}
-    assert FEATURES[Dialect.OPENAI] == KNOWN_FEATURES - lacking
+    lacking |= {Feature.TEMPLATE_KWARGS}
+    assert FEATURES[Dialect.OPENAI] == (KNOWN_FEATURES | TOOL_FEATURES) - lacking
 
 
 def read(*pieces: bytes, **changes: Any) -> tuple[list[Delta], CompletionReader]:

@@ -15,7 +15,8 @@ from gateway.backends.partial_answer import TextSplice, resumed_seed
 from gateway.backends.port import Continue, PartialAnswer, Work
 from gateway.backends.workers.header_template import HeaderTemplate
 from gateway.backends.workers.loras import loaded_name
-from gateway.contracts.features import KNOWN_FEATURES, Feature
+from gateway.backends.workers.tool_bodies import message_body, tool_fields
+from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
 from gateway.contracts.fields import MAX_DEADLINE_MS
 from gateway.contracts.front_headers import front_headers
 from gateway.contracts.values import FormatType
@@ -53,12 +54,21 @@ _PLAIN = frozenset(
         Feature.LOGPROBS,
         Feature.RESPONSE_FORMAT,
         Feature.RAW_PROMPT,
+        Feature.REASONING_EFFORT,
     }
 )
 FEATURES: Mapping[Dialect, frozenset[Feature]] = MappingProxyType(
-    {Dialect.VLLM: KNOWN_FEATURES, Dialect.SLUICE: KNOWN_FEATURES, Dialect.OPENAI: _PLAIN}
+    {
+        Dialect.VLLM: KNOWN_FEATURES | {Feature.TOOLS},
+        Dialect.SLUICE: KNOWN_FEATURES | TOOL_FEATURES,
+        Dialect.OPENAI: _PLAIN | TOOL_FEATURES,
+    }
 )
 
+# The field of an assistant's message in which the workers take its reasoning.
+_REASONING: Mapping[Dialect, str | None] = MappingProxyType(
+    {Dialect.VLLM: "reasoning", Dialect.SLUICE: "reasoning", Dialect.OPENAI: None}
+)
 # Formats of OpenAI's contract; the other dialects take the other formats in vLLM's field.
 _OPENAI_FORMATS = frozenset({FormatType.JSON_OBJECT, FormatType.JSON_SCHEMA})
 _NEUTRAL = (("n", 1), ("presence_penalty", 0.0), ("frequency_penalty", 0.0), ("repetition_penalty", 1.0))
@@ -140,10 +150,17 @@ class CompletionWriter:
         """How the workers can resume this answer: a raw prompt has no message to complete."""
         if not work.messages and self.continues:
             return frozenset({Continue.TOKENS})
-        return frozenset({Continue.TEXT}) if self._needs_chat(work) else self.continues
+        if not self._needs_chat(work):
+            return self.continues
+        return frozenset({Continue.TEXT}) if self.dialect is Dialect.VLLM else frozenset()
 
     def _needs_chat(self, work: Work) -> bool:
-        return self.fields_in_chats and self.dialect is Dialect.VLLM and bool(work.extra and work.messages)
+        """Whether the worker's own parsers are needed, which work on chats alone."""
+        if not work.messages:
+            return False
+        if work.tools or work.reasoning_effort is not None or work.template_kwargs:
+            return True
+        return self.fields_in_chats and self.dialect is Dialect.VLLM and bool(work.extra)
 
     def splice(self, work: Work, partial: PartialAnswer) -> TextSplice:
         """Joins the worker's output to the partial answer."""
@@ -161,7 +178,13 @@ class CompletionWriter:
         plain = self.dialect is Dialect.OPENAI
         body: dict[str, Any] = {"model": self.adapter_name(work) or self.model}
         if chat:
-            body["messages"] = [{"role": m.role, "content": m.content} for m in work.messages]
+            body["messages"] = [
+                message_body(m, reasoning=_REASONING[self.dialect])
+                if m.tool_calls or m.tool_call_id or m.name or m.reasoning
+                else {"role": m.role, "content": m.content}
+                for m in work.messages
+            ]
+            body |= tool_fields(work)
             # Templates strip white space at a message's ends; an empty message cannot be continued.
             if work.partial is not None and (partial := work.partial.text.rstrip()):
                 body["messages"].append({"role": "assistant", "content": partial})

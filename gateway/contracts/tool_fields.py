@@ -1,0 +1,127 @@
+"""Tools, choices and calls as the bodies of both contracts have them."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field, Tag
+from typing_extensions import TypeAliasType
+
+from gateway.contracts.fields import ANYTHING, Body, Name, StrictObject, Text
+
+MAX_TOOLS: Final = 128
+"""Most tools of a request, as at OpenAI."""
+MAX_CALLS: Final = 128
+"""Most calls of one message."""
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class FunctionBody(Body):
+    """A function that the model may call."""
+
+    name: Name
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class CustomToolBody(Body):
+    """A tool that takes free text, of a form where ``format`` says so."""
+
+    name: Name
+    description: Text | None = None
+    format: dict[str, Any] | None = None
+
+
+class ToolBody(Body):
+    """One of ``tools``."""
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"defer_loading": (None, False)}
+    type: Literal["function", "custom"]
+    function: FunctionBody | None = None
+    custom: CustomToolBody | None = None
+
+
+class ToolNameBody(Body):
+    """Names a tool."""
+
+    name: Name
+
+
+class ToolReference(Body):
+    """One of the tools that are allowed."""
+
+    type: Literal["function", "custom"]
+    function: ToolNameBody | None = None
+    custom: ToolNameBody | None = None
+
+
+class AllowedToolsBody(Body):
+    """The tools that may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolReference], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class ToolChoiceBody(Body):
+    """``tool_choice`` where it is an object."""
+
+    type: Literal["function", "custom", "allowed_tools"]
+    function: ToolNameBody | None = None
+    custom: ToolNameBody | None = None
+    allowed_tools: AllowedToolsBody | None = None
+
+
+class CalledFunction(Body):
+    """A function's name, and its arguments as JSON text."""
+
+    name: Name
+    arguments: Text | None = None
+
+
+class CalledCustom(Body):
+    """A custom tool's name and input."""
+
+    name: Name
+    input: Text
+
+
+class CallBody(Body):
+    """One of an assistant message's ``tool_calls``; ``index`` is from a stream and says nothing here."""
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"index": (ANYTHING,)}
+    id: Name
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
+
+
+Tools = TypeAliasType("Tools", Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)])
+Calls = TypeAliasType("Calls", Annotated[list[CallBody], Field(max_length=MAX_CALLS, fail_fast=True)])
+Choice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("~text")] | Annotated[ToolChoiceBody, Tag("~object")],
+    Field(union_mode="left_to_right"),
+]
+
+
+class ToolFields(Body):
+    """The fields of both contracts that say which tools there are, and how the model thinks."""
+
+    tools: Tools | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CallFields(StrictObject):
+    """What a message may have besides its role and content.
+
+    ``name`` tells speakers apart where the chat template shows it; of ``reasoning`` and its older name
+    ``reasoning_content`` the first one counts.
+    """
+
+    tool_calls: Calls | None = None
+    tool_call_id: Name | None = None
+    name: Name | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None

@@ -1,0 +1,207 @@
+"""Tools, choices and calls of request bodies as values of the inside, and their bounds.
+
+A schema is written as canonical JSON: without blanks, keywords in one order. Names of properties keep the
+caller's order, since a model writes arguments in that order.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
+
+import orjson
+
+from budgeting.template import RESERVED
+from budgeting.values import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
+from gateway.contracts.checks import check_plain
+from gateway.contracts.features import Feature
+from gateway.contracts.formats import bounded_schema
+from gateway.contracts.refusals import not_allowed, path_of
+from gateway.contracts.tool_fields import (
+    CallBody,
+    CallFields,
+    FunctionBody,
+    ToolBody,
+    ToolChoiceBody,
+    ToolFields,
+    ToolReference,
+)
+from gateway.errors import InvalidRequest
+
+MAX_TOOLS_CHARS: Final = 524_288
+"""Most characters of all tools' descriptions and schemas together: eight of the largest schemas."""
+MAX_KWARGS: Final = 32
+"""Most variables of ``chat_template_kwargs``."""
+MAX_KWARGS_CHARS: Final = 8_192
+"""Most characters of their JSON; each is shown to the template with every request."""
+
+
+def tool_request(body: ToolFields, *, in_history: bool) -> tuple[dict[str, Any], frozenset[Feature]]:
+    """What a body says of tools, as fields of a request, and what a backend must have for it.
+
+    ``in_history``: its messages hold calls or results. Raises InvalidRequest: a rule that types cannot say.
+    """
+    if not (
+        in_history or body.tools or body.tool_choice or body.reasoning_effort or body.chat_template_kwargs
+    ):
+        return {}, frozenset()
+    tools = to_tools(body.tools or ())
+    choice = _choice(body.tool_choice, tools)
+    kwargs = template_kwargs(body.chat_template_kwargs)
+    asked = {
+        Feature.TOOLS: bool(tools) or in_history,
+        Feature.CUSTOM_TOOLS: any(tool.kind is ToolKind.CUSTOM for tool in tools),
+        Feature.ALLOWED_TOOLS: choice is not None and bool(choice.allowed),
+        Feature.REASONING_EFFORT: body.reasoning_effort not in (None, "none"),
+        Feature.TEMPLATE_KWARGS: bool(kwargs),
+    }
+    own = {
+        "tools": tools,
+        "tool_choice": choice,
+        "parallel_tool_calls": body.parallel_tool_calls if tools else None,
+        "reasoning_effort": body.reasoning_effort,
+        "template_kwargs": kwargs,
+    }
+    return own, frozenset(feature for feature, is_asked in asked.items() if is_asked)
+
+
+def to_tools(bodies: Sequence[ToolBody]) -> tuple[Tool, ...]:
+    """The tools, in the caller's order. Raises InvalidRequest: a schema, a name given twice, or too much."""
+    tools: list[Tool] = []
+    chars = 0
+    for index, one in enumerate(bodies):
+        at = f"tools.{index}.{one.type}"
+        own = one.function if one.type == "function" else one.custom
+        if own is None:
+            _missing(at)
+        if any(tool.name == own.name for tool in tools):
+            raise not_allowed(f"{at}.name", "is the name of another tool too", "each name once")
+        if isinstance(own, FunctionBody):
+            schema = own.parameters
+            text = None if schema is None else canonical_json(bounded_schema(schema, f"{at}.parameters"))
+            tool = Tool(own.name, ToolKind.FUNCTION, own.description, text, own.strict)
+        else:
+            text = None
+            if own.format is not None:
+                check_plain(own.format, f"{at}.format")
+                text = canonical_json(own.format)
+            tool = Tool(own.name, ToolKind.CUSTOM, own.description, format=text)
+        chars += len(text or "") + len(own.description or "")
+        if chars > MAX_TOOLS_CHARS:
+            raise not_allowed("tools", f"has more than {MAX_TOOLS_CHARS} characters", f"{MAX_TOOLS_CHARS}")
+        tools.append(tool)
+    return tuple(tools)
+
+
+def to_calls(bodies: Sequence[CallBody], at: str) -> tuple[ToolCall, ...]:
+    """The calls of the message whose ``tool_calls`` are at ``at``."""
+    calls = []
+    for index, one in enumerate(bodies):
+        if one.type == "function":
+            if one.function is None:
+                _missing(f"{at}.{index}.function")
+            calls.append(ToolCall(one.id, one.function.name, one.function.arguments or ""))
+        else:
+            if one.custom is None:
+                _missing(f"{at}.{index}.custom")
+            calls.append(ToolCall(one.id, one.custom.name, one.custom.input, ToolKind.CUSTOM))
+    return tuple(calls)
+
+
+def template_kwargs(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The caller's variables of the chat template. Raises InvalidRequest: one that is not the caller's."""
+    if not given:
+        return _NO_KWARGS
+    field = "chat_template_kwargs"
+    check_plain(given, field)
+    for name in given:
+        if name in RESERVED or name.endswith("_token") or not name.isidentifier():
+            path = path_of((field, name))
+            raise not_allowed(path, "is not a variable for callers", "names that the chat template defines")
+    if len(given) > MAX_KWARGS:
+        raise not_allowed(field, f"has {len(given)} fields", f"{MAX_KWARGS} or fewer")
+    if (size := len(orjson.dumps(given))) > MAX_KWARGS_CHARS:
+        raise not_allowed(field, f"has {size} characters", f"{MAX_KWARGS_CHARS} or fewer")
+    return given
+
+
+_NO_KWARGS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+def _choice(given: str | ToolChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice | None:
+    if given is None or (not tools and given in ("none", "auto")):
+        return None
+    if not tools:
+        raise not_allowed("tool_choice", "is given without tools", "with tools")
+    if isinstance(given, str):
+        return ToolChoice(ToolChoiceMode(given))
+    if given.type == "allowed_tools":
+        if given.allowed_tools is None:
+            _missing("tool_choice.allowed_tools")
+        at = "tool_choice.allowed_tools.tools"
+        names = tuple(
+            _known(one, f"{at}.{index}", tools) for index, one in enumerate(given.allowed_tools.tools)
+        )
+        return ToolChoice(ToolChoiceMode(given.allowed_tools.mode), allowed=names)
+    return ToolChoice(ToolChoiceMode.NAMED, _known(given, "tool_choice", tools))
+
+
+def _known(given: ToolChoiceBody | ToolReference, at: str, tools: Sequence[Tool]) -> str:
+    """The name of the tool that is meant, which must be one of the request's."""
+    named = given.function if given.type == "function" else given.custom
+    if named is None:
+        _missing(f"{at}.{given.type}")
+    if not any(tool.name == named.name and tool.kind == given.type for tool in tools):
+        raise not_allowed(f"{at}.{given.type}.name", "is not the name of a tool", "a tool of tools")
+    return named.name
+
+
+def _missing(param: str) -> NoReturn:
+    raise not_allowed(param, "is missing", "an object")
+
+
+_FIRST: Final = ("type", "description", "enum", "items", "properties", "required")
+_ORDER: Final = MappingProxyType({name: place for place, name in enumerate(_FIRST)})
+_MAPS: Final = frozenset({"properties", "$defs", "definitions", "patternProperties"})
+
+
+def canonical_json(schema: Mapping[str, Any]) -> str:
+    """A schema as text that is the same for the same meaning."""
+    return orjson.dumps(_ordered(schema)).decode()
+
+
+def _ordered(value: Any, *, names: bool = False) -> Any:
+    """``names``: the keys are names of properties, in an order that means something."""
+    if isinstance(value, list):
+        return [_ordered(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    keys = list(value) if names else sorted(value, key=lambda key: (_ORDER.get(key, len(_ORDER)), key))
+    return {key: _ordered(value[key], names=not names and key in _MAPS) for key in keys}
+
+
+def message_of(given: CallFields, role: Role, content: str | None, at: str) -> Message:
+    """The message at ``at``. Raises InvalidRequest: fields that do not go together."""
+    is_assistant = role is Role.ASSISTANT
+    if given.tool_calls and not is_assistant:
+        raise not_allowed(
+            f"{at}.tool_calls", f"is given for role '{role.value}'", "in messages of 'assistant'"
+        )
+    if (given.tool_call_id is None) is (role is Role.TOOL):
+        problem = "is missing" if role is Role.TOOL else f"is given for role '{role.value}'"
+        raise not_allowed(f"{at}.tool_call_id", problem, "the id of a call, with 'tool'")
+    if content is None and not given.tool_calls and "content" not in given.__pydantic_fields_set__:
+        raise InvalidRequest(f"{at}.content is missing; it is required", param=f"{at}.content")
+    reasoning = given.reasoning if given.reasoning is not None else given.reasoning_content
+    return Message(
+        role,
+        content or "",
+        tool_calls=to_calls(given.tool_calls or (), f"{at}.tool_calls"),
+        tool_call_id=given.tool_call_id,
+        name=given.name,
+        reasoning=reasoning if is_assistant else None,
+    )
+
+
+def holds_calls(messages: Sequence[Message]) -> bool:
+    """Whether a conversation has a call of a tool or its result."""
+    return any(message.tool_calls or message.tool_call_id for message in messages)
