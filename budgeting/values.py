@@ -79,14 +79,14 @@ class ToolChoice(Struct, frozen=True):
     allowed: tuple[str, ...] = ()
 
 
-class ImageContent(Struct, frozen=True):
+class ImageContent(Struct, frozen=True, tag="image"):
     """An image in a message, by an address or a ``data:`` URL."""
 
     url: str
     detail: str | None = None
 
 
-class AudioContent(Struct, frozen=True):
+class AudioContent(Struct, frozen=True, tag="audio"):
     """A recording in a message, in base64."""
 
     data: str

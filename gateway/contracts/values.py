@@ -10,11 +10,7 @@ from msgspec import Struct
 
 from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits
 from accounting.keys import CallerRole as CallerRole
-<<<<<<< HEAD
-from budgeting.values import EvidenceChunk, Message, ToolCall
-=======
-from budgeting.values import EvidenceChunk, Message, Tool, ToolChoice
->>>>>>> f0f3381 (Tools, choices, histories of calls and reasoning effort come in by both contracts and go on to workers)
+from budgeting.values import EvidenceChunk, Message, Tool, ToolCall, ToolChoice
 from gateway.contracts.features import Feature
 from gateway.errors import PublicError
 

@@ -118,9 +118,9 @@ def test_bad_input(client: openai.OpenAI) -> None:
     assert raised.value.param == "temperature"
     assert raised.value.type == "invalid_request_error"
     with pytest.raises(openai.BadRequestError) as raised:
-        tools: Any = [{"type": "function", "function": {"name": "f"}}]
+        tools: Any = [{"type": "function", "function": {"name": "f", "parameters": 5}}]
         client.chat.completions.create(model="demo", messages=TURNS, tools=tools)
-    assert raised.value.param == "tools"
+    assert raised.value.param == "tools.0.function.parameters"
 
 
 def test_a_wrong_key(url: str) -> None:

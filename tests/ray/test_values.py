@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.values import Adapter
-from budgeting.values import Message, Role
+from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice
 from gateway.backends.port import Completion, PartialAnswer, Work
 from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerView
 from gateway.config.engine import EngineSection
@@ -36,7 +36,10 @@ def test_work_arrives_as_it_was_sent() -> None:
     work = Work(
         "gen_1",
         (1, 2, 3),
-        (Message(Role.USER, "Grüße\n漫画"),),
+        (
+            Message(Role.USER, "Grüße\n漫画", parts=("Grüße", ImageContent("data:,x"))),
+            Message(Role.ASSISTANT, "", (ToolCall("c", "stock", "{}"),)),
+        ),
         Sampling(max_tokens=4, stop=("\n",), logit_bias=MappingProxyType({5: -1.5})),
         ResponseFormat(FormatType.REGEX, "[a-z]+"),
         Adapter("manga_v3", 3, "demo", "/adapters/manga_v3", MappingProxyType({"domain": "manga"})),
@@ -45,6 +48,9 @@ def test_work_arrives_as_it_was_sent() -> None:
         prefix_tokens=2,
         stream=False,
         partial=PartialAnswer("Hel", (9, 8)),
+        tools=(Tool("stock", parameters='{"type":"object"}'),),
+        tool_choice=ToolChoice(name="stock"),
+        template_kwargs={"enable_thinking": False},
     )
     assert decode_work(encode(work)) == work
 

@@ -23,12 +23,8 @@ from gateway.backends.workers.errors import (
     TransportError,
 )
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
-<<<<<<< HEAD
 from gateway.contracts.events import Delta
-from gateway.contracts.features import KNOWN_FEATURES, Feature
-=======
 from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
->>>>>>> f0f3381 (Tools, choices, histories of calls and reasoning effort come in by both contracts and go on to workers)
 from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling
 from resilience.failures import BackendFailure, FailureKind

@@ -1,0 +1,115 @@
+"""What workers are sent of tools: the caller's own, unchanged, as chats of OpenAI's contract."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from budgeting.values import Message, Role
+from gateway.backends.port import Continue
+from gateway.backends.workers.dialect import CHAT_PATH, CompletionWriter, Dialect
+from gateway.contracts.openai_stream import OpenAIDialect
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.values import Caller, CallerRole
+from tests.workers.raw_worker import work
+
+ORIGIN = RequestOrigin(
+    request_id="req",
+    generation_id="gen_1",
+    caller=Caller("acme", CallerRole.CALLER, "key_1"),
+    arrived_at=0.0,
+    created=0,
+    trace_id="a" * 32,
+)
+SCHEMA = {"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "stock", "description": "?", "parameters": SCHEMA, "strict": True}},
+    {"type": "function", "function": {"name": "bare"}},
+    {"type": "custom", "custom": {"name": "patch", "format": {"type": "text"}}},
+]  # fmt: skip
+HISTORY: list[Any] = [
+    {"role": "user", "content": "Is it there?", "name": "bob"},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "stock", "arguments": '{"title":  "B"}'}},
+            {"id": "c2", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "3"},
+    {"role": "tool", "tool_call_id": "c2", "content": ""},
+]
+CHOICES: list[Any] = [
+    "none",
+    "auto",
+    "required",
+    {"type": "function", "function": {"name": "stock"}},
+    {"type": "custom", "custom": {"name": "patch"}},
+    {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "stock"}}]},
+    },
+]
+
+
+def forwarded(dialect: Dialect = Dialect.OPENAI, **fields: Any) -> dict[str, Any]:
+    body = {"model": "demo", "messages": HISTORY, **fields}
+    request = OpenAIDialect(chat=True).parse(json.dumps(body).encode(), ORIGIN).request
+    sent = work(
+        messages=request.messages,
+        tools=request.tools,
+        tool_choice=request.tool_choice,
+        parallel_tool_calls=request.parallel_tool_calls,
+        reasoning_effort=request.reasoning_effort,
+        template_kwargs=request.template_kwargs,
+    )
+    return json.loads(CompletionWriter("base", dialect).body(sent))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_tools_choices_and_histories_go_on_as_they_came(choice: Any) -> None:
+    fields = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "reasoning_effort": "low"}
+    sent = forwarded(**fields)
+    assert {name: sent[name] for name in fields} == fields
+    assert sent["messages"] == HISTORY
+
+
+def test_a_request_without_tools_has_none_of_their_fields() -> None:
+    body = json.loads(CompletionWriter("base").body(work()))
+    assert body["messages"] == [{"role": "user", "content": "Hello"}]
+    assert not {"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"} & set(body)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "field"), [(Dialect.VLLM, "reasoning"), (Dialect.SLUICE, "reasoning"), (Dialect.OPENAI, None)]
+)
+def test_reasoning_in_the_history_goes_to_workers_that_take_it(dialect: Dialect, field: str | None) -> None:
+    history = [HISTORY[0], {"role": "assistant", "content": "Yes", "reasoning_content": "hm"}, HISTORY[0]]
+    answer = forwarded(dialect, messages=history)["messages"][1]
+    assert answer == {"role": "assistant", "content": "Yes", **({field: "hm"} if field else {})}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"reasoning_effort": "low"}, {"template_kwargs": {"enable_thinking": False}}, {"tools": "some"}],
+)
+def test_what_the_workers_own_parsers_are_needed_for_goes_as_messages(changes: dict[str, Any]) -> None:
+    writer = CompletionWriter("base", token_ids=True)
+    if "tools" in changes:
+        body = {"model": "m", "messages": HISTORY, "tools": TOOLS[:2]}
+        changes = {"tools": OpenAIDialect(chat=True).parse(json.dumps(body).encode(), ORIGIN).request.tools}
+    assert writer.path(work()) != CHAT_PATH == writer.path(work(**changes))
+    assert writer.ways(work(**changes)) == {Continue.TEXT}
+    other = CompletionWriter("base", Dialect.SLUICE, token_ids=True)
+    assert other.ways(work(**changes)) == frozenset()
+    raw = work(messages=(), **changes)
+    assert writer.path(raw) != CHAT_PATH
+
+
+def test_a_history_of_calls_alone_may_go_as_token_ids() -> None:
+    writer = CompletionWriter("base", token_ids=True)
+    result = Message(Role.TOOL, "3", tool_call_id="c1")
+    assert writer.path(work(messages=(Message(Role.USER, "x"), result))) != CHAT_PATH
