@@ -57,7 +57,7 @@ class Route:
     record_content: bool = False
     shadow: RouteShadow | None = None
     fallback_text_in: tuple[str, ...] = ("native",)
-    models: frozenset[str] = frozenset()
+    models: tuple[str, ...] = ()
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ def _freeze(name: str, route: RouteConfig, base: AdmissionLimits | None) -> Rout
         weights=tuple((backend.name, backend.weight) for backend in route.backends),
         fallback=tuple(route.fallback),
         fallback_text_in=route.fallback_text_in,
-        models=frozenset(route.models),
+        models=tuple(route.models),
         prompt_version=route.prompt_version,
         openai_prompt_version=route.openai_prompt_version,
         adapter_rules=tuple(

@@ -59,7 +59,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
         known = ", ".join(sorted(one for one in revision.routes if allowed is None or one in allowed))
         raise UnknownRoute(f"route {name!r} is not configured; known: {known}", param="route")
     version = request.prompt_version or (route.prompt_version if native else route.openai_prompt_version)
-    if model is None or model in route.models:
+    if model is None or selected == name:
         return Target(route, version, None, request.adapter_id)
     if weights_serving(route, model, fleet.backends):
         return Target(route, version, None, request.adapter_id, model)
