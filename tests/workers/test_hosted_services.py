@@ -19,6 +19,7 @@ from gateway.backends.workers.api_key import ApiKey, UnusableKey
 from gateway.backends.workers.client import Timeouts
 from gateway.backends.workers.errors import ConnectFailed
 from gateway.backends.workers.header_template import HeaderTemplate
+from gateway.backends.workers.health import HealthRules, WorkerHealth
 from gateway.config.backends import OpenAIBackend
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
@@ -241,16 +242,26 @@ async def test_a_service_that_asks_for_a_pause_gets_no_requests_meanwhile_and_an
 
 
 async def test_alone_it_fails_at_once_with_the_time_that_is_left_and_is_asked_again_after_it() -> None:
-    service = RawWorker([refuses(429, None, "retry-after: 60", "retry-after-ms: 1500"), answers("hi")])
+    refused = refuses(429, None, "retry-after: 10", "retry-after-ms: 200500")
+    service = RawWorker([refused, answers("hi")])
     async with pool(service, dialect="openai") as backend:
-        for asked in (1, 1):
+        for _ in range(2):
             with pytest.raises(BackendFailure) as caught:
                 await text_of(backend)
             assert caught.value.kind is FailureKind.THROTTLED and not caught.value.counts
-            assert 1.0 <= (caught.value.retry_after_s or 0) <= 1.5
-            assert len(service.requests) == asked
-        await until(lambda: backend.status()[0].weight == 1.0)
+            assert 100 <= (caught.value.retry_after_s or 0) <= 200.5
+            assert len(service.requests) == 1
+        [worker] = backend._workers.values()
+        worker.health.resting_until = asyncio.get_running_loop().time()  # the time has passed
         assert await text_of(backend) == "hi"
+
+
+def test_a_resting_worker_has_no_weight_until_its_time_has_passed() -> None:
+    health = WorkerHealth(HealthRules())
+    health.probe_succeeded(0.0)
+    health.rest(10.0, 5.0)
+    health.rest(10.0, 1.0)
+    assert (health.weight(14.9), health.weight(15.0), health.in_service) == (0.0, 1.0, True)
 
 
 async def test_another_sluice_that_refuses_one_request_gets_the_next() -> None:
