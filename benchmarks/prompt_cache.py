@@ -155,7 +155,7 @@ class Conversation:
         return sink.answer, order, seen
 
     async def _tokens(self, messages: list[Message]) -> int:
-        text = self._gateway.services.text()
+        text = self._gateway.services.text("")
         return len(text.encode_chat(messages, add_generation_prompt=False))
 
 

@@ -2,7 +2,7 @@
 
 ::
 
-    HTTP → value → canonicalize → plan budget → lease adapter → rank backends → admit
+    HTTP → value → canonicalize → lease adapter → rank backends → plan budget → admit
          → generate, guarded → respond → account
 
 The journey is a coroutine that pushes into a sink: a slow reader slows its own request only. When a caller
@@ -17,7 +17,7 @@ from accounting.account import Accounts
 from adapters.registry import AdapterRegistry
 from admission.controller import AdmissionController
 from admission.errors import Refused
-from budgeting.plan import BudgetPlanner, Offload
+from budgeting.plan import Offload
 from gateway.backends.port import Fleet
 from gateway.contracts.values import Answer, GenerateRequest
 from gateway.errors import public_error
@@ -29,8 +29,9 @@ from gateway.generation.grammars import CheckShape, unchecked
 from gateway.generation.job import Job, rank_backends
 from gateway.generation.sink import Sink
 from gateway.keys.rate_limits import KeyLimiter, Settling, paying
-from gateway.prompts.budgets import budget_request, half_plan
+from gateway.prompts.budgets import Planning, budget_request
 from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.models import Models
 from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.versions import PromptVersions
 from gateway.requests.answer import (
@@ -59,7 +60,7 @@ class Journey:
     revision: Callable[[], Revision]
     versions: PromptVersions
     canonicalizer: Canonicalizer
-    planner: Callable[[], BudgetPlanner]
+    models: Models
     offload: Callable[[GenerateRequest], Offload]
     adapters: AdapterRegistry
     fleet: Fleet
@@ -111,24 +112,23 @@ class Journey:
         recorder.canonicalized(canonical)
         timer.lap("canonicalize")
 
-        make_plan = partial(self.planner().plan_async, offload=offload)
-        budget = budget_request(request, canonical.prompt, version, target.route.budgets)
-        plan = await make_plan(budget)
-        timer.lap("budget")
-
         with self.adapters.lease(target.selection(request)) as lease:
-            recorder.prepared(plan, lease)
             timer.lap("adapter")
 
             ranking = rank_backends(request, target, lease, self.fleet)
             request = await self.check_shape(request)
             backend = ranking.first((*request.extra, *request.dropped))
-            prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)
-            recorder.bound(ranking.drawn, prefix)
             timer.lap("rank")
 
-            shorten = partial(half_plan, make_plan, budget)
-            job = Job(request, target, plan, lease, backend, shorten, drawn=ranking.drawn)
+            budget = budget_request(request, canonical.prompt, version, target.route.budgets)
+            planning = Planning(self.models, budget, offload)
+            plan = await planning.plan(backend.model)
+            recorder.prepared(plan, lease)
+            prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)
+            recorder.bound(ranking.drawn, prefix)
+            timer.lap("budget")
+
+            job = Job(request, target, plan, lease, backend, planning, drawn=ranking.drawn)
             demand = demand_of(job, backend, stream, prefix)
             row = opening_row(job, revision.number, trace_id, self.unix_time())
             so_far = partial(partial_usage, row, job, stream, timer)

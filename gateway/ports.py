@@ -73,6 +73,7 @@ class Services:
     Args:
         may_use: whether the request would get past its route, model and adapter now.
         emit_edge: is called with each request that never reached the journey.
+        text: the tokenizer of a model.
         open_metrics: ``/metrics`` asks for no key.
         reasoning_fields: the fields that carry a chat's reasoning.
         chaos: ``None`` unless deliberate faults are enabled.
@@ -84,7 +85,7 @@ class Services:
     limiter: KeyLimiter
     health: HealthService
     idempotency: IdempotencyStore
-    text: Callable[[], TextService]
+    text: Callable[[str], TextService]
     text_threads: TextThreads
     models: Callable[[Caller], Sequence[ModelCard]]
     metrics: Callable[[], bytes]

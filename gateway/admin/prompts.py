@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from typing_extensions import TypedDict
 
-from budgeting.plan import BudgetPlanner
 from budgeting.sections import SUMMARY_TITLE
 from budgeting.values import Message, Plan, PromptSection, Role, SectionBudgets, SummaryKind
-from gateway.backends.port import Fleet
+from gateway.backends.port import Backend, Fleet
 from gateway.contracts.values import GenerateRequest
 from gateway.prompts.budgets import budget_request
 from gateway.prompts.canonical import Canonical, Canonicalizer, stable_text
+from gateway.prompts.models import Models
 from gateway.prompts.prefixes import fingerprint_of
 from gateway.prompts.published import Publishing
-from gateway.prompts.text import TextService
 from gateway.prompts.versions import PromptVersions
 from gateway.routing.rank import weights_serving
 from gateway.routing.revision import Revision
@@ -128,18 +127,16 @@ class PreviewBody(TypedDict):
 class PromptAdmin:
     """Shows versions, and takes a request through the stages up to its budget.
 
-    ``block_size`` is for backends that do not report theirs.
+    ``models`` has the tokenizer and the length of each model.
     """
 
     registry: PromptVersions
     publishing: Publishing
     canonicalizer: Canonicalizer
-    planner: Callable[[], BudgetPlanner]
-    text: Callable[[], TextService]
+    models: Models
     revision: Callable[[], Revision]
     fleet: Fleet
     adapter_ids: Collection[str]
-    block_size: int
 
     def versions(self) -> list[PromptListed]:
         """One entry a version, sorted by id, with the routes that use it."""
@@ -186,9 +183,11 @@ class PromptAdmin:
         if asked.summary is SummaryKind.ENGINE:
             # Planning with it would have a summary written; a preview generates nothing.
             asked = replace(asked, summary=SummaryKind.EXTRACTIVE)
-        plan = await self.planner().plan_async(asked)
-        text = self.text()
-        block_size = self._block_size(target)
+        backend = self._backend(target)
+        model = self.models.of(backend.model)
+        plan, text = await model.planner.plan_async(asked), model.service
+        load = backend.load
+        block_size = load.block_size if load is not None and load.block_size > 0 else model.block_size
         boundary = plan.prefix_tokens
         counts = plan.counts
         return {
@@ -225,12 +224,10 @@ class PromptAdmin:
             },
         }
 
-    def _block_size(self, target: Target) -> int:
-        """Of the backend that the route would use first."""
+    def _backend(self, target: Target) -> Backend:
+        """The backend that the route would use first."""
         weights = weights_serving(target.route, target.model, self.fleet.backends)
-        name = target.backend or max(weights, key=lambda one: one[1])[0]
-        load = self.fleet.load(name)
-        return load.block_size if load is not None and load.block_size > 0 else self.block_size
+        return self.fleet.backends[target.backend or max(weights, key=lambda one: one[1])[0]]
 
 
 def _volatile(canonical: Canonical) -> PreviewVolatile:

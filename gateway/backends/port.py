@@ -241,9 +241,13 @@ class Restarting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All configured backends; the set is fixed while the gateway runs, their state is not."""
+    """All configured backends; the set is fixed while the gateway runs, their state is not.
+
+    ``aliases`` are further names of base models, with the model's id.
+    """
 
     backends: Mapping[str, Backend]
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def base_models(self) -> Collection[str]:

@@ -17,11 +17,12 @@ import yaml
 from pydantic import Field, IPvAnyNetwork, ValidationError, model_validator
 
 from gateway.config.admission import AdmissionConfig
-from gateway.config.backends import BackendConfig, FallbackSection, default_backends
+from gateway.config.backends import BackendConfig, FallbackSection, PriceConfig, default_backends
 from gateway.config.chaos import ChaosSection
 from gateway.config.engine import ENGINE_ENV, AdaptersConfig, EngineSection, WeightsSection
 from gateway.config.errors import ConfigError
 from gateway.config.ledger import LedgerConfig
+from gateway.config.models import ModelName, ModelSection, model_faults, model_of
 from gateway.config.ray import RaySection
 from gateway.config.resilience import ResilienceSection
 from gateway.config.response_cache import CacheConfig
@@ -144,6 +145,7 @@ class Settings(Section):
     backends: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")], BackendConfig] = (
         Field(default_factory=default_backends)
     )
+    models: Annotated[dict[ModelName, ModelSection], Field(max_length=1_000)] = Field(default={})
     # Made when they are read: an earlier version's file in the working folder decides the default.
     state: StateConfig = Field(default_factory=StateConfig)
     audit: AuditSection = AuditSection()
@@ -173,13 +175,32 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
+    def _models_are_served(self) -> Self:
+        """Names are of one model each, and of models that a backend has."""
+        fault = next(model_faults(self.models, self.backends, self.engine), None)
+        if fault is not None:
+            raise ValueError(fault)
+        return self
+
+    @property
+    def model_aliases(self) -> Mapping[str, str]:
+        """The further names of models, each with the model's id."""
+        return {alias: model for model, section in self.models.items() for alias in section.aliases}
+
+    def price(self, name: str) -> PriceConfig | None:
+        """What a backend costs: its own price, else that of its model."""
+        backend = self.backends[name]
+        model = self.models.get(model_of(backend, self.engine))
+        return backend.price or (None if model is None else model.price)
+
+    @model_validator(mode="after")
     def _limits_are_of_backends(self) -> Self:
         """A limit names a backend; a spending limit needs a price."""
         for name, limit in self.fallback.limits.items():
             if name not in self.backends:
                 allowed = ", ".join(sorted(self.backends)) or "none"
                 raise ValueError(f"fallback.limits.{name}: no such backend; allowed: {allowed}")
-            unpriced = self.backends[name].price is None and self.ledger.prices is None
+            unpriced = self.price(name) is None and self.ledger.prices is None
             if limit.max_spend_usd_per_minute is not None and unpriced:
                 raise ValueError(
                     f"fallback.limits.{name}.max_spend_usd_per_minute needs backends.{name}.price: "

@@ -10,11 +10,12 @@ class CardKind(StrEnum):
     BASE = "base"
     ADAPTER = "adapter"
     BACKEND = "backend"
+    ALIAS = "alias"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """One entry of ``GET /v1/models``: a base model, an adapter or a backend alias."""
+    """One entry of ``GET /v1/models``: a base model, an adapter, a backend or an alias of a model."""
 
     id: str
     root: str

@@ -99,6 +99,9 @@ class Attempts:
         known = resumption.token_ids if resumption.mode is ResumeMode.EXACT else None
         stream.resume(known, backend.name, resumption.mode.value)
         served_model = self._job.served_model(backend)
+        if not self._job.plan_holds(origin.model):
+            plan = self._job.plan
+            origin = replace(origin, plan=plan, max_tokens=min(origin.max_tokens, plan.generation_reserve))
         origin = replace(origin, backend=backend.name, model=backend.model, served_model=served_model)
         stream.started(origin, self._slot.first_token)
         seed = self._seed(1) if change is Remedy.OTHER_SEED else None
@@ -114,7 +117,7 @@ class Attempts:
         plan, max_tokens = self._shortened or self._job.plan, self._job.plan.generation_reserve
         if change is Remedy.SHORTER_CONTEXT and self._shortened is None:
             # Once: if half of the prompt does not help, another backend is asked with all of it.
-            self._shortened = await self._job.shorten(plan)
+            self._shortened = await self._job.half_plan(plan)
             if self._shortened is not None:
                 plan = self._shortened
                 self._notes.append(

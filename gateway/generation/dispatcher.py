@@ -50,13 +50,16 @@ class GenerationOutcome:
 
 
 class Dispatcher:
-    """Generates on a backend what admission has let through: a whole answer, or the rest of a partial one."""
+    """Generates on a backend what admission has let through: a whole answer, or the rest of a partial one.
+
+    ``spelling`` is the tokenizer of a model.
+    """
 
     def __init__(
         self,
         retries: RetryLoop,
         output_guard: OutputGuard,
-        spelling: Spelling,
+        spelling: Callable[[str], Spelling],
         emit: Callable[[ResilienceEvent], None],
     ) -> None:
         self._retries = retries
@@ -85,7 +88,7 @@ class Dispatcher:
             slot.ignored()  # the state says enough; the circuit counts answers
             raise _not_ready(backend)
         stream.admitted(slot)
-        attempts = Attempts(backend, job, stream, slot, self._spelling)
+        attempts = Attempts(backend, job, stream, slot, self._spelling(backend.model))
         chars = stream.chars
         bounds = AttemptBounds(
             backend.name,

@@ -14,7 +14,7 @@ from gateway.generation.answer_cache import AnswerCache
 from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.demand import demand_after_wait, demand_of, readmission_demand
 from gateway.generation.dispatcher import Dispatcher, GenerationOutcome, cut_short
-from gateway.generation.job import Job, warning_of, without_adapter
+from gateway.generation.job import Job, replanning_warning, warning_of, without_adapter
 from gateway.generation.resume import modes_on
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure, FailureKind
@@ -227,6 +227,12 @@ class FallbackChain:
 
         ``waited``: the request has waited for the primary's engine.
         """
+        planned = await job.planned_on(backend)
+        if planned is None:
+            stream.steps.refused(backend.name, "context_too_long")
+            policy.refused(backend.name)
+            return None
+        first, job = job, planned
         demand = demand_of(job, backend, stream)
         resumes = _would_resume(backend, job, stream)
         is_primary = backend.name == job.primary.name
@@ -245,7 +251,8 @@ class FallbackChain:
             stream.rewind()
         chars_before = stream.chars
         try:
-            return await self._generate(permit, demand, backend, job, stream)
+            outcome = await self._generate(permit, demand, backend, job, stream)
+            return replace(outcome, warnings=(*replanning_warning(first, job), *outcome.warnings))
         except (Refused, BackendFailure) as failure:
             # The retry loop and admission have reported what failed here.
             if isinstance(failure, Refused):

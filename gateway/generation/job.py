@@ -1,16 +1,17 @@
 """What the journey has decided of a request by the time it is generated."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from adapters.selection import Lease
 from admission.errors import Refused
+from budgeting.errors import BudgetError
 from budgeting.values import Plan
 from gateway.backends.lora_slots import PARAM
 from gateway.backends.port import Backend, Fleet, features_asked
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.generation.answer_stream import AnswerStream
+from gateway.prompts.budgets import Planning
 from gateway.routing.rank import Ranking, rank
 from gateway.routing.target import Target
 from resilience.failures import BackendFailure
@@ -22,16 +23,14 @@ FALLBACK_RESERVE_S = 0.05
 # The most of the whole time to a deadline that is reserved.
 FALLBACK_RESERVE_SHARE = 0.1
 
-Shorten = Callable[[Plan], Awaitable[Plan | None]]
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One request, planned, leased and ranked.
 
-    ``shorten`` makes a plan of half the length out of a plan, or ``None`` where nothing more can be cut.
-    ``call_budget`` bounds the calls to servers that the request causes. ``drawn`` is the backend that the
-    route's weights gave the request, as in the ranking.
+    ``plan`` is for ``planned_for``, by default the primary's model; ``planning`` makes one for another model.
+    Without ``planning`` the plan is never changed. ``call_budget`` bounds the calls to servers that the
+    request causes. ``drawn`` is the backend that the route's weights gave the request, as in the ranking.
     """
 
     request: GenerateRequest
@@ -39,9 +38,35 @@ class Job:
     plan: Plan
     lease: Lease
     primary: Backend
-    shorten: Shorten
+    planning: Planning | None = None
     call_budget: CallBudget = field(default_factory=CallBudget)
     drawn: str | None = None
+    planned_for: str | None = None
+
+    @property
+    def plan_model(self) -> str:
+        """The model that ``plan`` is for."""
+        return self.primary.model if self.planned_for is None else self.planned_for
+
+    def plan_holds(self, model: str) -> bool:
+        """Whether what was planned for ``model`` holds for this job's model, and the other way round."""
+        return self.planning is None or self.planning.alike(model, self.plan_model)
+
+    async def planned_on(self, backend: Backend) -> "Job | None":
+        """The job planned for ``backend``; ``None`` where its model cannot hold or read the prompt."""
+        if self.planning is None or self.plan_holds(backend.model):
+            return self
+        if not self.planning.fits_any():
+            return None
+        try:
+            plan = await self.planning.plan(backend.model)
+        except BudgetError:
+            return None
+        return replace(self, plan=plan, planned_for=backend.model)
+
+    async def half_plan(self, plan: Plan) -> Plan | None:
+        """The prompt in half the tokens of ``plan``; ``None`` where nothing more can be cut."""
+        return None if self.planning is None else await self.planning.half(self.plan_model, plan)
 
     @property
     def required_features(self) -> frozenset[Feature]:
@@ -124,6 +149,19 @@ def without_adapter(cause: Refused | BackendFailure, job: Job, stream: AnswerStr
     if not job.target.route.adapter_fallback or not job.request.allow_fallback or stream.committed:
         return None
     return replace(job, lease=Lease(None, "base"))
+
+
+def replanning_warning(before: Job, after: Job) -> tuple[str, ...]:
+    """What the plan for another model leaves out that the first one had, for the caller."""
+    old, new = before.plan, after.plan
+    turns = new.dropped_turns - old.dropped_turns
+    chunks = len(new.dropped_chunks) + len(new.cut_chunks) - len(old.dropped_chunks) - len(old.cut_chunks)
+    if old is new or (turns <= 0 and chunks <= 0):
+        return ()
+    return (
+        f"the prompt was planned again for {after.plan_model}, which takes less:"
+        f" {max(0, turns)} more turns and {max(0, chunks)} more chunks were cut",
+    )
 
 
 def warning_of(job: Job, cause: Refused | BackendFailure) -> str:

@@ -41,7 +41,7 @@ class HealthProbe:
     fleet: Fleet
     requests: InFlightRequests
     rolling_stats: RollingStats
-    text: Callable[[], TextService]
+    text: Callable[[str], TextService]
     model_loaded: Callable[[], bool]
     engine: Callable[[], EngineStanding] | None
     engine_figures: Callable[[], EngineFigures | None]
@@ -138,7 +138,7 @@ class HealthProbe:
         result: dict[str, object] = {"state": backend.state.value}
         try:
             async with asyncio.timeout(self.probe_timeout_s):
-                token_ids = self.text().encode("test")
+                token_ids = self.text(backend.model).encode("test")
                 sampling = Sampling(max_tokens=DEEP_TOKENS, temperature=0.0)
                 raw = Feature.RAW_PROMPT in backend.features
                 messages = () if raw else (Message(Role.USER, "test"),)

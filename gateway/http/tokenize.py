@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request, Response
 
 from budgeting.plan import INLINE_CHARS
 from gateway.contracts.checks import check_count
+from gateway.contracts.model_card import CardKind
 from gateway.contracts.openai import to_messages
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import not_allowed
@@ -69,9 +70,7 @@ async def _answer(
     model: str | None,
     work: Callable[[TextService], Tokenized],
 ) -> Response:
-    if model is not None:
-        card_of(services, caller, model)
-    text = services.text()
+    text = services.text(_base_model(services, caller, model))
     size = len(await request.body())
     await services.limiter.spend(caller, size // BYTES_PER_TOKEN)
 
@@ -86,6 +85,15 @@ async def _answer(
             return response_of(Reply(200, await services.text_threads.run(caller.tenant, size, answer)))
     except TimeoutError:
         raise DeadlineExceeded(f"the request took longer than {limit_s:g} s") from None
+
+
+def _base_model(services: Services, caller: Caller, model: str | None) -> str:
+    """The id of the model whose tokenizer is meant; of none or several without a name, the engine's."""
+    if model is not None:
+        card = card_of(services, caller, model)
+        return card.parent or card.root
+    [only, *others] = [one.id for one in services.models(caller) if one.kind is CardKind.BASE] or [""]
+    return "" if others else only
 
 
 def _in_parts(value: object) -> object:

@@ -1,26 +1,29 @@
-"""The models shown to callers: base models, adapters and their aliases, backends."""
+"""The models shown to callers: base models and their aliases, adapters and theirs, backends."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from adapters.registry import AdapterRegistry
 from gateway.backends.port import Fleet
 from gateway.contracts.model_card import CardKind, ModelCard
 
 
-def model_cards(fleet: Fleet, adapters: AdapterRegistry, max_model_len: int) -> Sequence[ModelCard]:
+def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str], int]) -> Sequence[ModelCard]:
     """A card for each name that a request may give as its model."""
-    cards = [ModelCard(model, model, None, max_model_len) for model in sorted(fleet.base_models)]
+    cards = [ModelCard(model, model, None, length(model)) for model in sorted(fleet.base_models)]
     cards += [
-        ModelCard(a.adapter_id, a.adapter_id, a.base_model, max_model_len, CardKind.ADAPTER)
+        ModelCard(a.adapter_id, a.adapter_id, a.base_model, length(a.base_model), CardKind.ADAPTER)
         for a in adapters.known
     ]
+    for alias, target in sorted(adapters.aliases.items()):
+        if target in adapters.offered.adapters:
+            base = adapters.get(target).base_model
+            cards.append(ModelCard(alias, target, base, length(base), CardKind.ADAPTER))
     cards += [
-        ModelCard(alias, target, adapters.get(target).base_model, max_model_len, CardKind.ADAPTER)
-        for alias, target in sorted(adapters.aliases.items())
-        if target in adapters.offered.adapters
+        ModelCard(name, backend.model, backend.model, length(backend.model), CardKind.BACKEND)
+        for name, backend in sorted(fleet.backends.items())
     ]
     cards += [
-        ModelCard(name, backend.model, backend.model, max_model_len, CardKind.BACKEND)
-        for name, backend in sorted(fleet.backends.items())
+        ModelCard(alias, model, None, length(model), CardKind.ALIAS)
+        for alias, model in sorted(fleet.aliases.items())
     ]
     return cards

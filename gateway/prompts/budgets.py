@@ -6,14 +6,15 @@ for it (``truncation: auto``). The caller's
 ``max_tokens`` wins over every reserve, in the planner.
 """
 
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
 from budgeting.errors import BudgetError
+from budgeting.plan import Offload
 from budgeting.values import SPARE_ORDER, BudgetRequest, CanonicalPrompt, Plan, SectionBudgets, SummaryKind
 from gateway.contracts.values import Contract, GenerateRequest
+from gateway.prompts.models import Models
 from gateway.prompts.versions import PromptVersion
 from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 
@@ -50,14 +51,33 @@ def budget_request(
     )
 
 
-async def half_plan(
-    make_plan: Callable[[BudgetRequest], Awaitable[Plan]], asked: BudgetRequest, plan: Plan
-) -> Plan | None:
-    """The same prompt planned in half the tokens of ``plan``; ``None`` where nothing (more) may be cut."""
-    if asked.budgets is None:
-        return None
-    try:
-        half = await make_plan(structs.replace(asked, max_input_tokens=plan.counts.total // 2))
-    except BudgetError:
-        return None
-    return half if half.counts.total < plan.counts.total else None
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """One request's prompt, planned for whichever model is to answer."""
+
+    models: Models
+    asked: BudgetRequest
+    offload: Offload
+
+    async def plan(self, model: str) -> Plan:
+        """The prompt as it is sent to ``model``. Raises BudgetError."""
+        return await self.models.of(model).planner.plan_async(self.asked, offload=self.offload)
+
+    async def half(self, model: str, plan: Plan) -> Plan | None:
+        """The prompt in half the tokens of ``plan``; ``None`` where nothing (more) may be cut."""
+        if self.asked.budgets is None:
+            return None
+        asked = structs.replace(self.asked, max_input_tokens=plan.counts.total // 2)
+        try:
+            half = await replace(self, asked=asked).plan(model)
+        except BudgetError:
+            return None
+        return half if half.counts.total < plan.counts.total else None
+
+    def alike(self, one: str, other: str) -> bool:
+        """Whether a plan for one model holds for the other: same tokenizer, same length."""
+        return self.models.of(one) is self.models.of(other)
+
+    def fits_any(self) -> bool:
+        """Whether the prompt means the same to every model: token ids do not."""
+        return not isinstance(self.asked.prompt.raw, tuple)

@@ -6,6 +6,7 @@ after a change of prompt that adds something volatile.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -53,10 +54,13 @@ def fingerprint_of(token_ids: tuple[int, ...], prefix_tokens: int, block_size: i
 class PrefixWatch:
     """Caches which blocks of stable prefixes each backend has computed, at most ``max_blocks`` (LRU).
 
-    ``block_size`` is for backends that do not report it; ``shared``: tenants find each other's prefixes.
+    ``block_size``, of a model, is for backends that do not report it; ``shared``: tenants find each other's
+    prefixes.
     """
 
-    def __init__(self, *, block_size: int, shared: bool = False, max_blocks: int = MAX_BLOCKS_SEEN) -> None:
+    def __init__(
+        self, *, block_size: Callable[[str], int], shared: bool = False, max_blocks: int = MAX_BLOCKS_SEEN
+    ) -> None:
         self._block_size = block_size
         self._shared = shared
         self._max_blocks = max_blocks
@@ -67,7 +71,8 @@ class PrefixWatch:
     def block_size_of(self, backend: Backend) -> int:
         """Tokens of one of its blocks."""
         load = backend.load
-        return load.block_size if load is not None and load.block_size > 0 else self._block_size
+        reported = 0 if load is None else load.block_size
+        return reported if reported > 0 else self._block_size(backend.model)
 
     def expect(self, plan: Plan, backend: Backend, tenant: str, adapter_id: str | None) -> Prefix:
         """What that backend should find of the plan's stable prefix."""

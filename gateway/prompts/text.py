@@ -96,10 +96,21 @@ class TokenizerText:
 
 
 class ModelText:
-    """Tokenizer and planner of the base model; the length may shrink once the engine knows its pool."""
+    """Tokenizer and planner of one model; the length may shrink once the engine knows its pool.
 
-    def __init__(self, tokenizer: ChatTokenizer, max_model_len: int, canonicalizer: Canonicalizer) -> None:
-        self._tokenizer = tokenizer
+    ``block_size`` is for backends that do not report theirs.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        max_model_len: int,
+        canonicalizer: Canonicalizer,
+        *,
+        block_size: int = 16,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.block_size = block_size
         self._canonicalizer = canonicalizer
         self.extractive = ExtractiveSummarizer()
         self._summarizers: dict[SummaryKind, Summarizer] = {SummaryKind.EXTRACTIVE: self.extractive}
@@ -109,10 +120,10 @@ class ModelText:
         """Sequences are at most this long from here on."""
         self.max_model_len = max_model_len
         self.service = TokenizerText(
-            self._tokenizer, max_model_len=max_model_len, canonicalizer=self._canonicalizer
+            self.tokenizer, max_model_len=max_model_len, canonicalizer=self._canonicalizer
         )
         self.planner = BudgetPlanner(
-            self._tokenizer, max_model_len=max_model_len, summarizers=self._summarizers
+            self.tokenizer, max_model_len=max_model_len, summarizers=self._summarizers
         )
 
     def add_summarizer(self, kind: SummaryKind, summarizer: Summarizer) -> None:
@@ -122,7 +133,7 @@ class ModelText:
     @property
     def encoder(self) -> str:
         """The library that counts tokens: ``tiktoken``, or ``tokenizers`` with the reason."""
-        return self._tokenizer.encoder
+        return self.tokenizer.encoder
 
 
 def sampling_defaults(folder: Path) -> Sampling:

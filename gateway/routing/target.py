@@ -1,7 +1,9 @@
 """Resolves what a request names: a route, and optionally a backend or an adapter (OpenAI's ``model``)."""
 
 from collections.abc import Collection
+from difflib import get_close_matches
 from types import MappingProxyType
+from typing import Final
 
 from msgspec import Struct
 
@@ -13,6 +15,15 @@ from gateway.contracts.values import CallerRole, Contract, GenerateRequest
 from gateway.errors import Forbidden, GatewayError, UnknownModel, UnknownRoute
 from gateway.routing.rank import weights_serving
 from gateway.routing.revision import DEFAULT_ROUTE, Revision, Route
+
+NEAREST: Final = 3
+"""The most names that are offered for one that is not known."""
+
+MAX_SHOWN: Final = 20
+"""The most names that a message lists."""
+
+MAX_NAME_CHARS: Final = 256
+"""Longer names than any model has are not compared."""
 
 
 class Target(Struct, frozen=True):
@@ -50,6 +61,9 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     native = request.contract is Contract.NATIVE
     model = request.model
     selected = None if model is None else revision.route_of.get(model)
+    if model is not None and selected is None:
+        model = fleet.aliases.get(model, model)
+        selected = revision.route_of.get(model)
     name = request.route or selected or (DEFAULT_ROUTE if native else revision.openai_route)
     allowed = request.caller.routes
     if allowed is not None and name not in allowed:
@@ -76,11 +90,21 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     usable = request.caller.adapters
     named = {one for one in adapters if usable is None or one in usable}
     backends = fleet.backends if allowed is None else route.backends
+    served = {fleet.backends[one].model for one in route.backends}
+    aliases = {alias for alias, of in fleet.aliases.items() if of in served}
     others = [one for one, of in revision.route_of.items() if allowed is None or of in allowed]
-    known = ", ".join(
-        sorted({*(fleet.backends[one].model for one in route.backends), *named, *backends, *others})
-    )
-    raise UnknownModel(f"model {model!r} is not served by route {name!r}; known: {known}", param="model")
+    known = nearest(request.model or "", {*served, *aliases, *named, *backends, *others})
+    raise UnknownModel(f"model {request.model!r} is not served by route {name!r}; {known}", param="model")
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """The few names among ``known`` that ``name`` may have meant; all of them where they are few."""
+    close = get_close_matches(name, known, n=NEAREST) if len(name) <= MAX_NAME_CHARS else []
+    if close and len(known) > NEAREST:
+        return f"did you mean {' or '.join(close)}? GET /v1/models lists all"
+    shown = sorted(known)
+    more = "" if len(shown) <= MAX_SHOWN else f" and {len(shown) - MAX_SHOWN} more, in GET /v1/models"
+    return f"known: {', '.join(shown[:MAX_SHOWN])}{more}"
 
 
 def may_use(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters: AdapterRegistry) -> bool:

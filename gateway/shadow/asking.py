@@ -6,7 +6,7 @@ waits there and at most a share of the backend is in use.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -19,7 +19,7 @@ from adapters.values import Selection
 from admission.circuit import CircuitState
 from admission.controller import AdmissionController
 from admission.errors import Refused
-from budgeting.values import Message, Plan
+from budgeting.values import Message, Plan, SectionCounts
 from gateway.backends.port import Backend, BackendState, Completion, Work, features_asked
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
@@ -29,12 +29,12 @@ from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.attempts import Attempts
 from gateway.generation.demand import demand_of
 from gateway.generation.job import Job
+from gateway.prompts.models import Models
 from gateway.shadow.personal import Redactor
 from gateway.shadow.sampling import Copy, ShadowOutcome
 from resilience.classify import classify
 from resilience.failures import FailureKind
 from resilience.leg_limits import LegLimits, LegUsage
-from resilience.resume import Spelling
 from resilience.retry import Attempt
 
 # Features that the native contract may drop (docs/api.md); a shadow request may too.
@@ -88,6 +88,7 @@ class Asker:
         adapters: leases the adapter of the caller's answer.
         limits: the spend limits of shadow requests, by backend.
         accounts: each shadow request has a row of its own kind, in no tenant's usage.
+        models: a prompt is encoded again for a backend with another tokenizer or length.
         redact: removes what must not be sent.
         timeout_s: the time limit of one request.
         idle_share: share of a backend's sequences and memory in use, above which there is no idle capacity.
@@ -98,8 +99,7 @@ class Asker:
     adapters: AdapterRegistry
     limits: LegLimits
     accounts: Accounts
-    spelling: Spelling
-    encode: Callable[[Sequence[Message]], Awaitable[tuple[int, ...]]]
+    models: Models
     redact: Redactor
     clock: Callable[[], float]
     unix_time: Callable[[], float]
@@ -131,12 +131,12 @@ class Asker:
         request = _quiet(copy.request, self.new_id(), self.clock())
         if (features_asked(request.sampling, request.response_format) - HINTS) - backend.features:
             raise NotAsked(ShadowOutcome.UNABLE)
-        plan = await self._redacted(copy.plan)
+        plan = self._fitted(await self._redacted(copy, backend.model), backend.model)
         with_adapter = copy.adapter is not None and Feature.LORA in backend.features
         wish = copy.adapter.adapter_id if copy.adapter is not None and with_adapter else None
         try:
             with self.adapters.lease(Selection(wish, operator=True)) as lease:
-                job = Job(request, copy.target, plan, lease, backend, _never_shorter)
+                job = Job(request, copy.target, plan, lease, backend)
                 return await self._generate(backend, job)
         except AdapterError:
             raise NotAsked(ShadowOutcome.UNABLE) from None
@@ -164,11 +164,12 @@ class Asker:
             raise NotAsked(ShadowOutcome.SPEND)
         adapter = job.lease.adapter
         version = f"{backend.model}+{adapter.adapter_id}" if adapter else backend.model
+        spelling = self.models.of(backend.model).tokenizer
         row = _row(job, backend, version, self.unix_time())
         try:
             with permit:
                 async with self.admission.admit(demand) as slot:
-                    work, _ = await Attempts(backend, job, stream, slot, self.spelling).next(Attempt(1))
+                    work, _ = await Attempts(backend, job, stream, slot, spelling).next(Attempt(1))
                     with self.accounts.open(row) as account:
                         asked = await self._call(backend, work, stream, version)
                         account.settle(_closed(row, asked, stream))
@@ -211,8 +212,14 @@ class Asker:
             failure=None if failure is None else failure.value,
         )
 
-    async def _redacted(self, plan: Plan) -> Plan:
-        """The redacted plan; it is tokenized again only when the redactor changed a text."""
+    async def encode(self, model: str, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The ids of a conversation for a model."""
+        return await asyncio.to_thread(self.models.of(model).service.encode_chat, messages)
+
+    async def _redacted(self, copy: Copy, model: str) -> Plan:
+        """The redacted plan; it is encoded again only when the redactor changed a text, or for another
+        model."""
+        plan = copy.plan
         try:
             texts = await asyncio.to_thread(lambda: [self.redact(one.content) for one in plan.messages])
         except Exception:
@@ -222,11 +229,26 @@ class Asker:
             structs.replace(message, content=text, name=None, reasoning=None)
             for message, text in zip(plan.messages, texts, strict=True)
         )
+        planned_for = copy.answer.model if copy.adapter is None else copy.adapter.base_model
+        if self.models.of(planned_for) is not self.models.of(model):
+            if not messages:
+                raise NotAsked(ShadowOutcome.UNABLE)
+            ids = await self.encode(model, messages)
+            counts = SectionCounts(recent_turns=len(ids))
+            return structs.replace(plan, messages=messages, token_ids=ids, counts=counts, prefix_tokens=0)
         if messages == plan.messages:
             return plan
-        return structs.replace(
-            plan, messages=messages, token_ids=await self.encode(messages), prefix_tokens=0
-        )
+        ids = await self.encode(model, messages)
+        return structs.replace(plan, messages=messages, token_ids=ids, prefix_tokens=0)
+
+    def _fitted(self, plan: Plan, model: str) -> Plan:
+        """The plan with an answer that the model's context has room for."""
+        room = self.models.of(model).max_model_len - len(plan.token_ids)
+        if room < 1:
+            raise NotAsked(ShadowOutcome.UNABLE)
+        if plan.generation_reserve <= room:
+            return plan
+        return structs.replace(plan, generation_reserve=room)
 
 
 class _Nowhere:
@@ -293,7 +315,3 @@ def _closed(row: UsageRow, asked: ShadowAnswer, stream: AnswerStream) -> UsageRo
         ttft_ms=asked.ttft_ms,
         total_ms=asked.total_ms,
     )
-
-
-async def _never_shorter(plan: Plan) -> Plan | None:
-    return None

@@ -6,7 +6,6 @@ and decides nothing.
 
 import random
 import re
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -46,7 +45,6 @@ class Judge:
     backend: str
     sample: float
     max_tokens: int
-    encode: Callable[[Sequence[Message]], Awaitable[tuple[int, ...]]]
     random: random.Random
 
     async def judge(self, copy: Copy, texts: JudgedPair) -> str | None:
@@ -66,7 +64,7 @@ class Judge:
                 + "Which is better: A, B or T?",
             ),
         )
-        ids = await self.encode(messages)
+        ids = await self.asker.encode(self.asker.backends[self.backend].model, messages)
         request = structs.replace(
             copy.request,
             messages=messages,

@@ -86,9 +86,9 @@ def make_prices(settings: Settings) -> PriceBook:
     """
     path = settings.ledger.prices
     own: dict[str, Price] = {}
-    for name, backend in settings.backends.items():
-        if backend.price is not None:
-            price = price_of(backend)
+    for name in settings.backends:
+        if (given := settings.price(name)) is not None:
+            price = price_of(given)
             own[name] = Price(price.input_nanousd, price.output_nanousd, price.cached_nanousd)
     try:
         book = PriceBook() if path is None else read_price_file(Path(path))

@@ -132,23 +132,21 @@ def make_backends(
             make_slots=adapters.loader.make_slots,
         )
 
-    pools = (one for one in base.settings.backends.values() if isinstance(one, OpenAIBackend))
-    check = TokenizerCheck.of(model.tokenizer) if any(one.prompt == "auto" for one in pools) else None
-
     def resident(name: str, section: BackendConfig) -> ResidentBackend | None:
         match section:
             case EngineBackend():
                 pool = PoolLinks(lambda: link.queued(name), limit_context)
                 return None if engine_pool is None else engine_pool(name, pool)
             case OpenAIBackend():
+                tokenizer = model.models.of(section.model).tokenizer
                 return make_workers(
                     name,
                     section,
-                    token_bytes=model.tokenizer.token_bytes,
+                    token_bytes=tokenizer.token_bytes,
                     clock=base.clock,
                     environ=os.environ,
                     bring=adapters.source.bring,
-                    check=check,
+                    check=TokenizerCheck.of(tokenizer) if section.prompt == "auto" else None,
                 )
             case BedrockSection():
                 return make_bedrock(name, section, clock=base.clock)
@@ -172,7 +170,7 @@ def make_backends(
         new_id=base.new_id,
     )
     faulty_backends, chaos = make_chaos(base.settings.chaos, engines.backends)
-    return BackendParts(engines, Fleet(faulty_backends), chaos, link, summaries)
+    return BackendParts(engines, Fleet(faulty_backends, base.settings.model_aliases), chaos, link, summaries)
 
 
 def make_chaos(

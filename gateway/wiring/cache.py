@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.config.backends import BackendConfig, LegLimitConfig
+from gateway.config.backends import LegLimitConfig, PriceConfig
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.generation.answer_cache import AnswerCache
@@ -65,7 +65,7 @@ def make_leg_limits(
 ) -> LegLimits:
     """Build the limits of ``fallback.limits``; ``price`` is what a target costs, by default its section's."""
     limits = {
-        name: leg_limit(section, price_of(settings.backends[name]) if price is None else price(name))
+        name: leg_limit(section, price_of(settings.price(name)) if price is None else price(name))
         for name, section in settings.fallback.limits.items()
     }
     return LegLimits(limits, clock=clock, emit=emit)
@@ -77,9 +77,8 @@ def leg_limit(section: LegLimitConfig, price: LegPrice) -> LegLimit:
     return LegLimit(section.max_concurrency, None if spend is None else max(1, round(spend * NANOUSD)), price)
 
 
-def price_of(backend: BackendConfig) -> LegPrice:
-    """What a backend's section says it costs; free by default."""
-    price = backend.price
+def price_of(price: PriceConfig | None) -> LegPrice:
+    """What the configuration says that a backend costs; free by default."""
     if price is None:
         return FREE
     cached = price.cached_usd_per_million

@@ -1,11 +1,12 @@
 """The layer of the served model's text: tokenizer, prompts and their versions, summaries."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 
-from budgeting.counting import ChatTokenizer
+from budgeting.counting import CACHE_BYTES, ChatTokenizer
 from budgeting.values import SummaryKind
 from gateway.backends.port import Backend
 from gateway.generation.grammars import WORK, GrammarChecks
@@ -13,6 +14,7 @@ from gateway.limited.process import LimitedProcess, Limits
 from gateway.prompts import bounded_templates
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.engine_summary import EngineSummarizer
+from gateway.prompts.models import Models
 from gateway.prompts.published import Publishing, StreamPublished
 from gateway.prompts.text import ModelText
 from gateway.prompts.text_threads import TextThreads
@@ -54,7 +56,10 @@ def make_engine_summarizer(
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """The served model's text; ``publishing`` records the prompt versions in the state store."""
+    """The served models' text; ``text`` is the engine's model's.
+
+    ``publishing`` records the prompt versions in the state store.
+    """
 
     tokenizer: ChatTokenizer
     canonicalizer: Canonicalizer
@@ -63,26 +68,63 @@ class ModelParts:
     versions: PromptVersions
     publishing: Publishing
     grammars: GrammarChecks
-    templates: LimitedProcess
+    templates: Sequence[LimitedProcess]
+    models: Models
+
+
+class Tokenizers:
+    """One tokenizer for each folder; all of them together keep to one bound of cached texts and ids."""
+
+    def __init__(self, folders: Collection[Path]) -> None:
+        self.templates: dict[Path, LimitedProcess] = {}
+        self._read: dict[Path, ChatTokenizer] = {}
+        self._cache_bytes = CACHE_BYTES // max(1, len(set(folders)))
+
+    def of(self, folder: Path) -> ChatTokenizer:
+        """The folder's tokenizer. Raises TokenizerError."""
+        if folder not in self._read:
+            process = LimitedProcess(bounded_templates.WORK, str(folder), limits=Limits())
+            self.templates[folder] = process
+            self._read[folder] = ChatTokenizer.from_folder(
+                folder,
+                cache_bytes=self._cache_bytes,
+                elsewhere=bounded_templates.render_in(process, folder),
+            )
+        return self._read[folder]
 
 
 def make_model(base: Foundation) -> ModelParts:
-    """Read the tokenizer and the prompt versions. Raises TokenizerError, PromptFileError."""
-    settings = base.settings
-    folder = settings.engine.tokenizer_folder
-    templates = LimitedProcess(bounded_templates.WORK, str(folder), limits=Limits())
-    tokenizer = ChatTokenizer.from_folder(folder, elsewhere=bounded_templates.render_in(templates, folder))
+    """Read the tokenizers and the prompt versions. Raises TokenizerError, PromptFileError."""
+    settings, engine = base.settings, base.settings.engine
+    folders = {
+        model: Path(section.tokenizer) if section.tokenizer else engine.tokenizer_folder
+        for model, section in settings.models.items()
+    }
+    tokenizers = Tokenizers({engine.tokenizer_folder, *folders.values()})
+    tokenizer = tokenizers.of(engine.tokenizer_folder)
     canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
+    text = ModelText(tokenizer, engine.max_model_len, canonicalizer, block_size=engine.block_size)
+    own = {
+        model: ModelText(
+            tokenizers.of(folders[model]),
+            section.max_model_len or engine.max_model_len,
+            canonicalizer,
+            block_size=section.block_size or engine.block_size,
+        )
+        for model, section in settings.models.items()
+        if section.tokenizer or section.max_model_len or section.block_size
+    }
     versions = PromptVersions.configured(settings.prompts.folder)
     published = StreamPublished(base.state.store, base.state.path)
-    tokenizer_json = folder / "tokenizer.json"
+    tokenizer_json = engine.tokenizer_folder / "tokenizer.json"
     return ModelParts(
         tokenizer=tokenizer,
         canonicalizer=canonicalizer,
-        text=ModelText(tokenizer, settings.engine.max_model_len, canonicalizer),
+        text=text,
         threads=TextThreads(),
         versions=versions,
         publishing=Publishing(versions, published, unix_time=base.unix_time),
-        templates=templates,
+        templates=tuple(tokenizers.templates.values()),
         grammars=GrammarChecks(LimitedProcess(WORK, str(tokenizer_json), limits=Limits())),
+        models=Models(text, own),
     )

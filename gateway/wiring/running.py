@@ -74,7 +74,8 @@ class Gateway:
                         task.cancel()
         finally:
             core.model.grammars.close()
-            core.model.templates.close()
+            for templates in core.model.templates:
+                templates.close()
             await core.access.close()
             await state.close()
             await asyncio.to_thread(core.base.tracing.shutdown)

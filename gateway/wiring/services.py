@@ -32,7 +32,7 @@ from observability.metrics import Metrics
 
 def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, metrics: Metrics) -> Services:
     """Build what the HTTP edge uses."""
-    base, text, control = core.base, core.model.text, core.control
+    base, models, control = core.base, core.model.models, core.control
     server, fleet, chaos = base.settings.server, core.backends.fleet, core.backends.chaos
     return Services(
         journey=serving.journey,
@@ -44,10 +44,12 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         failed_logins=FailedLogins(clock=base.clock, proxies=server.trusted_proxies, emit=base.events.emit),
         health=OnceReady(serving.health) if server.ping == "once_ready" else serving.health,
         idempotency=base.state.idempotency,
-        text=lambda: text.service,
+        text=lambda model: models.of(model).service,
         text_threads=core.model.threads,
         models=lambda caller: usable(
-            model_cards(fleet, core.adapters.registry, text.max_model_len), caller, control.revision()
+            model_cards(fleet, core.adapters.registry, models.length),
+            caller,
+            control.revision(),
         ),
         metrics=metrics.render,
         limits=HttpLimits(
@@ -127,10 +129,8 @@ def make_prompt_admin(core: Core) -> PromptAdmin:
         registry=model.versions,
         publishing=model.publishing,
         canonicalizer=model.canonicalizer,
-        planner=lambda: model.text.planner,
-        text=lambda: model.text.service,
+        models=model.models,
         revision=core.control.revision,
         fleet=core.backends.fleet,
         adapter_ids=core.adapters.registry.ids,
-        block_size=core.base.settings.engine.block_size,
     )

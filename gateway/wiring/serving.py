@@ -85,11 +85,14 @@ def make_journey(
         revision=control.revision,
         versions=model.versions,
         canonicalizer=model.canonicalizer,
-        planner=lambda: model.text.planner,
+        models=model.models,
         offload=model.threads.of,
         adapters=core.adapters.registry,
         fleet=core.backends.fleet,
-        prefixes=PrefixWatch(block_size=engine.block_size, shared=engine.share_prefix_across_tenants),
+        prefixes=PrefixWatch(
+            block_size=model.models.block_size,
+            shared=engine.share_prefix_across_tenants,
+        ),
         admission=control.admission,
         dispatcher=core.generation.dispatcher,
         fallback=core.generation.fallback,
@@ -111,27 +114,29 @@ def make_journey(
 
 def make_inspections(core: Core) -> WorkerInspections:
     """Asks the workers of every pool."""
-    pools, text = core.backends.engines.pools, core.model.text
+    pools, models = core.backends.engines.pools, core.model.models
 
     async def ask(generate: bool) -> dict[str, list[Inspection]]:
-        ids = text.service.encode(SAMPLE, add_special_tokens=False)
-        return {
-            name: await pool.inspect(ids, text.max_model_len, generate=generate)
-            for name, pool in pools.items()
-        }
+        found = {}
+        for name, pool in pools.items():
+            text = models.of(pool.model)
+            ids = text.service.encode(SAMPLE, add_special_tokens=False)
+            found[name] = await pool.inspect(ids, text.max_model_len, generate=generate)
+        return found
 
     return WorkerInspections(ask)
 
 
 def make_health(core: Core, in_flight: InFlightRequests, inspections: WorkerInspections) -> HealthProbe:
     """The three tiers of health."""
-    base, host, adapters, text = core.base, core.backends.engines.host, core.adapters, core.model.text
+    base, host, adapters = core.base, core.backends.engines.host, core.adapters
+    models = core.model.models
     routing = core.control.routing.projection
     return HealthProbe(
         fleet=core.backends.fleet,
         requests=in_flight,
         rolling_stats=base.rolling_stats,
-        text=lambda: text.service,
+        text=lambda model: models.of(model).service,
         model_loaded=lambda: (host is None or host.facts is not None) and adapters.ready,
         engine=None if host is None else host.standing,
         engine_figures=(lambda: None) if host is None else host.figures,

@@ -1,6 +1,5 @@
 """The part that mirrors requests to other backends."""
 
-import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from admission.controller import AdmissionController
 from gateway.backends.port import Fleet
 from gateway.config.errors import ConfigError
 from gateway.config.shadow import ShadowSection
-from gateway.prompts.text import ModelText
 from gateway.shadow.asking import Asker
 from gateway.shadow.checks import Checks, HookError, load_hook, make_checks
 from gateway.shadow.comparing import Comparer
@@ -54,7 +52,7 @@ def make_shadow(
     admission: AdmissionController,
 ) -> ShadowParts:
     """Build it; without shadowing routes it is idle. Raises ConfigError: redactor, check, judge's backend."""
-    section, text = base.settings.shadow, model.text
+    section = base.settings.shadow
     redact, checks = _redactor(section.redact), _checks(section)
     _check_judge(section, fleet)
     spend = section.max_spend_usd_per_minute
@@ -71,8 +69,7 @@ def make_shadow(
         adapters=adapters.registry,
         limits=limits,
         accounts=accounts.accounts,
-        spelling=model.tokenizer,
-        encode=lambda messages: asyncio.to_thread(text.service.encode_chat, messages),
+        models=model.models,
         redact=redact,
         clock=base.clock,
         unix_time=base.unix_time,
@@ -88,7 +85,7 @@ def make_shadow(
         asker=asker,
         comparer=Comparer(checks, redact, prices, section.keep_texts, base.unix_time),
         pairs=pairs,
-        judge=_judge(section, asker, text),
+        judge=_judge(section, asker),
         concurrency=section.concurrency,
         deadline_s=section.deadline_seconds,
         clock=base.clock,
@@ -105,7 +102,7 @@ def _check_judge(section: ShadowSection, fleet: Fleet) -> None:
         )
 
 
-def _judge(section: ShadowSection, asker: Asker, text: ModelText) -> Judge | None:
+def _judge(section: ShadowSection, asker: Asker) -> Judge | None:
     judge = section.judge
     if judge is None:
         return None
@@ -114,7 +111,6 @@ def _judge(section: ShadowSection, asker: Asker, text: ModelText) -> Judge | Non
         judge.backend,
         judge.sample,
         judge.max_tokens,
-        lambda messages: asyncio.to_thread(text.service.encode_chat, messages),
         random.Random(),
     )
 

@@ -44,10 +44,6 @@ REVISION = make_revision(
 )
 
 
-async def _nothing(plan: Plan) -> Plan | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Case:
     """Everything that may differ between two requests but the latest user turn."""
@@ -94,7 +90,7 @@ def job(case: Case, text: str = "Who created Berserk?", token_ids: tuple[int, ..
     )
     target = Target(REVISION.routes[case.route], case.version)
     plan = Plan((), token_ids, SectionCounts(), 10, 0)
-    return Job(request, target, plan, lease_of(case), ScriptedBackend("local"), _nothing)
+    return Job(request, target, plan, lease_of(case), ScriptedBackend("local"))
 
 
 WORDS = st.sampled_from(["", "a", "b", "Petra", "1"])

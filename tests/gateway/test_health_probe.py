@@ -41,7 +41,7 @@ def probe(*backends: ScriptedBackend, **changes: Any) -> HealthProbe:
         "fleet": Fleet({backend.name: backend for backend in backends}),
         "requests": InFlightRequests(),
         "rolling_stats": RollingStats(lambda: 0.0),
-        "text": FakeText,
+        "text": lambda model: FakeText(),
         "model_loaded": lambda: True,
         "engine": None,
         "engine_figures": lambda: None,

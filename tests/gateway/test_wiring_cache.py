@@ -56,11 +56,11 @@ def test_an_address_that_cannot_be_used_stops_the_start_and_shows_no_secret(url:
 
 
 def test_prices_are_whole_nano_dollars_and_cached_tokens_cost_as_the_others_unless_said() -> None:
-    assert price_of(settings().backends["bedrock"]) == LegPrice(3 * 10**9, 15 * 10**9, 3 * 10**9)
+    assert price_of(settings().backends["bedrock"].price) == LegPrice(3 * 10**9, 15 * 10**9, 3 * 10**9)
     cached = {**BEDROCK, "price": {**BEDROCK["price"], "cached_usd_per_million": 0.3}}  # type: ignore[dict-item]
     made = Settings.model_validate({"backends": {"local": {"kind": "engine"}, "bedrock": cached}})
-    assert price_of(made.backends["bedrock"]).cached_nanousd == 300_000_000
-    assert price_of(made.backends["local"]) == LegPrice(0, 0, 0)
+    assert price_of(made.backends["bedrock"].price).cached_nanousd == 300_000_000
+    assert price_of(made.backends["local"].price) == LegPrice(0, 0, 0)
 
 
 def test_limits_of_legs_come_from_the_configuration() -> None:

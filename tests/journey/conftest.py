@@ -19,7 +19,6 @@ from adapters.values import Adapter
 from admission.controller import AdmissionController
 from admission.values import AdmissionLimits
 from budgeting.counting import ChatTokenizer
-from budgeting.plan import BudgetPlanner
 from budgeting.values import Message, Role
 from gateway.backends.port import Backend, Fleet
 from gateway.backends.scripted import Script, ScriptedBackend
@@ -32,7 +31,9 @@ from gateway.generation.retry_loop import RetryLoop
 from gateway.journey import Journey
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.models import Models
 from gateway.prompts.prefixes import PrefixWatch
+from gateway.prompts.text import ModelText
 from gateway.prompts.text_threads import TextThreads
 from gateway.prompts.versions import PromptVersions
 from gateway.requests.in_flight import InFlightRequests
@@ -73,6 +74,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
         clock: Callable[[], float] = time.monotonic,
         adapters: Sequence[Adapter] = (),
         max_model_len: int = 4096,
+        models: Models | None = None,
         spelling: Spelling | None = None,
         on_engine: Collection[str] = (),
         nonsense: Action = Action.OFF,
@@ -99,6 +101,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
         admission = AdmissionController(
             limits, load=fleet.load, clock=clock, emit=lambda event: None, random=random.Random(2)
         )
+        served = models or Models(ModelText(tokenizer, max_model_len, Canonicalizer()))
         events: list[ResilienceEvent] = []
         dispatcher = Dispatcher(
             RetryLoop(
@@ -108,7 +111,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
                 emit=events.append,
             ),
             OutputGuard(nonsense, DegenerateLimits(), events.append, Blame(clock)),
-            spelling or tokenizer,
+            lambda model: spelling or served.tokenizer(model),
             events.append,
         )
         defects: list[BaseException] = []
@@ -126,10 +129,10 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
             versions=versions,
             canonicalizer=Canonicalizer(),
             offload=TextThreads().of,
-            planner=lambda: BudgetPlanner(tokenizer, max_model_len=max_model_len),
+            models=served,
             adapters=registry,
             fleet=fleet,
-            prefixes=PrefixWatch(block_size=16),
+            prefixes=PrefixWatch(block_size=lambda model: 16),
             admission=admission,
             dispatcher=dispatcher,
             fallback=FallbackChain(

@@ -44,7 +44,7 @@ async def test_an_answer_passes_every_stage_and_is_billed_once(build_house: Buil
     assert row.finish_reason == "stop"
     [record] = house.records
     assert list(record.stage_ms) == [
-        "canonicalize", "budget", "adapter", "rank", "admit", "generate", "respond",
+        "canonicalize", "adapter", "rank", "budget", "admit", "generate", "respond",
     ]  # fmt: skip
     assert house.left_behind() == []
 

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from budgeting.counting import ChatTokenizer
 from budgeting.errors import ContextTooLong
-from budgeting.plan import BudgetPlanner
 from budgeting.summary import Count, Summarizer, Summary
 from budgeting.values import EvidenceChunk, Message, Role, SummaryKind
 from gateway.admin.prompts import PromptAdmin
@@ -20,8 +19,9 @@ from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest, Sampling
 from gateway.errors import UnknownPromptVersion, UnknownRoute
 from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.models import Models
 from gateway.prompts.published import Publishing, StreamPublished
-from gateway.prompts.text import TokenizerText
+from gateway.prompts.text import ModelText
 from gateway.prompts.versions import PromptVersions
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
@@ -46,18 +46,19 @@ def desk_of(
     revision = make_revision(
         1, {"routes": {"self_hosted_generation": route}}, KnownNames(backends, versions.ids, ())
     )
+    text = ModelText(tokenizer, max_model_len, Canonicalizer())
+    for kind, summarizer in summarizers.items():
+        text.add_summarizer(kind, summarizer)
     return PromptAdmin(
         registry=versions,
         publishing=Publishing(
             versions, StreamPublished(MemoryStateStore(unix_time=time.time)), unix_time=lambda: 0.0
         ),
         canonicalizer=Canonicalizer(),
-        planner=lambda: BudgetPlanner(tokenizer, max_model_len=max_model_len, summarizers=summarizers),
-        text=lambda: TokenizerText(tokenizer, max_model_len=max_model_len),
+        models=Models(text),
         revision=lambda: revision,
         fleet=Fleet(backends),
         adapter_ids=(),
-        block_size=16,
     )
 
 

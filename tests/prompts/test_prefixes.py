@@ -29,46 +29,49 @@ SENT = plan(tuple(range(40)), 35)
 
 
 def test_only_whole_blocks_of_the_stable_prefix_count() -> None:
-    prefix = expect(PrefixWatch(block_size=16), SENT)
+    prefix = expect(PrefixWatch(block_size=lambda model: 16), SENT)
     assert (prefix.tokens, prefix.expected) == (32, 0)
     assert prefix.fingerprint is not None and len(prefix.fingerprint) == 16
 
 
 def test_a_prefix_without_a_whole_block_has_no_fingerprint() -> None:
-    assert expect(PrefixWatch(block_size=16), plan(tuple(range(40)), 15)).fingerprint is None
-    assert expect(PrefixWatch(block_size=16), plan((), 0)).tokens == 0
+    assert expect(PrefixWatch(block_size=lambda model: 16), plan(tuple(range(40)), 15)).fingerprint is None
+    assert expect(PrefixWatch(block_size=lambda model: 16), plan((), 0)).tokens == 0
 
 
 def test_what_a_backend_has_computed_is_expected_of_it_and_of_no_other() -> None:
-    watch = PrefixWatch(block_size=16)
+    watch = PrefixWatch(block_size=lambda model: 16)
     watch.computed(expect(watch, SENT))
     assert expect(watch, SENT).expected == 32
     assert watch.expect(SENT, OTHER, tenant="acme", adapter_id=None).expected == 0
 
 
 def test_tenants_and_adapters_share_nothing_unless_the_engine_lets_tenants() -> None:
-    watch = PrefixWatch(block_size=16)
+    watch = PrefixWatch(block_size=lambda model: 16)
     watch.computed(expect(watch, SENT))
     assert expect(watch, SENT, tenant="umbra").expected == 0
     assert expect(watch, SENT, adapter="jp_style_v1").expected == 0
-    shared = PrefixWatch(block_size=16, shared=True)
+    shared = PrefixWatch(block_size=lambda model: 16, shared=True)
     shared.computed(expect(shared, SENT))
     assert expect(shared, SENT, tenant="umbra").expected == 32
 
 
 def test_a_prefix_that_changes_half_way_is_expected_half() -> None:
-    watch = PrefixWatch(block_size=16)
+    watch = PrefixWatch(block_size=lambda model: 16)
     watch.computed(expect(watch, SENT))
     assert expect(watch, plan((*range(20), *range(100, 120)), 35)).expected == 16
 
 
 def test_what_stands_behind_the_boundary_changes_nothing() -> None:
-    one, two = (expect(PrefixWatch(block_size=16), plan((*range(35), *tail), 35)) for tail in ((1,), (2, 3)))
+    one, two = (
+        expect(PrefixWatch(block_size=lambda model: 16), plan((*range(35), *tail), 35))
+        for tail in ((1,), (2, 3))
+    )
     assert one == two
 
 
 def test_the_fingerprint_is_the_same_for_every_tenant_and_in_every_process() -> None:
-    watch = PrefixWatch(block_size=16)
+    watch = PrefixWatch(block_size=lambda model: 16)
     assert expect(watch, SENT, tenant="umbra", adapter="a").fingerprint == expect(watch, SENT).fingerprint
     assert fingerprint_of(SENT.token_ids, 35, 16) == expect(watch, SENT).fingerprint
     # Written down: another build of the language may make another, another process may not.
@@ -76,7 +79,7 @@ def test_the_fingerprint_is_the_same_for_every_tenant_and_in_every_process() -> 
 
 
 def test_what_is_remembered_is_bounded_and_the_longest_unused_goes_first() -> None:
-    watch = PrefixWatch(block_size=16, max_blocks=4)
+    watch = PrefixWatch(block_size=lambda model: 16, max_blocks=4)
     one, two, three = (
         msgspec.structs.replace(SENT, token_ids=tuple(range(n, n + 40))) for n in (0, 100, 200)
     )
@@ -86,7 +89,7 @@ def test_what_is_remembered_is_bounded_and_the_longest_unused_goes_first() -> No
 
 
 def test_more_prefixes_than_are_kept_ready_are_told_apart_all_the_same() -> None:
-    watch = PrefixWatch(block_size=16)
+    watch = PrefixWatch(block_size=lambda model: 16)
     many = [msgspec.structs.replace(SENT, token_ids=tuple(range(n, n + 40))) for n in range(3 * MAX_LATELY)]
     for sent in many:
         watch.computed(expect(watch, sent))
@@ -104,7 +107,7 @@ def test_more_prefixes_than_are_kept_ready_are_told_apart_all_the_same() -> None
 def test_expected_is_the_longest_run_of_whole_blocks_that_any_earlier_prefix_had(
     prompts: list[tuple[list[int], int]], block_size: int
 ) -> None:
-    watch, seen = PrefixWatch(block_size=block_size), set[tuple[int, ...]]()
+    watch, seen = PrefixWatch(block_size=lambda model: block_size), set[tuple[int, ...]]()
     for ids, boundary in prompts:
         sent = plan(tuple(ids), min(boundary, len(ids)))
         prefix = expect(watch, sent)
@@ -120,5 +123,5 @@ def test_expected_is_the_longest_run_of_whole_blocks_that_any_earlier_prefix_had
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_the_backends_own_block_size_wins(block_size: int) -> None:
     told = ScriptedBackend(load=replace(LOAD, block_size=block_size))
-    prefix = PrefixWatch(block_size=8).expect(SENT, told, tenant="acme", adapter_id=None)
+    prefix = PrefixWatch(block_size=lambda model: 8).expect(SENT, told, tenant="acme", adapter_id=None)
     assert prefix.tokens == 35 // block_size * block_size

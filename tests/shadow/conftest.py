@@ -15,10 +15,12 @@ from accounting.account import Accounts
 from accounting.errors import LedgerUnavailable
 from accounting.shadow_values import ShadowPair
 from budgeting.counting import ChatTokenizer
-from budgeting.values import Message
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.features import Feature
 from gateway.contracts.values import GenerateRequest
+from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.models import Models
+from gateway.prompts.text import ModelText
 from gateway.shadow.asking import Asker
 from gateway.shadow.checks import make_checks
 from gateway.shadow.comparing import Comparer
@@ -119,9 +121,6 @@ def watch(build_house: Callable[..., House], tokenizer: ChatTokenizer) -> Callab
             {"other": LegLimit(None, spend_nanousd, price)}, clock=time.monotonic, emit=lambda _: None
         )
 
-        async def encode(messages: Sequence[Message]) -> tuple[int, ...]:
-            return tokenizer.encode_chat(messages)
-
         ids = iter(range(1_000_000))
         asker = Asker(
             backends=house.backends,
@@ -129,8 +128,7 @@ def watch(build_house: Callable[..., House], tokenizer: ChatTokenizer) -> Callab
             adapters=house.adapters,
             limits=limits,
             accounts=Accounts(house.outbox),
-            spelling=tokenizer,
-            encode=encode,
+            models=Models(ModelText(tokenizer, 4096, Canonicalizer())),
             redact=redact,
             clock=time.monotonic,
             unix_time=lambda: 1_700_000_000.0,
@@ -150,7 +148,7 @@ def watch(build_house: Callable[..., House], tokenizer: ChatTokenizer) -> Callab
                 lambda: 1_700_000_000.0,
             ),
             pairs=kept,
-            judge=None if judge is None else Judge(asker, "judge", 1.0, 8, encode, random.Random(1)),
+            judge=None if judge is None else Judge(asker, "judge", 1.0, 8, random.Random(1)),
             concurrency=concurrency,
             deadline_s=deadline_s,
             clock=time.monotonic,

@@ -99,7 +99,7 @@ async def test_personal_data_leaves_the_prompt_before_it_is_sent_and_the_texts_b
         await watched.until(ShadowOutcome.COMPARED)
     [work] = watched.other.calls
     assert work.messages[-1].content == "I am [mail], call [phone]"
-    tokenizer = watched.house.journey.dispatcher._spelling
+    tokenizer = watched.house.journey.models.default.tokenizer
     sent = b"".join(tokenizer.token_bytes(one) for one in work.token_ids).decode()
     assert "[mail]" in sent and "jo@mail" not in sent
     [pair] = watched.kept.pairs

@@ -1,0 +1,69 @@
+"""The models' section of the configuration: what is particular to one model; docs/models.md."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from gateway.config.backends import BackendConfig, BedrockSection, OpenAIBackend, PriceConfig
+from gateway.config.engine import EngineSection
+from gateway.config.section import Section
+
+ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,255}$")]
+
+
+class ModelSection(Section):
+    """One model. What is left out is the engine's: tokenizer, context length, block size.
+
+    ``backends`` serve it: each that names a model of its own must name this one. ``price`` holds for those of
+    them that have none.
+    """
+
+    tokenizer: Annotated[str, Field(min_length=1)] | None = None
+    max_model_len: Annotated[int, Field(ge=64, le=10_485_760)] | None = None
+    block_size: Annotated[int, Field(ge=1, le=4096)] | None = None
+    aliases: Annotated[tuple[ModelName, ...], Field(max_length=64)] = ()
+    backends: Annotated[tuple[str, ...], Field(max_length=64)] = ()
+    price: PriceConfig | None = None
+
+
+def model_of(section: BackendConfig, engine: EngineSection) -> str:
+    """The id of the model that a backend's section names."""
+    match section:
+        case OpenAIBackend():
+            return section.model
+        case BedrockSection():
+            return section.model_id
+        case _:
+            return engine.model_id
+
+
+def model_faults(
+    models: Mapping[str, ModelSection], backends: Mapping[str, BackendConfig], engine: EngineSection
+) -> Iterator[str]:
+    """What is wrong between the models, and between them and the backends: a sentence each."""
+    named = {name: model_of(backend, engine) for name, backend in backends.items()}
+    owners = {name: f"models.{name}" for name in models}
+    owners |= {model: f"the model of backends.{name}" for name, model in named.items() if model not in models}
+    owners |= {name: f"backends.{name}" for name in backends}
+    for model, section in models.items():
+        for alias in section.aliases:
+            if alias in owners:
+                yield f"models.{model}.aliases: {alias!r} is also {owners[alias]}; allowed: another name"
+            owners[alias] = f"an alias of models.{model}"
+        for backend in section.backends:
+            if backend not in named:
+                allowed = ", ".join(sorted(named))
+                yield f"models.{model}.backends: there is no {backend!r}; allowed: {allowed}"
+            elif named[backend] != model:
+                yield (
+                    f"models.{model}.backends: {backend!r} serves {named[backend]!r}; "
+                    f"allowed: a backend with model {model!r}"
+                )
+        own = section.model_dump(include={"tokenizer", "max_model_len", "block_size"}, exclude_none=True)
+        engines = [name for name, one in backends.items() if one.kind == "engine" and named[name] == model]
+        if own and engines:
+            yield f"models.{model}.{min(own)}: the engine in process has this model; set engine.{min(own)}"
+        if model not in named.values():
+            served = ", ".join(sorted(set(named.values())))
+            yield f"models.{model}: no backend has this model; allowed: {served}"

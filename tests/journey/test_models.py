@@ -1,0 +1,190 @@
+"""Models with tokenizers and lengths of their own on one route: each gets a prompt that was counted for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from budgeting.counting import ChatTokenizer
+from budgeting.values import Message, Role
+from gateway.backends.port import Continue
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.values import Contract, GenerateRequest, Sampling
+from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.models import Models
+from gateway.prompts.text import ModelText
+from resilience.failures import BackendFailure, FailureKind
+from tests.budgeting.folders import CHATML, byte_level, write_folder
+from tests.journey.house import House
+
+Build = Callable[..., House]
+Ask = Callable[..., GenerateRequest]
+
+DEAD = Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))
+BOTH = {"backends": [{"name": "large"}], "fallback": ["small"]}
+LENGTH = 512
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    """Spells nearly every character as a token of its own."""
+    special = ["<|im_start|>", "<|im_end|>"]
+    folder = write_folder(
+        tmp_path_factory.mktemp("other"), byte_level(special), CHATML, eos_token="<|im_end|>"
+    )
+    return ChatTokenizer.from_folder(folder)
+
+
+@pytest.fixture
+def texts(tokenizer: ChatTokenizer, other: ChatTokenizer) -> Mapping[str, ModelText]:
+    return {
+        "large": ModelText(tokenizer, 4096, Canonicalizer()),
+        "small": ModelText(other, LENGTH, Canonicalizer(), block_size=32),
+    }
+
+
+@pytest.fixture
+def models(texts: Mapping[str, ModelText]) -> Models:
+    return Models(texts["large"], {"small": texts["small"]})
+
+
+def two(*large: Script, small: tuple[Script, ...] = (Script(),), **more: object) -> list[ScriptedBackend]:
+    return [
+        ScriptedBackend("large", scripts=large or (Script(),), model="large", **more),  # type: ignore[arg-type]
+        ScriptedBackend("small", scripts=small, model="small", **more),  # type: ignore[arg-type]
+    ]
+
+
+def talk(turns: int) -> tuple[Message, ...]:
+    said = [
+        Message((Role.USER, Role.ASSISTANT)[number % 2], f"turn {number} of ours") for number in range(turns)
+    ]
+    return (Message(Role.SYSTEM, "Be brief."), *said)
+
+
+@pytest.mark.parametrize("model", ["large", "small"])
+async def test_the_prompt_is_counted_with_the_tokenizer_of_the_model_that_answers(
+    build_house: Build, ask: Ask, models: Models, texts: Mapping[str, ModelText], model: str
+) -> None:
+    house = build_house(backends=two(), route=BOTH, models=models)
+    request = ask(contract=Contract.CHAT, model=model, messages=talk(3))
+    answer = (await house.run(request)).answer
+    assert answer is not None and answer.model == model
+    [work] = house.backends[model].calls
+    assert work.token_ids == texts[model].service.encode_chat(request.messages)
+    assert work.sampling.max_tokens == texts[model].max_model_len - len(work.token_ids)
+
+
+async def test_a_prompt_that_fits_one_model_may_be_too_long_for_another_and_the_numbers_are_given(
+    build_house: Build, ask: Ask, models: Models
+) -> None:
+    house = build_house(backends=two(), route=BOTH, models=models)
+    words = talk(101)
+    assert (await house.run(ask(contract=Contract.CHAT, model="large", messages=words))).answer is not None
+    error = (await house.run(ask(contract=Contract.CHAT, model="small", messages=words))).error
+    assert error is not None and error.code == "context_too_long"
+    assert str(LENGTH - 1) in error.message
+    assert house.left_behind() == []
+
+
+async def test_a_fallback_plans_the_prompt_for_its_own_model_and_says_what_was_cut(
+    build_house: Build, ask: Ask, models: Models, texts: Mapping[str, ModelText]
+) -> None:
+    route = {**BOTH, "budgets": {"recent_turns": 3000}}
+    house = build_house(backends=two(DEAD), route=route, models=models)
+    answer = (await house.run(ask(messages=talk(101)))).answer
+    assert answer is not None and (answer.model, answer.backend_name) == ("small", "small")
+    [sent], [first] = house.backends["small"].calls, house.backends["large"].calls
+    assert sent.token_ids == texts["small"].tokenizer.encode_chat(sent.messages)
+    assert len(sent.messages) < len(first.messages) and sent.messages[-1] == first.messages[-1]
+    assert sent.sampling.max_tokens is not None
+    assert len(sent.token_ids) + sent.sampling.max_tokens <= LENGTH
+    [warning] = answer.warnings
+    assert "planned again for small" in warning and "more turns" in warning
+    assert answer.budget.dropped_turns > 0
+    counted = answer.budget.system + answer.budget.recent_turns + answer.budget.older_summary
+    assert counted == len(sent.token_ids) == answer.usage.input_tokens
+    assert [row.model for row in house.outbox.rows] == ["small"]
+
+
+async def test_a_fallback_that_cuts_nothing_has_nothing_to_say(
+    build_house: Build, ask: Ask, models: Models
+) -> None:
+    house = build_house(backends=two(DEAD), route=BOTH, models=models)
+    answer = (await house.run(ask(messages=talk(3)))).answer
+    assert answer is not None and (answer.model, answer.warnings) == ("small", ())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"messages": talk(101)},
+        {"sampling": Sampling(max_tokens=LENGTH)},
+        {"messages": (), "raw_prompt": (5, 6, 7)},
+    ],
+    ids=["longer", "a longer answer", "another model's ids"],
+)
+async def test_a_fallback_whose_model_cannot_hold_the_prompt_is_passed_over(
+    build_house: Build, ask: Ask, models: Models, changes: dict[str, object]
+) -> None:
+    route = {"backends": [{"name": "large"}], "fallback": ["small", "degraded"]}
+    house = build_house(backends=two(DEAD), route=route, models=models)
+    answer = (await house.run(ask(**changes))).answer
+    assert answer is not None and answer.fallback is not None
+    assert answer.fallback.kind == "degraded_response"
+    assert house.backends["small"].calls == [] and house.left_behind() == []
+
+
+@pytest.mark.parametrize("continues", [Continue.TOKENS, Continue.TEXT])
+async def test_a_partial_answer_is_resumed_on_another_model_with_that_models_prompt(
+    build_house: Build,
+    ask: Ask,
+    models: Models,
+    texts: Mapping[str, ModelText],
+    continues: Continue,
+) -> None:
+    pieces = ("Vin", "land", " Saga")
+    ids = tuple(texts["large"].tokenizer.encode("Vinland Saga", add_special_tokens=False))[:1] * 3
+    whole = Script(pieces, token_ids=ids)
+    cut = replace(whole, failure=BackendFailure(FailureKind.STREAM_BROKEN, "cut"), breaks_after=1)
+    house = build_house(
+        backends=two(cut, DEAD, small=(Script(pieces),), continues=frozenset({continues})),
+        route={**BOTH, "resume": {"commit_chunks": 0}},
+        models=models,
+    )
+    sink = await house.run(ask(messages=talk(3), stream=True))
+    assert sink.answer is not None and sink.text == "Vinland Saga"
+    [rest] = house.backends["small"].calls
+    assert rest.token_ids == texts["small"].service.encode_chat(talk(3))
+    assert rest.partial is not None and rest.partial.text == "Vin"
+    spelled = texts["small"].tokenizer.encode("Vin", add_special_tokens=False)
+    assert rest.partial.token_ids == (spelled if continues is Continue.TOKENS else None)
+
+
+async def test_blocks_of_a_prefix_have_the_models_size(build_house: Build, ask: Ask, models: Models) -> None:
+    house = build_house(backends=two(), route=BOTH, models=models)
+    house = replace(
+        house,
+        journey=replace(house.journey, prefixes=type(house.journey.prefixes)(block_size=models.block_size)),
+    )
+    system = Message(Role.SYSTEM, "Follow the catalog. " * 12)
+    await house.run(ask(model="small", contract=Contract.CHAT, messages=(system, *talk(3)[1:])))
+    [record] = house.records
+    assert record.prefix_tokens is not None and record.prefix_tokens > 0 and record.prefix_tokens % 32 == 0
+
+
+async def test_the_catalogue_changes_while_requests_are_served(
+    build_house: Build, ask: Ask, models: Models, texts: Mapping[str, ModelText]
+) -> None:
+    models.remove("small")
+    house = build_house(backends=two(), route=BOTH, models=models)
+    request = ask(contract=Contract.CHAT, model="small", messages=talk(3))
+    await house.run(request)
+    models.put("small", texts["small"])
+    await house.run(structs.replace(request, request_id="req_2", generation_id="gen_2"))
+    before, after = house.backends["small"].calls
+    assert before.token_ids == texts["large"].service.encode_chat(request.messages)
+    assert after.token_ids == texts["small"].service.encode_chat(request.messages)
