@@ -96,7 +96,7 @@ async def test_a_model_that_is_not_served_is_404(connect: Any) -> None:
 
 
 async def test_without_a_tokenizer_the_caller_is_told_so(connect: Any) -> None:
-    def loading() -> Any:
+    def loading(model: str) -> Any:
         raise BackendUnavailable("the model is loading", retry_after_ms=100)
 
     async with connect(fake_services(text=loading)) as client:
