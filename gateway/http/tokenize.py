@@ -92,8 +92,8 @@ def _base_model(services: Services, caller: Caller, model: str | None) -> str:
     if model is not None:
         card = card_of(services, caller, model)
         return card.parent or card.root
-    [only, *others] = [one.id for one in services.models(caller) if one.kind is CardKind.BASE] or [""]
-    return "" if others else only
+    bases = {one.root for one in services.models(caller) if one.kind is CardKind.BASE}
+    return bases.pop() if len(bases) == 1 else ""
 
 
 def _in_parts(value: object) -> object:

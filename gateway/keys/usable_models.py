@@ -21,8 +21,11 @@ def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Se
 
     def may(card: ModelCard) -> bool:
         match card.kind:
-            case CardKind.BASE | CardKind.ALIAS:
-                return card.root in served
+            case CardKind.BASE:
+                return card.id in served
+            case CardKind.ALIAS:
+                route = revision.route_of.get(card.root)
+                return card.root in served if route is None else allowed is None or route in allowed
             case CardKind.ADAPTER:
                 named = caller.adapters is None or bool({card.id, card.root} & set(caller.adapters))
                 return named and card.parent not in elsewhere
