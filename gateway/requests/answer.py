@@ -1,5 +1,6 @@
 """The caller's answer, made of what was generated, and its usage row."""
 
+import dataclasses
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -34,6 +35,8 @@ def respond(
 ) -> Answer:
     """The backend-neutral answer."""
     completion, usage, plan = outcome.completion, outcome.completion.usage, outcome.plan
+    if stream.reasoning_tokens and not usage.reasoning_tokens:
+        usage = dataclasses.replace(usage, reasoning_tokens=min(stream.reasoning_tokens, usage.output_tokens))
     counts = plan.counts
     generated = usage.input_tokens > 0
     with_logprobs = generated and request.sampling.logprobs is not None

@@ -9,7 +9,8 @@ from gateway.backends.port import Completion, Work
 from gateway.backends.workers.errors import BadHttp, ConnectionLost
 from gateway.backends.workers.logprobs import LogprobReader
 from gateway.backends.workers.refusal import failure_in_stream
-from gateway.contracts.events import Delta
+from gateway.backends.workers.tool_deltas import ToolCallDelta, ToolCallReader
+from gateway.contracts.events import Delta, Reasoning
 from gateway.contracts.sse import EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, TokenLogprob, Usage
 from resilience.failures import BackendFailure, FailureKind
@@ -20,6 +21,7 @@ _REASONS: Mapping[str, FinishReason] = MappingProxyType(
     {
         "stop": FinishReason.STOP,
         "length": FinishReason.LENGTH,
+        "tool_calls": FinishReason.TOOL_CALLS,
         "error": FinishReason.ERROR,
     }
 )
@@ -27,6 +29,9 @@ _REASONS: Mapping[str, FinishReason] = MappingProxyType(
 
 class _Message(msgspec.Struct):
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -42,10 +47,15 @@ class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
 
+class _OutputDetails(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _OutputDetails | None = None
 
 
 class _Timings(msgspec.Struct):
@@ -70,12 +80,15 @@ class _Chunk(msgspec.Struct):
     metrics: _Metrics | None = None
 
 
+# Stands for a chunk's events where its tokens are counted as those of a text.
+_COUNTED = _Message("-")
+_WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS)
 _chunk = msgspec.json.Decoder(_Chunk).decode
 _NULL = msgspec.Raw(b"null")
 
 
 class CompletionReader:
-    """Reads one answer.
+    """Reads one answer, its reasoning and tool calls included.
 
     The chunks of one read become one delta for each text. A chunk with text counts as many tokens as it has
     ids or log-probabilities, else as one. Tokens that only the worker's usage reports come with a last, empty
@@ -97,6 +110,7 @@ class CompletionReader:
         self._fault: BadHttp | BackendFailure | None = None
         self._events = EventReader()
         self._logprobs = LogprobReader(work.sampling.logprobs or 0, token_bytes)
+        self._tools = ToolCallReader(work.generation_id)
         self._reasons: dict[int, str] = {}
         self._usage: _Usage | None = None
         self._sluice: _Sluice | None = None
@@ -141,8 +155,61 @@ class CompletionReader:
             count = 1 if ids is None else len(ids)
             self.started = True
             self._counted += count
-            return [Delta(text, count, token_ids=ids or ())]
-        return self._joined(chunks)
+            delta = Delta(text, count, token_ids=ids or ())
+            return self._after_calls([delta]) if self._tools.began else [delta]
+        return self._in_order(chunks)
+
+    def _in_order(self, chunks: list[_Chunk]) -> list[Delta]:
+        deltas: list[Delta] = []
+        plain: list[_Chunk] = []
+        for chunk in chunks:
+            if any(map(_has_events, chunk.choices or ())):
+                deltas += self._after_calls(self._joined(plain))
+                deltas += self._with_events(chunk)
+                plain = []
+            else:
+                plain.append(chunk)
+        deltas += self._after_calls(self._joined(plain))
+        if self._tools.began:
+            for index, reason in self._reasons.items():
+                if _REASONS.get(reason, FinishReason.STOP) in _WHOLE:
+                    deltas += self._tools.end(index)
+        return deltas
+
+    def _after_calls(self, deltas: list[Delta]) -> list[Delta]:
+        """The deltas; before a text its choice's open call ends."""
+        if not self._tools.began:
+            return deltas
+        return [
+            one for delta in deltas for one in (*(self._tools.end(delta.index) if delta.text else ()), delta)
+        ]
+
+    def _with_events(self, chunk: _Chunk) -> list[Delta]:
+        """The deltas of a chunk with reasoning or tool calls; its tokens come with the first of a choice."""
+        events: dict[int, list[Delta]] = {}
+        for choice in chunk.choices or ():
+            message, index = choice.delta, choice.index
+            if message is None or not _has_events(choice):
+                continue
+            found = events.setdefault(index, [])
+            if reasoning := message.reasoning or message.reasoning_content:
+                found += [*self._tools.end(index), Reasoning(reasoning, 0, index=index)]
+            if message.content:
+                found += [*self._tools.end(index), Delta(message.content, 0, index=index)]
+            for call in message.tool_calls or ():
+                found += self._tools.take(index, call)
+            choice.delta = _COUNTED
+        deltas: list[Delta] = []
+        for delta in self._joined([chunk]):
+            if delta.index not in events:
+                deltas += self._after_calls([delta])
+                continue
+            first, *others = events[delta.index] or [Delta("", 0, index=delta.index)]
+            counted = msgspec.structs.replace(
+                first, tokens=delta.tokens, logprobs=delta.logprobs, token_ids=delta.token_ids
+            )
+            deltas += [counted, *others]
+        return deltas
 
     def _joined(self, chunks: list[_Chunk]) -> list[Delta]:
         texts: dict[int, list[str]] = {}
@@ -216,22 +283,32 @@ class CompletionReader:
         usage = self._usage
         ids = [token for index in range(n) for token in self._ids.get(index, ())]
         input_tokens, output_tokens, cached_tokens = len(self._work.token_ids), self._counted + len(ids), 0
+        reasoning = 0
         if usage is not None:
             if self._work.partial is None:  # else the worker counts the partial answer as prompt
                 input_tokens = usage.prompt_tokens
             if usage.completion_tokens is not None:
                 output_tokens = usage.completion_tokens
+            if usage.completion_tokens_details is not None:
+                reasoning = min(usage.completion_tokens_details.reasoning_tokens or 0, output_tokens)
             if usage.prompt_tokens_details is not None:
                 cached_tokens = min(usage.prompt_tokens_details.cached_tokens or 0, input_tokens)
         missing = output_tokens - self._counted
         known = tuple(ids) if n == 1 and len(ids) == missing else ()
         rest = Delta("", missing, token_ids=known) if missing > 0 else None
-        first, *others = [_REASONS.get(self._reasons[index], FinishReason.STOP) for index in range(n)]
+        first, *others = [self._reason(index) for index in range(n)]
         first, wait_s = self._of_sluice(first)
         completion = Completion(
-            first, Usage(input_tokens, output_tokens, cached_tokens), wait_s, tuple(others)
+            first, Usage(input_tokens, output_tokens, cached_tokens, reasoning), wait_s, tuple(others)
         )
         return rest, completion
+
+    def _reason(self, index: int) -> FinishReason:
+        """A choice's finish reason; an answer without a call does not end for one."""
+        reason = _REASONS.get(self._reasons[index], FinishReason.STOP)
+        if reason is FinishReason.TOOL_CALLS and not self._tools.has_calls(index):
+            return FinishReason.STOP
+        return reason
 
     def _of_sluice(self, first: FinishReason) -> tuple[FinishReason, float]:
         """Finish reason and queue wait from another Sluice's extension; degraded when a fallback answered."""
@@ -247,6 +324,12 @@ class CompletionReader:
             return first, wait_s
 
 
+def _has_events(choice: _Choice) -> bool:
+    """Whether a choice has reasoning or tool calls."""
+    message = choice.delta
+    return message is not None and bool(message.tool_calls or message.reasoning or message.reasoning_content)
+
+
 def _plain_choice(chunk: _Chunk) -> _Choice | None:
     """The choice of a chunk that has a text of the first choice and nothing else; ``None`` for any other."""
     choices = chunk.choices
@@ -254,5 +337,7 @@ def _plain_choice(chunk: _Chunk) -> _Choice | None:
         return None
     choice = choices[0]
     if choice.index or choice.finish_reason is not None or choice.logprobs != _NULL:
+        return None
+    if _has_events(choice):
         return None
     return choice if (choice.delta.content if choice.delta is not None else choice.text) else None

@@ -1,0 +1,115 @@
+"""The tool calls in a worker's stream of chunks as events; sans-I/O.
+
+What has one meaning is mended: a name or id that is repeated, an empty piece, a missing id or index, indices
+with gaps, several calls under one index, a call without arguments.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from budgeting.values import ToolKind
+from gateway.backends.workers.errors import BadHttp
+from gateway.contracts.events import Delta, ToolArgs, ToolBegin, ToolEnd
+
+
+class _Called(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct):
+    """One entry of a chunk's ``tool_calls``."""
+
+    index: int | None = None
+    id: str | None = None
+    function: _Called | None = None
+    custom: _Called | None = None
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of one choice; ``index`` and ``id`` are the worker's."""
+
+    index: int | None
+    id: str | None
+    name: str
+    kind: ToolKind
+    empty: bool = True
+    open: bool = True
+
+
+class ToolCallReader:
+    """Reads the calls of one answer.
+
+    Args:
+        generation_id: unique, for the ids of calls that have none.
+
+    Attributes:
+        began: whether there is a call.
+    """
+
+    def __init__(self, generation_id: str) -> None:
+        self._generation_id = generation_id
+        self._calls: dict[int, list[_Call]] = {}
+        self._ids: set[str] = set()
+        self.began = False
+
+    def take(self, choice: int, delta: ToolCallDelta) -> list[Delta]:
+        """The events of one entry. Raises BadHttp when it belongs to no call, or to one that has ended."""
+        calls = self._calls.setdefault(choice, [])
+        called = delta.function or delta.custom or _Called()
+        kind = ToolKind.FUNCTION if delta.custom is None else ToolKind.CUSTOM
+        number = self._number(calls, delta, called)
+        events: list[Delta] = []
+        if number == len(calls):
+            if not called.name:
+                raise BadHttp(f"tool call {number} of the stream has no name")
+            self.began = True
+            events += self.end(choice)
+            calls.append(_Call(delta.index, delta.id, called.name, kind))
+            events.append(
+                ToolBegin(called.name, 0, index=choice, call=number, id=self._id(delta.id), kind=kind)
+            )
+        call = calls[number]
+        text = called.arguments if kind is ToolKind.FUNCTION else called.input
+        if called.name and called.name != call.name:
+            raise BadHttp(f"tool call {number} of the stream has two names")
+        if text:
+            if not call.open:
+                raise BadHttp(f"tool call {number} of the stream goes on after it has ended")
+            call.empty = False
+            events.append(ToolArgs(text, 0, index=choice, call=number))
+        return events
+
+    def end(self, choice: int) -> list[Delta]:
+        """The choice's open call has ended, since something else follows or the choice is whole."""
+        calls = self._calls.get(choice)
+        if not calls or not calls[-1].open:
+            return []
+        number, call = len(calls) - 1, calls[-1]
+        call.open = False
+        events: list[Delta] = []
+        if call.empty and call.kind is ToolKind.FUNCTION:
+            events.append(ToolArgs("{}", 0, index=choice, call=number))
+        return [*events, ToolEnd("", 0, index=choice, call=number)]
+
+    def has_calls(self, choice: int) -> bool:
+        """Whether the choice has a call."""
+        return bool(self._calls.get(choice))
+
+    def _number(self, calls: list[_Call], delta: ToolCallDelta, called: _Called) -> int:
+        """The number of the entry's call; that of the next one when the entry begins a call."""
+        same = [number for number, call in enumerate(calls) if call.index == delta.index]
+        number = same[-1] if same else len(calls) if delta.index is not None else len(calls) - 1
+        if number < 0:
+            return 0
+        other_id = number < len(calls) and delta.id and calls[number].id and delta.id != calls[number].id
+        return len(calls) if other_id and called.name else number
+
+    def _id(self, given: str | None) -> str:
+        """The worker's id; one made here where there is none, or another call has it."""
+        made = given if given and given not in self._ids else f"call_{self._generation_id}_{len(self._ids)}"
+        self._ids.add(made)
+        return made

@@ -1,0 +1,187 @@
+"""Tool calls and reasoning in a worker's stream: read into legal events, mended, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from budgeting.values import ToolCall, ToolKind
+from gateway.backends.port import Completion, Work
+from gateway.backends.workers.answer import CompletionReader
+from gateway.backends.workers.errors import BadHttp
+from gateway.contracts.dialect import ParsedRequest
+from gateway.contracts.events import AnswerFold, Delta
+from gateway.contracts.openai_stream import OpenAIDialect
+from gateway.contracts.values import FinishReason, Sampling
+from tests.answer_events import EventSequence, answers
+from tests.contracts.test_event_writers import whole
+from tests.contracts.test_stream_frames import REQUEST
+
+
+def read(stream: bytes, *, n: int = 1, cuts: Sequence[int] = ()) -> tuple[list[Delta], Completion]:
+    """The events of a stream that arrives in pieces, and its completion."""
+    reader = CompletionReader(Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=64, n=n)), lambda token: b"")
+    deltas: list[Delta] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        deltas += reader.feed(stream[start:end])
+        reader.check()
+    rest, completion = reader.finish()
+    return (deltas if rest is None else [*deltas, rest]), completion
+
+
+def folded(deltas: Sequence[Delta], completion: Completion, n: int = 1) -> AnswerFold:
+    fold = AnswerFold(n)
+    for delta in deltas:
+        fold.take(delta)
+    fold.end([completion.finish_reason, *completion.others])
+    return fold
+
+
+def stream_of(*deltas: dict[str, Any], reason: str = "tool_calls", **usage: Any) -> bytes:
+    chunks: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+    if usage:
+        chunks.append({"choices": [], "usage": usage})
+    return (
+        b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
+    )
+
+
+def calls(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {"tool_calls": list(entries)}
+
+
+def begin(name: str, index: int | None = 0, id: str | None = "c1", arguments: str = "") -> dict[str, Any]:
+    entry = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def piece(arguments: str, index: int | None = 0, **more: Any) -> dict[str, Any]:
+    entry = {"index": index, "function": {"arguments": arguments}, **more}
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+@given(answers(), st.data())
+def test_what_sluice_writes_a_sluice_reads_in_any_pieces(
+    sequence: EventSequence, data: st.DataObject
+) -> None:
+    frames = OpenAIDialect(chat=True).frames(ParsedRequest(REQUEST))
+    written = [
+        frames.delta(one.text, one.index) if type(one) is Delta else frames.event(one)
+        for one in sequence.events
+    ]
+    stream = frames.opening + b"".join(written) + frames.finish(whole(sequence))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=6)))
+    n = len(sequence.reasons)
+    deltas, completion = read(stream, n=n, cuts=cuts)
+    fold = folded(deltas, completion, n)
+    for index in range(n):
+        assert fold.text(index) == sequence.text(index)
+        assert fold.reasoning(index) == sequence.reasoning(index)
+        assert fold.tool_calls(index) == sequence.tool_calls(index)
+    assert (completion.finish_reason, *completion.others) == sequence.reasons
+
+
+WHOLE = (ToolCall("c1", "stock", '{"a":1}'),)
+MADE = (ToolCall("call_gen_1_0", "stock", '{"a":1}'),)
+TWO = (*WHOLE, ToolCall("c2", "order", "{}"))
+
+
+@pytest.mark.parametrize(
+    ("deltas", "expected"),
+    [
+        ([calls(begin("stock")), calls(piece('{"a":')), calls(piece("1}"))], WHOLE),
+        ([calls(begin("stock", arguments='{"a":1}'))], WHOLE),
+        ([calls(begin("stock")), calls(begin("stock", arguments='{"a":1}'))], WHOLE),
+        ([calls(begin("stock")), calls(piece("")), calls(piece('{"a":1}', id="c1"))], WHOLE),
+        ([calls(begin("stock", id=None)), calls(piece('{"a":1}'))], MADE),
+        ([calls(begin("stock", index=None)), calls(piece('{"a":1}', index=None))], WHOLE),
+        ([calls(begin("stock", index=1)), calls(piece('{"a":1}', index=1))], WHOLE),
+        ([calls(begin("stock", arguments='{"a":1}'), begin("order", 1, "c2"))], TWO),
+        ([calls(begin("stock", arguments='{"a":1}')), calls(begin("order", 0, "c2", "{}"))], TWO),
+        ([calls(begin("stock", arguments='{"a":1}')), calls(begin("order", None, "c2", "{}"))], TWO),
+        (
+            [calls(begin("stock", arguments='{"a":1}')), calls(begin("order", 1, "c1", "{}"))],
+            (*WHOLE, ToolCall("call_gen_1_1", "order", "{}")),
+        ),
+        (
+            [calls({"index": 0, "id": "c1", "type": "custom", "custom": {"name": "x", "input": "a b"}})],
+            (ToolCall("c1", "x", "a b", ToolKind.CUSTOM),),
+        ),
+    ],
+    ids=[
+        "in pieces", "at once", "doubled name", "empty piece and repeated id", "no id", "no index",
+        "first index 1", "two in a chunk, one without arguments", "two under one index",
+        "second without index", "one id for two", "custom",
+    ],
+)  # fmt: skip
+def test_what_has_one_meaning_is_mended(deltas: list[dict[str, Any]], expected: tuple[ToolCall, ...]) -> None:
+    found = folded(*read(stream_of(*deltas)))
+    assert found.tool_calls() == expected
+
+
+@pytest.mark.parametrize(
+    ("deltas", "said"),
+    [
+        ([calls(piece("{}"))], "tool call 0 of the stream has no name"),
+        ([calls(begin("")), calls(piece("{}"))], "tool call 0 of the stream has no name"),
+        ([calls(begin("stock")), calls(begin("order"))], "tool call 0 of the stream has two names"),
+        (
+            [calls(begin("stock"), begin("order", 1, "c2")), calls(piece("{}", 0))],
+            "tool call 0 of the stream goes on after it has ended",
+        ),
+        (
+            [calls(begin("stock")), {"content": "Hm."}, calls(piece("{}", 0))],
+            "tool call 0 of the stream goes on after it has ended",
+        ),
+    ],
+)
+def test_what_has_no_one_meaning_is_refused_by_name(deltas: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(BadHttp, match=said):
+        read(stream_of(*deltas))
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_reasoning_is_read_from_either_field(field: str) -> None:
+    stream = stream_of({field: "Hm. "}, {field: "Well."}, {"content": "Yes."}, reason="stop")
+    fold = folded(*read(stream))
+    assert (fold.reasoning(), fold.text()) == ("Hm. Well.", "Yes.")
+
+
+def test_reasoning_in_both_fields_is_read_once() -> None:
+    stream = stream_of({"reasoning": "Hm.", "reasoning_content": "Hm."}, {"content": "Yes."}, reason="stop")
+    assert folded(*read(stream)).reasoning() == "Hm."
+
+
+def test_a_call_that_is_cut_by_the_length_stays_open() -> None:
+    deltas, completion = read(stream_of(calls(begin("stock", arguments='{"a')), reason="length"))
+    fold = folded(deltas, completion)
+    assert completion.finish_reason is FinishReason.LENGTH
+    assert fold.in_call()
+    assert fold.tool_calls()[0].arguments == '{"a'
+
+
+def test_tool_calls_as_the_end_of_an_answer_without_a_call_is_a_plain_end() -> None:
+    _, completion = read(stream_of({"content": "Yes."}))
+    assert completion.finish_reason is FinishReason.STOP
+
+
+def test_every_token_is_counted_once() -> None:
+    stream = stream_of(
+        {"reasoning": "Hm."},
+        {"content": "Yes."},
+        calls(begin("stock")),
+        calls(piece('{"a":1}')),
+        prompt_tokens=3,
+        completion_tokens=9,
+        completion_tokens_details={"reasoning_tokens": 2},
+    )
+    deltas, completion = read(stream)
+    assert sum(delta.tokens for delta in deltas) == 9
+    assert completion.usage.output_tokens == 9
+    assert completion.usage.reasoning_tokens == 2
