@@ -59,7 +59,8 @@ NO_BUDGET = Budget()
 class KeyRecord:
     """A key's properties, from which the key cannot be derived. ``routes`` and ``adapters`` (aliases
     included) are those that it may use, ``None`` all; ``max_priority`` caps its requests' priorities;
-    ``expires_at`` is Unix seconds; ``org`` is the tenant's organization.
+    ``tools``: whether they may have tools; ``expires_at`` is Unix seconds; ``org`` is the tenant's
+    organization.
     """
 
     key_id: str
@@ -72,6 +73,7 @@ class KeyRecord:
     expires_at: float | None = None
     org: str | None = None
     budget: Budget = NO_BUDGET
+    tools: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,7 @@ class KeyBody(Body):
     max_priority: Priority | None = None
     routes: _Names | None = None
     adapters: _Names | None = None
+    tools: bool = True
     limits: KeyLimitsBody = KeyLimitsBody()
     budget: BudgetBody = BudgetBody()
     # A time as text, or seconds since 1970.
@@ -85,6 +86,7 @@ class KeyShown(TypedDict):
     max_priority: int
     routes: list[str] | None
     adapters: list[str] | None
+    tools: bool
     limits: dict[str, int]
     budget: dict[str, float]
     expires_at: str | None
@@ -140,6 +142,7 @@ class KeyAdmin:
             expires_at,
             given.org,
             budget_of(given.budget.usd_per_day, given.budget.usd_per_month),
+            given.tools,
         )
         key = StoredKey(record, secret.prefix, secret.salt, secret.digest, given.comment, who, now)
         if self.ring.get(record.key_id) is not None:
@@ -176,6 +179,7 @@ class KeyAdmin:
             "max_priority": record.max_priority,
             "routes": None if record.routes is None else list(record.routes),
             "adapters": None if record.adapters is None else list(record.adapters),
+            "tools": record.tools,
             "limits": {name: limit for name, limit in asdict(record.limits).items() if limit is not None},
             "budget": {
                 kind.name: amount / NANOUSD

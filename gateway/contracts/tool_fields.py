@@ -71,33 +71,33 @@ class ToolChoiceBody(Body):
     allowed_tools: AllowedToolsBody | None = None
 
 
-class CalledFunction(Body):
+class HistoryFunction(Body):
     """A function's name, and its arguments as JSON text."""
 
     name: Name
     arguments: Text | None = None
 
 
-class CalledCustom(Body):
+class HistoryCustom(Body):
     """A custom tool's name and input."""
 
     name: Name
     input: Text
 
 
-class CallBody(Body):
+class HistoryCall(Body):
     """One of an assistant message's ``tool_calls``; ``index`` is from a stream and says nothing here."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"index": (ANYTHING,)}
     id: Name
     type: Literal["function", "custom"] = "function"
-    function: CalledFunction | None = None
-    custom: CalledCustom | None = None
+    function: HistoryFunction | None = None
+    custom: HistoryCustom | None = None
 
 
 Tools = TypeAliasType("Tools", Annotated[list[ToolBody], Field(max_length=MAX_TOOLS, fail_fast=True)])
-Calls = TypeAliasType("Calls", Annotated[list[CallBody], Field(max_length=MAX_CALLS, fail_fast=True)])
-Choice = Annotated[
+Calls = TypeAliasType("Calls", Annotated[list[HistoryCall], Field(max_length=MAX_CALLS, fail_fast=True)])
+ChoiceField = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("~text")] | Annotated[ToolChoiceBody, Tag("~object")],
     Field(union_mode="left_to_right"),
 ]
@@ -107,7 +107,7 @@ class ToolFields(Body):
     """The fields of both contracts that say which tools there are, and how the model thinks."""
 
     tools: Tools | None = None
-    tool_choice: Choice | None = None
+    tool_choice: ChoiceField | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -17,7 +17,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.formats import bounded_schema
 from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.tool_fields import (
-    CallBody,
+    HistoryCall,
     CallFields,
     FunctionBody,
     ToolBody,
@@ -92,7 +92,7 @@ def to_tools(bodies: Sequence[ToolBody]) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def to_calls(bodies: Sequence[CallBody], at: str) -> tuple[ToolCall, ...]:
+def to_calls(bodies: Sequence[HistoryCall], at: str) -> tuple[ToolCall, ...]:
     """The calls of the message whose ``tool_calls`` are at ``at``."""
     calls = []
     for index, one in enumerate(bodies):

@@ -43,7 +43,8 @@ class FinishReason(StrEnum):
 class Caller:
     """Who asks: derived from the key, never from the body.
 
-    ``routes`` and ``adapters`` are those that the key may use; ``None``: all. ``by_front``: ``tenant`` and
+    ``routes`` and ``adapters`` are those that the key may use; ``None``: all. ``tools``: whether it may
+    have tools. ``by_front``: ``tenant`` and
     ``org`` were named by another Sluice, which bills them. Only requests of one ``cache_salt`` share cached
     prefixes; by default that is the tenant.
     """
@@ -59,6 +60,7 @@ class Caller:
     by_front: bool = False
     own_salt: str | None = None
     budget: Budget = NO_BUDGET
+    tools: bool = True
 
     @property
     def cache_salt(self) -> str:

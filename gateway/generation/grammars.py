@@ -53,7 +53,15 @@ class GrammarChecks:
         self._queues: dict[str, _Queue] = {}
 
     async def checked(self, request: GenerateRequest) -> GenerateRequest:
-        """The request, with the size of its shape's grammar. Raises as :meth:`check`."""
+        """The request, with the size of its shape's grammar. Raises as :meth:`check`.
+
+        The parameters of strict tools are checked as schemas of an answer are.
+        """
+        for index, tool in enumerate(request.tools):
+            if tool.strict and tool.parameters is not None:
+                param = f"tools.{index}.function.parameters"
+                schema = ResponseFormat(FormatType.JSON_SCHEMA, tool.parameters, param)
+                await self.check(schema, request.caller.tenant)
         shape = await self.check(request.response_format, request.caller.tenant)
         return (
             request if shape is request.response_format else structs.replace(request, response_format=shape)

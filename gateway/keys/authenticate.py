@@ -40,6 +40,7 @@ class Keys:
                 record.limits,
                 record.org,
                 budget=record.budget,
+                tools=record.tools,
             )
         if bearer is None:
             raise MissingKey("send a key as 'Authorization: Bearer KEY'")

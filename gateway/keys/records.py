@@ -33,6 +33,7 @@ class Made(msgspec.Struct, tag="made", forbid_unknown_fields=True, omit_defaults
     org: str | None = None
     nanousd_per_day: int | None = None
     nanousd_per_month: int | None = None
+    tools: bool = True
 
 
 class Revoked(msgspec.Struct, tag="revoked", omit_defaults=True):
@@ -64,6 +65,7 @@ def made_data(key: StoredKey) -> bytes:
             record.org,
             record.budget.nanousd_per_day,
             record.budget.nanousd_per_month,
+            record.tools,
         )
     )
 
@@ -90,6 +92,7 @@ def key_event(record: Record) -> StoredKey | Revoked:
             event.expires_at,
             event.org,
             Budget(event.nanousd_per_day, event.nanousd_per_month),
+            event.tools,
         ),
         event.prefix,
         event.salt,

@@ -147,7 +147,7 @@ def make_revision(
     if faults:
         raise RoutingFileError("\n".join(f"{source}: {fault}" for fault in faults))
     routes = {name: _freeze(name, route, known.limits) for name, route in config.routes.items()}
-    route_of = {model: name for name, route in routes.items() for model in route.models}
+    route_of = {model: name for name, route in config.routes.items() for model in route.models}
     frozen = MappingProxyType(routes)
     return Revision(number, frozen, openai_route, author, comment, MappingProxyType(route_of))
 

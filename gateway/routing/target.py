@@ -11,6 +11,7 @@ from adapters.errors import AdapterError
 from adapters.registry import AdapterRegistry
 from adapters.values import Selection
 from gateway.backends.port import Fleet
+from gateway.contracts.features import Feature
 from gateway.contracts.values import CallerRole, Contract, GenerateRequest
 from gateway.errors import Forbidden, GatewayError, UnknownModel, UnknownRoute
 from gateway.routing.rank import weights_serving
@@ -65,6 +66,8 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
         model = fleet.aliases.get(model, model)
         selected = revision.route_of.get(model)
     name = request.route or selected or (DEFAULT_ROUTE if native else revision.openai_route)
+    if Feature.TOOLS in request.needs and not request.caller.tools:
+        raise Forbidden("the key may not use tools; allowed: requests without", param="tools")
     allowed = request.caller.routes
     if allowed is not None and name not in allowed:
         raise Forbidden(f"the key may not use route {name!r}; allowed: {', '.join(allowed)}", param="route")

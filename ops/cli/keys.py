@@ -43,6 +43,7 @@ def create(
     adapter: Annotated[
         list[str] | None, typer.Option(help="An adapter or alias that it may use, repeatable; default: all.")
     ] = None,
+    tools: Annotated[bool, typer.Option(help="Whether its requests may have tools.")] = True,
     expires: Annotated[
         str | None, typer.Option(metavar="TIME", help="ISO 8601 with an offset, as 2027-01-31T00:00:00Z.")
     ] = None,
@@ -64,6 +65,7 @@ def create(
         max_priority=max_priority,
         routes=route or None,
         adapters=adapter or None,
+        tools=tools,
         limits={name: limit for name, limit in limits.items() if limit is not None},
         budget={name: limit for name, limit in budget.items() if limit is not None},
         expires_at=expires,
@@ -96,7 +98,9 @@ def _print_keys(console: Console, found: Any) -> None:
             one["tenant"],
             one["role"],
             one["max_priority"],
-            ", ".join((*(one["routes"] or ()), *(one["adapters"] or ()))),
+            ", ".join(
+                (*(one["routes"] or ()), *(one["adapters"] or ()), *(() if one["tools"] else ("no tools",)))
+            ),
             ", ".join(
                 f"{name} {used.get(name, 0):.15g} of {limit:.15g}"
                 for limits, used in ((one["limits"], one["used"]), (one["budget"], one["spent"]))

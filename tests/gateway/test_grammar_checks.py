@@ -6,13 +6,22 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import psutil
 import pytest
 
 from benchmarks.grammar_bombs import HOSTILE, verdict
 from benchmarks.ordinary_shapes import ORDINARY
-from gateway.contracts.values import FormatType, ResponseFormat
+from budgeting.values import Tool
+from gateway.contracts.values import (
+    Caller,
+    CallerRole,
+    Contract,
+    FormatType,
+    GenerateRequest,
+    ResponseFormat,
+)
 from gateway.errors import BackendUnavailable, GrammarTooComplex, InvalidRequest
 from gateway.generation.grammars import MAX_WAITING_PER_TENANT, WORK, GrammarChecks
 from gateway.limited.process import LimitedProcess, Limits, NoProcess
@@ -75,6 +84,21 @@ async def test_a_malformed_shape_and_one_over_a_bound_name_the_field(checks: Gra
     with pytest.raises(GrammarTooComplex, match=r"response_format\.json_schema is too complex: ") as bomb:
         await checks.check(ResponseFormat(FormatType.JSON_SCHEMA, BOMB, "response_format.json_schema"), "a")
     assert (bomb.value.status, bomb.value.param) == (400, "response_format.json_schema")
+
+
+async def test_the_schemas_of_strict_tools_are_checked_and_others_are_not(checks: GrammarChecks) -> None:
+    tools = (Tool("loose", parameters=BOMB), Tool("strict", parameters='{"type":"object"}', strict=True))
+    request = a_request(tools=tools)
+    assert await checks.checked(request) is request
+    bomb = Tool("bomb", parameters=BOMB, strict=True)
+    with pytest.raises(GrammarTooComplex) as refused:
+        await checks.checked(a_request(tools=(*tools, bomb)))
+    assert refused.value.param == "tools.2.function.parameters"
+
+
+def a_request(**fields: Any) -> GenerateRequest:
+    caller = Caller("a", CallerRole.CALLER, "key_1")
+    return GenerateRequest("req", "gen", Contract.CHAT, caller, 0.0, 0, **fields)
 
 
 async def test_leaving_kills_what_was_asked_for() -> None:

@@ -26,6 +26,7 @@ SHOWN: dict[str, Any] = {
     "max_priority": 0,
     "routes": None,
     "adapters": None,
+    "tools": True,
     "limits": {},
     "budget": {},
     "expires_at": None,
