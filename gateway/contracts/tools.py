@@ -17,9 +17,9 @@ from gateway.contracts.features import Feature
 from gateway.contracts.formats import bounded_schema
 from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.tool_fields import (
-    HistoryCall,
     CallFields,
     FunctionBody,
+    HistoryCall,
     ToolBody,
     ToolChoiceBody,
     ToolFields,
