@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import islice
 
+from tenacity import AsyncRetrying, RetryCallState, wait_exponential
+
 from accounting.events import LossReason, RowsLost, RowsWritten, WriteFailed
 from accounting.journal import PendingRow
 from accounting.options import LedgerOptions
@@ -134,18 +136,27 @@ class Writer:
         ended: Callable[[], bool],
     ) -> bool:
         """Call ``write`` until it succeeds, with growing pauses after failures; ``False`` when ``ended``."""
-        pause_s = self._options.first_retry_s
-        while not ended():
-            try:
-                await write()
-            except Exception as error:
-                self.failed(error)
-            else:
-                return True
-            if not ended():
-                await rest(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_RETRY_S)
-        return False
+        if ended():
+            return False
+        try:
+            await write()
+        except Exception as error:
+            self.failed(error)
+        else:
+            return True
+        # Made only after a failure: the library inspects its callable at each call.
+        await rest(self._options.first_retry_s)
+        retrying = AsyncRetrying(
+            sleep=rest,
+            wait=wait_exponential(multiplier=2 * self._options.first_retry_s, max=LONGEST_RETRY_S),
+            stop=lambda _: ended(),
+            after=self._failed_try,
+            # stopped: the rows stay in the outbox for the next flush
+            retry_error_callback=lambda _: False,
+        )
+        if ended():
+            return False
+        return await retrying(write) is not False
 
     async def _write_batch(self) -> None:
         async with self.turn, self._bounded():
@@ -208,3 +219,8 @@ class Writer:
         self.lost += len(rows)
         named = tuple(row.generation_id for row in rows[:MAX_NAMED])
         self._options.emit(RowsLost(len(rows), reason, named, self._options.unix_time()))
+
+    def _failed_try(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        if error is not None:
+            self.failed(error)
