@@ -16,9 +16,10 @@ class UsageRow(msgspec.Struct, frozen=True):
     """What one generation used; the unit of billing. Change one with ``msgspec.structs.replace``.
 
     ``started_at`` is Unix time in seconds. ``fallback`` is the fallback target that answered, if the intended
-    backend did not. ``input_tokens``, ``output_tokens`` and ``cached_tokens`` (a part of the input) are what
-    the engine counted, and ``cost_nanousd`` (10⁻⁹ US dollars, by ``price_version`` of the price book) is
-    their cost to the operator. The ``billable`` ones are the tenant's: zero for an undelivered answer and for
+    backend did not. ``input_tokens``, ``output_tokens``, ``cached_tokens`` (a part of the input) and
+    ``reasoning_tokens`` (a part of the output) are what the engine counted, and ``cost_nanousd`` (10⁻⁹ US
+    dollars, by ``price_version`` of the price book) is their cost to the operator. The ``billable`` ones are
+    the tenant's: zero for an undelivered answer and for
     every other kind than ``request``.
     """
 
@@ -52,6 +53,8 @@ class UsageRow(msgspec.Struct, frozen=True):
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    tool_calls: int = 0
     billable_input_tokens: int = 0
     billable_output_tokens: int = 0
     billable_cached_tokens: int = 0

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from admission.events import Admitted, FirstToken, RefusedEvent
 from observability.admission_metrics import AdmissionMetrics
 from observability.event_metrics import EventMetrics, Update
-from observability.events import RequestRecord
+from observability.events import RequestRecord, ToolCallCounts
 from observability.histogram import Histogram
 from observability.labels import OTHER, Bounded, counted
 from observability.prompt_metrics import PromptMetrics
@@ -59,6 +59,8 @@ TIMES = (
 COUNTS = (
     ("sluice_tokens_total", "Tokens of answers, as the backend counted.", "kind",
      {"input": "input_tokens", "output": "output_tokens", "cached": "cached_tokens"}),
+    ("sluice_tool_calls_total", "Calls of tools in answers, by what became of them.", "outcome",
+     {one: f"tool_calls.{one}" for one in ToolCallCounts.__struct_fields__}),
     ("sluice_budget_dropped_total", "What the token budget left out.", "what",
      {"chunks": "dropped_chunks", "turns": "dropped_turns"}),
     ("sluice_budget_shortened_total",

@@ -17,7 +17,7 @@ from gateway.contracts.values import Answer, BudgetReport, Fallback, Timings, To
 from gateway.errors import PublicError
 
 
-class CallBody(TypedDict):
+class NativeCall(TypedDict):
     """A call of a tool; ``arguments`` is JSON, or with ``kind`` ``custom`` the input of a custom tool."""
 
     id: str
@@ -35,7 +35,7 @@ class AnswerBody(TypedDict):
     trace_id: str
     output_text: NotRequired[str]
     reasoning: NotRequired[str]
-    tool_calls: NotRequired[list[CallBody]]
+    tool_calls: NotRequired[list[NativeCall]]
     finish_reason: str
     usage: Usage
     timings: Timings
@@ -123,8 +123,8 @@ def answer_json(answer: Answer) -> bytes:
     return orjson.dumps(body)
 
 
-def _call_body(call: ToolCall) -> CallBody:
-    body: CallBody = {"id": call.id, "name": call.name, "arguments": call.arguments}
+def _call_body(call: ToolCall) -> NativeCall:
+    body: NativeCall = {"id": call.id, "name": call.name, "arguments": call.arguments}
     if call.kind is not ToolKind.FUNCTION:
         body["kind"] = call.kind
     return body

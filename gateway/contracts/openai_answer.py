@@ -56,14 +56,14 @@ ReasoningField = Literal["reasoning", "reasoning_content"]
 REASONING_FIELDS: Final[tuple[ReasoningField, ...]] = ("reasoning", "reasoning_content")
 
 
-class CalledFunction(TypedDict):
+class FunctionCallBody(TypedDict):
     """The function of a call; ``arguments`` is JSON text."""
 
     name: NotRequired[str]
     arguments: str
 
 
-class CalledCustom(TypedDict):
+class CustomCallBody(TypedDict):
     """The custom tool of a call; ``input`` is free text."""
 
     name: NotRequired[str]
@@ -76,8 +76,8 @@ class ToolCallBody(TypedDict):
     index: NotRequired[int]
     id: NotRequired[str]
     type: NotRequired[str]
-    function: NotRequired[CalledFunction]
-    custom: NotRequired[CalledCustom]
+    function: NotRequired[FunctionCallBody]
+    custom: NotRequired[CustomCallBody]
 
 
 class AssistantMessage(TypedDict):

@@ -59,6 +59,7 @@ class AnswerStream:
         admission_wait_s: time in admission's queues, those that refused the request in the end included.
         queue_wait_s: time in the backend's own queue.
         resumes: where other calls resumed the answer, in order.
+        ended: whether the answer's events were checked at its end; not needed for text alone.
         call_outcomes: number of tool calls, by outcome.
         steps: what was done for the answer, for the trace.
     """
@@ -89,6 +90,7 @@ class AnswerStream:
         self._logprobs: dict[int, list[TokenLogprob]] = {}
         self._sent_logprobs = 0
         self._events: AnswerFold | None = None
+        self.ended = False
         self.tokens = 0
         self.reasoning_tokens = 0
         self.cached_tokens = 0
@@ -251,6 +253,13 @@ class AnswerStream:
         """One choice's calls so far."""
         return () if self._events is None else self._events.tool_calls(index)
 
+    @property
+    def call_count(self) -> int:
+        """The number of tool calls so far, of all choices."""
+        if self._events is None:
+            return 0
+        return sum([len(self._events.tool_calls(index)) for index in range(self._choices)])
+
     def in_call(self, index: int = 0) -> bool:
         """Whether a call of the choice has not ended."""
         return self._events is not None and self._events.in_call(index)
@@ -261,6 +270,7 @@ class AnswerStream:
             (self._events or AnswerFold(self._choices)).end(reasons)
         except IllegalEvent as error:
             raise _illegal(error) from None
+        self.ended = True
 
     def logprobs(self, index: int = 0) -> tuple[TokenLogprob, ...]:
         """One choice's log-probabilities so far."""

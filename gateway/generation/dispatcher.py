@@ -186,6 +186,7 @@ async def _checked(
         return completion
     # A greedy request would only generate the same again.
     again = again and not stream.committed and work.sampling.temperature != 0.0
+    found: list[CallOutcome] = []
     tools = stream.origin.plan.tools if stream.origin is not None else ()
     for index, reason in enumerate(reasons):
         calls = stream.tool_calls(index)
@@ -196,11 +197,12 @@ async def _checked(
         if fault is not None and again:
             stream.call_outcomes[CallOutcome.RETRIED] += len(calls)
             raise BackendFailure(FailureKind.DEGENERATE_OUTPUT, fault)
-        stream.call_outcomes.update(outcomes)
+        found += outcomes
         if fault is not None and reason in WHOLE_REASONS:
             reasons[index] = FinishReason.ERROR
             attempts.note(f"choice {index} ended with an error: {fault}" if index else fault)
     stream.end(reasons)
+    stream.call_outcomes.update(found)
     first, *others = reasons
     return replace(completion, finish_reason=first, others=tuple(others))
 

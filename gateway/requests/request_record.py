@@ -18,12 +18,13 @@ from gateway.contracts.openai_answer import sent_status
 from gateway.contracts.values import Answer, GenerateRequest
 from gateway.errors import Internal, PublicError
 from gateway.generation.answer_stream import AnswerStream
+from gateway.generation.tool_calls import CallOutcome
 from gateway.prompts.canonical import Canonical
 from gateway.prompts.prefixes import Prefix
 from gateway.requests.timing import StageTimer
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target
-from observability.events import RequestRecord
+from observability.events import NO_CALLS, RequestRecord, ToolCallCounts
 from observability.trace_facts import Content, TraceFacts
 from observability.tracing import RootSpan, Tracing
 
@@ -163,6 +164,7 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
             input_tokens=answer.usage.input_tokens if answer else 0,
             output_tokens=answer.usage.output_tokens if answer else stream.tokens,
             cached_tokens=answer.usage.cached_tokens if answer else stream.cached_tokens,
+            tool_calls=self._tool_calls(),
             queue_wait_ms=queue_wait_ms if stream.started_at is not None else None,
             ttft_ms=self._timer.at_ms(stream.first_at),
             generation_ms=self._generation_ms(queue_wait_ms),
@@ -189,6 +191,17 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
             if bill and bill.price_version is not None and bill.kind != "front"
             else None,
         )
+
+    def _tool_calls(self) -> ToolCallCounts:
+        """The calls by outcome; those of an answer that was not checked were cut or lost."""
+        stream = self._stream
+        if stream.events is None and not stream.call_outcomes:
+            return NO_CALLS
+        counts = {outcome.value: number for outcome, number in stream.call_outcomes.items()}
+        if not stream.ended and stream.call_count:
+            unchecked = CallOutcome.FAILED if self._answer is None else CallOutcome.CUT
+            counts[unchecked.value] = counts.get(unchecked.value, 0) + stream.call_count
+        return ToolCallCounts(**counts)
 
     def _generation_ms(self, queue_wait_ms: float) -> float | None:
         """Time in backends without queues: the admission of the first backend is a stage of its own."""

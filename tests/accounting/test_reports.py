@@ -190,6 +190,17 @@ async def test_a_table_from_before_the_migrations_keeps_its_rows_and_bills_them_
     assert await run_sql(bare, "SELECT hour FROM generations WHERE generation_id = 'old'") == [(472_223,)]
 
 
+async def test_a_gateway_of_the_version_before_tool_calls_can_still_write(bare: str) -> None:
+    async with holding(bare, used("new", "acme", tool_calls=2, reasoning_tokens=3)) as ledger:
+        columns = ", ".join(
+            name for name in UsageRow.__struct_fields__ if name not in ("reasoning_tokens", "tool_calls")
+        )
+        kept = columns.replace("generation_id", "'old'", 1)
+        await run_sql(bare, f"INSERT INTO generations ({columns}, hour) SELECT {kept}, hour FROM generations")
+        found = {one.generation_id: (one.tool_calls, one.reasoning_tokens) for one in await ledger.rows()}
+    assert found == {"old": (0, 0), "new": (2, 3)}
+
+
 async def test_many_that_start_together_make_the_tables_once(bare: str) -> None:
     stores = [GenerationStore(bare) for _ in range(6)]
     for store in stores:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from budgeting.values import ToolCall
+from budgeting.values import Tool, ToolCall
 from gateway.backends.port import Continue
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import FinishReason, GenerateRequest, Sampling
+from observability.events import ToolCallCounts
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.house import House, RecordingSink
 
@@ -214,3 +215,63 @@ async def test_events_out_of_order_are_an_error_and_never_reach_the_caller(
     assert sink.error is not None
     assert illegal[-1] not in sink.deltas
     assert house.left_behind() == []
+
+
+STOCK = '{"type": "object", "properties": {"item": {"type": "integer"}}, "required": ["item"]}'
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_arguments_that_break_a_strict_schema_never_end_as_tool_calls(
+    build_house: Build, ask: Ask, strict: bool
+) -> None:
+    house = build_house(backends=[backend(WHOLE)], route={"resume": {"commit_chunks": 0}})
+    sink = await house.run(ask(stream=True, tools=(Tool("stock", parameters=STOCK, strict=strict),)))
+    assert sink.answer is not None, sink.error
+    said = "the arguments of tool call 0 (stock) break the schema of the strict tool"
+    assert (said in sink.answer.warnings) is strict
+    assert sink.answer.finish_reason is (FinishReason.ERROR if strict else FinishReason.TOOL_CALLS)
+    [record] = house.records
+    assert record.tool_calls == (ToolCallCounts(whole=1, not_schema=1) if strict else ToolCallCounts(whole=2))
+
+
+async def test_calls_and_reasoning_are_in_the_usage_row(build_house: Build, ask: Ask) -> None:
+    house = build_house(backends=[backend(WHOLE)])
+    sink = await house.run(ask())
+    assert sink.answer is not None
+    assert sink.answer.usage.reasoning_tokens == 2
+    [row] = house.outbox.rows
+    assert (row.reasoning_tokens, row.tool_calls, row.output_tokens) == (2, 2, len(EVENTS))
+
+
+@pytest.mark.parametrize(
+    ("scripts", "expected"),
+    [
+        ((Script(events=NOT_JSON), WHOLE), ToolCallCounts(retried=1, whole=2)),
+        ((Script(events=NOT_JSON[:2], finish_reason=FinishReason.LENGTH),), ToolCallCounts(cut=1)),
+        ((Script(events=NOT_JSON),), ToolCallCounts(retried=1, not_json=1)),
+        ((Script(("no calls",)),), ToolCallCounts()),
+    ],
+    ids=["retried", "cut", "faulty again", "none"],
+)
+async def test_every_call_is_counted_once_by_its_outcome(
+    build_house: Build, ask: Ask, scripts: tuple[Script, ...], expected: ToolCallCounts
+) -> None:
+    house = build_house(backends=[backend(*scripts, continues=frozenset())], route={"fallback": []})
+    await house.run(ask(sampling=Sampling(temperature=0.7)))
+    [record] = house.records
+    assert record.answered
+    assert record.tool_calls == expected
+
+
+async def test_a_call_that_a_broken_stream_leaves_is_counted_as_failed(build_house: Build, ask: Ask) -> None:
+    script = Script(events=NOT_JSON, failure=BROKEN, breaks_after=2)
+    house = build_house(
+        backends=[backend(script, continues=frozenset())],
+        route={"resume": {"commit_chunks": 0}, "fallback": []},
+    )
+    sink = await house.run(ask(stream=True))
+    assert sink.error is not None
+    [record] = house.records
+    assert record.tool_calls == ToolCallCounts(failed=1)
+    [row] = house.outbox.rows
+    assert row.tool_calls == 1

@@ -1,0 +1,37 @@
+"""The check of a value by a caller's schema ends in time, whatever the schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.generation.json_schema import breaks_schema, schema_faults
+
+INTEGER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "breaks"),
+    [
+        (INTEGER, {"a": 1}, False),
+        (INTEGER, {"a": "1"}, True),
+        (INTEGER, {}, True),
+        ({"type": "string", "pattern": "^(a+)+$"}, "a" * 64 + "!", False),
+        ({"type": 7}, 1, False),
+        ({"$ref": "https://example.com/schema.json"}, 1, False),
+        ({"$defs": {"a": {"type": "integer"}}, "$ref": "#/$defs/a"}, "x", True),
+        ({"$ref": "#"}, 1, False),
+    ],
+    ids=["valid", "type", "missing", "pattern", "invalid", "remote", "reference", "endless"],
+)
+def test_a_value_is_checked_by_all_but_patterns(schema: Any, value: Any, breaks: bool) -> None:
+    assert breaks_schema(json.dumps(schema).encode(), value) is breaks
+    assert schema_faults({"name": "x", "schema": schema}, value) is breaks
+
+
+def test_references_that_double_with_each_level_end() -> None:
+    levels = {f"l{n}": {"allOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 2} for n in range(60)}
+    schema = {"$defs": {**levels, "l60": {"type": "integer"}}, "$ref": "#/$defs/l0"}
+    assert breaks_schema(json.dumps(schema).encode(), 1) is False
