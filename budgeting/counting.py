@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from os.path import commonprefix
 from pathlib import Path
 from sys import getsizeof
@@ -179,9 +180,8 @@ class ChatTokenizer:
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> EncodedChat:
         """:meth:`encode_parts` by rendering the conversation at once; no cache. The reference."""
-        guarded = any(map(self._forged, messages)) or any(
-            map(self._controls.forged_in, texts_in([kwargs, shown_tools(tools)]))
-        )
+        written = chain(*(message.texts for message in messages), texts_in([kwargs, shown_tools(tools)]))
+        guarded = any(map(self._controls.forged_in, written))
         render = partial(
             self._template.render,
             tools=tools,
@@ -258,7 +258,8 @@ class ChatTokenizer:
             return NEVER_INLINE_CHARS
         return sum(
             [
-                sum(map(len, message.texts)) + self._message_chars
+                (sum(map(len, message.texts)) if message.tool_calls else len(message.content))
+                + self._message_chars
                 for message, piece in zip(messages, self._pieces(messages), strict=True)
                 if piece is None
             ]
@@ -316,25 +317,24 @@ class ChatTokenizer:
         ids = self._cache.get(key)
         if ids is not None:
             return ids
-        guarded = self._forged(message)
+        texts = message.texts
+        guarded = any(map(self._controls.forged_in, texts))
         frame = self._frames.get((first, message.role))
         if frame is not None:
             text = self._controls.guard(message.content) if guarded else message.content
-            return self._keep(key, self._vocabulary.rendered_ids(frame.around(text), guarded=guarded))
+            return self._keep(key, texts, self._vocabulary.rendered_ids(frame.around(text), guarded=guarded))
         piece = self._alone(message, first=first, guarded=guarded)
         if piece is None:
             return None
-        return self._keep(key, self._vocabulary.rendered_ids(piece, guarded=guarded))
+        return self._keep(key, texts, self._vocabulary.rendered_ids(piece, guarded=guarded))
 
-    def _forged(self, message: Message) -> bool:
-        """Whether a text of the message holds a control token."""
-        return any(map(self._controls.forged_in, message.texts))
-
-    def _keep(self, key: tuple[bool, Message], found: Sequence[int]) -> tuple[int, ...]:
+    def _keep(
+        self, key: tuple[bool, Message], texts: tuple[str, ...], found: Sequence[int]
+    ) -> tuple[int, ...]:
         """Remember a message's ids."""
         ids = self._vocabulary.shared(found)
-        texts = sum(map(getsizeof, key[1].texts))
-        self._cache.put(key, ids, getsizeof(key) + getsizeof(key[1]) + texts + getsizeof(ids))
+        size = getsizeof(key) + getsizeof(key[1]) + sum(map(getsizeof, texts))
+        self._cache.put(key, ids, size + getsizeof(ids))
         return ids
 
     def _learn_frames(self) -> dict[tuple[bool, Role], Frame]:

@@ -104,7 +104,11 @@ class Fitting:
         self._budgets = request.budgets or SectionBudgets()
         self._summarizer = summarizer
         prompt = request.prompt
-        self._tools = tokenizer.tool_tokens(prompt.tools, prompt.template_kwargs, system=bool(prompt.system))
+        self._tools = (0, 0)
+        if prompt.tools:
+            self._tools = tokenizer.tool_tokens(
+                prompt.tools, prompt.template_kwargs, system=bool(prompt.system)
+            )
         self._merged = merge_chunks(request.prompt.evidence)
         self._latest = latest_turn(request.prompt.turns)
 

@@ -204,4 +204,4 @@ def message_of(given: CallFields, role: Role, content: str | None, at: str) -> M
 
 def holds_calls(messages: Sequence[Message]) -> bool:
     """Whether a conversation has a call of a tool or its result."""
-    return any(message.tool_calls or message.tool_call_id for message in messages)
+    return bool([one for one in messages if one.tool_calls or one.tool_call_id])

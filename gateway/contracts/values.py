@@ -192,13 +192,8 @@ class GenerateRequest(Struct, frozen=True):
     def template_variables(self) -> Mapping[str, Any]:
         """The chat template's variables, with those that vLLM sets for a ``reasoning_effort``."""
         effort = self.reasoning_effort
-        if effort is None:
-            return self.template_kwargs
-        return {
-            "reasoning_effort": effort,
-            "enable_thinking": effort != "none",
-            **self.template_kwargs,
-        }
+        thinking = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        return {**thinking, **self.template_kwargs}
 
     @property
     def sticky_key(self) -> str:

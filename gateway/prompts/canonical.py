@@ -120,7 +120,9 @@ class Canonicalizer:
             volatile=self.policy_of(request.contract, version),
             texts=self._texts,
             tools=request.tools,
-            template_kwargs=request.template_variables,
+            template_kwargs=request.template_kwargs
+            if request.reasoning_effort is None
+            else request.template_variables,
         )
 
     def messages(self, messages: Sequence[Message]) -> Canonical:

@@ -66,7 +66,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
         model = fleet.aliases.get(model, model)
         selected = revision.route_of.get(model)
     name = request.route or selected or (DEFAULT_ROUTE if native else revision.openai_route)
-    if Feature.TOOLS in request.needs and not request.caller.tools:
+    if not request.caller.tools and Feature.TOOLS in request.needs:
         raise Forbidden("the key may not use tools; allowed: requests without", param="tools")
     allowed = request.caller.routes
     if allowed is not None and name not in allowed:

@@ -184,7 +184,8 @@ class CompletionWriter:
                 else {"role": m.role, "content": m.content}
                 for m in work.messages
             ]
-            body |= tool_fields(work)
+            if work.tools or work.reasoning_effort is not None or work.template_kwargs:
+                body |= tool_fields(work)
             # Templates strip white space at a message's ends; an empty message cannot be continued.
             if work.partial is not None and (partial := work.partial.text.rstrip()):
                 body["messages"].append({"role": "assistant", "content": partial})
