@@ -65,4 +65,4 @@ class MemoryStore:
 
 def _size(entry: StoredAnswer) -> int:
     # Four bytes a character is the most that Python takes.
-    return ENTRY_BYTES + 4 * len(entry.kept.text)
+    return ENTRY_BYTES + 4 * (len(entry.kept.text) + len(entry.kept.reasoning or ""))

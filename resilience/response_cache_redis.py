@@ -20,6 +20,7 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
     text: str
     finish_reason: str
     put_at: float
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class RedisStore:
             raise StoreError(type(error).__name__) from error
         if row is None or not 0 <= self._age_s(row.put_at) < self.ttl_s:
             return None
-        return StoredAnswer(key, CachedAnswer(row.text, row.finish_reason), row.put_at)
+        return StoredAnswer(key, CachedAnswer(row.text, row.finish_reason, row.reasoning), row.put_at)
 
     async def put(self, entries: Sequence[StoredAnswer]) -> None:
         """Keep entries, in one trip."""
@@ -56,7 +57,7 @@ class RedisStore:
             async with self.client.pipeline(transaction=False) as pipeline:
                 for entry in entries:
                     kept = entry.kept
-                    row = _Row(kept.text, kept.finish_reason, entry.put_at)
+                    row = _Row(kept.text, kept.finish_reason, entry.put_at, kept.reasoning)
                     pipeline.set(self._name(entry.key), msgspec.msgpack.encode(row), px=ttl_ms)
                 await pipeline.execute()
         except (RedisError, OSError) as error:

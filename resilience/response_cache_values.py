@@ -12,6 +12,7 @@ class CachedAnswer:
 
     text: str
     finish_reason: str
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,16 +31,17 @@ class AnswerCache:
         """Store a whole answer of the primary backend; any other is ignored."""
         if self._cache is None or not worth_keeping(answer):
             return
-        kept = CachedAnswer(answer.output_text, answer.finish_reason.value)
+        kept = CachedAnswer(answer.output_text, answer.finish_reason.value, answer.reasoning)
         self._cache.remember(lambda: key_of(job, self._deployment), kept)
 
 
 def worth_keeping(answer: Answer) -> bool:
-    """Whether an answer may be served again: complete, not degraded, one plain text."""
+    """Whether an answer may be served again: complete, not degraded, one text, and no call of a tool, which
+    may have had its effect.
+    """
     whole = answer.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
     plain = answer.logprobs is None and not answer.others and bool(answer.output_text)
-    plain = plain and answer.reasoning is None and not answer.tool_calls
-    return whole and plain and answer.fallback is None
+    return whole and plain and not answer.tool_calls and answer.fallback is None
 
 
 def _of_tools(request: GenerateRequest) -> str | None:

@@ -8,7 +8,7 @@ from admission.controller import AdmissionController
 from admission.errors import Refused
 from admission.values import Demand, Reason
 from gateway.backends.port import Backend, BackendState, Completion, Restarting
-from gateway.contracts.events import Delta
+from gateway.contracts.events import Delta, Reasoning
 from gateway.contracts.values import Answer, Fallback, FinishReason, Usage
 from gateway.generation.answer_cache import AnswerCache
 from gateway.generation.answer_stream import AnswerStream
@@ -325,6 +325,8 @@ class FallbackChain:
                 text = job.target.route.degraded_text
                 found, kind = CachedAnswer(text, FinishReason.DEGRADED.value), "degraded_response"
             stream.rewind()
+            if found.reasoning:
+                await stream.take(Reasoning(found.reasoning, 0))
             await stream.take(Delta(found.text, 0))
             await stream.commit()
         return GenerationOutcome(

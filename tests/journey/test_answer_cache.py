@@ -8,6 +8,7 @@ import pytest
 
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import Caller, CallerRole, FinishReason, GenerateRequest
 from resilience.failures import BackendFailure, FailureKind
 from resilience.leg_limits import LegLimit, LegPrice, LegSkipped
@@ -100,3 +101,24 @@ async def test_the_primary_is_nobody_s_leg(build_house: Build, ask: Ask) -> None
     house = build_house(legs={"local": LegLimit(max_spend_nanousd_per_minute=1, price=PRICE)})
     answer = (await house.run(ask())).answer
     assert answer is not None and answer.backend_name == "local" and house.skipped == []
+
+
+async def test_a_stored_answer_has_its_reasoning_again(build_house: Build, ask: Ask) -> None:
+    script = Script(events=(Reasoning("Hm.", 1), Delta("Kentaro Miura.", 1)))
+    house = build_house(backends=[ScriptedBackend("local", scripts=[script])], route=CACHED)
+    await house.run(ask())
+    house.backends["local"].state = BackendState.DEAD
+    sink = await house.run(ask(generation_id="gen_2", stream=True))
+    assert sink.answer is not None and sink.answer.fallback is not None
+    assert sink.answer.fallback.kind == "response_cache"
+    assert (sink.answer.reasoning, sink.answer.output_text) == ("Hm.", "Kentaro Miura.")
+    assert [type(one) for one in sink.deltas] == [Reasoning, Delta]
+
+
+async def test_an_answer_with_a_tool_call_is_not_kept(build_house: Build, ask: Ask) -> None:
+    call = (ToolBegin("order", 1, id="a"), ToolArgs("{}", 1), ToolEnd("", 0))
+    script = Script(events=(Delta("Ordering.", 1), *call), finish_reason=FinishReason.STOP)
+    house = build_house(backends=[ScriptedBackend("local", scripts=[script])], route=CACHED)
+    await house.run(ask())
+    figures = house.cache.figures()
+    assert figures is not None and figures.entries == 0
