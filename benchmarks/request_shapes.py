@@ -206,7 +206,6 @@ _NOT_YET = "not implemented, so refused by its name; vLLM ignores it for this mo
 _FORM = "would change the answer's form, which Sluice reads"
 _MODEL = "required, as in OpenAI's contract: with several models nothing else says which is meant"
 _TURN = "Sluice plans a prompt around the user's latest turn, which must have text"
-_MESSAGE = "a message is rebuilt from its role and text, so a name is refused, not lost"
 REASONS: Sequence[tuple[str, str]] = (
     ('max_tokens="5"', _STRICT), ('temperature="0.5"', _STRICT), ('stream="true"', _STRICT),
     ("n=2, temperature=0", "Sluice asks vLLM for the same in another way (`top_k` 1)"),
@@ -218,10 +217,9 @@ REASONS: Sequence[tuple[str, str]] = (
     ("truncate_prompt_tokens", "Sluice counts and trims prompts itself"),
     ("no model", _MODEL), ("model=null", _MODEL), ('model=""', _MODEL),
     ("store=true", "nothing is stored, so it is not said to be"),
-    ("verbosity", _NOT_YET), ("reasoning_effort", _NOT_YET), ("chat_template_kwargs", _NOT_YET),
+    ("verbosity", _NOT_YET),
     ("tools=[]", "asks for nothing, and clients send it"), ("tool_choice", "asks for nothing without tools"),
-    ("narrator", "no role of OpenAI's"), ('"role":"tool"', _NOT_YET),
-    ('"name":"Ann"', _MESSAGE),
+    ("narrator", "no role of OpenAI's"),
     ("chat: messages=", _TURN),
     ('prompt=["one","two"]', _NOT_YET),
     ("text: messages", "a chat's field; vLLM ignores it and completes `prompt`"),

@@ -16,12 +16,19 @@ def check_count(count: int, limit: int) -> None:
         raise not_allowed("messages", f"has {count} items", f"1 to {limit}")
 
 
-def check_latest(messages: Sequence[Message]) -> None:
+def check_latest(messages: Sequence[Message], *, continued: bool = False) -> None:
     """Refuse a conversation that does not end with a tool's result, or with words of the user.
 
-    Earlier messages may be empty: callers replay histories in which an answer was.
+    Earlier messages may be empty: callers replay histories in which an answer was. With ``continued`` it must
+    end with words of the assistant, which the answer continues.
     """
     last = len(messages) - 1
+    if continued:
+        if messages[last].role is not Role.ASSISTANT or not messages[last].content.strip():
+            raise not_allowed(
+                "continue_final_message", "is true", "with text of 'assistant' in the last message"
+            )
+        return
     if messages[last].role is Role.TOOL:
         return
     if messages[last].role is not Role.USER:

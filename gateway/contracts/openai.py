@@ -131,7 +131,8 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
     """Map a validated chat body to the inside. Raises InvalidRequest: a rule between fields is broken."""
     check_count(len(body.messages), origin.max_messages)
     messages = to_messages(body.messages)
-    check_latest(messages)
+    given = body.__pydantic_extra__ or {}
+    check_latest(messages, continued=given.get("continue_final_message") is True)
     unknown: list[str] = []
     for index, message in enumerate(body.messages):
         if message.__pydantic_extra__:

@@ -53,7 +53,10 @@ _SHARED: Final[dict[str, tuple[object, ...]]] = {
     "store": _FALSE,
 }
 
-PASSABLE: Final = frozenset(
+RENDERING: Final = frozenset({"add_generation_prompt", "continue_final_message"})
+"""How vLLM renders a chat's end; a worker gets messages for them."""
+
+PASSABLE: Final = RENDERING | frozenset(
     {
         "allowed_token_ids",
         "bad_words",
@@ -66,7 +69,7 @@ PASSABLE: Final = frozenset(
         "vllm_xargs",
     }
 )
-"""vLLM's sampling that goes to workers that take unknown fields; none changes an answer's form."""
+"""vLLM's fields that go to workers that take unknown fields; none changes an answer's form."""
 
 CHAT: Final[Neutral] = MappingProxyType(
     {

@@ -113,6 +113,19 @@ def test_unknown_fields_of_messages_are_the_backends_affair_as_those_of_the_body
         chat(messages=[{**TURN, **{f"frob{number}": 1 for number in range(MAX_EXTRA + 1)}}])
 
 
+def test_an_answer_that_the_caller_began_is_continued_where_a_worker_can() -> None:
+    begun = {"role": "assistant", "content": "It is"}
+    ending = {"continue_final_message": True, "add_generation_prompt": False}
+    request = chat(messages=[TURN, begun], **ending).request
+    assert (dict(request.extra), request.needs) == (ending, {Feature.FIELDS_PASSED})
+    for messages in ([TURN], [TURN, {**begun, "content": " "}]):
+        with pytest.raises(InvalidRequest) as refused:
+            chat(messages=messages, **ending)
+        assert refused.value.param == "continue_final_message"
+    with pytest.raises(InvalidRequest, match="'user' or 'tool' in the last message"):
+        chat(messages=[TURN, begun], continue_final_message=False)
+
+
 def test_truncation_is_asked_for_by_auto_alone() -> None:
     assert chat(truncation="auto").request.truncate
     assert not chat(truncation="disabled").request.truncate and not chat().request.truncate

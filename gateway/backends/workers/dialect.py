@@ -19,6 +19,7 @@ from gateway.backends.workers.tool_bodies import message_body, tool_fields
 from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
 from gateway.contracts.fields import MAX_DEADLINE_MS
 from gateway.contracts.front_headers import front_headers
+from gateway.contracts.openai_fields import RENDERING
 from gateway.contracts.values import FormatType
 
 # Tokens in each chunk after the first one when the caller does not stream. The cost of a chunk does not
@@ -152,13 +153,16 @@ class CompletionWriter:
             return frozenset({Continue.TOKENS})
         if not self._needs_chat(work):
             return self.continues
-        return frozenset({Continue.TEXT}) if self.dialect is Dialect.VLLM else frozenset()
+        resumable = self.dialect is Dialect.VLLM and RENDERING.isdisjoint(work.extra)
+        return frozenset({Continue.TEXT}) if resumable else frozenset()
 
     def _needs_chat(self, work: Work) -> bool:
         """Whether the worker's own parsers are needed, which work on chats alone."""
         if not work.messages:
             return False
         if work.tools or work.reasoning_effort is not None or work.template_kwargs:
+            return True
+        if work.extra and not RENDERING.isdisjoint(work.extra):
             return True
         return self.fields_in_chats and self.dialect is Dialect.VLLM and bool(work.extra)
 
