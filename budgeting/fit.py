@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from budgeting.counting import ChatTokenizer, EncodedChat
+from budgeting.counter import PromptCounter
+from budgeting.counting import EncodedChat
 from budgeting.duplicates import merge_chunks
 from budgeting.errors import ContextTooLong, TemplateRefused
 from budgeting.sections import (
@@ -87,7 +88,7 @@ class Fitting:
 
     def __init__(
         self,
-        tokenizer: ChatTokenizer,
+        tokenizer: PromptCounter,
         request: BudgetRequest,
         *,
         allowed: int,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from budgeting.counting import ChatTokenizer
+from budgeting.counter import PromptCounter
 from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, UnknownTokenId
 from budgeting.fit import Fitting
 from budgeting.summary import ExtractiveSummarizer, Summarizer
@@ -59,7 +59,7 @@ class BudgetPlanner:
 
     def __init__(
         self,
-        tokenizer: ChatTokenizer,
+        tokenizer: PromptCounter,
         *,
         max_model_len: int,
         summarizers: Mapping[SummaryKind, Summarizer] = MappingProxyType({}),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from budgeting.counting import ChatTokenizer
+from budgeting.counter import PromptCounter
 from gateway.prompts.text import ModelText
 
 
@@ -25,7 +25,7 @@ class Models:
         """The longest sequence of a model, prompt and answer together, in tokens."""
         return self.of(model).max_model_len
 
-    def tokenizer(self, model: str) -> ChatTokenizer:
+    def tokenizer(self, model: str) -> PromptCounter:
         """The tokenizer of a model."""
         return self.of(model).tokenizer
 

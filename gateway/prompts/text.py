@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from budgeting.counting import ChatTokenizer
+from budgeting.counter import PromptCounter
 from budgeting.plan import BudgetPlanner
 from budgeting.sections import prompt_messages
 from budgeting.summary import ExtractiveSummarizer, Summarizer
@@ -54,7 +54,7 @@ class TokenizerText:
 
     def __init__(
         self,
-        tokenizer: ChatTokenizer,
+        tokenizer: PromptCounter,
         *,
         max_model_len: int,
         canonicalizer: Canonicalizer | None = None,
@@ -103,7 +103,7 @@ class ModelText:
 
     def __init__(
         self,
-        tokenizer: ChatTokenizer,
+        tokenizer: PromptCounter,
         max_model_len: int,
         canonicalizer: Canonicalizer,
         *,

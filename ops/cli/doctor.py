@@ -104,7 +104,9 @@ async def examine(
     )
     if gateway is None:
         return found
-    found.append(DoctorCheck("token counting", True, gateway.core.model.text.encoder))
+    models = gateway.core.model.models
+    found.append(DoctorCheck("token counting", True, models.default.encoder))
+    found += [DoctorCheck(f"token counting {one}", True, text.encoder) for one, text in models.texts.items()]
     state = gateway.core.base.state
     found.append(await _opened("state store", state.shown, state.open, lambda: state.healthy))
     found.append(await _routing(gateway))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import orjson
 
-from budgeting.counting import ChatTokenizer
+from budgeting.counter import PromptCounter
 from budgeting.errors import TemplateRefused
 from budgeting.values import Message, Role
 from gateway.backends.workers.client import WorkerClient
@@ -50,7 +50,7 @@ class TokenizerCheck:
     reasons: bool = False
 
     @classmethod
-    def of(cls, tokenizer: ChatTokenizer) -> TokenizerCheck:
+    def of(cls, tokenizer: PromptCounter) -> TokenizerCheck:
         """The check for a tokenizer. Conversations that its template refuses are left out."""
         samples = []
         for messages in SAMPLES:
