@@ -240,6 +240,7 @@ def test_a_schema_has_one_text_whatever_the_order_of_its_keywords() -> None:
         "required": ["b", "a"],
     }
     assert canonical_json(one) == canonical_json(other)
+    assert chat(tools=function(parameters=one)).tools == chat(tools=function(parameters=other)).tools
     assert canonical_json(one).index('"b":') < canonical_json(one).index('"a":')
     swapped = {**other, "properties": {"a": {}, "b": {"type": "integer", "enum": [1]}}}
     assert canonical_json(swapped) != canonical_json(one)
