@@ -87,7 +87,7 @@ class EstimatingCounter:
 
 def rough_tokens(messages: Iterable[Message]) -> float:
     """A guess of a conversation's tokens from its bytes alone; positive."""
-    return _REQUEST_TOKENS + sum(_MESSAGE_TOKENS + _rough(message.content) for message in messages)
+    return _REQUEST_TOKENS + sum(_MESSAGE_TOKENS + sum(map(_rough, message.texts)) for message in messages)
 
 
 def _rough(text: str) -> float:

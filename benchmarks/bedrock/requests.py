@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from typing import Any
 
 import botocore.session
@@ -42,13 +43,15 @@ class RequestChecker:
         if any(one == other for one, other in itertools.pairwise(roles)) or "system" in roles:
             found.append("Roles must alternate between user and assistant.")
         for turn in turns:
-            for block in turn["content"]:
+            results = [
+                one for block in turn["content"] for one in block.get("toolResult", {}).get("content", [])
+            ]
+            for block in [*turn["content"], *results]:
                 if "text" in block and not block["text"].strip():
                     found.append("Text content blocks must be non-empty.")
-        if (
-            roles[-1:] == ["assistant"]
-            and turns[-1]["content"][-1]["text"] != turns[-1]["content"][-1]["text"].rstrip()
-        ):
+        found += _faults_of_calls(request)
+        last = turns[-1]["content"][-1].get("text", "") if roles[-1:] == ["assistant"] else ""
+        if last != last.rstrip():
             found.append("Final assistant content cannot end with trailing whitespace.")
         return found
 
@@ -67,6 +70,43 @@ class RequestChecker:
             size = value if isinstance(value, int | float) else len(value)
             if size > most:
                 found.append(f"{path}: {size} is above {most}")
+        pattern = shape.metadata.get("pattern")
+        if pattern is not None and isinstance(value, str) and not re.fullmatch(pattern, value):
+            found.append(f"{path}: {value} does not satisfy the pattern {pattern}")
         if shape.type_name == "string" and shape.enum and value not in shape.enum:
             found.append(f"{path}: not one of {shape.enum}")
         return found
+
+
+def _faults_of_calls(request: dict[str, Any]) -> list[str]:
+    """What is wrong with calls of tools and their results."""
+    found: list[str] = []
+    turns = request.get("messages", [])
+    asked: list[str] = []
+    seen: set[str] = set()
+    for turn in turns:
+        given = [block["toolResult"]["toolUseId"] for block in turn["content"] if "toolResult" in block]
+        if given != asked:
+            found.append(f"toolResult blocks {given} do not match the toolUse blocks {asked} before.")
+        if any("toolResult" not in block for block in turn["content"][: len(given)]):
+            found.append("toolResult blocks must be the first of their turn.")
+        asked = [block["toolUse"]["toolUseId"] for block in turn["content"] if "toolUse" in block]
+        if turn["role"] == "user" and asked:
+            found.append("The user cannot call tools.")
+        if len(seen | set(asked)) < len(seen) + len(asked):
+            found.append("toolUse ids must be unique.")
+        seen.update(asked)
+    if asked:
+        found.append("A call has no result.")
+    specs = [one["toolSpec"] for one in request.get("toolConfig", {}).get("tools", []) if "toolSpec" in one]
+    names = [spec["name"] for spec in specs]
+    if seen and not names:
+        found.append("The toolConfig field must be defined when using toolUse and toolResult content blocks.")
+    if len(set(names)) < len(names):
+        found.append("Tool names must be unique.")
+    if any(spec["inputSchema"]["json"].get("type") != "object" for spec in specs):
+        found.append("The value of inputSchema.json.type must be object.")
+    named = request.get("toolConfig", {}).get("toolChoice", {}).get("tool", {}).get("name")
+    if named is not None and named not in names:
+        found.append("toolChoice names no tool.")
+    return found

@@ -6,6 +6,7 @@ request names in its signature.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import socket
@@ -39,6 +40,8 @@ class Behaviour:
 
     Args:
         pieces: of the text.
+        reasoning: pieces of the reasoning before the text.
+        calls: of tools after the text: each a name and the pieces of its arguments.
         delay_s: before each piece.
         status: of the response; above 200 nothing but the error follows.
         error: the error's code, or of the exception event in the stream.
@@ -48,12 +51,14 @@ class Behaviour:
         after: pieces sent before what breaks the stream: ``fault``.
         fault: ``hang``, ``cut``, ``close``, ``exception``, ``garbage``, ``crc``, ``json``, ``no_usage`` or
             ``linger``.
-        tokens: of the text as told; by default a piece is one.
+        tokens: of the answer as told; by default a piece is one, and the name of a tool.
         stop_reason: why it ends; by default by the pieces and ``maxTokens``.
         cache: tokens read from and written to the cache, out of the prompt's.
     """
 
     pieces: tuple[str, ...] = ANSWER
+    reasoning: tuple[str, ...] = ()
+    calls: tuple[tuple[str, tuple[str, ...]], ...] = ()
     delay_s: float = 0.0
     status: int = 200
     error: str = ""
@@ -221,13 +226,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self._chunk(event("messageStart", {"role": "assistant"}))
-        for number, piece in enumerate(told.pieces):
+        last_block = None
+        for number, (block, delta) in enumerate(told.pieces):
             if number == act.after and act.fault not in ("", "no_usage", "linger"):
                 return self._break(act)
             if act.delay_s and self.server.state.stopping.wait(act.delay_s):
                 return
-            self._chunk(event("contentBlockDelta", {"delta": {"text": piece}, "contentBlockIndex": 0}))
-        self._chunk(event("contentBlockStop", {"contentBlockIndex": 0}))
+            if block != last_block:
+                if last_block is not None:
+                    self._chunk(event("contentBlockStop", {"contentBlockIndex": last_block}))
+                if block in told.starts:
+                    started = {"start": {"toolUse": told.starts[block]}, "contentBlockIndex": block}
+                    self._chunk(event("contentBlockStart", started))
+                last_block = block
+            self._chunk(event("contentBlockDelta", {"delta": delta, "contentBlockIndex": block}))
+        self._chunk(event("contentBlockStop", {"contentBlockIndex": last_block or 0}))
         last = event("messageStop", {"stopReason": told.stop_reason})
         if act.fault != "no_usage":
             last += event("metadata", {"usage": told.usage, "metrics": {"latencyMs": 7}})
@@ -318,16 +331,28 @@ class _Answer:
 
     def __init__(self, act: Behaviour, request: dict[str, Any], prompt_tokens: int) -> None:
         config = request.get("inferenceConfig", {})
-        pieces = rest_of(act.pieces, request)
+        pieces: list[tuple[int, dict[str, Any]]] = [
+            (0, {"reasoningContent": {"text": text}}) for text in act.reasoning
+        ]
+        if act.reasoning:
+            pieces.append((0, {"reasoningContent": {"signature": "c2lnbmVk"}}))
+        pieces += [(1, {"text": text}) for text in rest_of(act.pieces, request)]
+        self.starts: dict[int, dict[str, str]] = {}
+        for block, (name, fragments) in enumerate(act.calls, start=2):
+            self.starts[block] = {"toolUseId": f"tooluse_{block - 2}", "name": name}
+            pieces += [(block, {"toolUse": {"input": text}}) for text in fragments or ("",)]
         most = config.get("maxTokens", len(pieces))
         self.pieces = pieces[:most]
-        self.stop_reason = "max_tokens" if most < len(pieces) else "end_turn"
-        for number, piece in enumerate(self.pieces):
-            if any(stop in piece for stop in config.get("stopSequences", ())):
+        self.stop_reason = "tool_use" if act.calls else "end_turn"
+        if most < len(pieces):
+            self.stop_reason = "max_tokens"
+        for number, (_, piece) in enumerate(self.pieces):
+            if any(stop in piece.get("text", "") for stop in config.get("stopSequences", ())):
                 self.pieces, self.stop_reason = self.pieces[:number], "stop_sequence"
                 break
         self.stop_reason = act.stop_reason or self.stop_reason
-        tokens = len(self.pieces) if act.tokens is None else act.tokens
+        names = len({block for block, _ in self.pieces if block in self.starts})
+        tokens = len(self.pieces) + names if act.tokens is None else act.tokens
         read, written = act.cache
         self.usage = {
             "inputTokens": prompt_tokens - read - written,
@@ -339,8 +364,19 @@ class _Answer:
 
     def whole(self) -> dict[str, Any]:
         """The answer of Converse."""
+        content: list[dict[str, Any]] = []
+        for block, group in itertools.groupby(self.pieces, lambda piece: piece[0]):
+            deltas = [delta for _, delta in group]
+            if block in self.starts:
+                text = "".join([delta["toolUse"]["input"] for delta in deltas])
+                content.append({"toolUse": {**self.starts[block], "input": json.loads(text or "{}")}})
+            elif "text" in deltas[0]:
+                content.append({"text": "".join([delta["text"] for delta in deltas])})
+            else:
+                text = "".join([delta["reasoningContent"].get("text", "") for delta in deltas])
+                content.append({"reasoningContent": {"reasoningText": {"text": text, "signature": "c2ln"}}})
         return {
-            "output": {"message": {"role": "assistant", "content": [{"text": "".join(self.pieces)}]}},
+            "output": {"message": {"role": "assistant", "content": content}},
             "stopReason": self.stop_reason,
             "usage": self.usage,
             "metrics": {"latencyMs": 7},

@@ -118,12 +118,14 @@ class Completion:
 
     ``finish_reason`` is of the first text, ``others`` of the further ones; ``usage`` counts the prompt once
     and the tokens of all texts. For a resumed answer: the request's own prompt, the tokens of this call.
+    ``warnings`` are for the caller: what of the request the backend could not do.
     """
 
     finish_reason: FinishReason
     usage: Usage
     queue_wait_s: float = 0.0
     others: tuple[FinishReason, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 DeltaSink = Callable[[Delta], Awaitable[None]]

@@ -181,6 +181,8 @@ async def _checked(
         BackendFailure: ``degenerate_output`` for a faulty call, where the answer is made again;
             ``stream_broken`` where the end does not fit the events.
     """
+    for warning in completion.warnings:
+        attempts.note(warning)
     reasons = [completion.finish_reason, *completion.others]
     if stream.events is None and FinishReason.TOOL_CALLS not in reasons:
         return completion

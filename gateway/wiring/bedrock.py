@@ -8,11 +8,12 @@ import structlog
 from budgeting.estimating import EstimatingCounter
 from budgeting.values import Message
 from gateway.backends.bedrock.backend import FEATURES, BedrockBackend
-from gateway.backends.bedrock.models import cacheable_from, takes_prefill
+from gateway.backends.bedrock.models import cacheable_from, caches_tools, takes_prefill, takes_schemas
 from gateway.backends.bedrock.request import ConverseWriter
 from gateway.backends.bedrock.transport import Transport
 from gateway.config.backends import BedrockSection
 from gateway.config.errors import ConfigError
+from gateway.contracts.features import Feature
 from resilience.failures import BackendFailure
 
 
@@ -24,6 +25,9 @@ def make_bedrock(name: str, section: BedrockSection, *, clock: Callable[[], floa
     minimum = cacheable_from(section.model_id, section.cache_points)
     log = structlog.get_logger("gateway.bedrock").bind(backend=name)
 
+    structured = takes_schemas(section.model_id)
+    features = FEATURES | {Feature.RESPONSE_FORMAT} if structured else FEATURES
+
     def worth_caching(system: Sequence[Message]) -> bool:
         return minimum is not None and counter.estimate(section.model_id, system).expected >= minimum
 
@@ -33,11 +37,17 @@ def make_bedrock(name: str, section: BedrockSection, *, clock: Callable[[], floa
     return BedrockBackend(
         name,
         section,
-        writer=ConverseWriter(section.model_id, worth_caching, section.guardrail),
+        writer=ConverseWriter(
+            section.model_id,
+            worth_caching,
+            section.guardrail,
+            caches_tools=caches_tools(section.model_id),
+            structured=structured,
+        ),
         transport=Transport(section, clock=clock, on_failure=failed),
         counter=counter,
         prefill=takes_prefill(section.model_id, section.prefill),
         features=section.unknown_fields.features
-        | (FEATURES if section.features is None else FEATURES & frozenset(section.features)),
+        | (features if section.features is None else features & frozenset(section.features)),
         clock=clock,
     )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.backends.bedrock.backend import FEATURES
 from gateway.config.backends import BedrockSection
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings
@@ -55,7 +56,7 @@ def test_a_wrong_key_is_told_with_what_was_given(
 
 
 def test_a_model_that_takes_less_is_told_so_with_features(make: MakeBackend) -> None:
-    assert make().features == {Feature.TEMPERATURE, Feature.TOP_P, Feature.STOP}
+    assert make().features == FEATURES
     assert make(features=["temperature", "seed"]).features == {Feature.TEMPERATURE}
 
 

@@ -14,6 +14,7 @@ from benchmarks.bedrock.stand_in import ANSWER, Behaviour, StandIn
 from budgeting.values import Message
 from gateway.backends.bedrock.models import takes_prefill
 from gateway.backends.bedrock.request import ConverseWriter
+from gateway.backends.bedrock.tools import ConverseTools
 from gateway.backends.port import Continue, PartialAnswer
 from gateway.contracts.values import FinishReason
 from resilience.failures import BackendFailure, FailureKind
@@ -48,7 +49,7 @@ def test_only_models_that_are_known_to_complete_a_message_are_asked_to(model_id:
 
 def written(partial: str, *messages: Message) -> list[dict[str, Any]]:
     asked = replace(work(*messages), partial=PartialAnswer(partial))
-    request = ConverseWriter(HAIKU, lambda system: False).request(asked)
+    request = ConverseWriter(HAIKU, lambda system: False).request(asked, ConverseTools(asked))
     assert CHECKER.faults("converse", request) == []
     turns: list[dict[str, Any]] = request["messages"]
     return turns

@@ -12,6 +12,7 @@ from benchmarks.bedrock.requests import RequestChecker
 from budgeting.values import Message
 from gateway.backends.bedrock.models import cacheable_from
 from gateway.backends.bedrock.request import EARLIER, ConverseWriter
+from gateway.backends.bedrock.tools import ConverseTools
 from gateway.config.backends import BedrockGuardrail
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU
@@ -25,7 +26,8 @@ conversations = st.lists(st.builds(Message, st.sampled_from([SYSTEM, USER, ASSIS
 
 
 def written(*messages: Message, cached: bool = False, **sampling: Any) -> dict[str, Any]:
-    return ConverseWriter(HAIKU, lambda system: cached).request(work(*messages, **sampling))
+    asked = work(*messages, **sampling)
+    return ConverseWriter(HAIKU, lambda system: cached).request(asked, ConverseTools(asked))
 
 
 @given(
@@ -46,9 +48,9 @@ def test_any_conversation_becomes_a_request_that_the_service_takes_and_loses_no_
     told = [message for message in messages if message.content.strip()]
     turns = [message for message in told if message.role is not SYSTEM]
     try:
-        request = ConverseWriter(
-            HAIKU, lambda system: cached, BedrockGuardrail(id="abc", version="DRAFT")
-        ).request(work(*(messages or [Message(USER, "")]), **sampling))
+        asked = work(*(messages or [Message(USER, "")]), **sampling)
+        writer = ConverseWriter(HAIKU, lambda system: cached, BedrockGuardrail(id="abc", version="DRAFT"))
+        request = writer.request(asked, ConverseTools(asked))
     except BackendFailure as failure:
         assert failure.kind is FailureKind.INVALID_INPUT and not turns
         return

@@ -88,6 +88,8 @@ def test_a_gateway_may_have_bedrock_alone(tmp_path: Path, bedrock: StandIn) -> N
         assert "".join(event["delta"] for event in events if event["type"] == "token") == "".join(ANSWER)
         assert events[-1]["type"] == "done"
 
+        _loops_through_a_tool(live, bedrock)
+
         bedrock.script(Behaviour(status=429, error="ThrottlingException"))
         throttled = ask(live).json()
         assert throttled["fallback"] == {
@@ -97,6 +99,41 @@ def test_a_gateway_may_have_bedrock_alone(tmp_path: Path, bedrock: StandIn) -> N
         }
         deep = httpx.get(f"{live.url}/health/deep", headers=live.headers, timeout=60)
         assert deep.status_code == 200, deep.text
+
+
+def _loops_through_a_tool(live: LiveGateway, bedrock: StandIn) -> None:
+    """A chat calls a tool, streamed and whole, and answers with its result."""
+    tools = [{"type": "function", "function": {"name": "stock.of", "parameters": {"type": "object"}}}]
+    chat = {"model": "bedrock", "tools": tools, "parallel_tool_calls": False}
+
+    def model(request: dict[str, Any]) -> Behaviour:
+        if any("toolResult" in block for block in request["messages"][-1]["content"]):
+            return Behaviour(pieces=("Four",))
+        name = request["toolConfig"]["tools"][0]["toolSpec"]["name"]
+        return Behaviour(pieces=(), reasoning=("Hm",), calls=((name, ('{"sku":', '"A1"}')), (name, ("{}",))))
+
+    bedrock.model = model
+    answer = ask(live, "/v1/chat/completions", **chat).json()
+    message = answer["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "stock.of", "arguments": '{"sku":"A1"}'}
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    assert "1 more were left out" in " ".join(answer["sluice"]["warnings"])
+    with httpx.stream(
+        "POST",
+        f"{live.url}/v1/chat/completions",
+        json={**ASKED, **chat, "stream": True},
+        headers=live.headers,
+        timeout=60,
+    ) as stream:
+        chunks = [chunk for chunk in json_events(stream.iter_lines()) if chunk["choices"]]
+    deltas = [piece for chunk in chunks for piece in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert [piece["function"]["name"] for piece in deltas if "name" in piece["function"]] == ["stock.of"]
+    assert "".join(piece["function"].get("arguments", "") for piece in deltas) == '{"sku":"A1"}'
+    history = [*ASKED["messages"], message, {"role": "tool", "tool_call_id": call["id"], "content": "4"}]
+    last = ask(live, "/v1/chat/completions", **chat, messages=history).json()
+    assert last["choices"][0]["message"]["content"] == "Four"
+    bedrock.model = None
 
 
 @pytest.mark.timeout(600)

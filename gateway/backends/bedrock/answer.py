@@ -1,13 +1,19 @@
-"""Reads Bedrock's events and answers; joins them to the port's deltas and completion."""
+"""Reads Bedrock's events and answers; joins them to the port's events and completion."""
 
+import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from msgspec import structs
+
+from gateway.backends.bedrock.tools import ConverseTools
 from gateway.backends.port import Completion
-from gateway.contracts.events import Delta
+from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import FinishReason, Usage
+from resilience.failures import BackendFailure, FailureKind
 
 # Above the average bytes of a token in almost any text, so that a count by it is not too high. It replaces
 # Bedrock's own count, which comes at the end, while an answer may still be cut short.
@@ -24,16 +30,10 @@ _FINISH: Mapping[str, FinishReason] = MappingProxyType(
         "model_context_window_exceeded": FinishReason.LENGTH,
         "content_filtered": FinishReason.ERROR,
         "malformed_model_output": FinishReason.ERROR,
-        "malformed_tool_use": FinishReason.ERROR,
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """Some of the answer's text."""
-
-    text: str
+# The reasons after which a caller is to answer the calls of an answer that has some.
+_AFTER_CALLS = frozenset({"tool_use", "end_turn"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,30 @@ class ConverseUsage:
         return self.fresh_tokens + self.cache_read_tokens + self.cache_write_tokens
 
 
-Event = TextPiece | ConverseStop | ConverseUsage
+# A piece of the answer has no tokens yet, and the name of a tool as it was sent to Bedrock.
+Event = Delta | ConverseStop | ConverseUsage
 
 
 def events_of_stream(stream: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
-    """The events of ``converse_stream``; thinking and citations are not requested."""
+    """The events of ``converse_stream``; signatures of reasoning and citations are left out."""
+    calls: set[int] = set()  # the blocks that are calls
     for event in stream:
         if "contentBlockDelta" in event:
-            text = event["contentBlockDelta"]["delta"].get("text")
-            if text:
-                yield TextPiece(text)
+            delta = event["contentBlockDelta"]["delta"]
+            if text := delta.get("text"):
+                yield Delta(text, 0)
+            elif text := delta.get("toolUse", _NOTHING).get("input"):
+                yield ToolArgs(text, 0)
+            elif text := delta.get("reasoningContent", _NOTHING).get("text"):
+                yield Reasoning(text, 0)
+        elif "contentBlockStart" in event:
+            started = event["contentBlockStart"]
+            if (call := started["start"].get("toolUse")) is not None:
+                calls.add(started["contentBlockIndex"])
+                yield ToolBegin(call["name"], 0, id=call["toolUseId"])
+        elif "contentBlockStop" in event:
+            if event["contentBlockStop"]["contentBlockIndex"] in calls:
+                yield ToolEnd("", 0)
         elif "messageStop" in event:
             yield ConverseStop(event["messageStop"]["stopReason"])
         elif "metadata" in event:
@@ -79,9 +93,18 @@ def events_of_answer(answer: Mapping[str, Any]) -> Iterator[Event]:
     """The answer of ``converse`` as the same events."""
     for block in answer["output"]["message"]["content"]:
         if block.get("text"):
-            yield TextPiece(block["text"])
+            yield Delta(block["text"], 0)
+        elif call := block.get("toolUse"):
+            yield ToolBegin(call["name"], 0, id=call["toolUseId"])
+            yield ToolArgs(json.dumps(call["input"], ensure_ascii=False, separators=(",", ":")), 0)
+            yield ToolEnd("", 0)
+        elif text := block.get("reasoningContent", _NOTHING).get("reasoningText", _NOTHING).get("text"):
+            yield Reasoning(text, 0)
     yield ConverseStop(answer["stopReason"])
     yield _usage(answer)
+
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def _usage(metadata: Mapping[str, Any]) -> ConverseUsage:
@@ -98,7 +121,10 @@ def _usage(metadata: Mapping[str, Any]) -> ConverseUsage:
 class ConverseReader:
     """Counts an answer's pieces as they come, and corrects the count by Bedrock's report at the end.
 
+    Calls get the caller's names of tools; those that the answer may not have are left out.
+
     Args:
+        tools: the request's.
         queue_wait_s: how long the request waited for a thread.
         estimated_input: the prompt's tokens, used when Bedrock reports none.
         share: the share of the request's own prompt in the input that Bedrock counts; the rest is a partial
@@ -107,8 +133,17 @@ class ConverseReader:
     """
 
     def __init__(
-        self, queue_wait_s: float, estimated_input: int, share: float = 1.0, stops: Sequence[str] = ()
+        self,
+        tools: ConverseTools,
+        queue_wait_s: float,
+        estimated_input: int,
+        share: float = 1.0,
+        stops: Sequence[str] = (),
     ) -> None:
+        self._tools = tools
+        self._calls = 0
+        self._left_out = 0
+        self._call: _Call | None = None
         self._blank = BlankStops(stops)
         self._queue_wait_s = queue_wait_s
         self._estimated_input = estimated_input
@@ -116,6 +151,8 @@ class ConverseReader:
         self._bytes = 0
         self._pieces = 0
         self._counted = 0
+        self._reasoning = 0
+        self._given = False
         self._reason: str | None = None
         self.usage: ConverseUsage | None = None
 
@@ -134,44 +171,127 @@ class ConverseReader:
         """Whether nothing further is needed."""
         return self.cut or (self.stopped and self.usage is not None)
 
-    def feed(self, events: Iterable[Event]) -> Delta | None:
-        """Take events; their text as one piece, if they have any."""
-        texts = []
+    def feed(self, events: Iterable[Event]) -> list[Delta]:
+        """Take events; the pieces of the answer in them, those of one kind in a row as one.
+
+        Raises:
+            BackendFailure: ``degenerate_output``: the model could not write its call.
+        """
+        pieces: list[Delta] = []
         for event in events:
             match event:
-                case TextPiece(text):
-                    texts.append(text)
                 case ConverseStop(reason):
                     self._reason = reason
                 case ConverseUsage():
                     self.usage = event
-        if not texts:
-            return None
-        first, text = not self._pieces, "".join(texts)
-        self._pieces += len(texts)
-        self._bytes += len(text.encode("utf-8", "replace"))
-        text = self._blank.push(text)
-        before, self._counted = self._counted, max(self._pieces, self._bytes // BYTES_A_TOKEN)
-        return Delta(text, self._counted - before, queue_wait_s=self._queue_wait_s if first else None)
+                case _:
+                    pieces.append(event)
+        given: list[Delta] = []
+        for _, group in itertools.groupby(pieces, _joins_with):
+            same = list(group)
+            text = "".join([piece.text for piece in same])
+            tokens = self._count(len(same), text)
+            if isinstance(same[0], Reasoning):
+                self._reasoning += tokens
+            given += self._take(structs.replace(same[0], text=text, tokens=tokens))
+        if self._reason == "malformed_tool_use":
+            raise BackendFailure(
+                FailureKind.DEGENERATE_OUTPUT, "the model could not write its tool call (malformed_tool_use)"
+            )
+        if given and not self._given:
+            self._given = True
+            given[0] = structs.replace(given[0], queue_wait_s=self._queue_wait_s)
+        return given
 
-    def finish(self) -> tuple[Delta | None, Completion]:
-        """A last piece with what is not counted yet, and the completion."""
-        counted, reason = self.usage, _FINISH.get(self._reason or "", FinishReason.STOP)
+    def _count(self, pieces: int, text: str) -> int:
+        if not text:
+            return 0
+        self._pieces += pieces
+        self._bytes += len(text.encode("utf-8", "replace"))
+        before, self._counted = self._counted, max(self._pieces, self._bytes // BYTES_A_TOKEN)
+        return self._counted - before
+
+    def _take(self, piece: Delta) -> list[Delta]:
+        """The piece as the caller gets it, after what must come before it."""
+        call = self._call
+        if isinstance(piece, ToolArgs):
+            if call is None or not call.is_given:
+                return [Delta("", piece.tokens)]
+            call.has_arguments = True
+            return [structs.replace(piece, call=self._calls - 1)]
+        if isinstance(piece, ToolEnd):
+            if call is not None:
+                call.has_stopped = True
+            return []
+        before = self._end_call()
+        if piece.__class__ is Delta:
+            return [*before, structs.replace(piece, text=self._blank.push(piece.text))]
+        if self.cut:
+            return [Delta("", piece.tokens)]
+        if held := self._blank.flush():
+            before.append(Delta(held, 0))
+        if not isinstance(piece, ToolBegin):
+            return [*before, piece]
+        is_given = self._tools.may_call and not (self._tools.single and self._calls)
+        self._call = _Call(is_given)
+        if not is_given:
+            self._left_out += 1
+            return [*before, Delta("", piece.tokens)]
+        self._calls += 1
+        begun = structs.replace(piece, text=self._tools.original(piece.text), call=self._calls - 1)
+        return [*before, begun]
+
+    def _end_call(self) -> list[Delta]:
+        """The end of the last call, once it is known that the model's limit did not cut it."""
+        call, self._call = self._call, None
+        if call is None or not (call.is_given and call.has_stopped):
+            return []
+        number = self._calls - 1
+        arguments = [] if call.has_arguments else [ToolArgs("{}", 0, call=number)]
+        return [*arguments, ToolEnd("", 0, call=number)]
+
+    def finish(self) -> tuple[list[Delta], Completion]:
+        """The last pieces, with the tokens that are not counted yet, and the completion."""
+        reason = _FINISH.get(self._reason or "", FinishReason.STOP)
         if self.cut:
             reason = FinishReason.STOP
-        text = self._blank.flush()
-        if counted is None:
-            usage = Usage(self._estimated_input, self._counted)
-            return (Delta(text, 0) if text else None), Completion(reason, usage, self._queue_wait_s)
-        # Bedrock's count is billed, also where more were counted as they came.
-        missing = max(0, counted.output_tokens - self._counted)
-        input_tokens = round(counted.input_tokens * self._share)
-        cached_tokens = min(counted.cache_read_tokens, input_tokens)
-        usage = Usage(input_tokens, counted.output_tokens, cached_tokens)
-        rest = Delta(text, missing, cached_tokens=cached_tokens)
-        return (rest if text or missing or cached_tokens else None), Completion(
-            reason, usage, self._queue_wait_s
+        elif self._calls and self._reason in _AFTER_CALLS:
+            reason = FinishReason.TOOL_CALLS
+        rest = self._end_call() if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS) else []
+        text, missing, cached_tokens = self._blank.flush(), 0, None
+        usage = Usage(self._estimated_input, self._counted)
+        if (counted := self.usage) is not None:
+            # Bedrock's count is billed, also where more were counted as they came.
+            missing = max(0, counted.output_tokens - self._counted)
+            input_tokens = round(counted.input_tokens * self._share)
+            cached_tokens = min(counted.cache_read_tokens, input_tokens)
+            usage = Usage(input_tokens, counted.output_tokens, cached_tokens)
+        if text or missing or cached_tokens:
+            rest.append(Delta(text, missing, cached_tokens=cached_tokens))
+        usage = replace(usage, reasoning_tokens=min(self._reasoning, usage.output_tokens))
+        return rest, Completion(reason, usage, self._queue_wait_s, warnings=self._warnings())
+
+    def _warnings(self) -> tuple[str, ...]:
+        if not (self._left_out and self._tools.single):
+            return ()
+        return (
+            "parallel_tool_calls is false: the first call of the model is given, "
+            f"and {self._left_out} more were left out",
         )
+
+
+@dataclass(slots=True)
+class _Call:
+    """The last call of the answer; ``is_given``: the caller gets it."""
+
+    is_given: bool
+    has_arguments: bool = False
+    has_stopped: bool = False
+
+
+def _joins_with(piece: Delta) -> object:
+    """Equal for pieces that can be one."""
+    return id(piece) if isinstance(piece, ToolBegin | ToolEnd) else type(piece)
 
 
 def stops_for_bedrock(stops: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from budgeting.values import Message, Role
 from gateway.backends.bedrock.answer import ConverseReader
 from gateway.backends.bedrock.call import EventBatches, Lanes
 from gateway.backends.bedrock.request import ConverseWriter
+from gateway.backends.bedrock.tools import ConverseTools, tools_as_messages
 from gateway.backends.bedrock.transport import Transport
 from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
@@ -21,7 +22,7 @@ from gateway.config.backends import BedrockSection
 from gateway.contracts.features import Feature
 from resilience.failures import BackendFailure, FailureKind
 
-FEATURES = frozenset({Feature.TEMPERATURE, Feature.TOP_P, Feature.STOP})
+FEATURES = frozenset({Feature.TEMPERATURE, Feature.TOP_P, Feature.STOP, Feature.TOOLS, Feature.ALLOWED_TOOLS})
 
 # Longest wait for the thread of a call that was cut or is complete. A thread that takes longer keeps its lane
 # and ends by the read timeout.
@@ -109,8 +110,10 @@ class BedrockBackend:
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         if self._stopped:
             raise BackendFailure(FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped")
-        request = self._writer.request(work)
-        sent = _sent(work)
+        tools = ConverseTools(work)
+        request = self._writer.request(work, tools)
+        own = (*tools_as_messages(work), *work.messages)
+        sent = own if work.partial is None else (*own, Message(Role.ASSISTANT, work.partial.text))
         estimate = self._counter.estimate(self.model, sent)
         if estimate.at_most > self._max_input_tokens:
             raise BackendFailure(
@@ -132,10 +135,10 @@ class BedrockBackend:
                     ) from error
                 self._calls.add(call)
                 thread.add_done_callback(partial(self._ended, call, asyncio.get_running_loop()))
-                share = rough_tokens(work.messages) / rough_tokens(sent)
-                reader = ConverseReader(
-                    self._clock() - started_at, round(estimate.expected * share), share, work.sampling.stop
-                )
+                share = rough_tokens(own) / rough_tokens(sent)
+                waited_s = self._clock() - started_at
+                estimated_input = round(estimate.expected * share)
+                reader = ConverseReader(tools, waited_s, estimated_input, share, work.sampling.stop)
                 return await self._relay(call, reader, sent, out)
         except TimeoutError as error:
             if not limit.expired():
@@ -152,9 +155,8 @@ class BedrockBackend:
             over = False
             while not over and not reader.complete:
                 events, over = await call.take()
-                delta = reader.feed(events)
-                if delta is not None:
-                    await out(delta)
+                for piece in reader.feed(events):
+                    await out(piece)
             if not reader.stopped and not reader.cut:
                 raise BackendFailure(
                     FailureKind.STREAM_BROKEN, f"{self.name}: the stream ended before the answer did"
@@ -163,8 +165,8 @@ class BedrockBackend:
                 # The last bytes are still to come; a connection read to the end can be reused.
                 await call.wait_left(LEAVE_WAIT_S)
             rest, completion = reader.finish()
-            if rest is not None:
-                await out(rest)
+            for piece in rest:
+                await out(piece)
         finally:
             call.cut()
             await call.wait_left(LEAVE_WAIT_S)
@@ -193,10 +195,3 @@ class BedrockBackend:
         self._calls.discard(call)
         self._lanes.leave()
         call.left()
-
-
-def _sent(work: Work) -> tuple[Message, ...]:
-    """The conversation and the partial answer."""
-    if work.partial is None:
-        return work.messages
-    return (*work.messages, Message(Role.ASSISTANT, work.partial.text))

@@ -39,6 +39,24 @@ _PREFILL = (
     "amazon.nova-2-lite",
 )
 
+# Parts of the ids of models that take schemas of answers and strict tools, by AWS's guide.
+_STRUCTURED = (
+    "anthropic.claude-sonnet-4-5-",
+    "anthropic.claude-haiku-4-5-",
+    "anthropic.claude-opus-4-5-",
+    "anthropic.claude-opus-4-6-",
+)
+
+
+def caches_tools(model_id: str) -> bool:
+    """Whether a model that takes cache points takes one after its tools: Claude does, Nova does not."""
+    return "anthropic.claude" in model_id
+
+
+def takes_schemas(model_id: str) -> bool:
+    """Whether the model's answers and calls can be bound to a JSON schema."""
+    return any(part in model_id for part in _STRUCTURED)
+
 
 def cacheable_from(model_id: str, cache_points: Literal["auto"] | bool) -> int | None:
     """Tokens from which a stable prefix gets a cache point; ``None``: never.

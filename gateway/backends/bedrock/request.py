@@ -2,24 +2,30 @@
 
 system messages of the stable prefix    blocks of the system list, the cache point after them
 summary, evidence, context              start the next user turn, under their titles
-turns of one role in a row              one turn, with a blank line between them
+turns of one role in a row              one turn, with a blank line between their texts
+calls of tools                          blocks of the assistant's turn, after its text
+results of tools                        blocks of one user turn, in the order of the calls
 an assistant's turn at the start        preceded by a placeholder: the turns before it were trimmed
-blank messages                          omitted: models refuse them
+blank messages and texts                omitted: models refuse them
+reasoning of earlier answers            omitted: models take it with their own signature alone
 a partial answer                        the last turn of the assistant, or the end of it
 white space at the end of a prefill     omitted, as above
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 from budgeting.forms import Form
 from budgeting.sections import CONTEXT_TITLE, EVIDENCE_TITLE, SUMMARY_TITLE
 from budgeting.values import Message, Role
 from gateway.backends.bedrock.answer import stops_for_bedrock
+from gateway.backends.bedrock.tools import ConverseTools, closed, refuse, result, tools_as_messages
 from gateway.backends.port import Work
 from gateway.config.backends import BedrockGuardrail
-from resilience.failures import BackendFailure, FailureKind
+from gateway.contracts.values import FormatType, ResponseFormat
 
 EARLIER = "(Earlier messages are not shown.)"
 CACHE_POINT = {"cachePoint": {"type": "default"}}
@@ -37,23 +43,25 @@ class ConverseWriter:
     Args:
         worth_caching: whether a cache point after these system messages is accepted and useful.
         guardrail: applied to every request.
+        caches_tools: whether the model takes a cache point after its tools.
+        structured: whether the model takes schemas of answers and strict tools.
     """
 
     model_id: str
     worth_caching: Callable[[Sequence[Message]], bool]
     guardrail: BedrockGuardrail | None = None
+    caches_tools: bool = False
+    structured: bool = False
 
-    def request(self, work: Work) -> dict[str, Any]:
-        """The parameters. Raises BackendFailure when the conversation has no turn to answer."""
-        spoken = [message for message in work.messages if message.content.strip()]
+    def request(self, work: Work, tools: ConverseTools) -> dict[str, Any]:
+        """The parameters. Raises BackendFailure for a conversation or a format that Converse cannot have."""
+        spoken = [one for one in work.messages if one.content.strip() or one.tool_calls or one.tool_call_id]
         opening = _opening(spoken)
-        system, turns = spoken[:opening], _turns(_FORM.fold(spoken, opening)[opening:])
+        system, turns = spoken[:opening], _turns(_FORM.fold(spoken, opening)[opening:], tools)
         if turns and work.partial is not None:
             _append_partial(turns, work.partial.text.rstrip())
         if not turns:
-            raise BackendFailure(
-                FailureKind.INVALID_INPUT, "messages: a turn with some text is needed", param="messages"
-            )
+            refuse("messages: a turn with some text is needed")
         sampling = work.sampling
         config = {
             "maxTokens": None if work.open_ended else sampling.max_tokens,
@@ -63,19 +71,36 @@ class ConverseWriter:
         }
         request: dict[str, Any] = {
             "modelId": self.model_id,
-            "messages": [{"role": one.role.value, "content": [{"text": one.content}]} for one in turns],
+            "messages": turns,
             "inferenceConfig": {name: value for name, value in config.items() if value is not None},
         }
+        cached = tools_as_messages(work) if self.caches_tools else ()
+        if (tool_config := tools.config(strict=self.structured)) is not None:
+            request["toolConfig"] = tool_config
+            if cached and self.worth_caching(cached):
+                tool_config["tools"].append(CACHE_POINT)
         if system:
             request["system"] = [{"text": one.content} for one in system]
-            if self.worth_caching(system):
+            if self.worth_caching((*cached, *system)):
                 request["system"].append(CACHE_POINT)
+        if work.response_format.type is not FormatType.TEXT:
+            request["outputConfig"] = self._output_config(work.response_format)
         if self.guardrail is not None:
             request["guardrailConfig"] = {
                 "guardrailIdentifier": self.guardrail.id,
                 "guardrailVersion": self.guardrail.version,
             }
         return request
+
+    def _output_config(self, asked: ResponseFormat) -> dict[str, Any]:
+        if asked.type is not FormatType.JSON_SCHEMA or not self.structured:
+            refuse(
+                f"{self.model_id} on Bedrock cannot be asked for {asked.type.value}"
+                + ("; allowed: json_schema" if self.structured else ""),
+                "response_format",
+            )
+        schema = orjson.dumps(closed(orjson.loads(asked.spec))).decode()
+        return {"textFormat": {"type": "json_schema", "structure": {"jsonSchema": {"schema": schema}}}}
 
 
 def _opening(messages: Sequence[Message]) -> int:
@@ -86,24 +111,58 @@ def _opening(messages: Sequence[Message]) -> int:
     return len(messages)
 
 
-def _append_partial(turns: list[Message], text: str) -> None:
-    if turns[-1].role is Role.ASSISTANT:
-        turns[-1] = Message(Role.ASSISTANT, turns[-1].content + text)
+def _append_partial(turns: list[dict[str, Any]], text: str) -> None:
+    if turns[-1]["role"] == Role.ASSISTANT:
+        turns[-1]["content"][-1]["text"] += text
     elif text:
-        turns.append(Message(Role.ASSISTANT, text))
+        turns.append({"role": Role.ASSISTANT.value, "content": [{"text": text}]})
 
 
-def _turns(messages: Sequence[Message]) -> list[Message]:
-    turns: list[Message] = []
+def _turns(messages: Sequence[Message], tools: ConverseTools) -> list[dict[str, Any]]:
+    turns: list[dict[str, Any]] = []
+    if messages and messages[0].role is Role.ASSISTANT:
+        _add(turns, Role.USER, {"text": EARLIER})
+    open_calls: dict[str, tuple[str, Message | None]] = {}  # by the caller's id: the id sent, the result
     for message in messages:
+        if message.role is Role.TOOL:
+            sent_id, earlier = open_calls.get(message.tool_call_id or "", ("", None))
+            if not sent_id or earlier is not None:
+                refuse(
+                    f"messages: the result of the call {message.tool_call_id!r} does not follow that call; "
+                    "allowed: one result for each call of the assistant's message before"
+                )
+            open_calls[message.tool_call_id or ""] = (sent_id, message)
+            continue
+        _add(turns, Role.USER, *_results(open_calls))
         # System messages that are left here have no user turn after them.
         role = Role.ASSISTANT if message.role is Role.ASSISTANT else Role.USER
-        if turns and turns[-1].role is role:
-            turns[-1] = Message(role, f"{turns[-1].content}{_GAP}{message.content}")
-        else:
-            turns.append(Message(role, message.content))
-    if turns and turns[0].role is Role.ASSISTANT:
-        turns.insert(0, Message(Role.USER, EARLIER))
-    if turns and turns[-1].role is Role.ASSISTANT:
-        turns[-1] = Message(Role.ASSISTANT, turns[-1].content.rstrip())
+        if message.content.strip():
+            _add(turns, role, {"text": message.content})
+        open_calls = {call.id: (tools.call_id(call.id), None) for call in message.tool_calls}
+        if len(open_calls) < len(message.tool_calls):
+            refuse("messages: two calls of one message have the same id; allowed: an id for each call")
+        _add(turns, role, *[tools.call(call, open_calls[call.id][0]) for call in message.tool_calls])
+    _add(turns, Role.USER, *_results(open_calls))
+    if turns and turns[-1]["role"] == Role.ASSISTANT:
+        last = turns[-1]["content"][-1]
+        last["text"] = last["text"].rstrip()
     return turns
+
+
+def _results(calls: Mapping[str, tuple[str, Message | None]]) -> list[dict[str, Any]]:
+    blocks = []
+    for call_id, (sent_id, message) in calls.items():
+        if message is None:
+            refuse(f"messages: the call {call_id!r} has no result; allowed: a result for each call")
+        blocks.append(result(message, sent_id))
+    return blocks
+
+
+def _add(turns: list[dict[str, Any]], role: Role, *blocks: dict[str, Any]) -> None:
+    for block in blocks:
+        if not turns or turns[-1]["role"] != role:
+            turns.append({"role": role.value, "content": [block]})
+        elif "text" in block and "text" in turns[-1]["content"][-1]:
+            turns[-1]["content"][-1]["text"] += _GAP + block["text"]
+        else:
+            turns[-1]["content"].append(block)

@@ -7,12 +7,12 @@ from typing import Any
 from gateway.backends.bedrock.answer import (
     ConverseUsage,
     Event,
-    TextPiece,
     events_of_answer,
     events_of_stream,
 )
 from gateway.backends.bedrock.call import EventBatches, Wire, WireCut
 from gateway.config.backends import BedrockSection
+from gateway.contracts.events import Delta
 from resilience.classify_aws import aws_failure
 from resilience.failures import BackendFailure, FailureKind
 
@@ -108,7 +108,7 @@ class Transport:
             try:
                 for event in self._events(region, request):
                     call.put(event)
-                    delivered = delivered or isinstance(event, TextPiece)
+                    delivered = delivered or isinstance(event, Delta)
                     counted = counted or isinstance(event, ConverseUsage)
             except Exception as error:
                 if call.wire.is_cut or counted:  # the caller left, or no further event can come

@@ -1,0 +1,168 @@
+"""The tools of a request in Converse's form, and names and ids in the characters that Converse takes."""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Container
+from typing import Any, Final, NoReturn
+
+import orjson
+
+from budgeting.values import Message, Role, Tool, ToolCall, ToolChoiceMode, ToolKind
+from gateway.backends.port import Work
+from resilience.failures import BackendFailure, FailureKind
+
+NO_OUTPUT = "(no output)"
+"""The text of a result without text: models refuse an empty one."""
+MAX_ARGUMENT_DEPTH: Final = 64
+"""Deepest nesting of a call's arguments in a history; botocore writes them by recursion."""
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_ID: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
+# Keywords of a schema whose values are no schemas.
+_VALUES: Final = frozenset({"enum", "const", "default"})
+# Characters of a replaced name that stay readable before its hash.
+_READABLE = 47
+
+
+class ConverseTools:
+    """The tools that one request has, and how its calls are written.
+
+    ``may_call``: the answer may hold calls. Converse has no choice ``none``, and needs tools wherever the
+    history has calls; so calls of an answer that may not have any are left out of it. ``single``: only the
+    first call of the answer is given.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._choice = work.tool_choice
+        self._tools = work.tools
+        self.may_call = bool(work.tools) and (
+            self._choice is None or self._choice.mode is not ToolChoiceMode.NONE
+        )
+        self.single = work.parallel_tool_calls is False
+        self._called = dict.fromkeys([call.name for one in work.messages for call in one.tool_calls])
+        names = dict.fromkeys([*[tool.name for tool in work.tools], *self._called])
+        self._sent = {name: name for name in names if _NAME.fullmatch(name)}
+        for name in names:
+            if name not in self._sent:
+                self._sent[name] = _replaced(name, self._sent.values())
+        self._original = {sent: name for name, sent in self._sent.items()}
+        self._ids: set[str] = set()
+
+    def original(self, sent: str) -> str:
+        """The caller's name of the tool that the model calls ``sent``."""
+        return self._original.get(sent, sent)
+
+    def config(self, *, strict: bool) -> dict[str, Any] | None:
+        """``toolConfig``; ``None`` where the request needs none. ``strict``: the model takes that flag."""
+        if not self.may_call and not self._called:
+            return None
+        choice = self._choice
+        allowed = choice.allowed if choice is not None else ()
+        tools = [tool for tool in self._tools if not allowed or tool.name in allowed]
+        stubs = [Tool(name) for name in self._called]
+        config: dict[str, Any] = {"tools": [self._spec(tool, strict) for tool in tools or stubs]}
+        if self.may_call and choice is not None:
+            config["toolChoice"] = {
+                ToolChoiceMode.REQUIRED: {"any": {}},
+                ToolChoiceMode.NAMED: {"tool": {"name": self._sent.get(choice.name or "")}},
+            }.get(choice.mode, {"auto": {}})
+        return config
+
+    def _spec(self, tool: Tool, strict: bool) -> dict[str, Any]:
+        schema = {"type": "object"} | ({} if tool.parameters is None else orjson.loads(tool.parameters))
+        description = tool.description if tool.description and tool.description.strip() else tool.name
+        spec: dict[str, Any] = {
+            "name": self._sent[tool.name],
+            "description": description,
+            "inputSchema": {"json": closed(schema) if tool.strict and strict else schema},
+        }
+        if tool.strict and strict:
+            spec["strict"] = True
+        return {"toolSpec": spec}
+
+    def call_id(self, given: str) -> str:
+        """The id for the next call of the history: ``given`` where Converse takes it and no call has it."""
+        sent = given if _ID.fullmatch(given) and given not in self._ids else _replaced(given, self._ids)
+        self._ids.add(sent)
+        return sent
+
+    def call(self, call: ToolCall, sent_id: str) -> dict[str, Any]:
+        """A call of the history as a block. Raises BackendFailure: its arguments are no JSON object."""
+        return {
+            "toolUse": {"toolUseId": sent_id, "name": self._sent[call.name], "input": _input(call)},
+        }
+
+
+def result(message: Message, sent_id: str) -> dict[str, Any]:
+    """The result of a call as a block."""
+    text = message.content if message.content.strip() else NO_OUTPUT
+    return {"toolResult": {"toolUseId": sent_id, "content": [{"text": text}]}}
+
+
+def refuse(message: str, param: str = "messages") -> NoReturn:
+    """Raises BackendFailure: the request cannot be written for Converse."""
+    raise BackendFailure(FailureKind.INVALID_INPUT, message, param=param)
+
+
+def tools_as_messages(work: Work) -> tuple[Message, ...]:
+    """The tools as a message of about as many tokens, for estimates; none without tools."""
+    if not work.tools:
+        return ()
+    texts = [text for one in work.tools for text in (one.name, one.description, one.parameters) if text]
+    return (Message(Role.SYSTEM, "\n".join(texts)),)
+
+
+def closed(schema: Any) -> Any:
+    """The schema with objects that have no further properties than it names, as models require it."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: value if key in _VALUES else closed(value) for key, value in schema.items()}
+    if inner.get("type") == "object":
+        inner.setdefault("additionalProperties", False)
+    return inner
+
+
+def _input(call: ToolCall) -> dict[str, Any]:
+    if call.kind is ToolKind.CUSTOM:
+        return {"input": call.arguments}
+    try:
+        found = json.loads(call.arguments or "{}", parse_constant=_no_json)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or _depth_over(found, MAX_ARGUMENT_DEPTH):
+        refuse(
+            f"messages: the arguments of the call {call.id!r} of the tool {call.name!r} are not allowed; "
+            f"allowed: a JSON object, nested {MAX_ARGUMENT_DEPTH} levels or fewer"
+        )
+    return found
+
+
+def _no_json(word: str) -> NoReturn:
+    raise ValueError(word)
+
+
+def _depth_over(value: Any, most: int) -> bool:
+    level = [value]
+    for _ in range(most):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, list | dict)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return False
+    return any(isinstance(one, list | dict) for one in level)
+
+
+def _replaced(text: str, taken: Container[str]) -> str:
+    """A name for ``text`` that Converse takes and that is not ``taken``; the same in every request."""
+    readable = re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:_READABLE]
+    for number in itertools.count():
+        hashed = hashlib.blake2b(f"{number}:{text}".encode(errors="surrogatepass"), digest_size=8).hexdigest()
+        if (name := f"{readable}_{hashed}") not in taken:
+            return name
+    raise AssertionError("count() ends")
