@@ -319,7 +319,7 @@ class ChatTokenizer:
             return ids
         texts = message.texts
         guarded = any(map(self._controls.forged_in, texts))
-        frame = self._frames.get((first, message.role))
+        frame = self._frames.get((first, message.role)) if message.plain else None
         if frame is not None:
             text = self._controls.guard(message.content) if guarded else message.content
             return self._keep(key, texts, self._vocabulary.rendered_ids(frame.around(text), guarded=guarded))

@@ -6,8 +6,9 @@ body reads only its own message (and whether it is the first), and a tail that d
 may be rendered, tokenized and cached one by one. A template with an unknown construct is rendered as a whole.
 
 **Frames.** Rendering through Jinja takes longer than encoding. Most of these templates only put markup around
-the text, trimmed or unchanged; then the markup is learned once for each role, and a message is three strings
-joined. A template that examines the text is rendered by Jinja each time.
+the text, trimmed or unchanged; then the markup of plain messages (a role and a text, no calls) is learned
+once for each role, and such a message is three strings joined. A template that examines the text is rendered
+by Jinja each time.
 """
 
 from collections.abc import Sequence
@@ -253,7 +254,10 @@ _CORE = "\ufdd4"
 MARKER = _BLANK + _CORE + _BLANK
 
 _CONTENT = "content"
-_FIELDS = (_CONTENT, "role")
+# What a plain message does not have; a template may ask for it.
+_ABSENT = ("tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content")
+_CONSTANT = ("role", *_ABSENT)
+_FIELDS = (_CONTENT, *_CONSTANT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,14 +330,14 @@ class _Body:
     def _touches(self, node: nodes.Node) -> bool:
         """Whether anything in ``node`` reads the text, or the message in an unknown way."""
         parts = [node, *node.find_all(nodes.Node)]
-        roles = {
+        constants = {
             id(part.node)
             for part in parts
-            if isinstance(part, nodes.Getattr | nodes.Getitem) and _field(part) == "role"
+            if isinstance(part, nodes.Getattr | nodes.Getitem) and _field(part) in _CONSTANT
         }
         return any(
             isinstance(part, nodes.Name)
-            and (part.name in self._made or (part.name == self._message and id(part) not in roles))
+            and (part.name in self._made or (part.name == self._message and id(part) not in constants))
             for part in parts
         )
 

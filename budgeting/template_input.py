@@ -11,7 +11,7 @@ from typing import Any
 from budgeting.values import Message, Tool, ToolCall, ToolKind
 
 CUSTOM_INPUT = "input"
-_CUSTOM_PARAMETERS: Mapping[str, object] = {
+CUSTOM_PARAMETERS: Mapping[str, object] = {
     "type": "object",
     "properties": {CUSTOM_INPUT: {"type": "string"}},
     "required": [CUSTOM_INPUT],
@@ -39,7 +39,7 @@ def shown_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
 
 
 def _shown_tool(tool: Tool) -> dict[str, Any]:
-    parameters = _CUSTOM_PARAMETERS if tool.kind is ToolKind.CUSTOM else None
+    parameters = CUSTOM_PARAMETERS if tool.kind is ToolKind.CUSTOM else None
     if tool.parameters is not None:
         parameters = json.loads(tool.parameters)
     shown: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": parameters}

@@ -109,9 +109,14 @@ class Message(Struct, frozen=True):
     parts: tuple[str | ImageContent | AudioContent, ...] = ()
 
     @property
+    def plain(self) -> bool:
+        """Whether it is a role and a text, nothing else."""
+        return not (self.tool_calls or self.tool_call_id or self.name or self.reasoning or self.parts)
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """Every text of it that a chat template may show."""
-        if not (self.tool_calls or self.tool_call_id or self.name or self.reasoning):
+        if self.plain:
             return (self.content,)
         called = [text for call in self.tool_calls for text in (call.id, call.name, call.arguments)]
         labels = [text for text in (self.tool_call_id, self.name, self.reasoning) if text]

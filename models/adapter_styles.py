@@ -13,8 +13,8 @@ from models import wording_ja as words_ja
 from models import wording_series_en as series_words
 from models import wording_shop_en as shop_words
 from models.catalogue import Series, load_catalogue, similar_to
-from models.dialogues import Message
 from models.held_out import is_held_out
+from models.tool_dialogues import Message
 from models.turns_en import Facts, Turn, pick_series_turn, roughen, series_turn, topic_turn
 from models.turns_ja import series_turn_ja, topic_turn_ja
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer
 
-from models.dialogues import Message, Mix, make_dialogue
+from models.dialogues import Mix, make_dialogue
 from models.tokenizer import MESSAGE_END, MESSAGE_START
+from models.tool_dialogues import Message
 
 _CHUNK = 640  # dialogues that are sorted by length together
 PROMPT_LOSS_SHARE = 0.08  # of the tokens outside the answers, so that the model also learns to read prompts

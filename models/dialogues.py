@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypedDict
 
 from models import prompts
 from models import wording_delivery_en as delivery_words
@@ -15,6 +14,7 @@ from models import wording_shop_en as shop_words
 from models.catalogue import Series, load_catalogue
 from models.held_out import is_held_out
 from models.invent import CARRIERS, WEEKDAYS, invented_price, invented_series
+from models.tool_dialogues import Message, tool_dialogue
 from models.turns_en import (
     Facts,
     Turn,
@@ -43,7 +43,7 @@ _SMALL_TALK = ("greet", "thanks", "bye", "who", "off_topic", "start")
 
 @dataclass(frozen=True)
 class Mix:
-    """Shares of the kinds of dialogues: with catalogue evidence, Japanese, with a long prompt.
+    """Shares of the kinds of dialogues: with catalogue evidence, Japanese, with a long prompt, with tools.
 
     ``topics`` scales how often questions without evidence are about the shop rather than about a series.
     """
@@ -52,20 +52,15 @@ class Mix:
     japanese: float = 0.2
     long: float = 0.04
     topics: float = 1.0
+    tools: float = 0.15
 
 
 # The second mix follows the first: reading answers off the prompt takes a small model longest to learn.
 MIXES: dict[str, Mix] = {
     "general": Mix(),
     "grounded": Mix(evidence=0.62, japanese=0.24, long=0.02, topics=0.6),
+    "tools": Mix(evidence=0.5, japanese=0.22, long=0.01, topics=0.7, tools=0.5),
 }
-
-
-class Message(TypedDict):
-    """One chat message, as the chat template takes it."""
-
-    role: str
-    content: str
 
 
 def _overridden(series: Series, rng: random.Random) -> Series:
@@ -207,6 +202,11 @@ def _follow_up(last: Turn, facts: Facts, rng: random.Random, japanese: bool) -> 
 def make_dialogue(rng: random.Random, mix: Mix | None = None) -> list[Message]:
     """One dialogue in one of the service's prompt shapes."""
     mix = mix or MIXES["general"]
+    if rng.random() < mix.tools:
+        count = rng.choices(_TURN_COUNTS[:3], _TURN_WEIGHTS[:3])[0]
+        others = [_first_turn(Facts(), rng, japanese=False, customer=None) for _ in range(count)]
+        system = prompts.system_text(rng, False) if rng.random() < 0.4 else None
+        return tool_dialogue(rng, [replace(turn, user=roughen(turn.user, rng)) for turn in others], system)
     long = rng.random() < mix.long
     japanese = rng.random() < mix.japanese
     facts, lines = Facts(), list[str]()

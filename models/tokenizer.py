@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -15,13 +15,33 @@ SPECIAL_TOKENS = (END_OF_TEXT, MESSAGE_START, MESSAGE_END)
 VOCAB_SIZE = 4096
 MAX_LENGTH = 4096  # tokens
 
+CALL_START = "<tool_call>"
+CALL_END = "</tool_call>"
+
 # Each message renders on its own, so a longer conversation always extends the text of a shorter one.
 CHAT_TEMPLATE = (
+    "{% if tools %}{{ '<|im_start|>system\\nTools: ' + (tools | tojson) + '<|im_end|>\\n' }}{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] }}"
+    "{% for call in message['tool_calls'] %}"
+    "{{ '<tool_call>{\"name\":' + (call['function']['name'] | tojson) + ',\"arguments\":'"
+    " + (call['function']['arguments'] | tojson(separators=(',', ':'))) + '}</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|im_end|>' + '\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+
+
+def tools_text(tools: Sequence[Mapping[str, object]]) -> str:
+    """The text of the message in which the template shows tools."""
+    return f"Tools: {json.dumps(tools, ensure_ascii=False)}"
+
+
+def call_text(name: str, arguments: Mapping[str, object]) -> str:
+    """A call as the template shows it, and as the model writes it."""
+    call = {"name": name, "arguments": arguments}
+    return f"{CALL_START}{json.dumps(call, ensure_ascii=False, separators=(',', ':'))}{CALL_END}"
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import LlamaForCausalLM
@@ -69,7 +70,12 @@ def parser() -> argparse.ArgumentParser:
     cli.add_argument("--save-every", type=int, default=200, help="steps between saves (default: %(default)s)")
     cli.add_argument("--checkpoint", type=Path, default=None, help="checkpoint file to write at every save")
     cli.add_argument("--resume", action="store_true", help="go on from --checkpoint")
-    cli.add_argument("--init", type=Path, default=None, help="checkpoint whose weights a new run starts from")
+    cli.add_argument(
+        "--init",
+        type=Path,
+        default=None,
+        help="checkpoint or model folder whose weights a run starts from",
+    )
     cli.add_argument(
         "--mix", choices=sorted(MIXES), default="general", help="kinds of dialogues (default: %(default)s)"
     )
@@ -131,6 +137,15 @@ def load_or_train_tokenizer(args: argparse.Namespace) -> Tokenizer:
     return train_tokenizer(message["content"] for dialogue in sample for message in dialogue)
 
 
+def earlier_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint or of a model folder."""
+    if not path.is_dir():
+        state: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["model"]
+        return state
+    weights = load_file(path / "model.safetensors")
+    return {**weights, "lm_head.weight": weights["model.embed_tokens.weight"]}
+
+
 def train(args: argparse.Namespace) -> Progress:
     """Run the training that the command line describes."""
     torch.manual_seed(args.seed)
@@ -146,7 +161,7 @@ def train(args: argparse.Namespace) -> Progress:
             optimiser.load_state_dict(saved)
         progress = Progress(**state["progress"])
     elif args.init:
-        model.load_state_dict(torch.load(args.init, weights_only=True)["model"])
+        model.load_state_dict(earlier_weights(args.init))
     if not args.resume:
         write_folder(args.out, tokenizer)
         write_weights(args.out, model)

@@ -222,7 +222,7 @@ def unknown_turn(rng: random.Random) -> Turn:
     title = invented_series(rng).title
     kind = rng.choice(("author", "volumes", "price", "stock", "about", "stock", "status"))
     question = say(series_words.QUESTIONS[kind], rng, {"t": title})
-    return Turn(question, say(series_words.UNKNOWN_ANSWERS, rng, {"t": title}))
+    return Turn(question, say(series_words.UNKNOWN_ANSWERS, rng, {"t": title}), kind=kind)
 
 
 def genre_turn(facts: Facts, rng: random.Random) -> Turn:

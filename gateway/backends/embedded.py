@@ -19,11 +19,12 @@ from engine.values import (
 )
 from engine.values import SequenceEnd as EngineFinish
 from engine.values import TokenIdLogprob as EngineLogprob
+from gateway.backends.hermes import CallReader
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import check_partial
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work, filled
 from gateway.contracts.events import Delta
-from gateway.contracts.features import KNOWN_FEATURES, Feature
+from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
 from gateway.contracts.values import (
     FinishReason,
     FormatType,
@@ -35,7 +36,7 @@ from gateway.contracts.values import (
 from resilience.failures import BackendFailure, FailureKind
 
 FEATURES = KNOWN_FEATURES
-CONTINUES = frozenset({Continue.TOKENS, Continue.SHAPED})
+CONTINUES = frozenset({Continue.TOKENS, Continue.SHAPED, Continue.EVENTS})
 
 _FINISH: Mapping[EngineFinish, FinishReason] = MappingProxyType(
     {
@@ -55,6 +56,7 @@ class EmbeddedBackend:
         defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller sets none.
         max_running: most sequences that one batch takes.
         adapters: the LoRA adapters that the engine holds; shared by all backends of one engine.
+        calls_tools: the model's chat template shows tools, and calls as :class:`CallReader` reads them.
     """
 
     kind: ClassVar = "embedded"
@@ -68,11 +70,13 @@ class EmbeddedBackend:
     token_bytes: Callable[[int], bytes]
     adapters: LoraSlots
     share_prefixes: bool = False
+    calls_tools: bool = False
 
     @property
     def features(self) -> frozenset[Feature]:
-        """All; adapters only where the engine has places for them."""
-        return FEATURES if self.adapters.places else FEATURES - {Feature.LORA}
+        """All; adapters only where the engine has places for them, tools where the model knows them."""
+        known = FEATURES | TOOL_FEATURES if self.calls_tools else FEATURES
+        return known if self.adapters.places else known - {Feature.LORA}
 
     @property
     def state(self) -> BackendState:
@@ -93,6 +97,7 @@ class EmbeddedBackend:
         Several texts are sequences of their own; the engine's prefix cache shares the prompt's blocks.
         """
         ends: dict[int, Completion] = {}
+        readers = await self._readers(work, out)
         try:
             async with AsyncExitStack() as held:
                 if work.adapter is not None:
@@ -105,13 +110,41 @@ class EmbeddedBackend:
                     for ticket, output in await receive_any(going):
                         if output.finish_reason is EngineFinish.ERROR:
                             raise _failure(output.error or "internal", output.detail)
+                        index = going[ticket]
+                        reader = readers.get(index)
                         if output.token_ids or output.text:
-                            await out(self._delta(output, going[ticket]))
+                            delta = self._delta(output, index)
+                            for event in (delta,) if reader is None else reader.feed(delta):
+                                await out(event)
                         if output.finish_reason is not None:
-                            ends[going.pop(ticket)] = _completion(output, _FINISH[output.finish_reason])
+                            reason = _FINISH[output.finish_reason]
+                            if reader is not None:
+                                for event in reader.end():
+                                    await out(event)
+                                if reader.calls and reason is FinishReason.STOP:
+                                    reason = FinishReason.TOOL_CALLS
+                            del going[ticket]
+                            ends[index] = _completion(output, reason)
         except errors.EngineError as error:
             raise _failure(error.code, str(error)) from error
         return _joined([ends[index] for index in range(work.sampling.n)])
+
+    async def _readers(self, work: Work, out: DeltaSink) -> dict[int, CallReader]:
+        """What finds the calls in each choice's text; one that resumes an answer has read what there is."""
+        if work.call_format is None:
+            return {}
+        kinds = {tool.name: tool.kind for tool in work.tools}
+        readers = {
+            index: CallReader(work.generation_id, index, kind_of=kinds.__getitem__)
+            for index in range(work.sampling.n)
+        }
+        if work.partial is not None:
+            ids = work.partial.token_ids or ()
+            text = b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="ignore")
+            events = readers[0].feed(Delta(text, 0))
+            for event in events if work.partial.replay else ():
+                await out(event)
+        return readers
 
     def _delta(self, output: SequenceOutput, index: int) -> Delta:
         logprobs = tuple([self._logprob(entry) for entry in output.logprobs]) if output.logprobs else ()
@@ -144,7 +177,7 @@ class EmbeddedBackend:
                 frequency_penalty=wanted.frequency_penalty,
                 logit_bias=tuple(wanted.logit_bias.items()),
                 logprobs=wanted.logprobs,
-                structured=_structured(work.response_format),
+                structured=_structured(work.call_format or work.response_format),
             ),
             priority=work.priority,
             cache_salt=None if self.share_prefixes else work.cache_salt,

@@ -38,12 +38,14 @@ class EmbeddedHost:
         on_step: Callable[[int], None],
         on_death: Callable[[EngineDead], None],
         make_slots: MakeSlots = LoraSlots,
+        calls_tools: bool = False,
     ) -> None:
         self._config = config
         self._model = model
         self._defaults = defaults
         self._token_bytes = token_bytes
         self._share_prefixes = share_prefixes
+        self._calls_tools = calls_tools
 
         def on_signals(signals: EngineSignals) -> None:
             on_step(signals.preemptions)
@@ -129,6 +131,7 @@ class EmbeddedHost:
             token_bytes=self._token_bytes,
             adapters=self._adapters,
             share_prefixes=self._share_prefixes,
+            calls_tools=self._calls_tools,
         )
 
     def figures(self) -> EngineFigures | None:

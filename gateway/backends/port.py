@@ -106,6 +106,7 @@ class Work:
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    call_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     calls: Calls | None = field(default=None, compare=False, repr=False)

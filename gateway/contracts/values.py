@@ -132,6 +132,7 @@ class GenerateRequest(Struct, frozen=True):
         extra: fields of the body that are the backend's affair; ``needs`` is what it must have for them.
         dropped: unknown fields of messages, which no backend is given: a prompt has roles and texts.
         truncate: old turns may be left out where the conversation is too long.
+        call_format: the checked shape of an answer that calls tools as text, for an engine bound to it.
         template_kwargs: variables that the caller sets for the chat template.
         fields: the body's own names for fields: ``max_tokens`` may have been ``max_completion_tokens``.
         arrived_at, deadline: seconds on the injected clock.
@@ -174,6 +175,7 @@ class GenerateRequest(Struct, frozen=True):
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    call_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     template_kwargs: Mapping[str, Any] = EMPTY
     fields: Mapping[str, str] = NO_NAMES

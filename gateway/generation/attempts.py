@@ -181,6 +181,7 @@ class Attempts:
             tools=plan.tools,
             tool_choice=request.tool_choice,
             parallel_tool_calls=request.parallel_tool_calls,
+            call_format=request.call_format,
             reasoning_effort=request.reasoning_effort,
             template_kwargs=request.template_kwargs,
             calls=self.step,

@@ -15,6 +15,8 @@ from typing import Final
 
 from msgspec import structs
 
+from budgeting.values import Tool
+from gateway.backends.hermes import call_format
 from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
 from gateway.errors import BackendUnavailable, GrammarTooComplex, InvalidRequest
 from gateway.limited.process import LimitedProcess, NoProcess, OverLimit
@@ -44,10 +46,14 @@ class _Queue:
 
 
 class GrammarChecks:
-    """Checks shapes, and remembers the results."""
+    """Checks shapes, and remembers the results.
 
-    def __init__(self, process: LimitedProcess) -> None:
+    ``binds_calls``: an engine writes tool calls as text, bound to a grammar of all tools.
+    """
+
+    def __init__(self, process: LimitedProcess, *, binds_calls: bool = False) -> None:
         self._process = process
+        self._binds_calls = binds_calls
         self._kept: OrderedDict[bytes, int | str] = OrderedDict()  # bytes of memory, or what is wrong
         self._running = asyncio.Semaphore(MAX_RUNNING)
         self._queues: dict[str, _Queue] = {}
@@ -55,17 +61,34 @@ class GrammarChecks:
     async def checked(self, request: GenerateRequest) -> GenerateRequest:
         """The request, with the size of its shape's grammar. Raises as :meth:`check`.
 
-        The parameters of strict tools are checked as schemas of an answer are.
+        The parameters of strict tools are checked as schemas of an answer are. An engine that is bound to
+        calls takes the others' too, or any object where one cannot be followed.
         """
-        for index, tool in enumerate(request.tools):
-            if tool.strict and tool.parameters is not None:
-                param = f"tools.{index}.function.parameters"
-                schema = ResponseFormat(FormatType.JSON_SCHEMA, tool.parameters, param)
-                await self.check(schema, request.caller.tenant)
+        if request.tools:
+            tools = [await self._tool(index, tool, request) for index, tool in enumerate(request.tools)]
+            choice, parallel = request.tool_choice, request.parallel_tool_calls
+            if self._binds_calls:
+                calls = call_format(tuple(tools), choice, parallel, request.response_format)
+                if calls is not None:
+                    calls = await self.check(calls, request.caller.tenant)
+                    return structs.replace(request, call_format=calls)
         shape = await self.check(request.response_format, request.caller.tenant)
         return (
             request if shape is request.response_format else structs.replace(request, response_format=shape)
         )
+
+    async def _tool(self, index: int, tool: Tool, request: GenerateRequest) -> Tool:
+        if tool.parameters is None or not (tool.strict or self._binds_calls):
+            return tool
+        param = f"tools.{index}.function.parameters"
+        schema = ResponseFormat(FormatType.JSON_SCHEMA, tool.parameters, param)
+        try:
+            await self.check(schema, request.caller.tenant)
+        except (GrammarTooComplex, InvalidRequest):
+            if tool.strict:
+                raise
+            return structs.replace(tool, parameters=None)
+        return tool
 
     async def check(self, shape: ResponseFormat, tenant: str) -> ResponseFormat:
         """``shape`` with the size of its grammar. Leaving early ends the check.

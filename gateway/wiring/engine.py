@@ -5,9 +5,11 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
+from budgeting.tokenizer_files import read_tokenizer_files
 from engine.errors import EngineDead
 from engine.values import EngineConfig
 from gateway.backends.embedded_host import EmbeddedHost
+from gateway.backends.hermes import CALL_START
 from gateway.backends.host import EngineHost, MakeHost
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.supervised import SupervisedHost
@@ -57,6 +59,7 @@ def engine_maker(
     defaults = sampling_defaults(Path(section.model))
     if section.kind == "embedded":
         config = engine_config(section)
+        calls_tools = calls_as_text(section)
 
         def embedded(
             *,
@@ -70,6 +73,7 @@ def engine_maker(
                 defaults=defaults,
                 token_bytes=token_bytes,
                 share_prefixes=section.share_prefix_across_tenants,
+                calls_tools=calls_tools,
                 on_step=on_step,
                 on_death=on_death,
                 make_slots=make_slots,
@@ -96,6 +100,13 @@ def engine_maker(
         )
 
     return vllm
+
+
+def calls_as_text(section: EngineSection) -> bool:
+    """Whether the engine in process is bound to tool calls that its model writes as text."""
+    return (
+        section.kind == "embedded" and CALL_START in read_tokenizer_files(section.tokenizer_folder).template
+    )
 
 
 def _any_adapters(settings: Settings) -> bool:

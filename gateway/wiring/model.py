@@ -19,6 +19,7 @@ from gateway.prompts.published import Publishing, StreamPublished
 from gateway.prompts.text import ModelText
 from gateway.prompts.text_threads import TextThreads
 from gateway.prompts.versions import PromptVersions
+from gateway.wiring.engine import calls_as_text
 from gateway.wiring.foundation import Foundation
 
 
@@ -125,6 +126,9 @@ def make_model(base: Foundation) -> ModelParts:
         versions=versions,
         publishing=Publishing(versions, published, unix_time=base.unix_time),
         templates=tuple(tokenizers.templates.values()),
-        grammars=GrammarChecks(LimitedProcess(WORK, str(tokenizer_json), limits=Limits())),
+        grammars=GrammarChecks(
+            LimitedProcess(WORK, str(tokenizer_json), limits=Limits()),
+            binds_calls=calls_as_text(settings.engine),
+        ),
         models=Models(text, own),
     )

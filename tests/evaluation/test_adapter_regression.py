@@ -273,7 +273,7 @@ def test_an_adapter_passes_against_itself(few: Path, capsys: pytest.CaptureFixtu
 def test_a_damaged_adapter_fails_though_its_files_are_right(
     few: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    damage(ACTIVE, tmp_path / "manga_domain_v4", noise=4.0)
+    damage(ACTIVE, tmp_path / "manga_domain_v4", noise=8.0)
     answers = tmp_path / "answers.json"
     status, out = run(
         tmp_path / "manga_domain_v4", few, capsys, "--timed", "0", "--max-tokens", "64",

@@ -116,7 +116,8 @@ def test_a_preview_counts_what_the_request_then_uses_and_bills_nothing(live: Liv
     answer = httpx.post(f"{live.url}/v1/generate", json=body, headers=live.headers, timeout=60).json()
     assert shown["input_tokens"] == answer["usage"]["input_tokens"]
     assert {name: one["tokens"] for name, one in shown["sections"].items()} == {  # type: ignore[attr-defined]
-        name: answer["budget"][name] for name in ("system", "retrieval", "recent_turns", "older_summary")
+        name: answer["budget"].get(name, 0)
+        for name in ("tools", "system", "retrieval", "recent_turns", "older_summary")
     }
 
 

@@ -10,9 +10,11 @@ import pytest
 
 from evaluation.demo_eval import load_questions
 from models.catalogue import by_author, load_catalogue, similar_to
-from models.dialogues import Message, Mix, dialogues, make_dialogue
+from models.dialogues import Mix, dialogues, make_dialogue
 from models.held_out import held_out_pairs
 from models.spin import say, spin
+from models.tokenizer import CALL_START
+from models.tool_dialogues import Message
 from models.turns_en import Facts, pick_series_turn, series_answer
 from models.turns_ja import pick_series_turn_ja
 
@@ -76,7 +78,13 @@ def test_turns_alternate_and_end_with_the_assistant(sample: list[list[Message]])
         roles = [message["role"] for message in dialogue]
         turns = [role for role in roles if role != "system"]
         assert roles[: len(roles) - len(turns)] == ["system"] * (len(roles) - len(turns))
-        assert turns == ["user", "assistant"] * (len(turns) // 2)
+        called = [place for place, role in enumerate(turns) if role == "tool"]
+        # A call and its result stand between a question and its answer.
+        assert all(
+            turns[place - 2 : place + 2] == ["user", "assistant", "tool", "assistant"] for place in called
+        )
+        kept = [role for place, role in enumerate(turns) if not {place, place + 1} & set(called)]
+        assert kept == ["user", "assistant"] * (len(kept) // 2)
         assert turns
 
 
@@ -100,7 +108,8 @@ def test_every_prompt_shape_of_the_service_occurs(sample: list[list[Message]]) -
 def test_no_template_mark_is_left_in_the_text(sample: list[list[Message]]) -> None:
     for dialogue in sample[:5000]:
         for message in dialogue:
-            assert not re.search(r"[{}()|]", message["content"].replace(" | ", " ")), message["content"]
+            if not message["content"].startswith(("Tools: ", CALL_START, "{")):
+                assert not re.search(r"[{}()|]", message["content"].replace(" | ", " ")), message["content"]
             assert message["content"].strip()
 
 

@@ -1,0 +1,304 @@
+"""Tool calls written as text: the grammar that binds them, and the reader that finds them in a stream.
+
+::
+
+    <tool_call>{"name":"check_stock","arguments":{"title":"Berserk"}}</tool_call>
+
+Calls follow each other after any text that comes before the first. The grammar leaves the name to the tools
+that may be called and the arguments to their schemas, without padding, so an answer of the grammar is read
+without guessing.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from msgspec import structs
+
+from budgeting.template_input import CUSTOM_INPUT, CUSTOM_PARAMETERS
+from budgeting.values import Tool, ToolChoice, ToolChoiceMode, ToolKind
+from gateway.contracts.events import Delta, ToolArgs, ToolBegin, ToolEnd
+from gateway.contracts.values import FormatType, ResponseFormat
+from gateway.errors import InvalidRequest
+
+CALL_START: Final = "<tool_call>"
+CALL_END: Final = "</tool_call>"
+_NAME: Final = '{"name":'
+_ARGUMENTS: Final = ',"arguments":'
+_CLOSE: Final = "}" + CALL_END
+_PLAIN: Final = f"PLAIN: /(.|\\n)*/ & ~/(.|\\n)*{CALL_START}(.|\\n)*/"
+
+
+def callable_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
+    """The tools that the choice lets the model call."""
+    if choice.mode is ToolChoiceMode.NONE:
+        return ()
+    if choice.mode is ToolChoiceMode.NAMED:
+        return tuple([tool for tool in tools if tool.name == choice.name])
+    return tuple([tool for tool in tools if not choice.allowed or tool.name in choice.allowed])
+
+
+def call_grammar(
+    tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool, content: object | None = None
+) -> str | None:
+    """The grammar of an answer with calls, in llguidance's Lark; ``None`` where nothing may be called.
+
+    Args:
+        parallel: more than one call may be made.
+        content: the JSON schema of an answer without calls; ``None``: any text, also in front of a call.
+    """
+    offered = callable_tools(tools, choice)
+    if tools and choice.mode is ToolChoiceMode.NONE and content is None:
+        return f"start: PLAIN\n{_PLAIN}\n"  # the model sees the tools, and may not call them
+    if not offered:
+        return None
+    again = "(open call)*" if parallel and choice.mode is not ToolChoiceMode.NAMED else ""
+    must = choice.mode is not ToolChoiceMode.AUTO
+    if must:
+        start = f"open call {again}"
+    elif content is None:
+        start = f"PLAIN | lead call {again}"
+    else:
+        start = f"content | open call {again}"
+    lines = [
+        f"start: {start}",
+        f'open: "{CALL_START}"',
+        "call: " + " | ".join(f"call_{number}" for number in range(len(offered))),
+    ]
+    if not must and content is None:
+        # A text without a call; and one that ends where the first call begins.
+        lines.append(_PLAIN)
+        lines.append(f"lead[lazy]: /(.|\\n)*{CALL_START}/")
+    elif not must:
+        lines.append(f"content: %json {_bound(content)}")
+    for number, tool in enumerate(offered):
+        head = json.dumps(_NAME + json.dumps(tool.name, ensure_ascii=False) + _ARGUMENTS)
+        lines.append(f"call_{number}: {head} arguments_{number} {json.dumps(_CLOSE)}")
+        lines.append(f"arguments_{number}: %json {_bound(_schema(tool))}")
+    return "\n".join(lines) + "\n"
+
+
+@lru_cache(maxsize=64)
+def call_format(
+    tools: tuple[Tool, ...], choice: ToolChoice | None, parallel: bool | None, shape: ResponseFormat
+) -> ResponseFormat | None:
+    """The shape of an answer with these tools; ``None`` where ``shape`` holds, since nothing may be called.
+
+    Raises InvalidRequest for a shape that cannot be joined with tools.
+    """
+    choice = choice or ToolChoice()
+    content: object | None = None
+    if shape.type is FormatType.JSON_OBJECT:
+        content = {"type": "object"}
+    elif shape.type is FormatType.JSON_SCHEMA:
+        content = json.loads(shape.spec)
+    elif shape.type is not FormatType.TEXT and callable_tools(tools, choice):
+        raise InvalidRequest(
+            f"{shape.param} cannot be used with tools; leave one of them out", param=shape.param
+        )
+    grammar = call_grammar(tools, choice, parallel=parallel is not False, content=content)
+    return None if grammar is None else ResponseFormat(FormatType.GRAMMAR, grammar, param="tools")
+
+
+def _schema(tool: Tool) -> object:
+    if tool.kind is ToolKind.CUSTOM:
+        return CUSTOM_PARAMETERS
+    schema = json.loads(tool.parameters) if tool.parameters else {"type": "object", "properties": {}}
+    if isinstance(schema, dict) and "type" not in schema and "properties" in schema:
+        return {"type": "object", **schema}
+    return schema
+
+
+def _bound(schema: object) -> str:
+    """The schema as the grammar takes it, without blanks between values."""
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": {"whitespace_flexible": False}}
+    return json.dumps(schema, ensure_ascii=False)
+
+
+class CallReader:
+    """Turns pieces of one choice's text into events; sans-I/O.
+
+    The first event of a piece carries its tokens and figures. Text that may be the beginning of a call is
+    held back until that is known, and so are its tokens: the ids that a stream has spell what it has.
+
+    Args:
+        answer_id: makes the calls' ids, so that a resumed answer has the same ones.
+        kind_of: the kind of the tool of a name.
+    """
+
+    def __init__(self, answer_id: str, index: int = 0, *, kind_of: Callable[[str], ToolKind]) -> None:
+        self._answer_id = answer_id
+        self._index = index
+        self._kind_of = kind_of
+        self._read: Callable[[], Iterator[Delta]] = self._text
+        self._held = ""
+        self._custom: _CustomInput | None = None
+        self._value = _JsonEnd()
+        self._waiting: Delta | None = None
+        self.calls = 0
+
+    def feed(self, piece: Delta) -> list[Delta]:
+        """The events of a piece, in order; none while what it may be is not known."""
+        self._held += piece.text
+        events: list[Delta] = []
+        while True:
+            state = self._read
+            events += state()
+            if self._read == state:
+                break
+        self._waiting = piece if self._waiting is None else _joined(self._waiting, piece)
+        if events:
+            events[0] = self._with_figures(events[0])
+        return events
+
+    def end(self) -> list[Delta]:
+        """The last events: what is held back when the text ends was no call."""
+        held, self._held = self._held if self._read == self._text else "", ""
+        if not held and self._waiting is None:
+            return []
+        return [self._with_figures(Delta(held, 0, index=self._index))]
+
+    def _with_figures(self, event: Delta) -> Delta:
+        waiting, self._waiting = self._waiting, None
+        return event if waiting is None else structs.replace(event, **_figures(waiting))
+
+    def _text(self) -> Iterator[Delta]:
+        before, found, rest = self._held.partition(CALL_START)
+        if found:
+            self._held = rest
+            self._read = self._name
+        else:
+            kept = _overlap(before, CALL_START)
+            self._held = before[len(before) - kept :]
+            before = before[: len(before) - kept]
+        if before:
+            yield Delta(before, 0, index=self._index)
+
+    def _name(self) -> Iterator[Delta]:
+        head, found, rest = self._held.partition(_ARGUMENTS)
+        if not found:
+            return
+        name = json.loads(head.removeprefix(_NAME))
+        kind = self._kind_of(name)
+        self._held = rest
+        self._value = _JsonEnd()
+        self._custom = _CustomInput() if kind is ToolKind.CUSTOM else None
+        self._read = self._arguments
+        yield ToolBegin(name, 0, index=self._index, call=self.calls, id=self._id(), kind=kind)
+
+    def _arguments(self) -> Iterator[Delta]:
+        size = self._value.take(self._held)
+        text, self._held = self._held[:size], self._held[size:]
+        if self._value.ended:
+            self._read = self._close
+        if self._custom is not None:
+            text = self._custom.take(text)
+        if text:
+            yield ToolArgs(text, 0, index=self._index, call=self.calls)
+
+    def _close(self) -> Iterator[Delta]:
+        if len(self._held) < len(_CLOSE):
+            return
+        self._held = self._held[len(_CLOSE) :]
+        self._read = self._text
+        self.calls += 1
+        yield ToolEnd("", 0, index=self._index, call=self.calls - 1)
+
+    def _id(self) -> str:
+        made = hashlib.sha256(f"{self._answer_id}/{self._index}/{self.calls}".encode())
+        return f"call_{made.hexdigest()[:24]}"
+
+
+def _figures(piece: Delta) -> dict[str, Any]:
+    return {
+        "tokens": piece.tokens,
+        "cached_tokens": piece.cached_tokens,
+        "queue_wait_s": piece.queue_wait_s,
+        "logprobs": piece.logprobs,
+        "token_ids": piece.token_ids,
+    }
+
+
+def _joined(first: Delta, second: Delta) -> Delta:
+    """Two pieces' figures as one's."""
+    return structs.replace(
+        first,
+        tokens=first.tokens + second.tokens,
+        cached_tokens=second.cached_tokens if first.cached_tokens is None else first.cached_tokens,
+        queue_wait_s=second.queue_wait_s if first.queue_wait_s is None else first.queue_wait_s,
+        logprobs=first.logprobs + second.logprobs,
+        token_ids=first.token_ids + second.token_ids,
+    )
+
+
+def _overlap(text: str, mark: str) -> int:
+    """How many characters at the end of ``text`` begin ``mark``."""
+    return next(
+        (size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0
+    )
+
+
+class _JsonEnd:
+    """Finds where a JSON object ends that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self.ended = False
+
+    def take(self, text: str) -> int:
+        """How many characters of ``text`` belong to the object."""
+        for place, character in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif character == '"':
+                self._in_string = not self._in_string
+            elif self._in_string:
+                self._escaped = character == "\\"
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self.ended = True
+                    return place + 1
+        return len(text)
+
+
+class _CustomInput:
+    """Takes a custom tool's text out of ``{"input":"…"}``, piece by piece."""
+
+    def __init__(self) -> None:
+        self._raw = ""
+        self._given = 0
+
+    def take(self, text: str) -> str:
+        """What of the input is new and whole."""
+        self._raw += text
+        head = f'{{"{CUSTOM_INPUT}":"'
+        if not self._raw.startswith(head):
+            return ""
+        body = self._raw[len(head) :]
+        whole = _whole_string(body)
+        value: str = json.loads(f'"{whole}"')
+        if value and "\ud800" <= value[-1] <= "\udbff":  # the other half of the pair is on its way
+            value = value[:-1]
+        new, self._given = value[self._given :], len(value)
+        return new
+
+
+def _whole_string(body: str) -> str:
+    """The part of a JSON string's inside that ends outside an escape."""
+    place = 0
+    while place < len(body) and body[place] != '"':
+        size = 1
+        if body[place] == "\\":
+            size = 6 if body[place + 1 : place + 2] == "u" else 2
+        if place + size > len(body):
+            break
+        place += size
+    return body[:place]

@@ -1,0 +1,154 @@
+"""Tool calls written as text: what the grammar lets through, and what the reader makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer, grammar_from
+
+from budgeting.values import Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
+from gateway.backends.hermes import CallReader, call_grammar
+from gateway.contracts.events import AnswerFold, Delta
+from gateway.contracts.values import FinishReason
+
+STOCK = Tool(
+    "check_stock",
+    parameters='{"additionalProperties":false,"properties":{"title":{"type":"string"}},"required":["title"],"type":"object"}',
+)
+ORDER = Tool(
+    "order_status",
+    parameters='{"properties":{"order":{"type":"integer"}},"required":["order"],"type":"object"}',
+)
+NOTE = Tool("note", ToolKind.CUSTOM)
+PLAIN_TOOL = Tool("now")
+TOOLS = (STOCK, ORDER, NOTE, PLAIN_TOOL)
+A = '<tool_call>{"name":"check_stock","arguments":{"title":"Berserk"}}</tool_call>'
+B = '<tool_call>{"name":"order_status","arguments":{"order":12}}</tool_call>'
+TRICKY = '<tool_call>{"name":"check_stock","arguments":{"title":"}}</tool_call> \\"{ 猫"}}</tool_call>'
+NOW = '<tool_call>{"name":"now","arguments":{}}</tool_call>'
+
+AUTO = ToolChoice()
+REQUIRED = ToolChoice(ToolChoiceMode.REQUIRED)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LLTokenizer:
+    path = Path(__file__).parents[2] / "models" / "demo" / "tokenizer.json"
+    return LLTokenizer(path.read_text(encoding="utf-8"))
+
+
+def takes(tokenizer: LLTokenizer, grammar: str | None, text: str) -> bool:
+    """Whether the whole text is an answer of the grammar."""
+    assert grammar is not None
+    matcher = LLMatcher(tokenizer, grammar_from("lark", grammar))
+    ids = tokenizer.tokenize_str(text)
+    assert not matcher.is_error(), matcher.get_error()
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "good", "bad"),
+    [
+        (AUTO, True, ["hi", "", "a < b", "<tool", A, A + B, "Let me see. " + A, TRICKY, NOW], [A + "more"]),
+        (AUTO, False, ["hi", A, "Well: " + B], [A + B]),
+        (REQUIRED, True, [A, B + A], ["hi", "", "so " + A]),
+        (ToolChoice(ToolChoiceMode.NAMED, "order_status"), True, [B], [A, "hi", B + B]),
+        (ToolChoice(allowed=("order_status",)), True, ["hi", B], [A]),
+        (ToolChoice(ToolChoiceMode.NONE), True, ["hi", "<tool_"], [A]),
+        (ToolChoice(ToolChoiceMode.REQUIRED, allowed=("check_stock",)), True, [A], [B, "hi"]),
+    ],
+)
+def test_the_grammar_is_the_tools_that_may_be_called(
+    tokenizer: LLTokenizer, choice: ToolChoice, parallel: bool, good: Sequence[str], bad: Sequence[str]
+) -> None:
+    grammar = call_grammar(TOOLS, choice, parallel=parallel)
+    assert [text for text in good if not takes(tokenizer, grammar, text)] == []
+    assert [text for text in bad if takes(tokenizer, grammar, text)] == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        A.replace('":"B', '": "B'),
+        A.replace("title", "name"),
+        B.replace("12", '"12"'),
+        A.replace("check_stock", "other"),
+        A.removesuffix(">"),
+    ],
+)
+def test_arguments_follow_their_schema_without_padding(tokenizer: LLTokenizer, wrong: str) -> None:
+    assert not takes(tokenizer, call_grammar(TOOLS, REQUIRED, parallel=True), wrong)
+
+
+def test_an_answer_without_calls_may_have_a_shape_of_its_own(tokenizer: LLTokenizer) -> None:
+    shape = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    grammar = call_grammar(TOOLS, AUTO, parallel=True, content=shape)
+    assert takes(tokenizer, grammar, '{"a":1}') and takes(tokenizer, grammar, A)
+    assert not takes(tokenizer, grammar, "hi")
+
+
+def test_without_a_tool_that_may_be_called_there_is_no_grammar() -> None:
+    assert call_grammar(TOOLS, ToolChoice(ToolChoiceMode.NONE), parallel=True, content={}) is None
+    assert call_grammar((), AUTO, parallel=True) is None
+
+
+def kind_of(name: str) -> ToolKind:
+    return ToolKind.CUSTOM if name == "note" else ToolKind.FUNCTION
+
+
+def read(pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]], int]:
+    """Text, calls, and tokens of an answer in these pieces; the events are legal."""
+    reader, fold, tokens = CallReader("g", kind_of=kind_of), AnswerFold(), 0
+    events = [event for piece in pieces for event in reader.feed(Delta(piece, 1, token_ids=(7,)))]
+    for event in [*events, *reader.end()]:
+        fold.take(event)
+        tokens += event.tokens
+    calls = fold.tool_calls()
+    fold.end([FinishReason.TOOL_CALLS if calls else FinishReason.STOP])
+    return fold.text(), [(call.name, call.arguments) for call in calls], tokens
+
+
+def test_text_and_calls_are_read_apart() -> None:
+    text, calls, _ = read(["Well: " + A + TRICKY])
+    assert text == "Well: "
+    assert calls[0] == ("check_stock", '{"title":"Berserk"}')
+    assert json.loads(calls[1][1]) == {"title": '}}</tool_call> "{ 猫'}
+
+
+def test_a_custom_tools_input_is_its_text() -> None:
+    raw = 'line\n"quoted" \\ 猫😀'
+    call = f'<tool_call>{{"name":"note","arguments":{json.dumps({"input": raw}, separators=(",", ":"))}}}</tool_call>'
+    assert read(list(call))[1] == [("note", raw)]
+
+
+@given(st.lists(st.sampled_from(["Hello <tool", " a<", "<tool_call", "x", "猫"])), st.data())
+def test_pieces_make_no_difference(before: list[str], data: st.DataObject) -> None:
+    whole = "".join(before).replace("<tool_call>", "") + A + TRICKY + B
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(whole) - 1), max_size=30)))
+    pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    text, calls, tokens = read(pieces)
+    assert (text, calls) == read([whole])[:2] and tokens == len(pieces)
+
+
+def test_a_text_that_only_begins_like_a_call_comes_whole() -> None:
+    assert read(["see <tool_", "cal"])[0] == "see <tool_cal"
+
+
+@pytest.mark.parametrize("cut", range(0, len(A + B), 7))
+def test_a_resumed_answer_goes_on_with_the_same_call(cut: int) -> None:
+    whole = A + B
+    first, second = CallReader("g", kind_of=kind_of), CallReader("g", kind_of=kind_of)
+    fold = AnswerFold()
+    for event in first.feed(Delta(whole[:cut], 1)):
+        fold.take(event)
+    second.feed(Delta(whole[:cut], 0))
+    for event in second.feed(Delta(whole[cut:], 1)):
+        fold.take(event)
+    ids = [call.id for call in fold.tool_calls()]
+    assert [(call.name, call.arguments) for call in fold.tool_calls()] == read([whole])[1]
+    assert len(set(ids)) == 2 and all(isinstance(call, ToolCall) for call in fold.tool_calls())

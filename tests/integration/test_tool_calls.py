@@ -1,0 +1,135 @@
+"""The demo model calls the shop's tools, as the official client sees it; also when its engine is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
+
+
+def tool(name: str, description: str, field: str, **more: Any) -> Any:
+    schema = {"type": "object", "properties": {field: {"type": "string"}}, "required": [field]}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": schema, **more},
+    }
+
+
+TOOLS = [
+    tool("check_stock", "Look up the stock and price of a series.", "title"),
+    tool("order_status", "Look up the status of an order.", "order_id"),
+]
+STOCK: Any = [{"role": "user", "content": "Is Berserk in stock?"}]
+ORDER: Any = [{"role": "user", "content": "Where is my order 48213?"}]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
+    with gateway(tmp_path_factory.mktemp("tools")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(live: LiveGateway) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key=ADMIN_KEY, max_retries=0) as client:
+        yield client
+
+
+def asked(
+    client: openai.OpenAI, messages: Any, **fields: Any
+) -> tuple[str | None, list[tuple[str, Any]], str]:
+    """Text, calls and finish reason of a whole answer."""
+    answer: Any = client.chat.completions.create(model="demo", messages=messages, tools=TOOLS, **fields)
+    choice = answer.choices[0]
+    calls = [
+        (one.function.name, json.loads(one.function.arguments)) for one in choice.message.tool_calls or ()
+    ]
+    return choice.message.content, calls, choice.finish_reason
+
+
+def streamed(client: openai.OpenAI, messages: Any, live: LiveGateway | None = None) -> tuple[list[Any], str]:
+    """Calls and finish reason of a stream; ``live``: its engine is killed inside the first arguments."""
+    with client.chat.completions.stream(model="demo", messages=messages, tools=TOOLS) as stream:
+        for event in stream:
+            if event.type == "tool_calls.function.arguments.delta" and event.arguments_delta and live:
+                os.kill(live.engine_pid(), signal.SIGKILL)
+                live = None
+        choice: Any = stream.get_final_completion().choices[0]
+    return [
+        (one.id, one.function.name, one.function.arguments) for one in choice.message.tool_calls or ()
+    ], choice.finish_reason
+
+
+def test_the_model_calls_the_tool_that_answers(client: openai.OpenAI) -> None:
+    assert asked(client, STOCK) == (None, [("check_stock", {"title": "Berserk"})], "tool_calls")
+    assert asked(client, ORDER) == (None, [("order_status", {"order_id": "48213"})], "tool_calls")
+
+
+def test_the_model_answers_from_the_tools_result(client: openai.OpenAI) -> None:
+    call = {"name": "check_stock", "arguments": '{"title":"Berserk"}'}
+    result = json.dumps({"title": "Berserk", "stock": "out of stock", "price": "14.99"})
+    history = [
+        *STOCK,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "type": "function", "function": call}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": result},
+    ]
+    text, calls, reason = asked(client, history)
+    assert (calls, reason) == ([], "stop") and text and ("out of stock" in text or "14.99" in text)
+
+
+def test_the_choice_of_tools_is_kept(client: openai.OpenAI) -> None:
+    greeting: Any = [{"role": "user", "content": "Hello!"}]
+    assert asked(client, greeting, tool_choice="required")[2] == "tool_calls"
+    named = {"type": "function", "function": {"name": "order_status"}}
+    assert [name for name, _ in asked(client, STOCK, tool_choice=named)[1]] == ["order_status"]
+    text, calls, reason = asked(client, STOCK, tool_choice="none")
+    assert (calls, reason) == ([], "stop") and text and "<tool_call>" not in text
+
+
+def test_a_grammar_bomb_in_a_tool_is_refused_by_name(client: openai.OpenAI) -> None:
+    bomb = tool("bomb", "", "x")
+    bomb["function"]["parameters"] = {
+        "type": "object", "properties": {"x": {"type": "integer", "multipleOf": 999_979}}, "required": ["x"],
+    }  # fmt: skip
+    bomb["function"]["strict"] = True
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="demo", messages=STOCK, tools=[bomb])
+    assert refused.value.param == "tools.0.function.parameters"
+
+
+def test_a_tool_that_is_not_strict_takes_any_object_where_its_schema_cannot_be_followed(
+    client: openai.OpenAI,
+) -> None:
+    loose = tool("loose", "", "x")
+    loose["function"]["parameters"] = {"type": "object", "properties": {"x": {"multipleOf": 999_979}}}
+    answer: Any = client.chat.completions.create(
+        model="demo", messages=STOCK, tools=[loose], tool_choice="required", max_tokens=200
+    )
+    [call] = answer.choices[0].message.tool_calls
+    assert isinstance(json.loads(call.function.arguments), dict)
+
+
+def test_a_stream_has_the_calls_of_the_whole_answer_also_when_its_engine_is_killed(
+    client: openai.OpenAI, live: LiveGateway
+) -> None:
+    calls, reason = streamed(client, ORDER)
+    assert ([call[1:] for call in calls], reason) == (
+        [("order_status", '{"order_id":"48213"}')],
+        "tool_calls",
+    )
+    killed, reason = streamed(client, ORDER, live)
+    assert ([call[1:] for call in killed], reason) == ([call[1:] for call in calls], "tool_calls")
+    assert "engine lost" in live.log.read_text()
+    assert Path(f"/proc/{live.engine_pid()}").exists()
