@@ -86,7 +86,8 @@ def call_format(
 ) -> ResponseFormat | None:
     """The shape of an answer with these tools; ``None`` where ``shape`` holds, since nothing may be called.
 
-    Raises InvalidRequest for a shape that cannot be joined with tools.
+    Raises InvalidRequest for a shape that cannot be joined with tools, and for a custom tool's grammar that
+    cannot be bound.
     """
     choice = choice or ToolChoice()
     content: object | None = None
@@ -104,11 +105,29 @@ def call_format(
 
 def _schema(tool: Tool) -> object:
     if tool.kind is ToolKind.CUSTOM:
-        return CUSTOM_PARAMETERS
+        pattern = _pattern(tool)
+        if pattern is None:
+            return CUSTOM_PARAMETERS
+        text = {"type": "string", "pattern": f"^(?:{pattern})$"}
+        return {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
     schema = json.loads(tool.parameters) if tool.parameters else {"type": "object", "properties": {}}
     if isinstance(schema, dict) and "type" not in schema and "properties" in schema:
         return {"type": "object", **schema}
     return schema
+
+
+def _pattern(tool: Tool) -> str | None:
+    """The pattern of a custom tool's input; ``None``: any text. Raises InvalidRequest for another grammar."""
+    form = json.loads(tool.format) if tool.format else {}
+    if form.get("type", "text") == "text":
+        return None
+    grammar = form.get("grammar", form)
+    if grammar.get("syntax") != "regex" or not isinstance(grammar.get("definition"), str):
+        raise InvalidRequest(
+            f"tools: the format of the custom tool {tool.name} is no pattern; allowed: text, or syntax regex",
+            param="tools",
+        )
+    return str(grammar["definition"])
 
 
 def _bound(schema: object) -> str:

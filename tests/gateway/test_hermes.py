@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from budgeting.values import Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
-from gateway.backends.hermes import CallReader, call_grammar
+from gateway.backends.hermes import CallReader, call_format, call_grammar
 from gateway.contracts.events import AnswerFold, Delta
-from gateway.contracts.values import FinishReason
+from gateway.contracts.values import PLAIN_TEXT, FinishReason
+from gateway.errors import InvalidRequest
 
 STOCK = Tool(
     "check_stock",
@@ -83,6 +84,21 @@ def test_the_grammar_is_the_tools_that_may_be_called(
 )
 def test_arguments_follow_their_schema_without_padding(tokenizer: LLTokenizer, wrong: str) -> None:
     assert not takes(tokenizer, call_grammar(TOOLS, REQUIRED, parallel=True), wrong)
+
+
+def test_a_custom_tools_input_is_bound_to_its_pattern(tokenizer: LLTokenizer) -> None:
+    form = '{"grammar":{"definition":"[a-z]{3,5}","syntax":"regex"},"type":"grammar"}'
+    grammar = call_grammar([Tool("note", ToolKind.CUSTOM, format=form)], REQUIRED, parallel=True)
+    call = '<tool_call>{"name":"note","arguments":{"input":"%s"}}</tool_call>'
+    assert takes(tokenizer, grammar, call % "abc")
+    assert not takes(tokenizer, grammar, call % "ab") and not takes(tokenizer, grammar, call % "abc1")
+
+
+def test_a_custom_tools_grammar_that_cannot_be_bound_is_refused() -> None:
+    form = '{"grammar":{"definition":"start: \\"a\\"","syntax":"lark"},"type":"grammar"}'
+    with pytest.raises(InvalidRequest, match="custom tool note is no pattern") as refused:
+        call_format((Tool("note", ToolKind.CUSTOM, format=form),), None, None, PLAIN_TEXT)
+    assert refused.value.param == "tools"
 
 
 def test_an_answer_without_calls_may_have_a_shape_of_its_own(tokenizer: LLTokenizer) -> None:
