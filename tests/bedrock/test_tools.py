@@ -254,18 +254,34 @@ def test_strict_is_sent_to_models_that_take_it_with_a_closed_schema() -> None:
     assert "strict" not in written(one)["toolConfig"]["tools"][0]["toolSpec"]
 
 
-def test_a_schema_of_the_answer_is_sent_to_models_that_take_it(make: MakeBackend) -> None:
-    shape = ResponseFormat(FormatType.JSON_SCHEMA, '{"type":"object","enum":[{"type":"object"}]}')
+def test_a_schema_of_the_answer_is_sent_closed_to_models_that_take_it(make: MakeBackend) -> None:
+    schema = {
+        "type": ["object", "null"],
+        "properties": {"type": {"enum": [{"type": "object"}]}, "enum": {"type": "object"}},
+        "anyOf": [{"type": "object", "additionalProperties": True}],
+    }
+    shape = ResponseFormat(FormatType.JSON_SCHEMA, json.dumps(schema))
     sent = written(asked(response_format=shape), model=SONNET)["outputConfig"]["textFormat"]
     assert sent["type"] == "json_schema"
     assert json.loads(sent["structure"]["jsonSchema"]["schema"]) == {
-        "type": "object",
-        "enum": [{"type": "object"}],
+        "type": ["object", "null"],
+        "properties": {
+            "type": {"enum": [{"type": "object"}]},
+            "enum": {"type": "object", "additionalProperties": False},
+        },
+        "anyOf": [{"type": "object", "additionalProperties": True}],
         "additionalProperties": False,
     }
-    assert refused(asked(response_format=ResponseFormat(FormatType.REGEX, "a+"))).param == "response_format"
     assert Feature.RESPONSE_FORMAT in make(model_id=SONNET).features
     assert Feature.RESPONSE_FORMAT not in make().features
+
+
+@pytest.mark.parametrize("model", [HAIKU, SONNET])
+def test_another_shape_is_refused_with_what_is_allowed(model: str) -> None:
+    with pytest.raises(BackendFailure, match="regex") as caught:
+        written(asked(response_format=ResponseFormat(FormatType.REGEX, "a+")), model=model)
+    assert caught.value.kind is FailureKind.INVALID_INPUT and caught.value.param == "response_format"
+    assert ("json_schema" in str(caught.value)) is (model == SONNET)
 
 
 # The answer

@@ -1,6 +1,5 @@
 """Reads Bedrock's events and answers; joins them to the port's events and completion."""
 
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,8 @@ _FINISH: Mapping[str, FinishReason] = MappingProxyType(
         "malformed_model_output": FinishReason.ERROR,
     }
 )
+# Pieces that are never joined with others.
+_ALONE = frozenset({ToolBegin, ToolEnd})
 # The reasons after which a caller is to answer the calls of an answer that has some.
 _AFTER_CALLS = frozenset({"tool_use", "end_turn"})
 
@@ -177,23 +178,20 @@ class ConverseReader:
         Raises:
             BackendFailure: ``degenerate_output``: the model could not write its call.
         """
-        pieces: list[Delta] = []
-        for event in events:
-            match event:
-                case ConverseStop(reason):
-                    self._reason = reason
-                case ConverseUsage():
-                    self.usage = event
-                case _:
-                    pieces.append(event)
         given: list[Delta] = []
-        for _, group in itertools.groupby(pieces, _joins_with):
-            same = list(group)
-            text = "".join([piece.text for piece in same])
-            tokens = self._count(len(same), text)
-            if isinstance(same[0], Reasoning):
-                self._reasoning += tokens
-            given += self._take(structs.replace(same[0], text=text, tokens=tokens))
+        run: list[Delta] = []
+        for event in events:
+            if isinstance(event, Delta):
+                if run and (event.__class__ is not run[0].__class__ or event.__class__ in _ALONE):
+                    given += self._joined(run)
+                    run = []
+                run.append(event)
+            elif isinstance(event, ConverseStop):
+                self._reason = event.reason
+            else:
+                self.usage = event
+        if run:
+            given += self._joined(run)
         if self._reason == "malformed_tool_use":
             raise BackendFailure(
                 FailureKind.DEGENERATE_OUTPUT, "the model could not write its tool call (malformed_tool_use)"
@@ -203,13 +201,20 @@ class ConverseReader:
             given[0] = structs.replace(given[0], queue_wait_s=self._queue_wait_s)
         return given
 
-    def _count(self, pieces: int, text: str) -> int:
-        if not text:
-            return 0
-        self._pieces += pieces
-        self._bytes += len(text.encode("utf-8", "replace"))
-        before, self._counted = self._counted, max(self._pieces, self._bytes // BYTES_A_TOKEN)
-        return self._counted - before
+    def _joined(self, run: Sequence[Delta]) -> list[Delta]:
+        """Pieces of one kind, as the caller gets them."""
+        text = run[0].text if len(run) == 1 else "".join([piece.text for piece in run])
+        before = self._counted
+        if text:
+            self._pieces += len(run)
+            self._bytes += len(text.encode("utf-8", "replace"))
+            self._counted = max(self._pieces, self._bytes // BYTES_A_TOKEN)
+        tokens = self._counted - before
+        if self._call is None and run[0].__class__ is Delta:
+            return [Delta(self._blank.push(text), tokens)]
+        if isinstance(run[0], Reasoning):
+            self._reasoning += tokens
+        return self._take(structs.replace(run[0], text=text, tokens=tokens))
 
     def _take(self, piece: Delta) -> list[Delta]:
         """The piece as the caller gets it, after what must come before it."""
@@ -287,11 +292,6 @@ class _Call:
     is_given: bool
     has_arguments: bool = False
     has_stopped: bool = False
-
-
-def _joins_with(piece: Delta) -> object:
-    """Equal for pieces that can be one."""
-    return id(piece) if isinstance(piece, ToolBegin | ToolEnd) else type(piece)
 
 
 def stops_for_bedrock(stops: Sequence[str]) -> list[str]:

@@ -21,6 +21,8 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ID: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
 # Keywords of a schema whose values are no schemas.
 _VALUES: Final = frozenset({"enum", "const", "default"})
+# Keywords whose values have names as keys.
+_MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 # Characters of a replaced name that stay readable before its hash.
 _READABLE = 47
 
@@ -113,14 +115,22 @@ def tools_as_messages(work: Work) -> tuple[Message, ...]:
     return (Message(Role.SYSTEM, "\n".join(texts)),)
 
 
-def closed(schema: Any) -> Any:
-    """The schema with objects that have no further properties than it names, as models require it."""
+def closed(schema: Any, *, names: bool = False) -> Any:
+    """The schema with objects that have no further properties than it names, as models require it.
+
+    ``names``: its keys are names, each with a schema.
+    """
     if isinstance(schema, list):
         return [closed(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    inner = {key: value if key in _VALUES else closed(value) for key, value in schema.items()}
-    if inner.get("type") == "object":
+    if names:
+        return {name: closed(one) for name, one in schema.items()}
+    inner = {
+        key: value if key in _VALUES else closed(value, names=key in _MAPS) for key, value in schema.items()
+    }
+    kind = inner.get("type")
+    if kind == "object" or (isinstance(kind, list) and "object" in kind):
         inner.setdefault("additionalProperties", False)
     return inner
 
