@@ -64,6 +64,8 @@ VLLM_ONLY = (
     "distributed_executor_backend",
     "quantization",
     "max_cpu_loras",
+    "tool_parser",
+    "reasoning_parser",
     "extra_args",
 )
 EMBEDDED_ONLY = ("device",)
@@ -84,6 +86,7 @@ class EngineSection(Section):
     * ``enforce_eager`` off: CUDA graphs are 15-20 % faster once captured, which happens before ready.
     * ``max_restarts_per_hour`` 5: a worker that fails more often has a cause that a restart does not remove.
     * ``stopped_seconds`` 0.5: with a look every quarter of a second a stopped engine is found within 0.75 s.
+    * ``tool_parser`` and ``reasoning_parser`` unset are found from the model; ``none`` uses no parser.
     * ``quantization`` unset takes what the checkpoint's own configuration says (AWQ for an AWQ checkpoint).
     """
 
@@ -111,6 +114,8 @@ class EngineSection(Section):
     max_loras: Annotated[int, Field(ge=0, le=1024)] = 8
     max_cpu_loras: Annotated[int, Field(ge=1, le=4096)] | None = None
     max_lora_rank: Annotated[int, Field(ge=1, le=512)] = 64
+    tool_parser: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    reasoning_parser: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     seed: int | None = None
     max_restarts_per_hour: Annotated[int, Field(ge=0, le=1000)] = 5
     hang_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0

@@ -49,6 +49,7 @@ async def vllm_in_process(folder: Path) -> AsyncIterator[RunningVllm]:
         enforce_eager=True,
         max_loras=len(ADAPTERS),
         max_lora_rank=MAX_LORA_RANK,
+        tool_parser="hermes",
         seed=0,
     )
     host = VllmHost(

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from adapters.values import Adapter
-from gateway.contracts.events import Delta
-from gateway.contracts.features import KNOWN_FEATURES
+from budgeting.values import Tool, ToolChoice, ToolChoiceMode
+from gateway.contracts.events import AnswerFold, Delta
+from gateway.contracts.features import KNOWN_FEATURES, Feature
 from gateway.contracts.values import FinishReason, FormatType
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import DEMO_MODEL, MAX_LORA_RANK, Specimen, hear, shaped
@@ -200,4 +201,52 @@ async def test_a_slow_reader_gets_pieces_of_several_tokens(vllm: Specimen) -> No
 
 
 async def test_the_engine_does_everything_that_can_be_asked(vllm: Specimen) -> None:
-    assert vllm.backend.features == KNOWN_FEATURES
+    assert vllm.backend.features == KNOWN_FEATURES | {Feature.TOOLS, Feature.ALLOWED_TOOLS}
+
+
+WEATHER = Tool(
+    "weather",
+    parameters='{"type":"object","properties":{"sky":{"enum":["clear","grey"]}},"required":["sky"],'
+    '"additionalProperties":false}',
+)
+OTHER = Tool("other", parameters='{"type":"object","properties":{},"additionalProperties":false}')
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "reason"),
+    [
+        (ToolChoice(ToolChoiceMode.REQUIRED), {"weather", "other"}, FinishReason.TOOL_CALLS),
+        (ToolChoice(ToolChoiceMode.REQUIRED, allowed=("other",)), {"other"}, FinishReason.TOOL_CALLS),
+        (ToolChoice(ToolChoiceMode.NAMED, "weather"), {"weather"}, FinishReason.STOP),
+    ],
+)
+async def test_a_tool_that_must_be_called_is_called(
+    vllm: Specimen, choice: ToolChoice, names: set[str], reason: FinishReason
+) -> None:
+    tools = (WEATHER, OTHER)
+    work = vllm.work(
+        "How is the sky?", max_tokens=200, tools=tools, tool_choice=choice, parallel_tool_calls=False
+    )
+    heard = await hear(vllm.backend, work)
+    fold = AnswerFold()
+    for delta in heard.deltas:
+        fold.take(delta)
+    fold.end([heard.completion.finish_reason])
+    [call] = fold.tool_calls()
+    assert call.name in names and heard.completion.finish_reason is reason
+    expected = ({"sky": "clear"}, {"sky": "grey"}) if call.name == "weather" else ({},)
+    assert json.loads(call.arguments) in expected
+    assert sum(delta.tokens for delta in heard.deltas) == heard.completion.usage.output_tokens
+    assert fold.text().strip() == ""
+    await vllm.at_rest()
+
+
+async def test_tools_that_need_not_be_called_leave_a_text_as_it_is(vllm: Specimen) -> None:
+    work = vllm.work("Hello", max_tokens=24)
+    plain = await hear(vllm.backend, work)
+    for mode in (ToolChoiceMode.AUTO, ToolChoiceMode.NONE):
+        offered = replace(
+            work, generation_id=f"offered-{mode}", tools=(WEATHER,), tool_choice=ToolChoice(mode)
+        )
+        heard = await hear(vllm.backend, offered)
+        assert (heard.text, heard.completion.finish_reason) == (plain.text, plain.completion.finish_reason)

@@ -38,6 +38,7 @@ OWN_KEYS: Mapping[str, str] = {
     "max_cpu_loras": "max_cpu_loras",
     "max_lora_rank": "max_lora_rank",
     "seed": "seed",
+    "reasoning_parser": "reasoning_parser",
 }
 FIXED = {
     "scheduling_policy": "requests have priorities",

@@ -51,6 +51,7 @@ async def _discard(delta: Delta) -> None:
 
 
 FEATURES = KNOWN_FEATURES
+TOOLS = frozenset({Feature.TOOLS, Feature.ALLOWED_TOOLS})
 CONTINUES = frozenset({Continue.TOKENS})
 
 
@@ -66,6 +67,7 @@ class VllmBackend:
         engine: the loaded engine; ``None`` while there is none.
         defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller sets none.
         slots: the adapters' slots; shared by all backends of one engine.
+        takes_tools: whether there is a parser of tool calls.
     """
 
     kind: ClassVar = "vllm"
@@ -80,11 +82,13 @@ class VllmBackend:
     loaded: VllmAdapters
     slots: LoraSlots
     share_prefixes: bool
+    takes_tools: Callable[[], bool]
 
     @property
     def features(self) -> frozenset[Feature]:
-        """All; adapters only where the engine has places for them."""
-        return FEATURES if self.slots.places else FEATURES - {Feature.LORA}
+        """All; adapters only where the engine has places for them, tools only where it has a parser."""
+        features = FEATURES | TOOLS if self.takes_tools() else FEATURES
+        return features if self.slots.places else features - {Feature.LORA}
 
     @property
     def state(self) -> BackendState:
@@ -142,6 +146,8 @@ class VllmBackend:
                     cache_salt=None if self.share_prefixes else work.cache_salt,
                     lora=lora,
                     partial_tokens=len(partial),
+                    partial_text="" if work.partial is None else work.partial.text,
+                    chat=work if work.messages else None,
                 ),
                 out,
             )

@@ -17,12 +17,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import orjson
 import structlog
 
+from budgeting.values import ToolChoice, ToolChoiceMode
 from engine import errors
 from gateway.backends.port import Completion, DeltaSink
+from gateway.backends.tool_bodies import message_body, tool_fields
+from gateway.backends.vllm.answer_parser import AnswerParser, counted
 from gateway.backends.vllm.arguments import check_extra, on_cpu
 from gateway.backends.vllm.child_logs import CONFIG_VARIABLE
+from gateway.backends.vllm.parser_names import ParserNames, model_type
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import EngineRequest, EngineShape, Lora, name_of
 from gateway.config.engine import EngineSection
@@ -41,6 +46,9 @@ INSTALL = (
 )
 # How soon there may be room again in an engine that bounds its own queue.
 RETRY_AFTER_S = 1.0
+# Parsers whose streams differ from what they read in the whole answer, however the answer is cut.
+MISREADING_TOOLS = frozenset({"jamba", "phi4_mini_json"})
+MISREADING_REASONING = frozenset({"granite"})
 MAX_MESSAGE = 300
 
 _REASONS: Mapping[str, FinishReason] = MappingProxyType(
@@ -106,6 +114,8 @@ def prepare_environment(log_config: Path | None) -> None:
     os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
     # Looks for NaN in each step's logits; the result is in the request's metrics.
     os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+    # Calls are bound by JSON schemas, which any grammar backend takes, where a parser does not need more.
+    os.environ.setdefault("VLLM_ENFORCE_STRICT_TOOL_CALLING", "0")
 
 
 def load(version: str, check_wanted: Callable[[], None]) -> Vllm:
@@ -142,6 +152,7 @@ class Vllm:
         board: SignalBoard,
         token_bytes: Callable[[int], bytes],
         on_step: Callable[[], None],
+        names: ParserNames,
     ) -> VllmEngine:
         """Start the engine's processes and wait until the model has loaded. Blocks.
 
@@ -161,16 +172,43 @@ class Vllm:
             raise errors.InvalidConfig(
                 f"engine.num_threads: {section.num_threads} is given, but vLLM runs on a GPU; leave it out"
             )
-        # The embedded engine's grammar backend; without endless white space between JSON tokens.
-        chosen.setdefault(
-            "structured_outputs_config",
-            StructuredOutputsConfig(backend="guidance", disable_any_whitespace=True),
-        )
+        names, parser = self._usable(names, section)
+        if names.reasoning is not None:
+            chosen["reasoning_parser"] = names.reasoning
+        # The embedded engine's grammar backend, which does not know structural tags; without endless white
+        # space between JSON tokens.
+        grammars = "xgrammar" if parser is not None and _needs_tags(parser.tool_parser_cls) else "guidance"
+        grammar_config = StructuredOutputsConfig(backend=grammars, disable_any_whitespace=True)
+        chosen.setdefault("structured_outputs_config", grammar_config)
         llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(**chosen), stat_loggers=[_stat_logger(board, on_step)]
         )
         envs.enable_envs_cache()  # vLLM reads some of them for every token
-        return VllmEngine(llm, self, token_bytes, int(arguments.get("max_loras", 0)))
+        return VllmEngine(llm, self, token_bytes, int(arguments.get("max_loras", 0)), names)
+
+    def _usable(self, names: ParserNames, section: EngineSection) -> tuple[ParserNames, Any]:
+        """The parsers that fit the model's tokenizer, and their class; checked before the model is loaded.
+
+        Raises InvalidConfig where the operator named one that does not fit.
+        """
+        from vllm.tokenizers import get_tokenizer
+
+        if names == ParserNames():
+            return names, None
+        try:
+            trusted = bool(section.extra_args.get("trust_remote_code", False))
+            tokenizer = get_tokenizer(str(section.tokenizer_folder), trust_remote_code=trusted)
+            return names, _parser_class(names, tokenizer, model_type(section))
+        except errors.InvalidConfig as error:
+            if section.tool_parser is not None or section.reasoning_parser is not None:
+                raise
+            structlog.get_logger("vllm").warning(
+                "vLLM's parsers for this model are not used",
+                tool_parser=names.tool,
+                reasoning_parser=names.reasoning,
+                error=str(error)[:MAX_MESSAGE],
+            )
+            return ParserNames(), None
 
     def _for_the_cpu(self, arguments: dict[str, Any], section: EngineSection) -> dict[str, Any]:
         import psutil  # comes with vLLM
@@ -190,6 +228,150 @@ class Vllm:
         return chosen
 
 
+def _check_names(names: ParserNames) -> None:
+    """Raises InvalidConfig for a parser that vLLM does not have, or that misreads streams."""
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    for key, name, known, misreading in (
+        ("tool_parser", names.tool, ToolParserManager.list_registered(), MISREADING_TOOLS),
+        ("reasoning_parser", names.reasoning, ReasoningParserManager.list_registered(), MISREADING_REASONING),
+    ):
+        if name is None or (name in known and name not in misreading):
+            continue
+        what = "misreads streams" if name in misreading else "is none of vLLM's"
+        allowed = ", ".join(sorted(set(known) - misreading))
+        raise errors.InvalidConfig(f"engine.{key}: {name!r} {what}; allowed: none, {allowed}")
+
+
+def _parser_class(names: ParserNames, tokenizer: Any, kind: str) -> Any:
+    """The parser of the names, if any, for a model of this type. Raises InvalidConfig if it does not fit."""
+    from vllm.parser import ParserManager
+
+    _check_names(names)
+    try:
+        return ParserManager.get_parser(
+            tool_parser_name=names.tool,
+            reasoning_parser_name=names.reasoning,
+            enable_auto_tools=True,
+            is_harmony=kind == "gpt_oss",
+            tokenizer=tokenizer,
+        )
+    except (TypeError, ImportError) as error:
+        raise errors.InvalidConfig(
+            f"engine.tool_parser {names.tool}, engine.reasoning_parser {names.reasoning}: {error}"
+        ) from error
+
+
+def _needs_tags(parser: Any) -> bool:
+    """Whether a tool parser can be made to call only by a structural tag; these are switched on then.
+
+    Otherwise it reads a required call from JSON; one that streams its own format does not.
+    """
+    if parser is None or parser.structural_tag_model is None:
+        return False
+    if parser.supports_required_and_named and not parser.engine_based_streaming:
+        return False
+    parser.supports_required_and_named = False
+    os.environ["VLLM_ENFORCE_STRICT_TOOL_CALLING"] = "1"
+    return True
+
+
+class Parsers:
+    """vLLM's parsers of one model's answers.
+
+    Raises:
+        InvalidConfig: the model's tokenizer lacks what a parser needs.
+    """
+
+    def __init__(
+        self, tokenizer: Any, model_config: Any, token_bytes: Callable[[int], bytes], names: ParserNames
+    ) -> None:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        self.names = names
+        self._request = ChatCompletionRequest
+        self._tokenizer = tokenizer
+        self._model_config = model_config
+        self._token_bytes = token_bytes
+        kind = getattr(model_config.hf_config, "model_type", "")
+        self._class = _parser_class(names, tokenizer, kind)
+        parts = (self._class.tool_parser_cls, self._class.reasoning_parser_cls) if self._class else ()
+        self._singly = not all(part.engine_based_streaming for part in parts if part is not None)
+
+    def parsed(self, ask: EngineRequest, grammar: Any) -> ParsedAnswer | None:
+        """How an answer is parsed; ``None`` for one that has neither reasoning nor tool calls."""
+        work = ask.chat
+        if self._class is None or work is None or not (self.names.reasoning or work.tools):
+            return None
+        choice, allowed = work.tool_choice, frozenset[str]()
+        if choice is not None and choice.allowed:
+            allowed = frozenset(choice.allowed)
+            tools = tuple(tool for tool in work.tools if tool.name in allowed)
+            work = dataclasses.replace(work, tools=tools, tool_choice=ToolChoice(choice.mode))
+        body = {"messages": [message_body(one, reasoning="reasoning") for one in work.messages]}
+        kwargs = {"chat_template_kwargs": dict(work.template_kwargs)}
+        try:
+            request = self._request.model_validate_json(orjson.dumps(body | tool_fields(work)))
+            request.structured_outputs = grammar
+            parsers = [self._new(request, kwargs) for _ in range(ask.sampling.n)]
+            if self.names.reasoning or request.tool_choice != "none":
+                request = self._new(request, kwargs).adjust_request(request)
+                _close_calls(request.structured_outputs)
+        except (ValueError, TypeError) as error:
+            text = " ".join(str(error).split())[:MAX_MESSAGE]
+            raise BackendFailure(FailureKind.INVALID_INPUT, text, param="tools") from error
+        if ask.partial_tokens and request.structured_outputs is not None:
+            raise BackendFailure(FailureKind.INVALID_INPUT, "vLLM cannot resume a constrained answer")
+        prompt = list(ask.token_ids[: len(ask.token_ids) - ask.partial_tokens])
+        ended = request.resolve_reasoning_ended(parsers[0], prompt)
+        return ParsedAnswer(
+            grammar=request.structured_outputs,
+            skip_special_tokens=request.skip_special_tokens,
+            options={
+                "reasoning_ended": ended,
+                "reasoning_parser_kwargs": kwargs if self.names.reasoning else None,
+            },
+            parser=AnswerParser(
+                parsers,
+                request,
+                prompt,
+                generation_id=work.generation_id,
+                token_bytes=self._token_bytes,
+                singly=self._singly,
+                allowed=allowed,
+            ),
+            named=choice is not None and choice.mode is ToolChoiceMode.NAMED,
+        )
+
+    def _new(self, request: Any, kwargs: Mapping[str, Any]) -> Any:
+        return self._class(self._tokenizer, request.tools, model_config=self._model_config, **kwargs)
+
+
+def _close_calls(grammar: Any) -> None:
+    """In vLLM's schema of required calls a call may have any further fields: a model may never end it."""
+    if grammar is not None and isinstance(grammar.json, dict):
+        for call in grammar.json.get("items", {}).get("anyOf", ()):
+            call["additionalProperties"] = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """A request whose answer is parsed: what vLLM is given for it, and the parser."""
+
+    grammar: Any
+    skip_special_tokens: bool
+    options: Mapping[str, Any]
+    parser: AnswerParser
+    named: bool
+
+    def reason(self, index: int, reason: FinishReason) -> FinishReason:
+        """Why a choice has ended; as of OpenAI a call that was named ends like a text."""
+        if reason is FinishReason.STOP and not self.named and self.parser.has_calls(index):
+            return FinishReason.TOOL_CALLS
+        return reason
+
+
 def _cores(threads: int, arguments: Mapping[str, Any]) -> str:
     """vLLM's list of cores for each worker: the last ones, since the first one is the gateway's."""
     workers = int(arguments["tensor_parallel_size"]) * int(arguments["pipeline_parallel_size"])
@@ -207,7 +389,14 @@ def _cores(threads: int, arguments: Mapping[str, Any]) -> str:
 class VllmEngine:
     """A running vLLM; :class:`gateway.backends.vllm.values.LoadedEngine`."""
 
-    def __init__(self, llm: Any, vllm: Vllm, token_bytes: Callable[[int], bytes], max_loras: int) -> None:
+    def __init__(
+        self,
+        llm: Any,
+        vllm: Vllm,
+        token_bytes: Callable[[int], bytes],
+        max_loras: int,
+        names: ParserNames,
+    ) -> None:
         from vllm import SamplingParams
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
@@ -225,6 +414,8 @@ class VllmEngine:
         self._dead_error = EngineDeadError
         self._client_errors = (VLLMClientError, ValueError, TypeError)
         config = llm.vllm_config
+        self.parser_names = names
+        self._parsers = Parsers(llm.tokenizer, config.model_config, token_bytes, names)
         # The prompts that are not computed, by request.
         self._pending: dict[str, int] = {}
         self._step_tokens = int(config.scheduler_config.max_num_batched_tokens)
@@ -241,6 +432,8 @@ class VllmEngine:
                     "dtype": str(config.model_config.dtype).removeprefix("torch."),
                     "quantization": config.model_config.quantization,
                     "block_size": int(config.cache_config.block_size),
+                    "tool_parser": names.tool,
+                    "reasoning_parser": names.reasoning,
                 }
             ),
         )
@@ -276,7 +469,11 @@ class VllmEngine:
     async def _run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
         reasons: list[FinishReason | None] = [None] * ask.sampling.n
         tokens, cached, wait_s, first = 0, 0, 0.0, True
-        async with aclosing(self._stream(ask)) as outputs:
+        parsed = self._parsers.parsed(ask, self._grammar(ask.response_format))
+        if parsed is not None and ask.partial_tokens:
+            for event in parsed.parser.rest(ask.token_ids[-ask.partial_tokens :], ask.partial_text):
+                await out(event)
+        async with aclosing(self._stream(ask, parsed)) as outputs:
             while (output := await self._next(outputs, ask)) is not None:
                 if output.metrics is not None and output.metrics.is_corrupted:
                     raise BackendFailure(FailureKind.NAN_OUTPUT, "vLLM computed logits that are not numbers")
@@ -284,7 +481,8 @@ class VllmEngine:
                     if one.finish_reason is not None:
                         reasons[one.index] = _reason(one.finish_reason)
                     ids = tuple(one.token_ids)
-                    if not ids and not one.text:
+                    ended = parsed is not None and one.finish_reason is not None
+                    if not ids and not one.text and not ended:
                         continue
                     tokens += len(ids)
                     logprobs = self._logprobs(one, ask.sampling.logprobs or 0) if one.logprobs else ()
@@ -295,19 +493,33 @@ class VllmEngine:
                         cached = min(output.num_cached_tokens or 0, len(ask.token_ids) - ask.partial_tokens)
                         wait_s = _queue_wait_s(output.metrics)
                         figures = cached, wait_s
-                    await out(Delta(one.text, len(ids), *figures, one.index, logprobs, ids))
+                    delta = Delta(one.text, len(ids), *figures, one.index, logprobs, ids)
+                    if parsed is None:
+                        await out(delta)
+                        continue
+                    whole = reasons[one.index] is FinishReason.STOP
+                    events = parsed.parser.take(one.index, one.text, ids, finished=ended, whole=whole)
+                    for event in counted(events, delta):
+                        await out(event)
+                    if ended:
+                        reasons[one.index] = parsed.reason(one.index, reasons[one.index] or FinishReason.STOP)
         usage = Usage(len(ask.token_ids) - ask.partial_tokens, tokens, cached)
-        ended, *others = [reason or FinishReason.CANCELLED for reason in reasons]
-        return Completion(ended, usage, wait_s, tuple(others))
+        reason, *others = [reason or FinishReason.CANCELLED for reason in reasons]
+        return Completion(reason, usage, wait_s, tuple(others))
 
-    def _stream(self, ask: EngineRequest) -> Any:
+    def _stream(self, ask: EngineRequest, parsed: ParsedAnswer | None) -> Any:
         try:
             lora = None
             if ask.lora is not None:
                 lora = self._lora(ask.lora.key, ask.lora.number, ask.lora.path)
             prompt = self._prompt(list(ask.token_ids), cache_salt=ask.cache_salt)
             return self._llm.generate(
-                prompt, self._params(ask), ask.request_id, lora_request=lora, priority=-ask.priority
+                prompt,
+                self._params(ask, parsed),
+                ask.request_id,
+                lora_request=lora,
+                priority=-ask.priority,
+                **(parsed.options if parsed is not None else {}),
             )
         except Exception as error:
             raise self._failure(error, ask) from error
@@ -319,7 +531,7 @@ class VllmEngine:
         except Exception as error:
             raise self._failure(error, ask) from error
 
-    def _params(self, ask: EngineRequest) -> Any:
+    def _params(self, ask: EngineRequest, parsed: ParsedAnswer | None) -> Any:
         """vLLM's parameters, from a sampling whose fields are all set."""
         sampling: Any = ask.sampling
         if sampling.n > 1 and not sampling.temperature:
@@ -339,7 +551,8 @@ class VllmEngine:
             repetition_penalty=sampling.repetition_penalty,
             logit_bias=dict(sampling.logit_bias) or None,
             logprobs=sampling.logprobs,
-            structured_outputs=self._grammar(ask.response_format),
+            structured_outputs=self._grammar(ask.response_format) if parsed is None else parsed.grammar,
+            skip_special_tokens=parsed is None or parsed.skip_special_tokens,
             output_kind=self._deltas,
             skip_clone=True,
         )

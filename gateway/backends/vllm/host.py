@@ -22,6 +22,7 @@ from gateway.backends.vllm import arguments, compat, preload, processes
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.backend import VllmBackend, warm_up
 from gateway.backends.vllm.child_logs import ChildLogs
+from gateway.backends.vllm.parser_names import parser_names
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.start_errors import check_folder, explain
 from gateway.config.engine import EngineSection
@@ -69,6 +70,7 @@ class VllmHost:
         self._new_seed = new_seed
         self._clock = clock
         self._max_loras = arguments.lora_places(section, adapters_registered=adapters_registered)
+        self._parsers = parser_names(section)
         self.board = SignalBoard()
         self._adapters = VllmAdapters(lambda: self._engine)
         places = (section.max_cpu_loras or self._max_loras) if self._max_loras else 0
@@ -146,6 +148,7 @@ class VllmHost:
             defaults=self._defaults,
             loaded=self._adapters,
             slots=self._slots,
+            takes_tools=lambda: self._parsers.tool is not None,
             share_prefixes=self._section.share_prefix_across_tenants,
         )
 
@@ -196,8 +199,9 @@ class VllmHost:
             vllm = compat.load(version, self._check_wanted)
         asked = arguments.engine_arguments(self._section, max_loras=self._max_loras, new_seed=self._new_seed)
         engine: compat.VllmEngine = vllm.start(
-            asked, self._section, self.board, self._token_bytes, self._stepped
+            asked, self._section, self.board, self._token_bytes, self._stepped, self._parsers
         )
+        self._parsers = engine.parser_names
         gc.freeze()
         if self._given_up.is_set():
             engine.shutdown(0.0)

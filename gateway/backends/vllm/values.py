@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.backends.host import EngineFacts
-from gateway.backends.port import Completion, DeltaSink
+from gateway.backends.port import Completion, DeltaSink, Work
 from gateway.contracts.values import ResponseFormat, Sampling
 
 
@@ -32,7 +32,9 @@ class EngineRequest:
     """One request to the engine.
 
     ``sampling`` has no gaps left: defaults are filled in. ``priority`` is the gateway's,
-    higher first. The last ``partial_tokens`` of ``token_ids`` are not prompt but the partial answer.
+    higher first. The last ``partial_tokens`` of ``token_ids`` are not prompt but the partial answer,
+    whose delivered text is ``partial_text``.
+    ``chat`` is the work of a conversation: its answer may have reasoning and tool calls.
     """
 
     request_id: str
@@ -43,6 +45,8 @@ class EngineRequest:
     cache_salt: str | None = None
     lora: Lora | None = None
     partial_tokens: int = 0
+    partial_text: str = ""
+    chat: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from types import MappingProxyType
 import msgspec
 
 from gateway.backends.port import Completion, Work
+from gateway.backends.tool_deltas import ToolCallDelta, ToolCallReader
 from gateway.backends.workers.errors import BadHttp, ConnectionLost
 from gateway.backends.workers.logprobs import LogprobReader
 from gateway.backends.workers.refusal import failure_in_stream
-from gateway.backends.workers.tool_deltas import ToolCallDelta, ToolCallReader
-from gateway.contracts.events import Delta, Reasoning
+from gateway.contracts.events import Delta, IllegalEvent, Reasoning
 from gateway.contracts.sse import EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, TokenLogprob, Usage
 from resilience.failures import BackendFailure, FailureKind
@@ -196,8 +196,11 @@ class CompletionReader:
                 found += [*self._tools.end(index), Reasoning(reasoning, 0, index=index)]
             if message.content:
                 found += [*self._tools.end(index), Delta(message.content, 0, index=index)]
-            for call in message.tool_calls or ():
-                found += self._tools.take(index, call)
+            try:
+                for call in message.tool_calls or ():
+                    found += self._tools.take(index, call)
+            except IllegalEvent as error:
+                raise BadHttp(str(error)) from None
             choice.delta = _COUNTED
         deltas: list[Delta] = []
         for delta in self._joined([chunk]):

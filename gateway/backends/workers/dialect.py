@@ -13,9 +13,9 @@ import orjson
 from adapters.values import Adapter
 from gateway.backends.partial_answer import TextSplice, resumed_seed
 from gateway.backends.port import Continue, PartialAnswer, Work
+from gateway.backends.tool_bodies import message_body, tool_fields
 from gateway.backends.workers.header_template import HeaderTemplate
 from gateway.backends.workers.loras import loaded_name
-from gateway.backends.workers.tool_bodies import message_body, tool_fields
 from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
 from gateway.contracts.fields import MAX_DEADLINE_MS
 from gateway.contracts.front_headers import front_headers

@@ -1,4 +1,4 @@
-"""The tool calls in a worker's stream of chunks as events; sans-I/O.
+"""The tool calls in a stream of OpenAI's deltas as events; sans-I/O.
 
 What has one meaning is mended: a name or id that is repeated, an empty piece, a missing id or index, indices
 with gaps, several calls under one index, a call without arguments.
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import msgspec
 
 from budgeting.values import ToolKind
-from gateway.backends.workers.errors import BadHttp
-from gateway.contracts.events import Delta, ToolArgs, ToolBegin, ToolEnd
+from gateway.contracts.events import Delta, IllegalEvent, ToolArgs, ToolBegin, ToolEnd
 
 
-class _Called(msgspec.Struct):
+class ToolText(msgspec.Struct):
+    """What an entry says of the tool: its name, a piece of its arguments or of a custom tool's input."""
+
     name: str | None = None
     arguments: str | None = None
     input: str | None = None
@@ -24,8 +25,8 @@ class ToolCallDelta(msgspec.Struct):
 
     index: int | None = None
     id: str | None = None
-    function: _Called | None = None
-    custom: _Called | None = None
+    function: ToolText | None = None
+    custom: ToolText | None = None
 
 
 @dataclass(slots=True)
@@ -57,15 +58,15 @@ class ToolCallReader:
         self.began = False
 
     def take(self, choice: int, delta: ToolCallDelta) -> list[Delta]:
-        """The events of one entry. Raises BadHttp when it belongs to no call, or to one that has ended."""
+        """The events of one entry. Raises IllegalEvent if it belongs to no call, or to one that has ended."""
         calls = self._calls.setdefault(choice, [])
-        called = delta.function or delta.custom or _Called()
+        called = delta.function or delta.custom or ToolText()
         kind = ToolKind.FUNCTION if delta.custom is None else ToolKind.CUSTOM
         number = self._number(calls, delta, called)
         events: list[Delta] = []
         if number == len(calls):
             if not called.name:
-                raise BadHttp(f"tool call {number} of the stream has no name")
+                raise IllegalEvent(f"tool call {number} of the stream has no name")
             self.began = True
             events += self.end(choice)
             calls.append(_Call(delta.index, delta.id, called.name, kind))
@@ -75,19 +76,19 @@ class ToolCallReader:
         call = calls[number]
         text = called.arguments if kind is ToolKind.FUNCTION else called.input
         if called.name and called.name != call.name:
-            raise BadHttp(f"tool call {number} of the stream has two names")
+            raise IllegalEvent(f"tool call {number} of the stream has two names")
         if text:
             if not call.open:
-                raise BadHttp(f"tool call {number} of the stream goes on after it has ended")
+                raise IllegalEvent(f"tool call {number} of the stream goes on after it has ended")
             call.empty = False
             events.append(ToolArgs(text, 0, index=choice, call=number))
         return events
 
     def end(self, choice: int) -> list[Delta]:
         """The choice's open call has ended, since something else follows or the choice is whole."""
-        calls = self._calls.get(choice)
-        if not calls or not calls[-1].open:
+        if not self.in_call(choice):
             return []
+        calls = self._calls[choice]
         number, call = len(calls) - 1, calls[-1]
         call.open = False
         events: list[Delta] = []
@@ -95,11 +96,22 @@ class ToolCallReader:
             events.append(ToolArgs("{}", 0, index=choice, call=number))
         return [*events, ToolEnd("", 0, index=choice, call=number)]
 
+    def continues(self, choice: int, delta: ToolCallDelta) -> bool:
+        """Whether an entry belongs to the choice's open call."""
+        calls = self._calls.get(choice) or []
+        called = delta.function or delta.custom or ToolText()
+        return self.in_call(choice) and self._number(calls, delta, called) == len(calls) - 1
+
+    def in_call(self, choice: int) -> bool:
+        """Whether a call of the choice has not ended."""
+        calls = self._calls.get(choice)
+        return calls is not None and bool(calls) and calls[-1].open
+
     def has_calls(self, choice: int) -> bool:
         """Whether the choice has a call."""
         return bool(self._calls.get(choice))
 
-    def _number(self, calls: list[_Call], delta: ToolCallDelta, called: _Called) -> int:
+    def _number(self, calls: list[_Call], delta: ToolCallDelta, called: ToolText) -> int:
         """The number of the entry's call; that of the next one when the entry begins a call."""
         same = [number for number, call in enumerate(calls) if call.index == delta.index]
         number = same[-1] if same else len(calls) if delta.index is not None else len(calls) - 1

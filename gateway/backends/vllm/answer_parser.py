@@ -1,0 +1,177 @@
+"""The events of an answer, read by vLLM's parsers: one for each choice; does not import vLLM."""
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from msgspec import structs
+
+from gateway.backends.tool_deltas import ToolCallDelta, ToolCallReader, ToolText
+from gateway.contracts.events import Delta, IllegalEvent, Reasoning, ToolBegin
+from resilience.failures import BackendFailure, FailureKind
+
+
+class ChoiceParser(Protocol):
+    """A parser of vLLM's for one choice."""
+
+    def parse_delta(
+        self,
+        delta_text: str,
+        delta_token_ids: list[int],
+        request: Any,
+        prompt_token_ids: list[int] | None = None,
+        *,
+        finished: bool,
+    ) -> Any:
+        """vLLM's ``DeltaMessage`` of the next text, or ``None``."""
+
+
+class AnswerParser:
+    """Parses one answer.
+
+    Text that a parser gives while a call is open is held until the call has ended, since parsers give white
+    space between the pieces of a call.
+
+    Args:
+        parsers: one for each choice.
+        request: vLLM's request, as its parser adjusted it.
+        prompt_ids: the prompt; reasoning may begin or end in it.
+        generation_id: unique, for the ids of calls that have none.
+        token_bytes: the bytes of a token.
+        singly: whether the parsers take one token at a time.
+        allowed: the names of the tools that may be called; empty: any.
+    """
+
+    def __init__(
+        self,
+        parsers: Sequence[ChoiceParser],
+        request: Any,
+        prompt_ids: Sequence[int],
+        *,
+        generation_id: str,
+        token_bytes: Callable[[int], bytes],
+        singly: bool = True,
+        allowed: frozenset[str] = frozenset(),
+    ) -> None:
+        self._parsers = parsers
+        self._request = request
+        self._prompt_ids = list(prompt_ids)
+        self._token_bytes = token_bytes
+        self._singly = singly
+        self._allowed = allowed
+        self._calls = ToolCallReader(generation_id)
+        self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in parsers]
+        self._held: list[list[Delta]] = [[] for _ in parsers]
+
+    def take(
+        self, index: int, text: str, ids: Sequence[int], *, finished: bool = False, whole: bool = False
+    ) -> list[Delta]:
+        """The events of a choice's next text, without tokens.
+
+        Args:
+            index: the choice.
+            text: the text.
+            ids: its tokens.
+            finished: it is the choice's last one.
+            whole: and the choice was not cut short.
+
+        Raises:
+            BackendFailure: the parser failed, or gave what is no answer.
+        """
+        pieces = [(text, list(ids))]
+        if self._singly and len(ids) > 1:
+            pieces = self._single_tokens(index, text, ids)
+        events: list[Delta] = []
+        try:
+            for number, (piece, piece_ids) in enumerate(pieces, 1):
+                message = self._parsers[index].parse_delta(
+                    piece,
+                    piece_ids,
+                    self._request,
+                    self._prompt_ids,
+                    finished=finished and number == len(pieces),
+                )
+                if message is not None:
+                    events += self._events(index, message)
+        except IllegalEvent as error:
+            raise BackendFailure(FailureKind.DEGENERATE_OUTPUT, str(error)) from error
+        except Exception as error:
+            raise BackendFailure(
+                FailureKind.DEGENERATE_OUTPUT, f"vLLM's parser failed: {type(error).__name__}"
+            ) from error
+        if whole:
+            events += [*self._calls.end(index), *self._held[index]]
+            self._held[index] = []
+        return events
+
+    def rest(self, ids: Sequence[int], delivered: str) -> list[Delta]:
+        """Parse the tokens of a partial answer; the events after its delivered text, which is text alone."""
+        text = b"".join(map(self._token_bytes, ids)).decode("utf-8", "replace")
+        left, events = len(delivered), []
+        for event in self.take(0, text, ids):
+            skipped = min(left, len(event.text)) if event.__class__ is Delta else 0
+            left -= skipped
+            if rest := event.text[skipped:]:
+                events.append(structs.replace(event, text=rest))
+        return events
+
+    def has_calls(self, index: int) -> bool:
+        """Whether a choice has a call."""
+        return self._calls.has_calls(index)
+
+    def _single_tokens(self, index: int, text: str, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
+        """The text in a piece for each token. vLLM may hold text back: the last piece is what remains."""
+        pieces, start = [], 0
+        for token in ids[:-1]:
+            end = start + len(self._decoders[index].decode(self._token_bytes(token)))
+            pieces.append((text[start:end], [token]))
+            start = min(end, len(text))
+        self._decoders[index].reset()
+        return [*pieces, (text[start:], [ids[-1]])]
+
+    def _events(self, index: int, message: Any) -> list[Delta]:
+        """The events of one message of the parser: what belongs to the open call comes first."""
+        calls = [_entry(call) for call in message.tool_calls or ()]
+        events: list[Delta] = []
+        while calls and self._calls.continues(index, calls[0]):
+            events += self._calls.take(index, calls.pop(0))
+        texts: list[Delta] = []
+        if message.reasoning:
+            texts.append(Reasoning(message.reasoning, 0, index=index))
+        if message.content:
+            texts.append(Delta(message.content, 0, index=index))
+        if self._calls.in_call(index):
+            self._held[index] += texts
+        else:
+            events += texts
+        for call in calls:
+            for event in self._calls.take(index, call):
+                if isinstance(event, ToolBegin):
+                    if self._allowed and event.text not in self._allowed:
+                        raise IllegalEvent("the model called a tool that is not allowed")
+                    events += self._held[index]
+                    self._held[index] = []
+                events.append(event)
+        return events
+
+
+def _entry(call: Any) -> ToolCallDelta:
+    called = call.function
+    function = None if called is None else ToolText(called.name, called.arguments)
+    return ToolCallDelta(call.index, call.id, function)
+
+
+def counted(events: list[Delta], given: Delta) -> list[Delta]:
+    """The events, the first with the tokens and figures of ``given``, whose text they are read from."""
+    first, *others = events or [Delta("", 0, index=given.index)]
+    return [
+        structs.replace(
+            first,
+            tokens=given.tokens,
+            cached_tokens=given.cached_tokens,
+            queue_wait_s=given.queue_wait_s,
+            logprobs=given.logprobs,
+            token_ids=given.token_ids,
+        ),
+        *others,
+    ]
