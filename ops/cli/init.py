@@ -41,20 +41,25 @@ def worker_configuration(urls: Sequence[str], environ: Mapping[str, str]) -> dic
     """The configuration of a gateway in front of workers that serve one model.
 
     Raises:
-        ConfigError: a worker does not answer, or serves no model that the first one serves.
+        ConfigError: a worker does not answer, serves several models, or not the model of the first worker.
     """
     bases = [url.rstrip("/") if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1" for url in urls]
     key = environ.get(KEY_VARIABLE) or None
     served = [_models(base, key) for base in bases]
-    model = next((one for one in served[0] if one.parent is None), None)
-    if model is None:
-        raise ConfigError(f"{bases[0]}/models: lists no model; load one first")
+    model = _only_model(bases[0], served[0])
+    lengths = {}
     for base, models in zip(bases, served, strict=True):
-        if all(one.id != model.id for one in models):
+        same = next((one for one in models if one.id == model.id), None)
+        if same is None:
             raise ConfigError(
                 f"{base}: does not serve {model.id!r}, as {bases[0]} does; give each its own backend"
             )
-    longest = model.max_model_len
+        if same.max_model_len is not None:
+            lengths[base] = same.max_model_len
+    longest = min(lengths.values(), default=None)
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{base}: {length}" for base, length in lengths.items())
+        print_errors(f"the workers' lengths of {model.id} differ ({said}); the shortest holds: {longest}")
     if longest is None:
         longest = EngineSection.model_fields["max_model_len"].default
         print_errors(
@@ -91,6 +96,20 @@ def _models(base: str, key: str | None) -> list[ServedModel]:
         raise ConfigError(f"--worker: {error}; start it, or set {KEY_VARIABLE}") from None
     except ValueError:
         raise ConfigError(f"--worker: {base}/models is not OpenAI's list of models") from None
+
+
+def _only_model(base: str, listed: Sequence[ServedModel]) -> ServedModel:
+    """The worker's base model. Several names of one folder are one model; of a Sluice it is the first."""
+    models = [one for one in listed if one.parent is None]
+    if not models:
+        raise ConfigError(f"{base}/models: lists no model; load one first")
+    folders = {one.root or one.id for one in models}
+    if len(folders) > 1 and models[0].owned_by != "sluice":
+        names = ", ".join(sorted(one.id for one in models)[:10])
+        raise ConfigError(
+            f"{base}: serves several models ({names}); write a sluice.yaml with one backend for each model"
+        )
+    return models[0]
 
 
 def _tokenizer(model: ServedModel) -> str | None:
