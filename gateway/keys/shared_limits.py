@@ -272,7 +272,7 @@ class SharedLimits:
     def _rename(self, holder: str) -> None:
         """Take a new name: the store has dropped what the old one held. A second call changes nothing."""
         if self._holder == holder:
-            self._log.warning("the hold on keys' tokens has lapsed; it begins anew", held=self._held)
+            self._log.warning("the store dropped the tokens held for keys", held=self._held)
             self._holder, self._held = self._new_holder(), 0
 
     def _put(self, settlement: Settlement) -> None:

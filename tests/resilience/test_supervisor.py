@@ -145,7 +145,7 @@ def test_a_process_that_goes_on_again_soon_is_only_suspect() -> None:
         assert supervisor.state is SupervisorState.SUSPECT
     assert supervisor.observe(1.8, Observation()) is None
     assert supervisor.state is SupervisorState.READY
-    assert supervisor.observe(2.0, Observation(stopped=True)) is None, "the time begins anew"
+    assert supervisor.observe(2.0, Observation(stopped=True)) is None, "the time counts from the second stop"
     assert supervisor.observe(2.0 + STOPPED_S - 0.01, Observation(stopped=True)) is None
 
 
