@@ -9,12 +9,15 @@ import time
 from operator import attrgetter
 from types import MappingProxyType
 
-from observability.events import RequestRecord
+from msgspec.structs import asdict
+
+from observability.events import NO_CALLS, RequestRecord
 
 EVENT = "request"
 
 # A line omits unset fields, so that it shows what was special about its request.
-_FIELDS = tuple(name for name in RequestRecord.__struct_fields__ if name != "stage_ms")
+_OWN_FORM = {"stage_ms", "tool_calls"}
+_FIELDS = tuple(name for name in RequestRecord.__struct_fields__ if name not in _OWN_FORM)
 _values = attrgetter(*_FIELDS)
 _TIMES = tuple(name for name in _FIELDS if name.endswith("_ms"))
 _SAME = MappingProxyType(vars(logging.LogRecord("", 0, "", 0, EVENT, None, None)))
@@ -59,6 +62,8 @@ def request_line(request: RequestRecord) -> dict[str, object]:
             line[name] = int(value * 1000 + 0.5) / 1000  # ``round`` takes five times as long
     if request.stage_ms:
         line["stage_ms"] = {stage: int(took * 1000 + 0.5) / 1000 for stage, took in request.stage_ms.items()}
+    if request.tool_calls is not NO_CALLS:
+        line["tool_calls"] = {name: count for name, count in asdict(request.tool_calls).items() if count}
     return line
 
 

@@ -151,7 +151,7 @@ async def test_logprobs_have_an_entry_a_token_and_the_likely_ones_in_order(
     specimen: Specimen, count: int, raw: bool
 ) -> None:
     needs(specimen, Feature.LOGPROBS)
-    work = specimen.work("Tell me about a dragon", raw=raw, max_tokens=5, logprobs=count)
+    work = specimen.work("Tell me about Berserk", raw=raw, max_tokens=5, logprobs=count)
     heard = await hear(specimen.backend, work)
     entries = heard.logprobs()
     assert len(entries) == heard.tokens == 5

@@ -3,9 +3,10 @@ import json
 import logging
 from collections.abc import Callable
 
+import orjson
 import pytest
 
-from observability.events import RequestRecord
+from observability.events import RequestRecord, ResumeFact, ToolCallCounts
 from observability.logs import configure_logging
 from observability.metrics import Metrics
 from observability.requestlog import RequestLog, request_line
@@ -78,3 +79,13 @@ def test_a_request_reaches_every_handler_of_its_logger(
     with caplog.at_level(logging.INFO, "sluice"):
         RequestLog(logging.getLogger("sluice"))(record())
     assert caplog.messages == ["request"]
+
+
+def test_a_line_is_json_with_the_calls_of_tools_and_where_the_answer_was_resumed(record: Make) -> None:
+    """What orjson does not know would make every line go through a slower encoder, which names types only."""
+    plain = orjson.loads(orjson.dumps(request_line(record())))
+    assert "tool_calls" not in plain
+    seam = ResumeFact(12.5, "local", "local", "exact", 3)
+    line = request_line(record(tool_calls=ToolCallCounts(whole=2), seams=(seam,)))
+    told = orjson.loads(orjson.dumps(line))
+    assert told["tool_calls"] == {"whole": 2} and told["seams"][0]["mode"] == "exact"

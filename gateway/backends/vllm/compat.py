@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import importlib.metadata
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -248,6 +249,8 @@ def _parser_class(names: ParserNames, tokenizer: Any, kind: str) -> Any:
     """The parser of the names, if any, for a model of this type. Raises InvalidConfig if it does not fit."""
     from vllm.parser import ParserManager
 
+    # It says at each start that tools are on, also where vLLM's processes log for themselves.
+    logging.getLogger("vllm.parser.parser_manager").setLevel(logging.WARNING)
     _check_names(names)
     try:
         return ParserManager.get_parser(
