@@ -21,13 +21,16 @@ from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint, encode
 from resilience.failures import BackendFailure, FailureKind
 from resilience.retry_budget import CallBudget
 
-# Missed rounds in a row before the replicas count as gone: a restart of Serve's controller stops no replica.
+# Rounds in a row in which no replica reports its figures before they count as gone: a restart of Serve's
+# controller stops no replica, and Serve's own table may be empty between two replicas of a rolling update.
 SILENT_ROUNDS = 10
 # Rounds for which a replica without figures is avoided: it hangs, or is gone and Serve has not noticed, which
 # takes a health check, 35 seconds at the longest.
 MISSED_ROUNDS = 120
 # Shortest wait for the figures, seconds: a replica on a loaded machine is late before it hangs.
 LEAST_TIMEOUT_S = 1.0
+# The same while no replica is known to be ready: there is no figure to keep up to date, and requests wait.
+FIRST_TIMEOUT_S = 10.0
 # How soon a request that no replica has room for may try again, seconds: Serve's own longest backoff.
 FULL_RETRY_S = 0.5
 
@@ -92,6 +95,7 @@ class RayBackend:
         # Replicas that reported their figures once and did not in the last rounds, with the number of these.
         self._missing: Mapping[str, int] = {}
         self._silent = 0
+        self._answered = False  # a piece of an answer came since the last round
         self._stopped = False
         self._news = asyncio.Event()
         self._log = structlog.get_logger("ops.ray").bind(backend=name)
@@ -143,17 +147,24 @@ class RayBackend:
 
     async def ask(self) -> None:
         """One round of signals."""
-        timeout_s = max(LEAST_TIMEOUT_S, 2 * self._section.signals_seconds)
+        least_s = LEAST_TIMEOUT_S if self._ready else FIRST_TIMEOUT_S
+        timeout_s = max(least_s, 2 * self._section.signals_seconds)
         try:
             reported = await self._replicas.signals(self._teller, self._queued(), timeout_s)
+            reason = "no replica is there"
         except (ReplicaLost, ReplicasFull) as error:
+            reported, reason = (), str(error)
+        # Figures are late on a loaded machine before answers stop.
+        answered, self._answered = self._answered, False
+        if not reported and not answered:
             self._silent += 1
             if self._silent == SILENT_ROUNDS:
-                self._log.warning("engine replicas are silent", rounds=self._silent, reason=str(error))
+                self._log.warning("engine replicas are silent", rounds=self._silent, reason=reason)
                 self._heard(())
             return
         self._silent = 0
-        self._heard(reported)
+        if reported:
+            self._heard(reported)
 
     def _heard(self, reported: Sequence[ReplicaSignals]) -> None:
         names = {one.replica for one in reported}
@@ -214,6 +225,7 @@ class RayBackend:
             async with self._replicas.call(route, data) as pieces:
                 while True:
                     piece = await self._next(pieces, attempt)
+                    self._answered = True
                     if piece.replica:
                         attempt.replica = piece.replica
                     for delta in piece.deltas:

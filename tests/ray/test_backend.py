@@ -172,16 +172,30 @@ async def test_who_waits_for_a_replica_hears_of_the_next_one() -> None:
     assert waiting.result()
 
 
-async def test_a_controller_that_is_away_for_a_while_takes_no_replica_out() -> None:
+@pytest.mark.parametrize("silence", [LOST, ()], ids=["no controller", "an empty table"])
+async def test_a_silence_of_a_few_rounds_takes_no_replica_out(
+    silence: Exception | tuple[ReplicaSignals, ...],
+) -> None:
     players = Players()
     backend = make_backend(players)
     await backend.ask()
-    players.figures = LOST
+    players.figures = silence
     for _ in range(SILENT_ROUNDS - 1):
         await backend.ask()
     assert backend.state is BackendState.READY
     await backend.ask()
     assert backend.state is BackendState.STARTING
+
+
+async def test_replicas_that_answer_are_not_silent_however_late_their_figures_are() -> None:
+    players = Players(*[WHOLE] * 2 * SILENT_ROUNDS)
+    backend = make_backend(players)
+    await backend.ask()
+    players.figures = LOST
+    for _ in range(2 * SILENT_ROUNDS):
+        await hear(backend, WORK)
+        await backend.ask()
+    assert backend.state is BackendState.READY
 
 
 async def test_figures_add_up_and_what_was_sent_since_counts_at_once() -> None:
