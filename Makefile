@@ -10,7 +10,7 @@ CONFIG ?= sluice.yaml
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-fast test-env lint format bench gpu-check clean check audit lock sbom pin-images
+.PHONY: help run test test-fast test-env lint format bench gpu-check clients clean check audit lock sbom pin-images
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,13 @@ bench: $(VENV)/.test ## Run the benchmarks (minutes)
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 gpu-check: ## Check and measure the engine on a GPU, in 10 minutes; ARGS=--dry on the CPU
 	@$(GPU_PYTHON) -m benchmarks.gpu_check $(ARGS)
+
+# An environment of its own: the clients want other versions of packages that the tests have. Node is optional.
+clients: ## Let other projects' clients run loops of tools against a gateway; needs a network
+	@$(PYTHON) -m venv .venv-clients
+	@.venv-clients/bin/pip install --quiet uv && VIRTUAL_ENV=.venv-clients .venv-clients/bin/uv pip install --quiet --editable '.[clients]'
+	@if command -v npm > /dev/null; then npm install --silent --prefix tests/clients/node; fi
+	@.venv-clients/bin/python -m pytest -n0 -q -rs tests/clients $(ARGS)
 
 audit: $(VENV)/.test ## Known vulnerabilities of the dependencies; needs a network and pip-audit
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/audit

@@ -103,12 +103,14 @@ COMPLETIONS: Final[Neutral] = MappingProxyType(
     }
 )
 
-# What the official client's own message objects carry when they are sent back as history.
+# What the official client's own message objects carry when they are sent back as history; ``parsed`` is the
+# content again, as the client read it.
 MESSAGE: Final[Neutral] = MappingProxyType(
     {
         "annotations": _NO_LIST,
         "audio": _NULL,
         "function_call": _NULL,
+        "parsed": (ANYTHING,),
         "refusal": _NULL,
     }
 )

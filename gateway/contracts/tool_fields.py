@@ -72,8 +72,9 @@ class ToolChoiceBody(Body):
 
 
 class HistoryFunction(Body):
-    """A function's name, and its arguments as JSON text."""
+    """A function's name, and its arguments as JSON text; the official client adds ``parsed_arguments``."""
 
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"parsed_arguments": (ANYTHING,)}
     name: Name
     arguments: Text | None = None
 
