@@ -126,13 +126,14 @@ class EngineBackend(Section):
 class OpenAIBackend(AffinitySection):
     """A pool of remote workers that speak OpenAI's contract; docs/workers.md explains each key.
 
-    The timeouts are for a worker that answers within seconds when it is not overloaded. ``keepalive_seconds``
-    is under the five seconds after which uvicorn, vLLM's server, closes an idle connection.
+    Without ``model`` the pool serves what its workers list. The timeouts are for a worker that answers within
+    seconds when it is not overloaded. ``keepalive_seconds`` is under the five
+    seconds after which uvicorn, vLLM's server, closes an idle connection.
     """
 
     kind: Literal["openai"]
     base_urls: Annotated[list[BaseUrl], Field(min_length=1, max_length=256)]
-    model: Annotated[str, Field(min_length=1)]
+    model: Annotated[str, Field(min_length=1)] | None = None
     dialect: Literal["auto", "vllm", "sluice", "openai"] = "auto"
     prompt: Literal["auto", "messages", "token_ids"] = "auto"
     features: list[Feature] | None = None

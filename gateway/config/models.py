@@ -27,8 +27,8 @@ class ModelSection(Section):
     price: PriceConfig | None = None
 
 
-def model_of(section: BackendConfig, engine: EngineSection) -> str:
-    """The id of the model that a backend's section names."""
+def model_of(section: BackendConfig, engine: EngineSection) -> str | None:
+    """The id of the model that a backend's section names; ``None``: the pool's workers say it."""
     match section:
         case OpenAIBackend():
             return section.model
@@ -44,7 +44,11 @@ def model_faults(
     """What is wrong between the models, and between them and the backends: a sentence each."""
     named = {name: model_of(backend, engine) for name, backend in backends.items()}
     owners = {name: f"models.{name}" for name in models}
-    owners |= {model: f"the model of backends.{name}" for name, model in named.items() if model not in models}
+    owners |= {
+        model: f"the model of backends.{name}"
+        for name, model in named.items()
+        if model and model not in models
+    }
     owners |= {name: f"backends.{name}" for name in backends}
     for model, section in models.items():
         for alias in section.aliases:
@@ -55,7 +59,7 @@ def model_faults(
             if backend not in named:
                 allowed = ", ".join(sorted(named))
                 yield f"models.{model}.backends: there is no {backend!r}; allowed: {allowed}"
-            elif named[backend] != model:
+            elif named[backend] not in (model, None):
                 yield (
                     f"models.{model}.backends: {backend!r} serves {named[backend]!r}; "
                     f"allowed: a backend with model {model!r}"
@@ -64,6 +68,6 @@ def model_faults(
         engines = [name for name, one in backends.items() if one.kind == "engine" and named[name] == model]
         if own and engines:
             yield f"models.{model}.{min(own)}: the engine in process has this model; set engine.{min(own)}"
-        if model not in named.values():
-            served = ", ".join(sorted(set(named.values())))
+        if not {model, None} & set(named.values()):
+            served = ", ".join(sorted({one for one in named.values() if one}))
             yield f"models.{model}: no backend has this model; allowed: {served}"

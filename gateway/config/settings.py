@@ -162,6 +162,20 @@ class Settings(Section):
     chaos: ChaosSection = ChaosSection()
     ray: RaySection = RaySection()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_engine_without_a_backend(cls, data: Any) -> Any:
+        """Where only other backends are named, no engine is loaded in process, unless its kind is given."""
+        if not isinstance(data, dict) or not isinstance(backends := data.get("backends"), dict):
+            return data
+        engine = data.get("engine", {})
+        named = any(
+            not isinstance(one, dict) or one.get("kind") in (None, "engine") for one in backends.values()
+        )
+        if not backends or named or not isinstance(engine, dict) or "kind" in engine:
+            return data
+        return {**data, "engine": {**engine, "kind": "none"}}
+
     @model_validator(mode="after")
     def _engine_exists(self) -> Self:
         """A backend on the engine needs one."""
@@ -190,8 +204,11 @@ class Settings(Section):
     def price(self, name: str) -> PriceConfig | None:
         """What a backend costs: its own price, else that of its model."""
         backend = self.backends[name]
-        model = self.models.get(model_of(backend, self.engine))
-        return backend.price or (None if model is None else model.price)
+        model = model_of(backend, self.engine)
+        sections = (
+            one for id_, one in self.models.items() if model == id_ or (not model and name in one.backends)
+        )
+        return backend.price or next((one.price for one in sections), None)
 
     @model_validator(mode="after")
     def _limits_are_of_backends(self) -> Self:

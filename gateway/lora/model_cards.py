@@ -9,7 +9,8 @@ from gateway.contracts.model_card import CardKind, ModelCard
 
 def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str], int]) -> Sequence[ModelCard]:
     """A card for each name that a request may give as its model."""
-    cards = [ModelCard(model, model, None, length(model)) for model in sorted(fleet.base_models)]
+    base_models = fleet.base_models
+    cards = [ModelCard(model, model, None, length(model)) for model in sorted(base_models)]
     cards += [
         ModelCard(a.adapter_id, a.adapter_id, a.base_model, length(a.base_model), CardKind.ADAPTER)
         for a in adapters.known
@@ -21,6 +22,7 @@ def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str],
     cards += [
         ModelCard(name, backend.model, backend.model, length(backend.model), CardKind.BACKEND)
         for name, backend in sorted(fleet.backends.items())
+        if name not in base_models  # one card a name
     ]
     cards += [
         ModelCard(alias, model, None, length(model), CardKind.ALIAS)

@@ -27,6 +27,7 @@ from gateway.wiring.engine import make_engine
 from gateway.wiring.events import AdmissionLink
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts, make_engine_summarizer
+from gateway.wiring.served_models import ServedModels
 from gateway.wiring.workers import make_workers
 from observability.collectors import WorkerStatus, chaos_families, hedge_families, worker_families
 from observability.scrape import ScrapeCollector
@@ -132,17 +133,22 @@ def make_backends(
             make_slots=adapters.loader.make_slots,
         )
 
+    backends: dict[str, Backend] = {}
+    residents: dict[str, Resident] = {}
+    served = ServedModels(base.settings, model.models, model.tokenizers, model.canonicalizer, backends)
+
     def resident(name: str, section: BackendConfig) -> ResidentBackend | None:
         match section:
             case EngineBackend():
                 pool = PoolLinks(lambda: link.queued(name), limit_context)
                 return None if engine_pool is None else engine_pool(name, pool)
             case OpenAIBackend():
-                tokenizer = model.models.of(section.model).tokenizer
+                tokenizer = model.models.of(section.model or "").tokenizer
                 return make_workers(
                     name,
                     section,
                     token_bytes=tokenizer.token_bytes,
+                    read=served.read,
                     clock=base.clock,
                     environ=os.environ,
                     bring=adapters.source.bring,
@@ -151,8 +157,6 @@ def make_backends(
             case BedrockSection():
                 return make_bedrock(name, section, clock=base.clock)
 
-    backends: dict[str, Backend] = {}
-    residents: dict[str, Resident] = {}
     for backend, config in base.settings.backends.items():
         made = resident(backend, config)
         if made is not None:

@@ -1,6 +1,6 @@
 """The layer of the served model's text: tokenizer, prompts and their versions, summaries."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,24 +55,6 @@ def make_engine_summarizer(
     return summarizer
 
 
-@dataclass(frozen=True, slots=True)
-class ModelParts:
-    """The served models' text; ``text`` is the engine's model's.
-
-    ``publishing`` records the prompt versions in the state store.
-    """
-
-    tokenizer: ChatTokenizer
-    canonicalizer: Canonicalizer
-    text: ModelText
-    threads: TextThreads
-    versions: PromptVersions
-    publishing: Publishing
-    grammars: GrammarChecks
-    templates: Sequence[LimitedProcess]
-    models: Models
-
-
 class Tokenizers:
     """One tokenizer for each folder; all of them together keep to one bound of cached texts and ids."""
 
@@ -92,6 +74,24 @@ class Tokenizers:
                 elsewhere=bounded_templates.render_in(process, folder),
             )
         return self._read[folder]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """The served models' text; ``text`` is the engine's model's.
+
+    ``publishing`` records the prompt versions in the state store.
+    """
+
+    tokenizer: ChatTokenizer
+    canonicalizer: Canonicalizer
+    text: ModelText
+    threads: TextThreads
+    versions: PromptVersions
+    publishing: Publishing
+    grammars: GrammarChecks
+    tokenizers: Tokenizers
+    models: Models
 
 
 def make_model(base: Foundation) -> ModelParts:
@@ -125,7 +125,7 @@ def make_model(base: Foundation) -> ModelParts:
         threads=TextThreads(),
         versions=versions,
         publishing=Publishing(versions, published, unix_time=base.unix_time),
-        templates=tuple(tokenizers.templates.values()),
+        tokenizers=tokenizers,
         grammars=GrammarChecks(
             LimitedProcess(WORK, str(tokenizer_json), limits=Limits()),
             binds_calls=calls_as_text(settings.engine),

@@ -74,7 +74,7 @@ class Gateway:
                         task.cancel()
         finally:
             core.model.grammars.close()
-            for templates in core.model.templates:
+            for templates in core.model.tokenizers.templates.values():
                 templates.close()
             await core.access.close()
             await state.close()

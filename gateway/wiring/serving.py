@@ -119,6 +119,7 @@ def make_inspections(core: Core) -> WorkerInspections:
     async def ask(generate: bool) -> dict[str, list[Inspection]]:
         found = {}
         for name, pool in pools.items():
+            await pool.follow()
             text = models.of(pool.model)
             ids = text.service.encode(SAMPLE, add_special_tokens=False)
             found[name] = await pool.inspect(ids, text.max_model_len, generate=generate)

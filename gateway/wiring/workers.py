@@ -8,11 +8,13 @@ from adapters.values import Adapter
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.client import Timeouts, WorkerClient
 from gateway.backends.workers.dialect import FEATURES, CompletionWriter, Dialect
+from gateway.backends.workers.header_template import HeaderTemplate
 from gateway.backends.workers.health import HealthRules
 from gateway.backends.workers.hedging import HedgePolicy, HedgeRules
 from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
+from gateway.backends.workers.pool_model import PoolModel, ReadModel
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker import WatchRules, Worker
 from gateway.backends.workers.worker_choice import WorkerChoice
@@ -37,6 +39,7 @@ def make_workers(
     section: OpenAIBackend,
     *,
     token_bytes: Callable[[int], bytes],
+    read: ReadModel | None = None,
     clock: Callable[[], float],
     environ: Mapping[str, str],
     bring: Callable[[Adapter], Awaitable[None]] = already_there,
@@ -44,8 +47,8 @@ def make_workers(
 ) -> WorkersBackend:
     """Build the pool; nothing connects yet. Raises ConfigError: the key, a certificate or the proxy.
 
-    ``bring`` puts an adapter's files into the gateway's folder before a worker loads them;
-    ``check`` says whether a worker has the gateway's tokenizer.
+    ``read`` gets the model that the workers list. ``bring`` puts an adapter's files into the gateway's folder
+    before a worker loads them. ``check`` says whether a worker has the gateway's tokenizer.
     """
     detect = section.dialect == "auto"
     dialect = Dialect.VLLM if detect else Dialect(section.dialect)
@@ -80,22 +83,12 @@ def make_workers(
     ]
     hedge = section.hedge
     rules = HedgeRules(hedge.quantile, hedge.min_ms / 1000, hedge.max_share)
+    model = PoolModel(name, section.model, read, in_service)
     backend = WorkersBackend(
         name,
-        model=section.model,
+        model=model,
         workers=workers,
-        writer=CompletionWriter(
-            model=section.model,
-            dialect=dialect,
-            token_ids=section.prompt == "token_ids",
-            fields_in_chats=section.prompt == "auto",
-            send_priority=section.send_priority,
-            adapters=MappingProxyType(dict(section.adapters)),
-            loads=section.load_adapters,
-            folder=section.adapters_folder,
-            share_prefixes=section.share_prefix_across_tenants,
-            templates=connections.templates,
-        ),
+        writer=_writer(section, model.id, dialect, connections.templates),
         pool=WorkerPool(workers, choice, max_running=section.max_running, random=random.Random()),
         presence=in_service,
         features=features,
@@ -103,15 +96,38 @@ def make_workers(
         block_tokens=section.affinity_block_tokens,
         max_attempts=section.max_attempts,
         clock=clock,
+        check=check,
         prompt_auto=section.prompt == "auto",
         hedging=HedgePolicy(rules) if hedge.enabled else None,
         background=connections.key.watch,
     )
-    asked = check if section.prompt == "auto" and dialect is not Dialect.OPENAI else None
-    if asked is not None or detect or dialect is Dialect.SLUICE:
+    # A configured model of a hosted service need not be in its list.
+    if section.model is None or dialect is not Dialect.OPENAI:
         for worker in workers:
-            worker.detect(backend.detected, asked, kind=detect or dialect is Dialect.SLUICE)
+            worker.detect(
+                backend.detected,
+                backend.listed,
+                lambda: None if dialect is Dialect.OPENAI else backend.tokenizer_check(),
+                kind=detect or dialect is Dialect.SLUICE,
+            )
     return backend
+
+
+def _writer(
+    section: OpenAIBackend, model: str, dialect: Dialect, templates: tuple[HeaderTemplate, ...]
+) -> CompletionWriter:
+    return CompletionWriter(
+        model=model,
+        dialect=dialect,
+        token_ids=section.prompt == "token_ids",
+        fields_in_chats=section.prompt == "auto",
+        send_priority=section.send_priority,
+        adapters=MappingProxyType(dict(section.adapters)),
+        loads=section.load_adapters,
+        folder=section.adapters_folder,
+        share_prefixes=section.share_prefix_across_tenants,
+        templates=templates,
+    )
 
 
 def _lora_maker(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from tests.clients.shop_worker import MODEL, serving_shop
+from tests.clients.shop_worker import serving_shop
 from tests.integration.live import LiveGateway, gateway
 
 
@@ -24,7 +24,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
             yaml.safe_dump(
                 {
                     "engine": {"kind": "none"},
-                    "backends": {"worker": {"kind": "openai", "base_urls": [f"{url}/v1"], "model": MODEL}},
+                    "backends": {"worker": {"kind": "openai", "base_urls": [f"{url}/v1"]}},
                     "routing": {"file": str(folder / "routing.yaml")},
                 }
             )

@@ -13,6 +13,7 @@ from typing import Any
 from budgeting.values import Message, Role
 from gateway.backends.port import Work
 from gateway.backends.workers.backend import WorkersBackend
+from gateway.backends.workers.pool_model import ReadModel
 from gateway.backends.workers.tokenizer_check import SAMPLES, TokenizerCheck, body_of
 from gateway.config.backends import OpenAIBackend
 from gateway.contracts.values import Sampling
@@ -215,8 +216,10 @@ QUICK: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def pool(*workers: RawWorker, started: bool = True, **changes: Any) -> AsyncIterator[WorkersBackend]:
-    """The workers behind a running pool; at the end nothing of it may be left."""
+async def pool(
+    *workers: RawWorker, started: bool = True, ready: bool = True, **changes: Any
+) -> AsyncIterator[WorkersBackend]:
+    """The workers behind a running pool, ``ready`` once all are; at the end nothing of it may be left."""
     for worker in workers:
         if started:
             await worker.start()
@@ -225,7 +228,7 @@ async def pool(*workers: RawWorker, started: bool = True, **changes: Any) -> Asy
     try:
         async with asyncio.TaskGroup() as group:
             loops = group.create_task(backend.run())
-            if started:
+            if started and ready:
                 await until(lambda: all(one.state == "in_service" for one in backend.status()))
             yield backend
             assert [one.in_flight for one in backend.status()] == [0] * len(workers)
@@ -245,7 +248,11 @@ SAMPLES_OF_BYTES = tuple(
 
 
 def make(
-    *urls: str, environ: dict[str, str] | None = None, reasons: bool = False, **changes: Any
+    *urls: str,
+    environ: dict[str, str] | None = None,
+    reasons: bool = False,
+    read: ReadModel | None = None,
+    **changes: Any,
 ) -> WorkersBackend:
     section = OpenAIBackend.model_validate(
         {"kind": "openai", "base_urls": list(urls), "model": "base", **QUICK, **changes}
@@ -255,6 +262,7 @@ def make(
         "worker",
         section,
         token_bytes=token_bytes,
+        read=read,
         clock=clock,
         environ=environ or {},
         check=TokenizerCheck(SAMPLES_OF_BYTES, reasons),

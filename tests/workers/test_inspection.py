@@ -26,7 +26,7 @@ def lists(name: str = "base", length: int | None = 4096) -> bytes:
 
 
 async def asked(worker: RawWorker, *, ids: list[int] = IDS, length: int = 4096) -> Inspection:
-    async with pool(worker) as backend:
+    async with pool(worker, ready=False) as backend:
         [found] = await backend.inspect(ids, length, generate=True)
     return found
 

@@ -252,7 +252,7 @@ def test_the_shortest_section_is_enough(tmp_path: Path) -> None:
         ("kind: openai, model: base, base_urls: [ftp://a/v1]", ["base_urls", "ftp://a/v1"]),
         ("kind: openai, model: base, base_urls: ['http://u:p@a/v1']", ["base_urls"]),
         ("kind: openai, model: base, base_urls: [http://a/v1, http://a/v1/]", ["named twice"]),
-        ("kind: openai, base_urls: [http://a/v1]", ["model", "required"]),
+        ("kind: openai, model: '', base_urls: [http://a/v1]", ["model", "1 character"]),
         ("kind: openai, base_urls: [http://a/v1], model: b, dialect: x", ["dialect", "'vllm'"]),
         ("kind: openai, base_urls: [http://a/v1], model: b, features: [top_kk]", ["features", "top_kk"]),
         ("kind: openai, base_urls: [http://a/v1], model: b, modle: c", ["modle", "did you mean 'model'"]),

@@ -22,10 +22,12 @@ from gateway.backends.workers.dialect import CompletionWriter, Dialect, honoured
 from gateway.backends.workers.errors import BadHttp, ConnectionsInUse, TransportError
 from gateway.backends.workers.hedging import HedgePolicy, Run, race
 from gateway.backends.workers.in_service import LOOK_S, WorkersInService
-from gateway.backends.workers.inspection import Inspection
+from gateway.backends.workers.inspection import Inspection, ServedModel
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
+from gateway.backends.workers.pool_model import PoolModel
 from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of, failure_of_transport
+from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
 from gateway.backends.workers.worker_choice import NO_WISH, Wish
 from gateway.contracts.events import Delta
@@ -72,7 +74,7 @@ class WorkersBackend:
         self,
         name: str,
         *,
-        model: str,
+        model: PoolModel,
         workers: Sequence[Worker],
         writer: CompletionWriter,
         pool: WorkerPool[Worker],
@@ -82,12 +84,13 @@ class WorkersBackend:
         block_tokens: int,
         max_attempts: int,
         clock: Callable[[], float],
+        check: TokenizerCheck | None = None,
         prompt_auto: bool = False,
         hedging: HedgePolicy | None = None,
         background: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.name = name
-        self.model = model
+        self._model = model
         self.continues = writer.continues
         self.features = features
         self._workers = {worker.url: worker for worker in workers}
@@ -95,6 +98,7 @@ class WorkersBackend:
         self._pool = pool
         self._presence = presence
         self._token_bytes = token_bytes
+        self._check = check
         self._block_tokens = block_tokens
         self._max_attempts = max_attempts
         self._clock = clock
@@ -146,6 +150,33 @@ class WorkersBackend:
         """The load of all workers in service; ``None`` while none of them reports its figures."""
         return self._pool.load(self._clock())
 
+    @property
+    def model(self) -> str:
+        """The id of the model that the workers serve; the pool's name until the first one has said it."""
+        return self._model.id
+
+    def tokenizer_check(self) -> TokenizerCheck | None:
+        """Of the tokenizer of the model that the workers serve now; ``None``: prompts are not sent as ids."""
+        return self._check
+
+    async def listed(self, url: str, models: Sequence[ServedModel] | None) -> str | None:
+        """A worker listed its models; why it cannot be used, if so, as the end of a sentence."""
+        trouble = await self._model.listed(url, models)
+        if self._model.id != self._writer.model:
+            self._log.info("workers' model", model=self._model.id)
+            self._writer = replace(self._writer, model=self._model.id)
+            self._same_tokenizer.clear()
+        if (reading := self._model.reading) is not None:
+            self._token_bytes = reading.token_bytes
+            self._check = reading.check if self._prompt_auto else None
+        return trouble
+
+    async def follow(self) -> None:
+        """Ask every worker for its models."""
+        async with asyncio.TaskGroup() as tasks:
+            for worker in self._workers.values():
+                tasks.create_task(worker.follow(), name=f"models {worker.url}")
+
     def detected(self, url: str, is_sluice: bool, same_tokenizer: bool) -> None:
         """A worker was detected: write requests for a Sluice from now on if it is one.
 
@@ -172,7 +203,10 @@ class WorkersBackend:
             asked = [
                 tasks.create_task(
                     worker.inspect(
-                        self.model, sample_ids=sample_ids, max_model_len=max_model_len, generate=generate
+                        self._model.configured,
+                        sample_ids=sample_ids,
+                        max_model_len=max_model_len,
+                        generate=generate,
                     )
                 )
                 for worker in self._workers.values()
@@ -346,6 +380,8 @@ class WorkersBackend:
                 if name is not None and failure.kind is FailureKind.MODEL_NOT_FOUND:
                     worker.lost(name)
                     self._pool.lost(worker.url, name)
+                elif failure.kind is FailureKind.MODEL_NOT_FOUND:
+                    worker.model_missing()
                 raise failure
             if not connection.content_type.startswith(EVENT_STREAM):
                 raise BadHttp(f"it answered {_printable(connection.content_type)} instead of {EVENT_STREAM}")

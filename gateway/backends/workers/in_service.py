@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 # Time between two probes of a worker while none is in service, seconds. Longer in a large pool: at most
 # MAX_PROBES probes a second in all.
@@ -24,6 +24,11 @@ class WorkersInService:
     def none(self) -> bool:
         """Whether no worker is in service."""
         return not self._serving
+
+    @property
+    def serving(self) -> Set[str]:
+        """The URLs of the workers in service."""
+        return self._serving
 
     @property
     def look_s(self) -> float:

@@ -19,6 +19,7 @@ from gateway.contracts.front_headers import SPEAKING
 
 INSPECT_S = 30.0
 TIMEOUT_S = 10.0
+MAX_SHOWN = 10
 # Splits differently in most tokenizers.
 SAMPLE = "Sluice asks: naïve café, 日本語 — 12,345 tokens?\n\tdef f(x): return x"
 
@@ -74,16 +75,39 @@ def _read(body: bytes) -> _Models:
     return msgspec.json.decode(body, type=_Models)
 
 
+def offer_of(models: Sequence[ServedModel] | None, configured: str | None) -> ServedModel | str | None:
+    """The entry of a worker's list that a pool uses, or why there is none, as the end of a sentence.
+
+    ``None``: the worker has no such list, or one that does not have the configured model and may be partial:
+    those of hosted services report no lengths. Several names of one folder are one model; of a Sluice it is
+    the first.
+    """
+    bases = [one for one in models or () if one.parent is None]
+    names = ", ".join(sorted(one.id for one in bases)[:MAX_SHOWN])
+    if configured is not None:
+        found = next((one for one in models or () if one.id == configured), None)
+        if found is None and bases and all(one.max_model_len for one in bases):
+            return f"serves {names}, and not {configured}"
+        return found
+    if models is None:
+        return "does not list its models; name one as model"
+    if not bases:
+        return "lists no model; load one first"
+    if len({one.root or one.id for one in bases}) > 1 and bases[0].owned_by != "sluice":
+        return f"serves several models ({names}); name one as model, and write a backend for each"
+    return bases[0]
+
+
 async def inspect(
     client: WorkerClient,
     url: str,
-    model: str,
+    model: str | None,
     *,
     sample_ids: Sequence[int],
     max_model_len: int,
     generate: bool,
 ) -> Inspection:
-    """Ask one worker; raises nothing."""
+    """Ask one worker; raises nothing. ``model`` is the configured one; ``None``: the one that it lists."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             answer = await client.get(f"{client.prefix}/models", timeout_s=TIMEOUT_S)
@@ -99,7 +123,11 @@ async def inspect(
         except msgspec.DecodeError:
             return _unusable(url, "its list of models is not OpenAI's; does base_urls end in /v1?")
         listed = models.data
-        found = next((one for one in listed if one.id == model), None)
+        offered = offer_of(listed, model)
+        if model is None and isinstance(offered, str):
+            fault, _, hint = offered.partition("; ")
+            return _unusable(url, f"{fault}; {hint}")
+        found = None if isinstance(offered, str) else offered
         if models.sluice_role is not None and models.sluice_role not in SPEAKING:
             faults.append(
                 f"its key there is of the role '{models.sluice_role}', so it books all to that key's tenant; "
@@ -108,6 +136,10 @@ async def inspect(
         if found is None:
             served = ", ".join(sorted(one.id for one in listed)[:10]) or "nothing"
             return _unusable(url, f"does not serve {model!r}; correct model; it serves: {served}")
+    if model is None:
+        if found is None:
+            return _unusable(url, "does not list its models; name one as model")
+        model = found.id
     longest = None if found is None else found.max_model_len
     if longest is not None and longest < max_model_len:
         faults.append(f"takes {longest} tokens, engine.max_model_len is {max_model_len}; set it to {longest}")

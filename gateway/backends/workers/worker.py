@@ -2,16 +2,17 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import structlog
 
-from gateway.backends.workers.client import Timeouts, WorkerClient
+from gateway.backends.workers.client import Timeouts, Whole, WorkerClient
 from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
 from gateway.backends.workers.health import HealthRules, WorkerHealth, WorkerState
 from gateway.backends.workers.in_service import WorkersInService
-from gateway.backends.workers.inspection import Inspection, inspect
+from gateway.backends.workers.inspection import Inspection, ServedModel, inspect, read_models
 from gateway.backends.workers.load import WorkerLoad, read_figures
 from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, is_sluice, listed_models
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
@@ -50,6 +51,21 @@ class WatchRules:
     metrics_interval_s: float = 1.0
     lists_models: bool = False
     sluice_probe_path: str = "/ready"
+
+
+OnListed = Callable[[str, Sequence[ServedModel] | None], Awaitable[str | None]]
+
+
+def _no_check() -> None:
+    return None
+
+
+def _listed(answer: Whole) -> Sequence[ServedModel] | None:
+    """The models of an answer of ``/models``, ``None`` when it is not such an answer."""
+    try:
+        return read_models(answer.body) if answer.status == 200 else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 class Worker:
@@ -97,7 +113,9 @@ class Worker:
         self._presence = presence
         self._on_return = on_return
         self._on_detected: Callable[[str, bool, bool], None] | None = None
-        self._check: TokenizerCheck | None = None
+        self._on_listed: OnListed | None = None
+        self._unusable: str | None = None  # why, by its list of models
+        self._check: Callable[[], TokenizerCheck | None] = _no_check
         self._is_sluice: bool | None = False
         self._detected = True
         self._lists_models = watch.lists_models
@@ -109,18 +127,59 @@ class Worker:
         self._log = structlog.get_logger("gateway.workers").bind(worker=url)
 
     def detect(
-        self, on_detected: Callable[[str, bool, bool], None], check: TokenizerCheck | None, *, kind: bool
+        self,
+        on_detected: Callable[[str, bool, bool], None],
+        on_listed: OnListed,
+        check: Callable[[], TokenizerCheck | None],
+        *,
+        kind: bool,
     ) -> None:
         """Detect what the worker is before each return to service.
 
         Args:
             on_detected: gets its URL, whether it is a Sluice, and whether it passed the check.
-            check: of its tokenizer; ``None``: it is not asked.
+            on_listed: gets its URL and the models that it lists, ``None`` where it lists none; says why it
+                cannot be used, if so.
+            check: of its tokenizer, for the model that it lists; ``None``: it is not asked.
             kind: whether it may be a Sluice.
         """
         self._on_detected = on_detected
+        self._on_listed = on_listed
         self._check = check
         self._is_sluice = None if kind else False
+
+    def model_missing(self) -> None:
+        """It has answered that it does not have the pool's model: ask it for its models at once."""
+        self._detected = False
+        self._wake.set()
+
+    async def follow(self) -> bool:
+        """Ask for its models; whether it serves the pool's model. With another one it leaves service."""
+        if self._on_listed is None:
+            return True
+        try:
+            answer = await self._watcher.get(
+                self.client.prefix + MODELS_PATH, timeout_s=self._watch.probe_timeout_s
+            )
+        except TransportError:
+            return False
+        if self._is_sluice is None and answer.status == 200 and is_sluice(answer.body):
+            self._is_sluice = True
+            # A Sluice also lists adapters that it has not loaded.
+            self._lists_models = False
+            self._probe_path = self._watch.sluice_probe_path
+        if answer.status >= 500:
+            return False
+        trouble = await self._on_listed(self.url, _listed(answer))
+        before, self._unusable = self._unusable, trouble
+        if trouble is None:
+            return True
+        if trouble != before:
+            self._log.warning("worker not usable", reason=trouble)
+        self.trouble = trouble
+        if self.health.refused(self._clock()):
+            self._left("another model")
+        return False
 
     def view(self, now: float) -> WorkerView:
         """Its input to the choice."""
@@ -138,7 +197,7 @@ class Worker:
         self._listed -= {name}
 
     async def inspect(
-        self, model: str, *, sample_ids: Sequence[int], max_model_len: int, generate: bool
+        self, model: str | None, *, sample_ids: Sequence[int], max_model_len: int, generate: bool
     ) -> Inspection:
         """Ask what it serves; raises nothing."""
         return await inspect(
@@ -247,11 +306,12 @@ class Worker:
             self.trouble = NOT_READY if answer.status == 503 else f"answers its probe with {answer.status}"
         elif not self.health.in_service:  # it comes into service in a moment, or when its ejection ends
             ejected = self.health.state is WorkerState.EJECTED
-            self.trouble = "failed too many requests" if ejected else NOT_READY
+            self.trouble = self._unusable or ("failed too many requests" if ejected else NOT_READY)
         return good
 
     async def _detect(self) -> bool:
-        """Detect its kind and tokenizer; false when it does not say in time what it is, or is not ready.
+        """Detect its kind, model and tokenizer; false when it does not say in time what it is, is not ready,
+        or serves another model.
 
         Until its tokenizer is known it counts as another one.
         """
@@ -259,21 +319,14 @@ class Worker:
         if on_detected is None:
             return True
         first, same = self._is_sluice is None, False
-        if first:
-            try:
-                answer = await self._watcher.get(self.client.prefix + MODELS_PATH, timeout_s=timeout_s)
-            except TransportError:
-                return False
-            if answer.status == 200 and is_sluice(answer.body):
-                self._is_sluice = True
-                # A Sluice also lists adapters that it has not loaded.
-                self._lists_models = False
-                self._probe_path = self._watch.sluice_probe_path
+        if not await self.follow():
+            return False
         is_sluice_now = self._is_sluice is True
         self._detected = True
-        if self._check is not None and (is_sluice_now or not self._check.reasons):
+        check = self._check()
+        if check is not None and (is_sluice_now or not check.reasons):
             try:
-                same = await self._check.passes(self._watcher, timeout_s)
+                same = await check.passes(self._watcher, timeout_s)
             except TransportError:
                 self._detected = False
         self._log.info("worker detected", sluice=is_sluice_now, same_tokenizer=same)

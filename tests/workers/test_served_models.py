@@ -1,0 +1,91 @@
+"""What the gateway makes of a model that its workers list: tokenizer and length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.backends.port import Backend
+from gateway.backends.scripted import ScriptedBackend
+from gateway.backends.workers.inspection import ServedModel
+from gateway.config.settings import Settings
+from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.models import Models
+from gateway.prompts.text import ModelText
+from gateway.wiring.model import Tokenizers
+from gateway.wiring.served_models import ServedModels
+
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "models" / "demo"
+POOL = {"pool": {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"]}}
+
+
+class Gateway:
+    """The parts that a found model meets."""
+
+    def __init__(self, **sections: Any) -> None:
+        self.settings = Settings.model_validate({"backends": POOL, **sections})
+        engine = self.settings.engine
+        tokenizers, canonicalizer = Tokenizers({engine.tokenizer_folder}), Canonicalizer()
+        default = ModelText(tokenizers.of(engine.tokenizer_folder), engine.max_model_len, canonicalizer)
+        self.models = Models(default)
+        self.backends: dict[str, Backend] = {}
+        self.found = ServedModels(self.settings, self.models, tokenizers, canonicalizer, self.backends)
+
+
+async def test_a_readable_folder_of_the_worker_is_the_models_tokenizer() -> None:
+    gateway = Gateway()
+    reading = await gateway.found.read(ServedModel("qwen", 2048, str(DEMO)), 2048)
+    assert reading.check is not None and reading.check.samples
+    assert gateway.models.length("qwen") == 2048
+    assert gateway.models.tokenizer("qwen") is not gateway.models.default.tokenizer
+
+
+@pytest.mark.parametrize("root", [None, "/nowhere", "org/model-that-nobody-has-fetched", "not a repo/id"])
+async def test_without_one_the_engines_tokenizer_counts(root: str | None) -> None:
+    gateway = Gateway()
+    await gateway.found.read(ServedModel("qwen", 2048, root), 2048)
+    assert gateway.models.tokenizer("qwen") is gateway.models.default.tokenizer
+
+
+async def test_a_damaged_tokenizer_of_the_worker_does_not_take_the_model_away(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    gateway = Gateway()
+    await gateway.found.read(ServedModel("qwen", 2048, str(tmp_path)), 2048)
+    assert gateway.models.tokenizer("qwen") is gateway.models.default.tokenizer
+
+
+@pytest.mark.parametrize(
+    ("sections", "reported", "length"),
+    [
+        ({}, 2048, 2048),
+        ({}, 100_000, 100_000),
+        ({}, None, 4096),
+        ({"engine": {"max_model_len": 1024}}, 2048, 1024),
+        ({"models": {"qwen": {"max_model_len": 512}}}, 2048, 512),
+        ({"models": {"qwen": {"max_model_len": 4000}}}, 2048, 2048),
+    ],
+)
+async def test_what_is_configured_bounds_what_the_worker_reports(
+    sections: dict[str, Any], reported: int | None, length: int
+) -> None:
+    gateway = Gateway(**sections)
+    await gateway.found.read(ServedModel("qwen", reported), reported)
+    assert gateway.models.length("qwen") == length
+
+
+async def test_a_model_that_no_backend_serves_any_more_is_forgotten() -> None:
+    gateway = Gateway()
+    await gateway.found.read(ServedModel("first", 1024), 1024)
+    gateway.backends["pool"] = ScriptedBackend("pool", model="second")
+    await gateway.found.read(ServedModel("second", 2048), 2048)
+    assert list(gateway.models.texts) == ["second"]
+
+
+def test_no_engine_is_loaded_where_only_workers_are_named() -> None:
+    assert Gateway().settings.engine.kind == "none"
+    assert Settings.model_validate({}).engine.kind == "embedded"
+    both = {**POOL, "local": {"kind": "engine"}}
+    assert Settings.model_validate({"backends": both}).engine.kind == "embedded"
