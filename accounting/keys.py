@@ -57,10 +57,12 @@ NO_BUDGET = Budget()
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """A key's properties, from which the key cannot be derived. ``routes`` and ``adapters`` (aliases
-    included) are those that it may use, ``None`` all; ``max_priority`` caps its requests' priorities;
-    ``tools``: whether they may have tools; ``expires_at`` is Unix seconds; ``org`` is the tenant's
-    organization.
+    """A key's properties, from which the key cannot be derived.
+
+    ``routes``, ``adapters`` (aliases included) and ``models`` are those that it may use, ``None`` all;
+    ``aliases`` are its own names of models, each with the model's id or alias; ``max_priority`` caps its
+    requests' priorities; ``tools``: whether they may have tools; ``expires_at`` is Unix seconds; ``org`` is
+    the tenant's organization.
     """
 
     key_id: str
@@ -74,6 +76,8 @@ class KeyRecord:
     org: str | None = None
     budget: Budget = NO_BUDGET
     tools: bool = True
+    models: tuple[str, ...] | None = None
+    aliases: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

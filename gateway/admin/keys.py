@@ -68,6 +68,8 @@ class KeyBody(Body):
     routes: _Names | None = None
     adapters: _Names | None = None
     tools: bool = True
+    models: _Names | None = None
+    aliases: Annotated[dict[_Name, _Name], Field(max_length=256)] = Field(default={})
     limits: KeyLimitsBody = KeyLimitsBody()
     budget: BudgetBody = BudgetBody()
     # A time as text, or seconds since 1970.
@@ -87,6 +89,8 @@ class KeyShown(TypedDict):
     routes: list[str] | None
     adapters: list[str] | None
     tools: bool
+    models: list[str] | None
+    aliases: dict[str, str]
     limits: dict[str, int]
     budget: dict[str, float]
     expires_at: str | None
@@ -143,6 +147,8 @@ class KeyAdmin:
             given.org,
             budget_of(given.budget.usd_per_day, given.budget.usd_per_month),
             given.tools,
+            None if given.models is None else tuple(given.models),
+            tuple(given.aliases.items()),
         )
         key = StoredKey(record, secret.prefix, secret.salt, secret.digest, given.comment, who, now)
         if self.ring.get(record.key_id) is not None:
@@ -180,6 +186,8 @@ class KeyAdmin:
             "routes": None if record.routes is None else list(record.routes),
             "adapters": None if record.adapters is None else list(record.adapters),
             "tools": record.tools,
+            "models": None if record.models is None else list(record.models),
+            "aliases": dict(record.aliases),
             "limits": {name: limit for name, limit in asdict(record.limits).items() if limit is not None},
             "budget": {
                 kind.name: amount / NANOUSD

@@ -43,8 +43,8 @@ class FinishReason(StrEnum):
 class Caller:
     """Who asks: derived from the key, never from the body.
 
-    ``routes`` and ``adapters`` are those that the key may use; ``None``: all. ``tools``: whether it may
-    have tools. ``by_front``: ``tenant`` and
+    ``routes``, ``adapters`` and ``models`` are those that the key may use; ``None``: all. ``aliases`` are its
+    own names of models. ``tools``: whether it may have tools. ``by_front``: ``tenant`` and
     ``org`` were named by another Sluice, which bills them. Only requests of one ``cache_salt`` share cached
     prefixes; by default that is the tenant.
     """
@@ -61,6 +61,12 @@ class Caller:
     own_salt: str | None = None
     budget: Budget = NO_BUDGET
     tools: bool = True
+    models: tuple[str, ...] | None = None
+    aliases: tuple[tuple[str, str], ...] = ()
+
+    def may_use(self, model: str) -> bool:
+        """Whether a model may answer its requests."""
+        return self.models is None or model in self.models
 
     @property
     def cache_salt(self) -> str:

@@ -199,6 +199,8 @@ class FallbackChain:
     def _able(self, backend: Backend, job: Job, stream: AnswerStream) -> bool:
         if backend.state is not BackendState.READY or job.required_features - backend.features:
             return False
+        if not job.request.caller.may_use(backend.model):
+            return False
         may_call = job.call_budget.allows(backend.name)
         return may_call and (not stream.committed or _would_resume(backend, job, stream))
 

@@ -135,6 +135,7 @@ def rank_backends(request: GenerateRequest, target: Target, lease: Lease, fleet:
         backends=fleet.backends,
         pinned=target.backend,
         model=target.model or (lease.adapter.base_model if lease.adapter is not None else None),
+        models=request.caller.models,
     )
 
 

@@ -41,6 +41,8 @@ class Keys:
                 record.org,
                 budget=record.budget,
                 tools=record.tools,
+                models=record.models,
+                aliases=record.aliases,
             )
         if bearer is None:
             raise MissingKey("send a key as 'Authorization: Bearer KEY'")

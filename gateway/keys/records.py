@@ -34,6 +34,8 @@ class Made(msgspec.Struct, tag="made", forbid_unknown_fields=True, omit_defaults
     nanousd_per_day: int | None = None
     nanousd_per_month: int | None = None
     tools: bool = True
+    models: tuple[str, ...] | None = None
+    aliases: tuple[tuple[str, str], ...] = ()
 
 
 class Revoked(msgspec.Struct, tag="revoked", omit_defaults=True):
@@ -66,6 +68,8 @@ def made_data(key: StoredKey) -> bytes:
             record.budget.nanousd_per_day,
             record.budget.nanousd_per_month,
             record.tools,
+            record.models,
+            record.aliases,
         )
     )
 
@@ -93,6 +97,8 @@ def key_event(record: Record) -> StoredKey | Revoked:
             event.org,
             Budget(event.nanousd_per_day, event.nanousd_per_month),
             event.tools,
+            event.models,
+            event.aliases,
         ),
         event.prefix,
         event.salt,

@@ -32,6 +32,7 @@ def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Se
             case CardKind.BACKEND:
                 return allowed is None or card.id in reached
 
+    cards = [card for card in cards if caller.may_use(_base_of(card))]
     longest = {card.id: card.max_model_len for card in cards}
     selecting = [
         ModelCard(
@@ -40,4 +41,16 @@ def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Se
         for model, name in revision.route_of.items()
         if allowed is None or name in allowed
     ]
-    return [*selecting, *(card for card in cards if card.id not in revision.route_of and may(card))]
+    named = [*selecting, *(card for card in cards if card.id not in revision.route_of and may(card))]
+    ids = {card.id for card in named}
+    own = [
+        ModelCard(alias, of, None, longest.get(of), CardKind.ALIAS)
+        for alias, of in caller.aliases
+        if of in ids and alias not in ids
+    ]
+    return [*named, *own]
+
+
+def _base_of(card: ModelCard) -> str:
+    """The base model that answers."""
+    return card.parent or card.root

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from gateway.backends.port import Backend, BackendState
 from gateway.contracts.features import Feature
-from gateway.errors import InvalidRequest
+from gateway.errors import Forbidden, InvalidRequest
 from gateway.routing.revision import Route
 
 
@@ -61,6 +61,7 @@ def rank(
     backends: Mapping[str, Backend],
     pinned: str | None = None,
     model: str | None = None,
+    models: Collection[str] | None = None,
 ) -> Ranking:
     """Order the route's backends for one request.
 
@@ -71,11 +72,23 @@ def rank(
     Args:
         pinned: a backend that the caller named as ``model``; it is the only candidate then.
         model: the base model that must answer; where no backend of the route serves it, it is ignored.
+        models: those that may answer; ``None``: all.
+
+    Raises:
+        Forbidden: no backend that could answer serves one of ``models``.
     """
     by_weight = [entry for entry in route.weights if entry[1] > 0]
     weighed = (
         [(pinned, 100.0)] if pinned is not None else weights_serving(route, model, backends) or by_weight
     )
+    if models is not None:
+        weighed = [entry for entry in weighed if backends[entry[0]].model in models]
+        if not weighed and pinned is None and model is None:
+            weighed = [(name, 1.0) for name in route.backends if backends[name].model in models]
+        if not weighed:
+            raise Forbidden(
+                f"the key may not use the model of this request; allowed: {', '.join(models)}", param="model"
+            )
     if len(weighed) > 1:
         drawn = draw(route.name, sticky_key, weighed)
         order = sorted(weighed, key=lambda entry: (entry[0] != drawn, -entry[1]))

@@ -60,7 +60,10 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
             route serves, nor one that a route names.
     """
     native = request.contract is Contract.NATIVE
+    caller = request.caller
     model = request.model
+    if model is not None and caller.aliases:
+        model = dict(caller.aliases).get(model, model)
     selected = None if model is None else revision.route_of.get(model)
     if model is not None and selected is None:
         model = fleet.aliases.get(model, model)
@@ -76,13 +79,18 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
         known = ", ".join(sorted(one for one in revision.routes if allowed is None or one in allowed))
         raise UnknownRoute(f"route {name!r} is not configured; known: {known}", param="route")
     version = request.prompt_version or (route.prompt_version if native else route.openai_prompt_version)
+    usable = caller.models
+    if usable is not None and not any(fleet.backends[one].model in usable for one in route.backends):
+        raise Forbidden(
+            f"the key may not use the models of route {name!r}; allowed: {', '.join(usable)}", param="model"
+        )
     if model is None or selected == name:
         return Target(route, version, None, request.adapter_id)
-    if weights_serving(route, model, fleet.backends):
+    if weights_serving(route, model, fleet.backends) and caller.may_use(model):
         return Target(route, version, None, request.adapter_id, model)
     if model in adapters:
         return Target(route, version, None, model)
-    if model in fleet.backends:
+    if model in fleet.backends and caller.may_use(fleet.backends[model].model):
         if allowed is not None and model not in route.backends:
             shown = ", ".join(route.backends)
             raise Forbidden(
@@ -90,11 +98,14 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
             )
         return Target(route, version, model, request.adapter_id)
     # Names that the key may not use are not shown.
-    usable = request.caller.adapters
-    named = {one for one in adapters if usable is None or one in usable}
-    backends = fleet.backends if allowed is None else route.backends
-    served = {fleet.backends[one].model for one in route.backends}
-    aliases = {alias for alias, of in fleet.aliases.items() if of in served}
+    named = {one for one in adapters if caller.adapters is None or one in caller.adapters}
+    backends = {
+        one
+        for one in (fleet.backends if allowed is None else route.backends)
+        if caller.may_use(fleet.backends[one].model)
+    }
+    served = {one for name in route.backends if caller.may_use(one := fleet.backends[name].model)}
+    aliases = {alias for alias, of in (*fleet.aliases.items(), *caller.aliases) if of in served}
     others = [one for one, of in revision.route_of.items() if allowed is None or of in allowed]
     known = nearest(request.model or "", {*served, *aliases, *named, *backends, *others})
     raise UnknownModel(f"model {request.model!r} is not served by route {name!r}; {known}", param="model")
@@ -114,7 +125,7 @@ def may_use(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     """Whether the key may use the route, model and adapter that the request names, and they exist."""
     try:
         target = resolve(request, revision, fleet, adapters.ids)
-        with adapters.lease(target.selection(request)):
-            return True
+        with adapters.lease(target.selection(request)) as lease:
+            return lease.adapter is None or request.caller.may_use(lease.adapter.base_model)
     except (GatewayError, AdapterError):
         return False

@@ -124,12 +124,14 @@ class Asker:
         """Send the copied request to the copy's backend, once.
 
         Raises:
-            NotAsked: the backend lacks a feature, idle capacity or budget; or the redactor failed, so that
-                nothing may be sent.
+            NotAsked: the key may not use the model; the backend lacks a feature, idle capacity or budget; or
+                the redactor failed, so that nothing may be sent.
         """
         backend = self.backends[copy.backend]
         request = _quiet(copy.request, self.new_id(), self.clock())
         if (features_asked(request.sampling, request.response_format) - HINTS) - backend.features:
+            raise NotAsked(ShadowOutcome.UNABLE)
+        if not request.caller.may_use(backend.model):
             raise NotAsked(ShadowOutcome.UNABLE)
         plan = self._fitted(await self._redacted(copy, backend.model), backend.model)
         with_adapter = copy.adapter is not None and Feature.LORA in backend.features

@@ -44,6 +44,12 @@ def create(
         list[str] | None, typer.Option(help="An adapter or alias that it may use, repeatable; default: all.")
     ] = None,
     tools: Annotated[bool, typer.Option(help="Whether its requests may have tools.")] = True,
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model that may answer it, repeatable; default: all.")
+    ] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=MODEL", help="Its own name of a model, repeatable.")
+    ] = None,
     expires: Annotated[
         str | None, typer.Option(metavar="TIME", help="ISO 8601 with an offset, as 2027-01-31T00:00:00Z.")
     ] = None,
@@ -66,6 +72,8 @@ def create(
         routes=route or None,
         adapters=adapter or None,
         tools=tools,
+        models=model or None,
+        aliases=dict(_alias(one) for one in alias or ()),
         limits={name: limit for name, limit in limits.items() if limit is not None},
         budget={name: limit for name, limit in budget.items() if limit is not None},
         expires_at=expires,
@@ -79,6 +87,13 @@ def create(
         f"{made['id']} for {made['tenant']}, {made['role']}; store the key now, it is not shown again",
         file=sys.stderr,
     )
+
+
+def _alias(text: str) -> tuple[str, str]:
+    name, _, model = text.partition("=")
+    if not name or not model:
+        raise AdminError(f"--alias {text!r}; allowed: NAME=MODEL, as gpt-4o=qwen3-8b")
+    return name, model
 
 
 @operator_command(keys, "list")
@@ -99,7 +114,12 @@ def _print_keys(console: Console, found: Any) -> None:
             one["role"],
             one["max_priority"],
             ", ".join(
-                (*(one["routes"] or ()), *(one["adapters"] or ()), *(() if one["tools"] else ("no tools",)))
+                (
+                    *(one["routes"] or ()),
+                    *(one["models"] or ()),
+                    *(one["adapters"] or ()),
+                    *(() if one["tools"] else ("no tools",)),
+                )
             ),
             ", ".join(
                 f"{name} {used.get(name, 0):.15g} of {limit:.15g}"

@@ -27,6 +27,8 @@ SHOWN: dict[str, Any] = {
     "routes": None,
     "adapters": None,
     "tools": True,
+    "models": None,
+    "aliases": {},
     "limits": {},
     "budget": {},
     "expires_at": None,

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from adapters.values import Adapter
-from gateway.backends.scripted import ScriptedBackend
+from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.model_card import CardKind, ModelCard
 from gateway.contracts.values import GenerateRequest
 from gateway.keys.usable_models import usable
 from gateway.routing.target import may_use
+from resilience.failures import BackendFailure, FailureKind
 from tests.journey.house import CALLER, House, RecordingSink
 
 Build = Callable[..., House]
@@ -20,6 +21,7 @@ Ask = Callable[..., GenerateRequest]
 
 ROUTE = "self_hosted_generation"
 ADAPTERS = [Adapter("jp", 1, "scripted", "adapters/jp"), Adapter("manga", 2, "scripted", "adapters/m")]
+BOTH = {"backends": [{"name": "local", "weight": 100}, {"name": "spare", "weight": 0}]}
 RULES = {"adapter_rules": [{"when": {"locale": "ja"}, "adapter": "jp"}]}
 
 
@@ -84,6 +86,50 @@ async def test_of_adapters_whether_named_or_chosen_by_a_rule(
 
 
 @pytest.mark.parametrize(
+    ("models", "asked", "told"),
+    [
+        (("scripted",), {}, ("local", None)),
+        (("big",), {}, ("spare", None)),
+        (("big",), {"model": "big"}, ("spare", None)),
+        (("big",), {"model": "best"}, ("spare", None)),
+        (("big",), {"model": "scripted"}, ("unknown_model", "model")),
+        (("big",), {"model": "local"}, ("unknown_model", "model")),
+        (("big",), {"adapter_id": "jp"}, ("forbidden", "model")),
+        (("scripted",), {"adapter_id": "jp"}, ("local", "jp")),
+        (("another",), {}, ("forbidden", "model")),
+        (None, {"model": "best"}, ("spare", None)),
+    ],
+)
+async def test_of_models_whether_named_or_drawn(
+    build_house: Build,
+    ask: Ask,
+    models: tuple[str, ...] | None,
+    asked: dict[str, str],
+    told: tuple[str, str | None],
+) -> None:
+    house = build_house(
+        backends=[ScriptedBackend(), ScriptedBackend("spare", model="big")], adapters=ADAPTERS, route=BOTH
+    )
+    caller = replace(CALLER, models=models, aliases=(("best", "big"),))
+    assert await sent(house, ask(caller=caller, **asked)) == told
+
+
+async def test_a_fallback_gives_no_answer_of_a_model_that_the_key_may_not_use(
+    build_house: Build, ask: Ask
+) -> None:
+    gone = Script((), failure=BackendFailure(FailureKind.ENGINE_DEAD, "gone"))
+    house = build_house(
+        backends=[ScriptedBackend(scripts=(gone, gone)), ScriptedBackend("spare", model="big")],
+        route={"fallback": ["spare"]},
+    )
+    assert await sent(house, ask()) == ("spare", None)
+    caller = replace(CALLER, models=("scripted",))
+    sink = RecordingSink()
+    await house.journey.run(ask(caller=caller), sink)
+    assert sink.answer is None and sink.error is not None and sink.error.code == "backend_unavailable"
+
+
+@pytest.mark.parametrize(
     ("limits", "shown"),
     [
         ({}, ["base", "jp", "manga", "loud", "local", "spare"]),
@@ -92,19 +138,25 @@ async def test_of_adapters_whether_named_or_chosen_by_a_rule(
         ({"adapters": ("manga",)}, ["base", "manga", "loud", "local", "spare"]),
         ({"routes": (ROUTE,)}, ["base", "jp", "manga", "loud", "local"]),
         ({"routes": ("gone",), "adapters": ("gone",)}, []),
+        ({"models": ("base",)}, ["base", "jp", "manga", "loud", "local"]),
+        ({"models": ("big",)}, ["spare"]),
+        (
+            {"aliases": (("mine", "base"), ("gone", "gone"), ("base", "big"))},
+            ["base", "jp", "manga", "loud", "local", "spare", "mine"],
+        ),
     ],
 )
 def test_the_models_shown_are_those_that_the_key_may_name(
-    build_house: Build, limits: dict[str, tuple[str, ...]], shown: list[str]
+    build_house: Build, limits: dict[str, tuple[object, ...]], shown: list[str]
 ) -> None:
     house = build_house(backends=[ScriptedBackend(), ScriptedBackend("spare")])
     cards = [
         ModelCard("base", "base"),
-        ModelCard("jp", "jp", kind=CardKind.ADAPTER),
-        ModelCard("manga", "manga", kind=CardKind.ADAPTER),
-        ModelCard("loud", "manga", kind=CardKind.ADAPTER),
-        ModelCard("local", "base", kind=CardKind.BACKEND),
-        ModelCard("spare", "big", kind=CardKind.BACKEND),
+        ModelCard("jp", "jp", "base", kind=CardKind.ADAPTER),
+        ModelCard("manga", "manga", "base", kind=CardKind.ADAPTER),
+        ModelCard("loud", "manga", "base", kind=CardKind.ADAPTER),
+        ModelCard("local", "base", "base", kind=CardKind.BACKEND),
+        ModelCard("spare", "big", "big", kind=CardKind.BACKEND),
         ModelCard("big", "big"),
         ModelCard("big-jp", "big-jp", "big", kind=CardKind.ADAPTER),
     ]
