@@ -17,12 +17,14 @@ Header = tuple[bytes, bytes]
 class ParsedRequest(Struct, frozen=True):
     """A parsed request, and what only the answer's form depends on.
 
-    ``token_ids``: each chunk of a stream has the ids of its tokens.
+    ``token_ids``: each chunk of a stream has the ids of its tokens. ``further``: the requests of the body's
+    other prompts, whose choices follow those of ``request``.
     """
 
     request: GenerateRequest
     include_usage: bool = False
     token_ids: bool = False
+    further: tuple[GenerateRequest, ...] = ()
 
 
 Cuts = Plan | BudgetReport

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, cast
 
+from msgspec.structs import replace
 from pydantic import AfterValidator, Field, Tag
 from typing_extensions import TypeAliasType
 
@@ -21,7 +22,7 @@ from gateway.contracts.fields import (
 )
 from gateway.contracts.native import SluiceFields, request_of
 from gateway.contracts.openai_body import MessagePart, OpenAIBody, check_known
-from gateway.contracts.openai_sampling import sampling_of, shape_of
+from gateway.contracts.openai_sampling import MAX_LOGPROBS, sampling_of, shape_of
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.tool_fields import CallFields, ToolFields
@@ -155,26 +156,46 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
 
 
 def completion_request(body: CompletionRequest, origin: RequestOrigin) -> ParsedRequest:
-    """The same for text completions."""
-    return _asked(
+    """The same for text completions; each prompt of a list is a request."""
+    first, *others = _prompts(body)
+    parsed = _asked(
         body,
         origin,
         Contract.COMPLETIONS,
         max_tokens=COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
-        raw_prompt=_one_prompt(body.prompt),
+        raw_prompt=first,
     )
+    if not others:
+        return parsed
+    request = parsed.request
+    further = tuple(
+        [
+            replace(
+                request,
+                generation_id=f"{request.generation_id}-{index}",
+                labelled=False,
+                raw_prompt=prompt,
+                fields={**request.fields, "messages": f"prompt.{index}"},
+            )
+            for index, prompt in enumerate(others, 1)
+        ]
+    )
+    return replace(parsed, further=further)
 
 
-def _one_prompt(prompt: str | list[int] | list[str] | list[list[int]]) -> str | tuple[int, ...]:
-    """A text, or token ids; a batch must be of one."""
-    if prompt and isinstance(prompt, list) and not isinstance(prompt[0], int):
-        if len(prompt) != 1:
-            raise not_allowed("prompt", f"is an array of {len(prompt)} prompts", "1")
-        prompt = prompt[0]
-    if not prompt:
-        raise not_allowed("prompt", "is empty", "a text or token ids")
-    return prompt if isinstance(prompt, str) else tuple(cast("list[int]", prompt))
+def _prompts(body: CompletionRequest) -> list[str | tuple[int, ...]]:
+    """One or more texts, or lists of token ids. Raises InvalidRequest: an empty one, or too many."""
+    given = body.prompt
+    listed = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+    prompts = cast("list[str | list[int]]", given if listed else [given])
+    each = (body.n or 1) * ((body.logprobs or 0) + 1)
+    if len(prompts) * each > MAX_LOGPROBS and len(prompts) > 1:
+        allowed = f"prompts * n * (logprobs + 1) of {MAX_LOGPROBS} or less"
+        raise not_allowed("prompt", f"is an array of {len(prompts)} prompts", allowed)
+    if (empty := next((index for index, one in enumerate(prompts) if not one), None)) is not None:
+        raise not_allowed(f"prompt.{empty}" if listed else "prompt", "is empty", "a text or token ids")
+    return [one if isinstance(one, str) else tuple(one) for one in prompts]
 
 
 def _asked(

@@ -1,5 +1,6 @@
 """The endpoint of every generation over HTTP; a dialect makes it native or OpenAI's."""
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -14,6 +15,7 @@ from gateway.http.body import read_body
 from gateway.http.client_disconnect import ClientGone
 from gateway.http.disconnect_watch import DisconnectWatch, until_gone
 from gateway.http.exchange import Exchange, Reply
+from gateway.http.fan_out import run_prompts
 from gateway.http.idempotency import Idempotency, ReplayableReply, fingerprint_of, key_of
 from gateway.http.respond import CALLER_ERRORS, error_reply, log_defect, refuse
 from gateway.http.sinks import StreamSink, WholeSink
@@ -35,8 +37,13 @@ class EndingSink(Sink, Protocol):
         """Whether ``finish`` or ``fail`` was called."""
 
 
-async def run_journey(services: Services, request: GenerateRequest, sink: EndingSink) -> None:
-    """Run the journey; the sink always gets an end.
+async def run_journey(
+    services: Services,
+    request: GenerateRequest,
+    sink: EndingSink,
+    further: Sequence[GenerateRequest] = (),
+) -> None:
+    """Run the journey; the sink always gets an end. ``further`` are those of the body's other prompts.
 
     The journey ends by itself within ``limits.request_timeout_s`` and reports its failures to the sink. Here
     the sink gets what the journey cannot report: that it was cancelled for its time, or a defect of its own.
@@ -45,7 +52,10 @@ async def run_journey(services: Services, request: GenerateRequest, sink: Ending
     error: PublicError | None = None
     try:
         with TimeLimit(services.time_limits, limit_s + OVERTIME_S) as bound:
-            await services.journey.run(request, sink)
+            if further:
+                await run_prompts(services.journey.run, (request, *further), sink, services.clock)
+            else:
+                await services.journey.run(request, sink)
     except Exception as defect:
         if isinstance(defect, TimeoutError) and bound.expired:
             error = public_error(DeadlineExceeded(f"the request took longer than {limit_s:g} s"))
@@ -122,14 +132,14 @@ class GenerationEndpoint:
     async def _stream(self, exchange: Exchange, asked: ParsedRequest) -> None:
         sink = StreamSink(exchange, self._dialect, asked)
         exchange.reported = True
-        await run_journey(self._services, asked.request, sink)
+        await run_journey(self._services, asked.request, sink, asked.further)
 
     async def _whole(
         self, exchange: Exchange, asked: ParsedRequest, watch: DisconnectWatch
     ) -> ReplayableReply:
         sink = WholeSink()
         exchange.reported = True
-        await run_journey(self._services, asked.request, sink)
+        await run_journey(self._services, asked.request, sink, asked.further)
         watch.release()
         return self._outcome(exchange, asked, sink)
 

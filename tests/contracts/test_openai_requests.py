@@ -356,6 +356,15 @@ def test_a_prompt_is_a_text_or_token_ids_alone_or_as_a_batch_of_one(prompt: Any,
     assert request.contract is Contract.COMPLETIONS
 
 
+def test_each_prompt_of_a_list_is_a_request_of_its_own() -> None:
+    parsed = completion(prompt=["a", "b"], sluice={"request_id": "mine"}, max_tokens=3)
+    (other,) = parsed.further
+    assert (parsed.request.raw_prompt, other.raw_prompt) == ("a", "b")
+    assert (parsed.request.labelled, other.labelled, other.request_id) == (True, False, "mine")
+    assert other.generation_id == f"{parsed.request.generation_id}-1"
+    assert other.sampling == parsed.request.sampling
+
+
 def test_a_text_completion_is_sixteen_tokens_unless_told_otherwise() -> None:
     assert completion().request.sampling.max_tokens == 16
     assert completion(max_tokens=5).request.sampling.max_tokens == 5
@@ -373,10 +382,12 @@ def test_neutral_completion_fields_are_accepted() -> None:
     [
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": [""]}, "prompt"),
-        ({"prompt": [[]]}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": [""]}, "prompt.0"),
+        ({"prompt": [[]]}, "prompt.0"),
+        ({"prompt": ["a", ""]}, "prompt.1"),
+        ({"prompt": ["a"] * 257}, "prompt"),
+        ({"prompt": [[1]] * 3, "n": 86}, "prompt"),
+        ({"prompt": [[1]] * 129, "logprobs": 1}, "prompt"),
         ({"prompt": {}}, "prompt"),
         ({"prompt": [-1]}, "prompt.0"),
         ({"prompt": [1, "a"]}, "prompt.1"),

@@ -78,6 +78,27 @@ def test_the_openai_client_works_unchanged_streaming_included(live: LiveGateway)
     assert completion.usage is not None and completion.usage.completion_tokens <= 5
 
 
+def test_a_list_of_prompts_gets_the_texts_that_each_gets_alone(live: LiveGateway) -> None:
+    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key=ADMIN_KEY, max_retries=0)
+    prompts = ["Berserk is", "The shop sells", "A volume of"]
+    alone = [
+        client.completions.create(model="demo", prompt=one, max_tokens=4, temperature=0) for one in prompts
+    ]
+    batch = client.completions.create(model="demo", prompt=prompts, max_tokens=4, temperature=0)
+    assert [one.text for one in batch.choices] == [one.choices[0].text for one in alone]
+    assert [one.index for one in batch.choices] == [0, 1, 2]
+    assert batch.usage is not None
+    used = [one.usage for one in alone if one.usage is not None]
+    assert batch.usage.prompt_tokens == sum(one.prompt_tokens for one in used)
+    assert batch.usage.completion_tokens == sum(one.completion_tokens for one in used)
+    stream = client.completions.create(model="demo", prompt=prompts, max_tokens=4, temperature=0, stream=True)
+    texts = ["", "", ""]
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [one.text for one in batch.choices]
+
+
 def test_openai_errors_raise_the_clients_own_exceptions(live: LiveGateway) -> None:
     client = openai.OpenAI(base_url=f"{live.url}/v1", api_key=ADMIN_KEY, max_retries=0)
     messages = [{"role": "user", "content": QUESTION}]

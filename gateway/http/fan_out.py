@@ -1,0 +1,121 @@
+"""The prompts of one body: each is a request of its own, and their choices make one answer."""
+
+import asyncio
+import operator
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import astuple
+from functools import reduce
+from typing import Final, TypeVar
+
+from msgspec.structs import replace
+
+from budgeting.values import Plan
+from gateway.contracts.events import Delta
+from gateway.contracts.values import Answer, BudgetReport, GenerateRequest, Timings, Usage
+from gateway.errors import PublicError
+from gateway.generation.sink import Sink
+
+AT_ONCE: Final = 16
+"""Most prompts of one body in flight at one time: about as many as an engine batches."""
+
+CountsT = TypeVar("CountsT", Usage, BudgetReport)
+
+
+class _PromptFailed(Exception):  # ends the group; the part has the error
+    """One prompt has no answer, so the other prompts are cancelled."""
+
+
+class _PartSink:
+    """The sink of one prompt. Its choices come after those of the prompts before it."""
+
+    def __init__(self, sink: Sink, lock: asyncio.Lock, first_choice: int) -> None:
+        self._sink = sink
+        self._lock = lock
+        self._first_choice = first_choice
+        self.answer: Answer | None = None
+        self.failure: tuple[PublicError, str, str] | None = None
+
+    def planned(self, plan: Plan, model: str) -> None:
+        """Pass it on."""
+        self._sink.planned(plan, model)
+
+    async def delta(self, delta: Delta) -> None:
+        """Pass one piece on with the number that its choice has in the whole answer."""
+        if self._first_choice:
+            delta = replace(delta, index=self._first_choice + delta.index)
+        async with self._lock:
+            await self._sink.delta(delta)
+
+    async def finish(self, answer: Answer) -> None:
+        """Store the answer."""
+        self.answer = answer
+
+    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
+        """Store the error."""
+        self.failure = (error, request_id, trace_id)
+
+
+async def run_prompts(
+    run: Callable[[GenerateRequest, Sink], Awaitable[None]],
+    requests: Sequence[GenerateRequest],
+    sink: Sink,
+    clock: Callable[[], float],
+) -> None:
+    """Run each request; the sink gets one answer with all choices, or a failure.
+
+    A request arrives when it is started, so that its timings are without the wait for those before it; a
+    deadline stays the caller's.
+    """
+    lock = asyncio.Lock()  # a transport takes one message at a time
+    parts = [_PartSink(sink, lock, index * one.sampling.n) for index, one in enumerate(requests)]
+    waiting = iter(zip(requests, parts, strict=True))
+
+    async def work() -> None:
+        for request, part in waiting:
+            await run(replace(request, arrived_at=clock()), part)
+            if part.failure is not None:
+                raise _PromptFailed
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(AT_ONCE, len(requests))):
+                group.create_task(work())
+    except* _PromptFailed:
+        pass
+    failure = next((part.failure for part in parts if part.failure is not None), None)
+    answers = [part.answer for part in parts if part.answer is not None]
+    if failure is not None:
+        error, request_id, trace_id = failure
+        await sink.fail(error, request_id=request_id, trace_id=trace_id)
+    elif len(answers) == len(parts):
+        await sink.finish(_joined(answers))
+
+
+def _joined(answers: Sequence[Answer]) -> Answer:
+    """One answer with the choices of all, in order. It names a fallback when one of them came from it."""
+    shown = next((one for one in answers if one.fallback is not None), answers[0])
+    first, *others = [choice for one in answers for choice in one.choices]
+    first_tokens = [one.timings.ttft_ms for one in answers if one.timings.ttft_ms is not None]
+    return replace(
+        shown,
+        request_id=answers[0].request_id,
+        generation_id=answers[0].generation_id,
+        output_text=first.text,
+        finish_reason=first.finish_reason,
+        logprobs=first.logprobs,
+        others=tuple(others),
+        usage=_sum([one.usage for one in answers]),
+        budget=_sum([one.budget for one in answers]),
+        timings=Timings(
+            queue_wait_ms=max(one.timings.queue_wait_ms for one in answers),
+            ttft_ms=min(first_tokens, default=None),
+            total_ms=max(one.timings.total_ms for one in answers),
+        ),
+        warnings=tuple(dict.fromkeys(text for one in answers for text in one.warnings)),
+    )
+
+
+def _sum(counts: Sequence[CountsT]) -> CountsT:
+    """The sum of each field: numbers are added, lists joined."""
+    fields = zip(*map(astuple, counts), strict=True)
+    return type(counts[0])(*[reduce(operator.add, values) for values in fields])
