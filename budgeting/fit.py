@@ -303,18 +303,20 @@ class Fitting:
             )
             sent_as = {name for at in selected.chunks for name in merged.ids[at][1:]}
             twins = tuple(name for name in in_order if name in sent_as)
+        room = self._max_model_len - sent.tokens
+        bounded = self._request.max_tokens if self._request.up_to else None
         return Plan(
             messages=tuple(self._tokenizer.as_sent(sent.arrangement.messages, sent.arrangement.cuts[0])),
             token_ids=sent.chat.token_ids,
             counts=sent.counts,
-            generation_reserve=self._reserve or self._max_model_len - sent.tokens,
+            generation_reserve=self._reserve or min(room, bounded or room),
             prefix_tokens=sent.chat.ends[0],
             dropped_chunks=dropped,
             dropped_turns=selected.first_turn,
             cut_chunks=cut,
             merged_chunks=twins,
             summarized_turns=summarized,
-            open_ended=self._reserve is None,
+            open_ended=self._reserve is None and (bounded or room) >= room,
             tools=self._prompt.tools,
         )
 

@@ -198,7 +198,8 @@ class BudgetRequest(Struct, frozen=True):
     system part and the latest turn always may.
 
     The answer's room is ``max_tokens`` (the caller's), else ``reserve`` (the route's or the prompt
-    version's), else the rest of the context. ``owner`` is whose written summaries may be used.
+    version's), else the rest of the context. ``up_to``: ``max_tokens`` is a bound; the answer has less where
+    the context has no room for as many. ``owner`` is whose written summaries may be used.
     """
 
     prompt: CanonicalPrompt
@@ -209,6 +210,7 @@ class BudgetRequest(Struct, frozen=True):
     summary: SummaryKind = SummaryKind.EXTRACTIVE
     max_input_tokens: int | None = None
     owner: str = ""
+    up_to: bool = False
 
 
 class SectionCounts(Struct, frozen=True):

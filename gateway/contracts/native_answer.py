@@ -7,7 +7,7 @@ from typing import Any, Final, NotRequired
 import orjson
 from typing_extensions import TypedDict
 
-from budgeting.values import ToolCall, ToolKind
+from budgeting.values import Plan, ToolCall, ToolKind
 from gateway.contracts.dialect import Cuts, Header, ParsedRequest
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.native import NativeRequest, to_request
@@ -201,7 +201,9 @@ class NativeDialect:
         """None: the body holds everything."""
         return ()
 
-    def frames(self, asked: ParsedRequest, model: str | None = None) -> NativeFrames:
+    def frames(
+        self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None
+    ) -> NativeFrames:
         """The frames of a stream."""
         return NativeFrames()
 

@@ -5,7 +5,7 @@ from typing import Final
 
 import orjson
 
-from budgeting.values import ToolCall, ToolKind
+from budgeting.values import Plan, ToolCall, ToolKind
 from gateway.contracts.dialect import Cuts, Header, ParsedRequest
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin
 from gateway.contracts.openai import ChatRequest, CompletionRequest, chat_request, completion_request
@@ -201,7 +201,7 @@ class OpenAIDialect:
         """``x-sluice-trimmed`` when something was left out."""
         return trimmed_headers(cuts)
 
-    def frames(self, asked: ParsedRequest, model: str | None = None) -> ChunkFrames:
+    def frames(self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None) -> ChunkFrames:
         """A stream of ``chat.completion.chunk`` or ``text_completion`` objects."""
         return ChunkFrames(
             asked,

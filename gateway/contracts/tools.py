@@ -4,7 +4,7 @@ A schema is written as canonical JSON: without blanks, keywords in one order. Na
 caller's order, since a model writes arguments in that order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
@@ -67,14 +67,11 @@ def tool_request(body: ToolFields, *, in_history: bool) -> tuple[dict[str, Any],
 def to_tools(bodies: Sequence[ToolBody]) -> tuple[Tool, ...]:
     """The tools, in the caller's order. Raises InvalidRequest: a schema, a name given twice, or too much."""
     tools: list[Tool] = []
-    chars = 0
     for index, one in enumerate(bodies):
         at = f"tools.{index}.{one.type}"
         own = one.function if one.type == "function" else one.custom
         if own is None:
             _missing(at)
-        if any(tool.name == own.name for tool in tools):
-            raise not_allowed(f"{at}.name", "is the name of another tool too", "each name once")
         if isinstance(own, FunctionBody):
             schema = own.parameters
             text = None if schema is None else canonical_json(bounded_schema(schema, f"{at}.parameters"))
@@ -85,10 +82,21 @@ def to_tools(bodies: Sequence[ToolBody]) -> tuple[Tool, ...]:
                 check_plain(own.format, f"{at}.format")
                 text = canonical_json(own.format)
             tool = Tool(own.name, ToolKind.CUSTOM, own.description, format=text)
-        chars += len(text or "") + len(own.description or "")
+        tools.append(tool)
+    return checked_tools(tools, lambda index: f"tools.{index}.{bodies[index].type}.name")
+
+
+def checked_tools(tools: Sequence[Tool], name_at: Callable[[int], str]) -> tuple[Tool, ...]:
+    """The tools. Raises InvalidRequest: a name given twice, at ``name_at`` of its number, or too much."""
+    names: set[str] = set()
+    chars = 0
+    for index, tool in enumerate(tools):
+        if tool.name in names:
+            raise not_allowed(name_at(index), "is the name of another tool too", "each name once")
+        names.add(tool.name)
+        chars += len(tool.parameters or "") + len(tool.format or "") + len(tool.description or "")
         if chars > MAX_TOOLS_CHARS:
             raise not_allowed("tools", f"has more than {MAX_TOOLS_CHARS} characters", f"{MAX_TOOLS_CHARS}")
-        tools.append(tool)
     return tuple(tools)
 
 

@@ -25,6 +25,7 @@ class Contract(StrEnum):
     NATIVE = "native"
     CHAT = "chat"
     COMPLETIONS = "completions"
+    MESSAGES = "messages"
 
 
 class FinishReason(StrEnum):

@@ -5,6 +5,9 @@ from typing import Final
 from starlette.types import ASGIApp
 
 from gateway.contracts.dialect import ContractDialect
+from gateway.contracts.messages.answer import MessageBody, MessagesErrorBody
+from gateway.contracts.messages.body import MessagesRequest
+from gateway.contracts.messages.stream import MessagesDialect
 from gateway.contracts.native import NativeRequest
 from gateway.contracts.native_answer import AnswerBody, NativeDialect
 from gateway.contracts.openai import ChatRequest, CompletionRequest
@@ -23,11 +26,14 @@ _NATIVE: Final = (
 )
 _REFUSED: Final = errors(400, 401, 403, 404, 409, 413, 429, 503, 504, model=OpenAIErrorBody)
 
+_REFUSED_MESSAGES: Final = errors(400, 401, 403, 404, 409, 413, 429, 504, model=MessagesErrorBody)
+
 ROUTES: Final = (
     RawRoute("/v1/generate", "Generate", *_NATIVE),
     RawRoute("/invocations", "Generate (SageMaker)", *_NATIVE),
     RawRoute("/v1/chat/completions", "Chat", "openai", ChatRequest, CompletionBody, _REFUSED),
     RawRoute("/v1/completions", "Text", "openai", CompletionRequest, CompletionBody, _REFUSED),
+    RawRoute("/v1/messages", "Messages", "anthropic", MessagesRequest, MessageBody, _REFUSED_MESSAGES),
 )
 
 
@@ -38,5 +44,6 @@ def generating(services: Services, idempotency: Idempotency) -> dict[str, ASGIAp
         "/invocations": NativeDialect(),
         "/v1/chat/completions": OpenAIDialect(chat=True, reasoning_fields=services.reasoning_fields),
         "/v1/completions": OpenAIDialect(chat=False),
+        "/v1/messages": MessagesDialect(),
     }
     return {path: GenerationEndpoint(services, dialect, idempotency) for path, dialect in dialects.items()}

@@ -17,6 +17,7 @@ CONTRACTS: Final[Mapping[str, str]] = MappingProxyType(
         "/invocations": "native",
         "/v1/chat/completions": "chat",
         "/v1/completions": "completions",
+        "/v1/messages": "messages",
     }
 )
 

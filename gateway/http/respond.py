@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from gateway.contracts import native_answer, openai_answer
 from gateway.contracts.dialect import Header
+from gateway.contracts.messages.answer import messages_error_json
 from gateway.errors import LEAF_ERRORS, GatewayError, PublicError, public_error
 from gateway.http.exchange import Exchange, Reply
 
@@ -19,13 +20,16 @@ CALLER_ERRORS: Final[tuple[type[Exception], ...]] = (GatewayError, *LEAF_ERRORS)
 
 _OPENAI_PATHS: Final = ("/v1/", "/tokenize", "/detokenize")
 _NATIVE_PATHS: Final = ("/v1/generate",)
+_ANTHROPICS_PATHS: Final = ("/v1/messages",)
 _FRAMES_LOGGED: Final = 6
 
 _log = logging.getLogger("gateway.http")
 
 
 def shape_of(path: str) -> ErrorShape:
-    """OpenAI's error object on OpenAI's paths (also those not served), the native one elsewhere."""
+    """The error of the path's contract: OpenAI's also on paths of ``/v1`` that are not served."""
+    if path.startswith(_ANTHROPICS_PATHS):
+        return messages_error_json
     if path.startswith(_OPENAI_PATHS) and not path.startswith(_NATIVE_PATHS):
         return openai_answer.error_json
     return native_answer.error_json

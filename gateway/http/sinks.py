@@ -66,7 +66,7 @@ class StreamSink:
         """The headers report what the prompt left out; each event, what answers."""
         if not self._open:
             self._headers = self._dialect.headers(plan)
-            self._frames = self._dialect.frames(self._asked, model)
+            self._frames = self._dialect.frames(self._asked, model, plan)
 
     async def delta(self, delta: Delta) -> None:
         """Send one event; text without text, log-probabilities and requested ids is none."""

@@ -48,6 +48,7 @@ def budget_request(
         summary=version.summarizer if version is not None else SummaryKind.EXTRACTIVE,
         max_input_tokens=route.max_input_tokens,
         owner=request.caller.cache_salt,
+        up_to=request.contract is Contract.MESSAGES,
     )
 
 

@@ -1,0 +1,185 @@
+"""Anthropic's message and error."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal, NotRequired
+
+import orjson
+from pydantic_core import from_json
+from typing_extensions import TypedDict
+
+from budgeting.values import ToolCall
+from gateway.contracts.dialect import ParsedRequest
+from gateway.contracts.openai_answer import SluiceBody, sluice_body
+from gateway.contracts.values import Answer, FinishReason, Usage
+from gateway.errors import PublicError
+
+
+class AnswerBlock(TypedDict):
+    """A block of an answer, of one of three types."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    signature: NotRequired[str]
+    id: NotRequired[str]
+    name: NotRequired[str]
+    input: NotRequired[dict[str, Any]]
+
+
+class MessageUsage(TypedDict):
+    """The whole input is the sum of the three: ``input_tokens`` are those that no cache had."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageBody(TypedDict):
+    """A whole answer."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    sluice: NotRequired[SluiceBody]
+
+
+class MessagesErrorDetail(TypedDict):
+    """What went wrong; ``sluice_code`` and ``param`` are Sluice's own."""
+
+    type: str
+    message: str
+    param: str | None
+    sluice_code: str
+
+
+class MessagesErrorBody(TypedDict):
+    """Anthropic's error."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+    request_id: str
+
+
+STOP_REASONS: Final[Mapping[FinishReason, str]] = MappingProxyType(
+    {
+        FinishReason.STOP: "end_turn",
+        FinishReason.LENGTH: "max_tokens",
+        FinishReason.TOOL_CALLS: "tool_use",
+        FinishReason.DEADLINE: "max_tokens",
+        FinishReason.CANCELLED: "max_tokens",
+        FinishReason.ERROR: "max_tokens",
+        FinishReason.DEGRADED: "end_turn",
+    }
+)
+"""Anthropic's clients know whole texts, those cut short, and calls; ``sluice`` has the true reason."""
+
+OVERLOADED: Final = 529
+"""Anthropic's status for what is 503 elsewhere."""
+_STATUS: Final[Mapping[int, int]] = MappingProxyType({422: 400, 503: OVERLOADED})
+_ERROR_TYPES: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        401: "authentication_error",
+        402: "billing_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        504: "timeout_error",
+        OVERLOADED: "overloaded_error",
+    }
+)
+
+
+def stop_reason(asked: ParsedRequest, answer: Answer) -> str:
+    """Why the answer ended: the asked length, or that of the context, which had room for less."""
+    most = asked.request.sampling.max_tokens or 0
+    if answer.finish_reason is FinishReason.LENGTH and answer.budget.generation_reserve < most:
+        return "model_context_window_exceeded"
+    return STOP_REASONS[answer.finish_reason]
+
+
+def message_usage(usage: Usage) -> MessageUsage:
+    """The count of tokens."""
+    return {
+        "input_tokens": usage.input_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.output_tokens,
+    }
+
+
+def message_head(asked: ParsedRequest, model: str, content: list[AnswerBlock]) -> MessageBody:
+    """A message that has no end yet."""
+    return {
+        "id": f"msg_{asked.request.generation_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": message_usage(Usage()),
+    }
+
+
+def message_json(asked: ParsedRequest, answer: Answer) -> bytes:
+    """The body of a whole answer."""
+    content: list[AnswerBlock] = []
+    if answer.reasoning is not None:
+        signature = signature_of(asked)
+        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": signature})
+    if answer.output_text.strip():  # an empty text before a call would end a client's loop of tools
+        content.append({"type": "text", "text": answer.output_text})
+    content += [_tool_use(call) for call in answer.tool_calls]
+    body = {
+        **message_head(asked, answer.model, content),
+        "stop_reason": stop_reason(asked, answer),
+        "usage": message_usage(answer.usage),
+        "sluice": sluice_body(answer),
+    }
+    return orjson.dumps(body)
+
+
+def signature_of(asked: ParsedRequest) -> str:
+    """What stands for Anthropic's signature of a thinking block, which clients send back."""
+    return f"sluice-{asked.request.generation_id}"
+
+
+def _tool_use(call: ToolCall) -> AnswerBlock:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """The arguments as an object, as far as they came; what is none is shown as text."""
+    try:
+        value = from_json(arguments or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"arguments": arguments}
+
+
+def messages_error(error: PublicError, request_id: str) -> MessagesErrorBody:
+    """Anthropic's error; its type follows the status."""
+    status = _STATUS.get(error.status, error.status)
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    message = error.message
+    if error.code == "context_too_long":
+        # The words by which clients of this contract know that they must shorten the conversation.
+        message = f"prompt is too long: {message}"
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": message, "param": error.param, "sluice_code": error.code},
+        "request_id": request_id,
+    }
+
+
+def messages_error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
+    """Status and body of an error."""
+    return _STATUS.get(error.status, error.status), orjson.dumps(messages_error(error, request_id))

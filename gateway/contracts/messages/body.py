@@ -1,0 +1,155 @@
+"""The body of ``POST /v1/messages``.
+
+By contract, fields that are not known are no error. What is known and not served is refused by name.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+from pydantic import Field, Tag, model_validator
+from typing_extensions import TypeAliasType
+
+from gateway.contracts.fields import (
+    ANYTHING,
+    MaxTokens,
+    Name,
+    StopList,
+    StrictObject,
+    Temperature,
+    Text,
+    TopK,
+    TopP,
+    check_extra,
+)
+from gateway.contracts.native import SluiceFields
+from gateway.contracts.tool_fields import MAX_TOOLS
+
+
+class ContentBlock(StrictObject):
+    """A block of a message: which fields it has depends on its type."""
+
+    type: Name
+    text: Text | None = None
+    id: Name | None = None
+    name: Name | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: Name | None = None
+    content: "BlockContent | None" = None
+    is_error: bool | None = None
+    thinking: Text | None = None
+
+
+Blocks = TypeAliasType("Blocks", Annotated[list[ContentBlock], Field(fail_fast=True)])
+BlockContent = TypeAliasType(
+    "BlockContent",
+    Annotated[
+        Annotated[Text, Tag("~text")] | Annotated[Blocks, Tag("~blocks")], Field(union_mode="left_to_right")
+    ],
+)
+
+
+class BlockMessage(StrictObject):
+    """One turn; ``system`` between the turns is an instruction that came later."""
+
+    role: Literal["user", "assistant", "system"]
+    content: BlockContent
+
+
+class InputTool(StrictObject):
+    """A tool that the caller runs."""
+
+    type: Name | None = None
+    name: Name
+    description: Text | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class InputToolChoice(StrictObject):
+    """Whether the model calls a tool, and how many."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingBody(StrictObject):
+    """How the model thinks; newer types than these three have no effect."""
+
+    type: Name
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class OutputFormatBody(StrictObject):
+    """The shape of the answer's text."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(StrictObject):
+    """How much the model thinks and writes, and in which shape."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormatBody | None = None
+
+
+class RequestMetadata(StrictObject):
+    """Who asks, in the caller's words."""
+
+    user_id: str | None = None
+
+
+Turns = TypeAliasType("Turns", Annotated[list[BlockMessage], Field(fail_fast=True)])
+InputTools = TypeAliasType(
+    "InputTools", Annotated[list[InputTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+)
+
+
+class CountRequest(StrictObject):
+    """The body of ``POST /v1/messages/count_tokens``; the fields that a prompt depends on."""
+
+    # Labels without an effect on an answer, and what is refused unless it asks for nothing.
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "cache_control": (ANYTHING,),
+        "container": (None,),
+        "inference_geo": (ANYTHING,),
+        "mcp_servers": (None, []),
+        "service_tier": (ANYTHING,),
+    }
+    model: Name
+    messages: Turns
+    system: BlockContent | None = None
+    tools: InputTools | None = None
+    tool_choice: InputToolChoice | None = None
+    thinking: ThinkingBody | None = None
+    output_config: OutputConfig | None = None
+    sluice: SluiceFields | None = None
+
+    @model_validator(mode="after")
+    def _served(self) -> Self:
+        for name, value in (self.__pydantic_extra__ or {}).items():
+            if name in self.neutral:
+                check_extra(name, value, self.neutral)
+        return self
+
+    @property
+    def unknown(self) -> list[str]:
+        """The names of the fields that are not known."""
+        return [name for name in self.__pydantic_extra__ or () if name not in self.neutral]
+
+
+class MessagesRequest(CountRequest):
+    """The body of ``POST /v1/messages``."""
+
+    max_tokens: MaxTokens
+    stream: bool | None = None
+    stop_sequences: StopList | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    metadata: RequestMetadata | None = None
+
+
+MAX_DROPPED: Final = 32
+"""Most names of unknown fields that an answer's warnings repeat."""

@@ -1,0 +1,183 @@
+"""From blocks to the typed conversation and its tools."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+import orjson
+from msgspec.structs import replace
+
+from budgeting.values import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
+from gateway.contracts.checks import check_plain
+from gateway.contracts.formats import bounded_schema
+from gateway.contracts.messages.body import (
+    BlockMessage,
+    ContentBlock,
+    CountRequest,
+    InputTool,
+    InputToolChoice,
+)
+from gateway.contracts.refusals import not_allowed
+from gateway.contracts.tool_fields import MAX_CALLS
+from gateway.contracts.tools import canonical_json, checked_tools
+from gateway.errors import InvalidRequest
+
+ATTRIBUTION: Final = "x-anthropic-billing-header"
+"""How the block of a system prompt begins that names the client's session. It differs between conversations,
+so no two of them would share a cached prefix."""
+
+_MODES: Final[Mapping[str, ToolChoiceMode]] = MappingProxyType(
+    {"auto": ToolChoiceMode.AUTO, "any": ToolChoiceMode.REQUIRED, "none": ToolChoiceMode.NONE}
+)
+T = TypeVar("T")
+
+
+def conversation(body: CountRequest) -> tuple[Message, ...]:
+    """The messages, the system prompt first.
+
+    An instruction between the turns stays where it is, as words of the user: at the front it would change the
+    prefix that the turns before it share with the last request. Texts of the user in a row are one message,
+    as at Anthropic. Raises InvalidRequest: a block that is not served, or that lacks a field.
+    """
+    messages: list[Message] = []
+    if system := "\n\n".join(_texts(body.system, "system")):
+        messages.append(Message(Role.SYSTEM, system))
+    for index, one in enumerate(body.messages):
+        at = f"messages.{index}"
+        for message in (_assistant(one, at),) if one.role == "assistant" else _words_and_results(one, at):
+            last = messages[-1] if messages else None
+            if message.role is Role.USER and last is not None and last.role is Role.USER:
+                message = replace(last, content=f"{last.content}\n\n{message.content}")
+                messages.pop()
+            messages.append(message)
+    _check_latest(body.messages, messages)
+    return tuple(messages)
+
+
+def _check_latest(given: Sequence[BlockMessage], messages: Sequence[Message]) -> None:
+    at = f"messages.{len(given) - 1}"
+    if given[-1].role == "assistant":
+        raise not_allowed(f"{at}.role", "is 'assistant', which no answer continues", "'user' at the end")
+    if not messages or (messages[-1].role is not Role.TOOL and not messages[-1].content.strip()):
+        raise not_allowed(f"{at}.content", "is blank", "text or a tool_result in the last message")
+
+
+def _texts(content: str | list[ContentBlock] | None, at: str) -> list[str]:
+    """The texts of a content that has nothing else, without the client's attribution."""
+    if isinstance(content, str):
+        texts = [content]
+    else:
+        texts = [
+            _field(one.text, f"{at}.{number}.text")
+            if one.type == "text"
+            else _not_served(one, f"{at}.{number}", "'text'")
+            for number, one in enumerate(content or ())
+        ]
+    return [text for text in texts if text and not text.startswith(ATTRIBUTION)]
+
+
+def _words_and_results(message: BlockMessage, at: str) -> Iterator[Message]:
+    """A user's message: its texts, and results of tools, in order."""
+    at = f"{at}.content"
+    if isinstance(message.content, str) or message.role == "system":
+        if texts := _texts(message.content, at):
+            yield Message(Role.USER, "".join(texts))
+        return
+    texts = []
+    for number, block in enumerate(message.content):
+        where = f"{at}.{number}"
+        if block.type == "text":
+            texts.append(_field(block.text, f"{where}.text"))
+        elif block.type == "tool_result":
+            if text := "".join(texts):
+                yield Message(Role.USER, text)
+            texts = []
+            yield _result(block, where)
+        else:
+            _not_served(block, where, "'text' or 'tool_result'")
+    if text := "".join(texts):
+        yield Message(Role.USER, text)
+
+
+def _result(block: ContentBlock, at: str) -> Message:
+    """A tool's result; that it is an error is said in its text, since no chat template has a place for it."""
+    text = "\n".join(_texts(block.content, f"{at}.content"))
+    if block.is_error and "error" not in text[:64].lower():
+        text = f"Error: {text}"
+    return Message(Role.TOOL, text, tool_call_id=_field(block.tool_use_id, f"{at}.tool_use_id"))
+
+
+def _assistant(message: BlockMessage, at: str) -> Message:
+    """A turn of the model. Its signatures are any model's, and are not checked."""
+    if isinstance(message.content, str):
+        return Message(Role.ASSISTANT, message.content)
+    texts, reasoning, calls = [], [], []
+    for number, block in enumerate(message.content):
+        where = f"{at}.content.{number}"
+        if block.type == "text":
+            texts.append(_field(block.text, f"{where}.text"))
+        elif block.type == "thinking":
+            reasoning.append(_field(block.thinking, f"{where}.thinking"))
+        elif block.type == "tool_use":
+            calls.append(_call(block, where))
+        elif block.type != "redacted_thinking":
+            _not_served(block, where, "'text', 'tool_use', 'thinking' or 'redacted_thinking'")
+    if len(calls) > MAX_CALLS:
+        raise not_allowed(f"{at}.content", f"has {len(calls)} calls of tools", f"{MAX_CALLS} or fewer")
+    return Message(
+        Role.ASSISTANT, "".join(texts), tool_calls=tuple(calls), reasoning="".join(reasoning) or None
+    )
+
+
+def _call(block: ContentBlock, at: str) -> ToolCall:
+    arguments = _field(block.input, f"{at}.input")
+    check_plain(arguments, f"{at}.input")
+    return ToolCall(
+        _field(block.id, f"{at}.id"), _field(block.name, f"{at}.name"), orjson.dumps(arguments).decode()
+    )
+
+
+def _field(value: T | None, at: str) -> T:
+    if value is None:
+        raise InvalidRequest(f"{at} is missing; it is required", param=at)
+    return value
+
+
+def _not_served(block: ContentBlock, at: str, allowed: str) -> Any:
+    known = block.type if block.type in _KNOWN else "not a known type"
+    raise not_allowed(f"{at}.type", f"is {known}, which is not served here", allowed)
+
+
+_KNOWN: Final = frozenset(
+    {
+        *("text", "image", "document", "search_result", "thinking", "redacted_thinking", "tool_use"),
+        *("tool_result", "tool_reference", "server_tool_use", "web_search_tool_result", "container_upload"),
+    }
+)
+
+
+def input_tools(given: Sequence[InputTool]) -> tuple[Tool, ...]:
+    """The tools, in the caller's order. Raises InvalidRequest: one that Anthropic runs, or a bad schema."""
+    tools = []
+    for index, one in enumerate(given):
+        at = f"tools.{index}"
+        if one.type not in (None, "custom"):
+            raise not_allowed(f"{at}.type", "is a tool that is not served", "'custom' or none")
+        schema = _field(one.input_schema, f"{at}.input_schema")
+        text = canonical_json(bounded_schema(schema, f"{at}.input_schema"))
+        tools.append(Tool(one.name, description=one.description, parameters=text, strict=one.strict))
+    return checked_tools(tools, lambda index: f"tools.{index}.name")
+
+
+def chosen(given: InputToolChoice | None, tools: Sequence[Tool]) -> ToolChoice | None:
+    """Which tools may or must be called. Raises InvalidRequest: a tool that the request does not have."""
+    if given is None or (not tools and given.type in ("auto", "none")):
+        return None
+    if not tools:
+        raise not_allowed("tool_choice", "is given without tools", "with tools")
+    if given.type != "tool":
+        return ToolChoice(_MODES[given.type])
+    name = _field(given.name, "tool_choice.name")
+    if not any(tool.name == name for tool in tools):
+        raise not_allowed("tool_choice.name", "is not the name of a tool", "a tool of tools")
+    return ToolChoice(ToolChoiceMode.NAMED, name)

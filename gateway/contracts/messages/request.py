@@ -1,0 +1,111 @@
+"""From a validated body of Messages to the request of the inside."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gateway.contracts.checks import check_count
+from gateway.contracts.dialect import ParsedRequest
+from gateway.contracts.features import Feature
+from gateway.contracts.fields import MAX_LABEL
+from gateway.contracts.formats import schema_shape
+from gateway.contracts.messages.body import MAX_DROPPED, CountRequest, MessagesRequest
+from gateway.contracts.messages.conversation import chosen, conversation, input_tools
+from gateway.contracts.native import SluiceFields, request_of
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.refusals import path_of
+from gateway.contracts.tools import holds_calls
+from gateway.contracts.values import PLAIN_TEXT, Contract, GenerateRequest, Sampling
+
+LOW_BUDGET: Final = 4_096
+MEDIUM_BUDGET: Final = 16_384
+"""Largest ``thinking.budget_tokens`` of a low and a medium effort. Claude Code's three steps of thinking have
+4,000, 10,000 and 31,999 tokens."""
+
+_NO_FIELDS: Final = SluiceFields()
+
+
+def messages_request(body: MessagesRequest, origin: RequestOrigin) -> ParsedRequest:
+    """The request of an answer. Raises InvalidRequest: a rule that types cannot say."""
+    user = _label(body.metadata.user_id if body.metadata is not None else None)
+    sampling = Sampling(
+        max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        stop=tuple(body.stop_sequences or ()),
+    )
+    return ParsedRequest(
+        _request(body, origin, sampling=sampling, user=user, stream=bool(body.stream)), include_usage=True
+    )
+
+
+def counted_request(body: CountRequest, origin: RequestOrigin) -> GenerateRequest:
+    """The request whose prompt is counted; nothing is generated for it."""
+    return _request(body, origin, sampling=Sampling(max_tokens=1), user=None)
+
+
+def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **own: Any) -> GenerateRequest:
+    check_count(len(body.messages), origin.max_messages)
+    messages = conversation(body)
+    check_count(len(messages), origin.max_messages)
+    native = body.sluice or _NO_FIELDS
+    tools, in_history = input_tools(body.tools or ()), holds_calls(messages)
+    choice = body.tool_choice
+    one_call = choice is not None and choice.disable_parallel_tool_use
+    config = body.output_config
+    shaped = config.format if config is not None else None
+    shape = schema_shape(shaped.json_schema, "output_config.format.schema") if shaped is not None else None
+    unknown = body.unknown
+    return request_of(
+        origin,
+        Contract.MESSAGES,
+        native,
+        "sluice.context",
+        messages=messages,
+        model=body.model,
+        session_id=native.session_id or user,
+        user=user,
+        response_format=shape or PLAIN_TEXT,
+        priority=origin.priority(0),
+        tools=tools,
+        tool_choice=chosen(choice, tools),
+        parallel_tool_calls=False if one_call and tools else None,
+        reasoning_effort=_effort(body),
+        needs=frozenset({Feature.TOOLS}) if tools or in_history else frozenset(),
+        dropped=tuple([path_of([name]) for name in unknown[:MAX_DROPPED]]),
+        fields=_fields(native, len(tools)),
+        **own,
+    )
+
+
+def _effort(body: CountRequest) -> str | None:
+    """How much the model thinks: as it is said, else by the budget of tokens for it."""
+    thinking, config = body.thinking, body.output_config
+    if thinking is not None and thinking.type == "disabled":
+        return "none"
+    if config is not None and config.effort is not None:
+        return config.effort
+    if thinking is None or thinking.type != "enabled" or thinking.budget_tokens is None:
+        return None
+    budget = thinking.budget_tokens
+    return "low" if budget <= LOW_BUDGET else "medium" if budget <= MEDIUM_BUDGET else "high"
+
+
+def _label(given: str | None) -> str | None:
+    """The caller's id of its user, where it is one printable line; else none, as it has no effect then."""
+    usable = given is not None and given.isprintable() and given.strip() and len(given) <= MAX_LABEL
+    return given if usable else None
+
+
+def _fields(native: SluiceFields, tools: int) -> Mapping[str, str]:
+    """How this body spells what the inside calls by the native contract's names."""
+    fields = {name: f"sluice.{name}" for name in native.__pydantic_fields_set__}
+    fields.setdefault("adapter_id", "model")
+    fields |= {
+        "reasoning_effort": "output_config.effort",
+        "response_format": "output_config.format",
+        "stop": "stop_sequences",
+    }
+    return fields | {
+        f"tools.{index}.function.parameters": f"tools.{index}.input_schema" for index in range(tools)
+    }

@@ -1,0 +1,153 @@
+"""Anthropic's stream of blocks, and the dialect."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from budgeting.values import Plan
+from gateway.contracts.dialect import Cuts, Header, ParsedRequest
+from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
+from gateway.contracts.messages.answer import (
+    message_head,
+    message_json,
+    message_usage,
+    messages_error,
+    messages_error_json,
+    signature_of,
+    stop_reason,
+)
+from gateway.contracts.messages.body import MessagesRequest
+from gateway.contracts.messages.request import messages_request
+from gateway.contracts.openai_answer import sluice_body, trimmed_headers
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.refusals import parse
+from gateway.contracts.values import Answer, TokenLogprob, Usage
+from gateway.errors import PublicError
+
+PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+_EMPTY: Final[Mapping[str, Mapping[str, Any]]] = {
+    "text": {"type": "text", "text": ""},
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+}
+
+
+class BlockFrames:
+    """The events of one stream: blocks one after the other, one open at a time.
+
+    A block of text opens with the first text that is more than blanks: a client's loop of tools would end at
+    an empty one. Blanks before it are held until then.
+
+    Args:
+        model: what answers.
+        input_tokens: the whole prompt's, where it is planned; the last usage tells how many were cached.
+    """
+
+    def __init__(self, asked: ParsedRequest, model: str, input_tokens: int = 0) -> None:
+        self._asked = asked
+        head = message_head(asked, model, [])
+        head["usage"] = message_usage(Usage(input_tokens=input_tokens))
+        self.opening = event("message_start", {"message": head})
+        self._block: str | None = None
+        self._index = -1
+        self._held = ""
+        self._prefix = b""
+
+    def delta(
+        self,
+        text: str,
+        index: int = 0,
+        logprobs: Sequence[TokenLogprob] = (),
+        token_ids: Sequence[int] = (),
+    ) -> bytes:
+        """A piece of text, around one JSON string: no object is built per token. There is one choice."""
+        if self._block == "text":
+            return self._prefix + orjson.dumps(text) + b"}}\n\n"
+        text = self._held + text
+        self._held = "" if text.strip() else text
+        if self._held or not text:
+            return b""
+        return self._opened("text") + self._prefix + orjson.dumps(text) + b"}}\n\n"
+
+    def event(self, one: Delta) -> bytes:
+        """A piece of reasoning, or of a call."""
+        match one:
+            case Reasoning() if one.text:
+                opened = b"" if self._block == "thinking" else self._opened("thinking")
+                return opened + self._piece("thinking_delta", "thinking", one.text)
+            case ToolBegin():
+                block = {"type": "tool_use", "id": one.id, "name": one.text, "input": {}}
+                return self._opened("tool_use", block)
+            case ToolArgs():
+                return self._piece("input_json_delta", "partial_json", one.text)
+            case ToolEnd():
+                return self._closed()
+            case _:
+                return b""
+
+    def finish(self, answer: Answer) -> bytes:
+        """The end of the last block, and of the message."""
+        body = {
+            "delta": {"stop_reason": stop_reason(self._asked, answer), "stop_sequence": None},
+            "usage": message_usage(answer.usage),
+            "sluice": sluice_body(answer),
+        }
+        return self._closed() + event("message_delta", body) + event("message_stop", {})
+
+    def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
+        """Anthropic's error as an event, which its clients raise."""
+        return b"event: error\ndata: " + orjson.dumps(messages_error(error, request_id)) + b"\n\n"
+
+    def _opened(self, kind: str, block: Mapping[str, Any] | None = None) -> bytes:
+        """The end of the open block and the start of the next."""
+        closed = self._closed()
+        self._block = kind
+        self._index += 1
+        self._prefix = (
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,'
+            b'"delta":{"type":"text_delta","text":' % self._index
+        )
+        body = {"index": self._index, "content_block": block or _EMPTY[kind]}
+        return closed + event("content_block_start", body)
+
+    def _closed(self) -> bytes:
+        if self._block is None:
+            return b""
+        signed = b""
+        if self._block == "thinking":
+            signed = self._piece("signature_delta", "signature", signature_of(self._asked))
+        self._block = None
+        return signed + event("content_block_stop", {"index": self._index})
+
+    def _piece(self, kind: str, field: str, text: str) -> bytes:
+        return event("content_block_delta", {"index": self._index, "delta": {"type": kind, field: text}})
+
+
+def event(kind: str, body: Mapping[str, Any]) -> bytes:
+    """One event."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **body}))
+
+
+class MessagesDialect:
+    """Anthropic's Messages, as the HTTP edge uses it."""
+
+    def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
+        """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
+        return messages_request(parse(MessagesRequest, body), origin)
+
+    def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
+        """A message."""
+        return message_json(asked, answer)
+
+    def headers(self, cuts: Cuts) -> Sequence[Header]:
+        """``x-sluice-trimmed`` when something was left out."""
+        return trimmed_headers(cuts)
+
+    def frames(self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None) -> BlockFrames:
+        """A stream of blocks."""
+        tokens = 0 if plan is None else plan.counts.total
+        return BlockFrames(asked, model or asked.request.model or "", tokens)
+
+    def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
+        """Anthropic's error object."""
+        return messages_error_json(error, request_id)

@@ -1,0 +1,181 @@
+"""Anthropic's bodies as requests of the inside, also as coding agents send them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from budgeting.values import Message, Role, ToolCall, ToolChoice, ToolChoiceMode
+from gateway.contracts.features import Feature
+from gateway.contracts.messages.stream import MessagesDialect
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.values import Caller, CallerRole, Contract, FormatType, GenerateRequest
+from gateway.errors import InvalidRequest
+
+ORIGIN = RequestOrigin("req_1", "gen_1", Caller("acme", CallerRole.CALLER, "key_1"), 0.0, 1, "a" * 32)
+HI = {"role": "user", "content": "Hi"}
+LOOK = {
+    "name": "look",
+    "description": "Looks.",
+    "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}},
+}
+
+
+def read(**fields: Any) -> GenerateRequest:
+    body = {"model": "demo", "max_tokens": 64, "messages": [HI], **fields}
+    return MessagesDialect().parse(json.dumps(body).encode(), ORIGIN).request
+
+
+def refused(**fields: Any) -> tuple[str | None, str]:
+    with pytest.raises(InvalidRequest) as error:
+        read(**fields)
+    return error.value.param, error.value.message
+
+
+def test_the_plain_fields() -> None:
+    request = read(
+        stream=True, stop_sequences=["\n\n"], temperature=0.5, top_p=0.9, top_k=5, metadata={"user_id": "u-1"}
+    )
+    assert (request.contract, request.model, request.stream) == (Contract.MESSAGES, "demo", True)
+    assert request.messages == (Message(Role.USER, "Hi"),)
+    sampling = request.sampling
+    assert (sampling.max_tokens, sampling.stop, sampling.temperature) == (64, ("\n\n",), 0.5)
+    assert (sampling.top_p, sampling.top_k) == (0.9, 5)
+    assert (request.user, request.session_id) == ("u-1", "u-1")
+
+
+def test_a_loop_of_tools_is_a_typed_conversation() -> None:
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "of another model"}
+    use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "é"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "seen"}]}
+    failed = {"type": "tool_result", "tool_use_id": "toolu_2", "content": "no such file", "is_error": True}
+    request = read(
+        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        messages=[
+            HI,
+            {
+                "role": "assistant",
+                "content": [
+                    thought,
+                    {"type": "redacted_thinking", "data": "x"},
+                    {"type": "text", "text": "I look."},
+                    use,
+                    {**use, "id": "toolu_2", "input": {}},
+                ],
+            },
+            {"role": "user", "content": [result, failed, {"type": "text", "text": "Well?"}]},
+        ],
+        tools=[LOOK],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
+    )
+    calls = (ToolCall("toolu_1", "look", '{"at":"é"}'), ToolCall("toolu_2", "look", "{}"))
+    assert request.messages == (
+        Message(Role.SYSTEM, "Be brief."),
+        Message(Role.USER, "Hi"),
+        Message(Role.ASSISTANT, "I look.", tool_calls=calls, reasoning="Hm."),
+        Message(Role.TOOL, "seen", tool_call_id="toolu_1"),
+        Message(Role.TOOL, "Error: no such file", tool_call_id="toolu_2"),
+        Message(Role.USER, "Well?"),
+    )
+    [tool] = request.tools
+    assert (tool.name, tool.description) == ("look", "Looks.")
+    assert json.loads(tool.parameters or "") == LOOK["input_schema"]
+    assert request.tool_choice == ToolChoice(ToolChoiceMode.REQUIRED)
+    assert request.parallel_tool_calls is False
+    assert request.needs == {Feature.TOOLS}
+
+
+def test_a_named_tool_must_be_one_of_the_requests() -> None:
+    choice = read(tools=[LOOK], tool_choice={"type": "tool", "name": "look"}).tool_choice
+    assert choice == ToolChoice(ToolChoiceMode.NAMED, "look")
+    assert refused(tools=[LOOK], tool_choice={"type": "tool", "name": "x"})[0] == "tool_choice.name"
+    assert refused(tool_choice={"type": "any"})[0] == "tool_choice"
+
+
+def test_what_a_coding_agent_sends_is_taken() -> None:
+    """The shape of Claude Code's requests: attribution first, reminders between turns, fields of its own."""
+    request = read(
+        max_tokens=32_000,
+        system=[
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.328; cch=a1b2c;"},
+            {"type": "text", "text": "You are a coding agent.", "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": "Be exact.", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+        ],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "Fix it.", "cache_control": None}]},
+            {"role": "system", "content": "The date is today."},
+        ],
+        tools=[{**LOOK, "eager_input_streaming": True, "cache_control": {"type": "ephemeral"}}],
+        thinking={"type": "adaptive", "display": "summarized"},
+        output_config={"effort": "high"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        metadata={"user_id": json.dumps({"device_id": "d" * 64, "session_id": "s" * 36})},
+        service_tier="auto",
+        stream=True,
+    )
+    assert request.messages == (
+        Message(Role.SYSTEM, "You are a coding agent.\n\nBe exact."),
+        Message(Role.USER, "Fix it.\n\nThe date is today."),
+    )
+    assert request.reasoning_effort == "high"
+    assert request.dropped == ("context_management",)
+    assert Feature.REASONING_EFFORT not in request.needs
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({}, None),
+        ({"thinking": {"type": "adaptive"}}, None),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, "none"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 4000}}, "low"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 10_000}}, "medium"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 31_999}}, "high"),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 31_999}, "output_config": {"effort": "low"}},
+            "low",
+        ),
+    ],
+)
+def test_thinking_is_an_effort(fields: dict[str, Any], effort: str | None) -> None:
+    assert read(**fields).reasoning_effort == effort
+
+
+def test_a_shape_of_the_answer() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    shape = read(output_config={"format": {"type": "json_schema", "schema": schema}}).response_format
+    assert shape.type is FormatType.JSON_SCHEMA
+    assert json.loads(shape.spec) == schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": " "}]}, "messages.0.content"),
+        ({"messages": [HI, {"role": "assistant", "content": "Yes, "}]}, "messages.1.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "new"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
+            "messages.0.content.0.tool_use_id",
+        ),
+        ({"system": [{"type": "document"}]}, "system.0.type"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"name": "look"}]}, "tools.0.input_schema"),
+        ({"tools": [LOOK, LOOK]}, "tools.1.name"),
+        ({"mcp_servers": [{"type": "url", "url": "https://x"}]}, "mcp_servers"),
+        ({"container": "c"}, "container"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "regex"}}}, "output_config.format.type"),
+        ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    found, message = refused(**fields)
+    assert found == param
+    assert message.startswith(param)

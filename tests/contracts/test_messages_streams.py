@@ -1,0 +1,171 @@
+"""Anthropic's stream: what its client adds up is the whole answer, in the order that its clients demand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from msgspec.structs import replace
+
+from budgeting.values import Plan, SectionCounts, ToolCall
+from gateway.contracts.dialect import ParsedRequest
+from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
+from gateway.contracts.messages.stream import MessagesDialect
+from gateway.contracts.values import Answer, FinishReason, Sampling, Usage
+from gateway.errors import PublicError
+from gateway.testing import answer_for
+from tests.answer_events import EventSequence, answers
+from tests.contracts.test_stream_frames import REQUEST
+from tests.message_events import accumulated, check_grammar, parsed
+
+DIALECT = MessagesDialect()
+ASKED = ParsedRequest(REQUEST)
+PLAN = Plan((), (1, 2, 3), SectionCounts(recent_turns=3), 8, 0)
+LOOK = (ToolBegin("look", 1, id="call_1"), ToolArgs('{"a": [1', 1), ToolArgs("]}", 1), ToolEnd("", 0))
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+def answer(sequence: EventSequence) -> Answer:
+    return answer_for(
+        REQUEST,
+        sequence.text(),
+        finish_reason=sequence.reasons[0],
+        reasoning=sequence.reasoning(),
+        tool_calls=sequence.tool_calls(),
+    )
+
+
+def stream(sequence: EventSequence) -> list[dict[str, Any]]:
+    frames = DIALECT.frames(ASKED, "demo", PLAN)
+    pieces = [frames.delta(one.text) if type(one) is Delta else frames.event(one) for one in sequence.events]
+    return parsed(frames.opening + b"".join(pieces) + frames.finish(answer(sequence)))
+
+
+def by_kind(content: list[dict[str, Any]]) -> tuple[str, str, list[tuple[str, str, Any]]]:
+    """Thinking, text and calls of a message's blocks, for comparison: blanks around a text have no block."""
+    thinking = "".join(one["thinking"] for one in content if one["type"] == "thinking")
+    text = "".join(one["text"] for one in content if one["type"] == "text")
+    calls = [(one["id"], one["name"], one["input"]) for one in content if one["type"] == "tool_use"]
+    return thinking, text.rstrip(), calls
+
+
+@given(answers(max_choices=1))
+@example(EventSequence((Delta("\n\n", 1), *LOOK), (FinishReason.TOOL_CALLS,)))
+@example(EventSequence((Delta("a", 1), *LOOK, Delta(" ", 1), Reasoning("b", 1), Delta("c", 1)), (STOP,)))
+@example(EventSequence((Delta("a", 1), *LOOK[:2]), (LENGTH,)))
+@example(EventSequence((), (STOP,)))
+def test_the_official_client_adds_every_stream_up_to_the_whole_answer(sequence: EventSequence) -> None:
+    events = stream(sequence)
+    check_grammar(events)
+    streamed = accumulated(events).to_dict()
+    whole: Any = json.loads(DIALECT.whole(ASKED, answer(sequence)))
+    assert by_kind(streamed["content"]) == by_kind(whole["content"])  # type: ignore[arg-type]
+    for field in ("id", "type", "role", "model", "stop_reason", "stop_sequence"):
+        assert streamed[field] == whole[field]
+    assert {name: streamed["usage"][name] for name in whole["usage"]} == whole["usage"]  # type: ignore[index]
+
+
+def test_the_frames_of_a_text_are_anthropics() -> None:
+    sequence = EventSequence((Delta("Hé", 1), Delta("!", 1)), (STOP,))
+    start, *middle, last, stop = stream(sequence)
+    assert start["message"]["usage"]["input_tokens"] == 3
+    assert middle == [
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hé"}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "!"}},
+        {"type": "content_block_stop", "index": 0},
+    ]
+    assert last["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert last["usage"] == {
+        "input_tokens": 202,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 640,
+        "output_tokens": 137,
+    }
+    assert last["sluice"]["finish_reason"] == "stop"
+    assert stop == {"type": "message_stop"}
+
+
+def test_thinking_has_a_signature_streamed_and_whole() -> None:
+    sequence = EventSequence((Reasoning("Hm.", 1), Delta("Hi", 1)), (STOP,))
+    whole = json.loads(DIALECT.whole(ASKED, answer(sequence)))["content"]
+    assert whole[0]["signature"]
+    assert whole == [
+        {"type": "thinking", "thinking": "Hm.", "signature": whole[0]["signature"]},
+        {"type": "text", "text": "Hi"},
+    ]
+    streamed = accumulated(stream(sequence)).content[0]
+    assert streamed.type == "thinking"
+    assert streamed.signature == whole[0]["signature"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "reserve", "said"),
+    [
+        (FinishReason.STOP, 10, "end_turn"),
+        (FinishReason.TOOL_CALLS, 10, "tool_use"),
+        (FinishReason.LENGTH, 10, "max_tokens"),
+        (FinishReason.LENGTH, 9, "model_context_window_exceeded"),
+        (FinishReason.DEADLINE, 9, "max_tokens"),
+        (FinishReason.ERROR, 10, "max_tokens"),
+    ],
+)
+def test_the_stop_reason(reason: FinishReason, reserve: int, said: str) -> None:
+    asked = ParsedRequest(replace(REQUEST, sampling=Sampling(max_tokens=10)))
+    plain = answer_for(asked.request, "x", finish_reason=reason, usage=Usage(1, 1))
+    budget = type(plain.budget)(0, 0, 1, 0, reserve)
+    assert json.loads(DIALECT.whole(asked, replace(plain, budget=budget)))["stop_reason"] == said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ("", {}),
+        ('{"a": "b', {"a": "b"}),
+        ("[1]", {"arguments": "[1]"}),
+        ("nonsense", {"arguments": "nonsense"}),
+    ],
+)
+def test_arguments_that_are_no_object_are_shown_as_they_are(arguments: str, given: object) -> None:
+    calls = (ToolCall("call_1", "look", arguments),)
+    body = json.loads(DIALECT.whole(ASKED, answer_for(REQUEST, "\n", tool_calls=calls)))
+    assert body["content"] == [{"type": "tool_use", "id": "call_1", "name": "look", "input": given}]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "sent", "kind"),
+    [
+        (400, "invalid_json", 400, "invalid_request_error"),
+        (401, "invalid_key", 401, "authentication_error"),
+        (403, "forbidden", 403, "permission_error"),
+        (404, "unknown_model", 404, "not_found_error"),
+        (409, "duplicate_request", 409, "invalid_request_error"),
+        (413, "body_too_large", 413, "request_too_large"),
+        (422, "invalid_request", 400, "invalid_request_error"),
+        (429, "rate_limited", 429, "rate_limit_error"),
+        (500, "internal", 500, "api_error"),
+        (503, "queue_full", 529, "overloaded_error"),
+        (504, "deadline_exceeded", 504, "timeout_error"),
+    ],
+)
+def test_errors_have_anthropics_types(status: int, code: str, sent: int, kind: str) -> None:
+    found, body = DIALECT.error(PublicError(status, code, "no", "model"), "req_1")
+    assert found == sent
+    assert json.loads(body) == {
+        "type": "error",
+        "error": {"type": kind, "message": "no", "param": "model", "sluice_code": code},
+        "request_id": "req_1",
+    }
+
+
+def test_a_prompt_that_is_too_long_is_said_in_the_words_that_clients_know() -> None:
+    _, body = DIALECT.error(PublicError(422, "context_too_long", "9 tokens", "messages"), "req_1")
+    assert json.loads(body)["error"]["message"] == "prompt is too long: 9 tokens"
+
+
+def test_a_broken_stream_ends_with_an_error_event() -> None:
+    frames = DIALECT.frames(ASKED)
+    [last] = parsed(frames.fail(PublicError(503, "backend_unavailable", "gone"), "req_1", partial=True))
+    assert (last["type"], last["error"]["type"], last["request_id"]) == ("error", "overloaded_error", "req_1")
