@@ -284,6 +284,7 @@ def features_asked(sampling: Sampling, response_format: ResponseFormat) -> froze
         Feature.REPETITION_PENALTY: sampling.repetition_penalty != 1.0,
         Feature.LOGIT_BIAS: bool(sampling.logit_bias),
         Feature.LOGPROBS: sampling.logprobs is not None,
+        Feature.ECHO: sampling.echo,
         Feature.RESPONSE_FORMAT: response_format.type != "text",
     }
     return frozenset([feature for feature, is_used in used.items() if is_used])

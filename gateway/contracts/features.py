@@ -20,6 +20,7 @@ class Feature(StrEnum):
     REPETITION_PENALTY = "repetition_penalty"
     LOGIT_BIAS = "logit_bias"
     LOGPROBS = "logprobs"
+    ECHO = "echo"
     RESPONSE_FORMAT = "response_format"
     RAW_PROMPT = "prompt"
     TOOLS = "tools"
@@ -39,5 +40,7 @@ class Feature(StrEnum):
 
 
 TOOL_FEATURES: Final = frozenset({Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.ALLOWED_TOOLS})
-KNOWN_FEATURES: Final = frozenset(Feature) - {Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED} - TOOL_FEATURES
-"""What Sluice's own fields can ask for, but for tools."""
+KNOWN_FEATURES: Final = (
+    frozenset(Feature) - {Feature.ECHO, Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED} - TOOL_FEATURES
+)
+"""What Sluice's own fields can ask for, but for tools and for what only a vLLM server has."""

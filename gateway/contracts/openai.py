@@ -14,6 +14,7 @@ from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.features import Feature
 from gateway.contracts.fields import (
+    MAX_TOKENS,
     MaxTokens,
     Text,
     Texts,
@@ -27,7 +28,7 @@ from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.tool_fields import CallFields, ToolFields
 from gateway.contracts.tools import holds_calls, message_of, tool_request
-from gateway.contracts.values import Contract
+from gateway.contracts.values import EMPTY, Contract
 
 _ROLES: Final[Mapping[str, Role]] = MappingProxyType(
     {**{role.value: role for role in Role}, "developer": Role.SYSTEM}
@@ -107,6 +108,8 @@ class CompletionRequest(OpenAIBody):
 
     neutral = openai_fields.COMPLETIONS
     prompt: Prompt
+    echo: bool | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
@@ -158,12 +161,17 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
 def completion_request(body: CompletionRequest, origin: RequestOrigin) -> ParsedRequest:
     """The same for text completions; each prompt of a list is a request."""
     first, *others = _prompts(body)
+    echo = bool(body.echo)
+    if body.max_tokens == 0 and not echo:
+        raise not_allowed("max_tokens", "is 0 without echo", "1 or more, or 0 with 'echo': true")
     parsed = _asked(
         body,
         origin,
         Contract.COMPLETIONS,
-        max_tokens=COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        # The engine generates at least one token; without it in the answer the text is the prompt alone.
+        max_tokens=COMPLETION_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens),
         logprobs=body.logprobs,
+        echo={"echo": True, "prompt_only": body.max_tokens == 0} if echo else EMPTY,
         raw_prompt=first,
     )
     if not others:
@@ -209,6 +217,7 @@ def _asked(
     raw_prompt: str | tuple[int, ...] | None = None,
     in_messages: tuple[str, ...] = (),
     tools: tuple[Mapping[str, Any], frozenset[Feature]] = _NO_TOOLS,
+    echo: Mapping[str, Any] = EMPTY,
 ) -> ParsedRequest:
     stream = bool(body.stream)
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -229,7 +238,7 @@ def _asked(
         # canary arm and near one prefix cache.
         session_id=native.session_id or body.user,
         user=body.user,
-        sampling=sampling_of(body, max_tokens=max_tokens, logprobs=logprobs),
+        sampling=sampling_of(body, max_tokens=max_tokens, logprobs=logprobs, **echo),
         response_format=shape,
         priority=origin.priority(body.priority or 0),
         stream=stream,

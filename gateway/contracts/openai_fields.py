@@ -96,7 +96,6 @@ COMPLETIONS: Final[Neutral] = MappingProxyType(
     {
         **_SHARED,
         "add_special_tokens": _TRUE,
-        "echo": _FALSE,
         "messages": _NULL,
         "prompt_embeds": _NULL,
         "suffix": (None, ""),

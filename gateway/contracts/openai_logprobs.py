@@ -1,6 +1,7 @@
 """Log-probabilities in the shapes of OpenAI's two paths."""
 
 import codecs
+import math
 from collections.abc import Iterable
 
 from typing_extensions import TypedDict
@@ -32,12 +33,13 @@ class ChatLogprobs(TypedDict):
 class CompletionLogprobs(TypedDict):
     """``logprobs`` of a text completion's choice: parallel lists, an item a token.
 
-    ``text_offset`` is where the token's text begins in the choice's, in characters.
+    ``text_offset`` is where the token's text begins in the choice's, in characters. An echoed prompt's first
+    token has no probability.
     """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -71,8 +73,8 @@ def completion_logprobs(entries: Iterable[TokenLogprob], offsets: Offsets) -> Co
     entries = tuple(entries)
     return {
         "tokens": [entry.text for entry in entries],
-        "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [_by_text(entry) for entry in entries],
+        "token_logprobs": [None if math.isnan(entry.logprob) else entry.logprob for entry in entries],
+        "top_logprobs": [None if math.isnan(entry.logprob) else _by_text(entry) for entry in entries],
         "text_offset": [offsets.of(entry.data) for entry in entries],
     }
 

@@ -21,8 +21,8 @@ _SHAPERS: Final = frozenset(
 )
 
 
-def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | None) -> Sampling:
-    """The sampling fields; those not given are neutral.
+def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | None, **echo: bool) -> Sampling:
+    """The sampling fields; those not given are neutral. ``echo``: what is asked of the prompt.
 
     Raises InvalidRequest: ``logit_bias``, or too many log-probabilities together.
     """
@@ -45,6 +45,7 @@ def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | Non
         repetition_penalty=body.repetition_penalty or 1.0,
         logit_bias=_logit_bias(body.logit_bias) if body.logit_bias else NO_BIAS,
         logprobs=logprobs,
+        **echo,
     )
 
 

@@ -6,15 +6,16 @@ MAX_EVENT_BYTES = 1024 * 1024
 
 
 class EventTooLarge(ValueError):
-    """An event is longer than MAX_EVENT_BYTES."""
+    """An event is longer than the reader takes."""
 
 
 class EventReader:
     """Collects the ``data`` of events; drops comments and other fields; reads all three line ends."""
 
-    __slots__ = ("_lines", "_rest")
+    __slots__ = ("_lines", "_max_bytes", "_rest")
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._rest = b""
         self._lines: list[bytes] = []
 
@@ -22,7 +23,7 @@ class EventReader:
         """The data of each event that is complete now.
 
         Raises:
-            EventTooLarge: an event is longer than MAX_EVENT_BYTES.
+            EventTooLarge: an event is longer than ``max_bytes``.
         """
         if self._rest:
             data = self._rest + data
@@ -72,5 +73,5 @@ class EventReader:
         return [event]
 
     def _check(self, *parts: bytes) -> None:
-        if sum(map(len, parts)) > MAX_EVENT_BYTES:
-            raise EventTooLarge(f"an event of the stream is longer than {MAX_EVENT_BYTES} bytes")
+        if sum(map(len, parts)) > self._max_bytes:
+            raise EventTooLarge(f"an event of the stream is longer than {self._max_bytes} bytes")

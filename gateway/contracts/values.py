@@ -79,7 +79,8 @@ class Caller:
 class Sampling:
     """Sampling as the caller asked; ``None`` and empty mean "the backend's default".
 
-    Values are validated at the edge: finite numbers inside their documented ranges.
+    Values are validated at the edge: finite numbers inside their documented ranges. ``echo``: a text begins
+    with its prompt, and log-probabilities with those of the prompt's tokens; ``prompt_only``: it ends there.
     """
 
     max_tokens: int | None = None
@@ -95,6 +96,8 @@ class Sampling:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=lambda: NO_BIAS)
     logprobs: int | None = None
+    echo: bool = False
+    prompt_only: bool = False
 
 
 class FormatType(StrEnum):
@@ -235,7 +238,8 @@ class Timings:
 class TokenLogprob:
     """A token and how likely it was to the model; ``top`` has the most likely ones in its place, best first.
 
-    A token is bytes: a character may be spread over several.
+    A token is bytes: a character may be spread over several. ``logprob`` is NaN for the first token of an
+    echoed prompt, which nothing comes before.
     """
 
     data: bytes

@@ -59,7 +59,9 @@ class OutputGuard:
             BackendFailure: the backend's own; or ``degenerate_output``, final unless it may be tried again.
                 A failure of an adapter's weights alone is isolated, and names ``adapter_id``.
         """
-        reader = None if self._action is Action.OFF else _Reader(self._limits, work.sampling.n, out)
+        # An echoed prompt is the caller's own text, and may repeat itself.
+        inspected = self._action is not Action.OFF and not work.sampling.echo
+        reader = _Reader(self._limits, work.sampling.n, out) if inspected else None
         try:
             completion = await backend.generate(work, out if reader is None else reader.take)
         except Exception as failure:

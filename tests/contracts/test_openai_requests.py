@@ -356,6 +356,16 @@ def test_a_prompt_is_a_text_or_token_ids_alone_or_as_a_batch_of_one(prompt: Any,
     assert request.contract is Contract.COMPLETIONS
 
 
+def test_echo_is_asked_of_the_backend_and_zero_tokens_are_the_prompt_alone() -> None:
+    both = completion(echo=True, max_tokens=1, logprobs=1).request.sampling
+    assert (both.echo, both.prompt_only, both.max_tokens, both.logprobs) == (True, False, 1, 1)
+    alone = completion(echo=True, max_tokens=0).request.sampling
+    assert (alone.echo, alone.prompt_only, alone.max_tokens) == (True, True, 1)
+    assert completion(echo=None).request.sampling == completion(echo=False).request.sampling
+    with pytest.raises(InvalidRequest, match="max_tokens is 0 without echo; allowed: 1 or more, or 0 with"):
+        completion(max_tokens=0)
+
+
 def test_each_prompt_of_a_list_is_a_request_of_its_own() -> None:
     parsed = completion(prompt=["a", "b"], sluice={"request_id": "mine"}, max_tokens=3)
     (other,) = parsed.further
@@ -392,7 +402,7 @@ def test_neutral_completion_fields_are_accepted() -> None:
         ({"prompt": [-1]}, "prompt.0"),
         ({"prompt": [1, "a"]}, "prompt.1"),
         ({"prompt": "a\0"}, "prompt"),
-        ({"echo": True}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"messages": []}, "messages"),

@@ -7,11 +7,12 @@ import msgspec
 
 from gateway.backends.port import Completion, Work
 from gateway.backends.tool_deltas import ToolCallDelta, ToolCallReader
+from gateway.backends.workers.dialect import MAX_ECHO_BYTES
 from gateway.backends.workers.errors import BadHttp, ConnectionLost
 from gateway.backends.workers.logprobs import LogprobReader
 from gateway.backends.workers.refusal import failure_in_stream
 from gateway.contracts.events import Delta, IllegalEvent, Reasoning
-from gateway.contracts.sse import EventReader, EventTooLarge
+from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, TokenLogprob, Usage
 from resilience.failures import BackendFailure, FailureKind
 
@@ -108,7 +109,7 @@ class CompletionReader:
         self._counts: dict[int, int] = {}
         self._ids: dict[int, list[int]] = {}
         self._fault: BadHttp | BackendFailure | None = None
-        self._events = EventReader()
+        self._events = EventReader(MAX_ECHO_BYTES if work.sampling.echo else MAX_EVENT_BYTES)
         self._logprobs = LogprobReader(work.sampling.logprobs or 0, token_bytes)
         self._tools = ToolCallReader(work.generation_id)
         self._reasons: dict[int, str] = {}

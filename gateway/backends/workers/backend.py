@@ -18,7 +18,13 @@ from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.client import whole_body
 from gateway.backends.workers.connection import Connection
-from gateway.backends.workers.dialect import CompletionWriter, Dialect, honoured
+from gateway.backends.workers.dialect import (
+    MAX_ECHOED_LOGPROBS,
+    CompletionWriter,
+    Dialect,
+    echoed_logprobs,
+    honoured,
+)
 from gateway.backends.workers.errors import BadHttp, ConnectionsInUse, TransportError
 from gateway.backends.workers.hedging import HedgePolicy, Run, race
 from gateway.backends.workers.in_service import LOOK_S, WorkersInService
@@ -246,6 +252,13 @@ class WorkersBackend:
                 f"the workers of {self.name} cannot be asked for {work.response_format.type.value}",
                 param="response_format",
             )
+        if (echoed := echoed_logprobs(work)) > MAX_ECHOED_LOGPROBS:
+            raise BackendFailure(
+                FailureKind.INVALID_INPUT,
+                f"logprobs with echo is {echoed} log-probabilities (the prompt's tokens * (logprobs + 1));"
+                f" allowed: {MAX_ECHOED_LOGPROBS} or fewer",
+                param="logprobs",
+            )
         partial = check_partial(work, self._writer.ways(work), self.name)
         if partial is None:
             return await self._generate(work, out)
@@ -385,7 +398,7 @@ class WorkersBackend:
                 raise failure
             if not connection.content_type.startswith(EVENT_STREAM):
                 raise BadHttp(f"it answered {_printable(connection.content_type)} instead of {EVENT_STREAM}")
-            running_counts = self._writer.in_larger_pieces(work)
+            running_counts = self._writer.running_counts(work)
             reader = CompletionReader(work, self._token_bytes, running_counts=running_counts)
             await self._stream(connection, reader, attempt)
             rest, completion = reader.finish()

@@ -28,6 +28,10 @@ STREAM_INTERVAL = 32
 # Longest prompt, in tokens, for which the answer's token ids are requested: vLLM then repeats the prompt's
 # ids in its first chunk, up to 8 bytes each, and an event is at most 1 MiB (``sse``).
 MAX_ECHOED_PROMPT = 65_536
+# Most log-probabilities of an echoed prompt: prompt tokens * (logprobs + 1). vLLM sends them in one event,
+# 50 to 120 bytes for each, and they are read at one go.
+MAX_ECHOED_LOGPROBS = 32_768
+MAX_ECHO_BYTES = 8 * 1024 * 1024
 # The salt at another Sluice of a pool whose tenants share; no hash is this word.
 SHARED_SALT = "shared"
 CHAT_PATH, TEXT_PATH = "/chat/completions", "/completions"
@@ -60,7 +64,7 @@ _PLAIN = frozenset(
 )
 FEATURES: Mapping[Dialect, frozenset[Feature]] = MappingProxyType(
     {
-        Dialect.VLLM: KNOWN_FEATURES | {Feature.TOOLS},
+        Dialect.VLLM: KNOWN_FEATURES | {Feature.TOOLS, Feature.ECHO},
         Dialect.SLUICE: KNOWN_FEATURES | TOOL_FEATURES,
         Dialect.OPENAI: _PLAIN | TOOL_FEATURES,
     }
@@ -148,7 +152,12 @@ class CompletionWriter:
         return frozenset({Continue.TEXT}) if self.dialect is Dialect.VLLM else frozenset()
 
     def ways(self, work: Work) -> frozenset[Continue]:
-        """How the workers can resume this answer: a raw prompt has no message to complete."""
+        """How the workers can resume this answer: a raw prompt has no message to complete.
+
+        An echoed prompt is a part of the text, but none of what was generated.
+        """
+        if work.sampling.echo:
+            return frozenset()
         if not work.messages and self.continues:
             return frozenset({Continue.TOKENS})
         if not self._needs_chat(work):
@@ -171,9 +180,9 @@ class CompletionWriter:
         trimmed = partial.text[len(partial.text.rstrip()) :] if self.path(work) == CHAT_PATH else ""
         return TextSplice(partial.text, work.sampling.stop, trimmed)
 
-    def in_larger_pieces(self, work: Work) -> bool:
-        """Whether to request chunks of several tokens, each with a running count."""
-        return self.dialect is Dialect.VLLM and not work.stream
+    def running_counts(self, work: Work) -> bool:
+        """Whether each chunk has the number of tokens so far: it may have several, or the prompt's."""
+        return self.dialect is Dialect.VLLM and (not work.stream or work.sampling.echo)
 
     def body(self, work: Work, now: float = 0.0) -> bytes:
         """The request body. Always a stream, to time the first token and to cancel by closing."""
@@ -199,7 +208,8 @@ class CompletionWriter:
         else:
             body["prompt"] = work.token_ids
         if not (chat and work.open_ended):  # the worker counts the messages itself, perhaps otherwise
-            body["max_completion_tokens" if chat and plain else "max_tokens"] = sampling.max_tokens
+            limit = 0 if sampling.prompt_only else sampling.max_tokens
+            body["max_completion_tokens" if chat and plain else "max_tokens"] = limit
         body["stream"] = True
         body["stream_options"] = {"include_usage": True}
         given: dict[str, float | None] = {
@@ -222,18 +232,21 @@ class CompletionWriter:
                 body[name] = value
         if sampling.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+        if sampling.echo:
+            body["echo"] = True
         if sampling.logprobs is not None:
             self._add_logprobs(body, sampling.logprobs, chat)
         if work.response_format.type is not FormatType.TEXT:
             self._add_format(body, work)
         if self.dialect is Dialect.VLLM:
-            if len(work.token_ids) <= MAX_ECHOED_PROMPT:
+            # With token ids vLLM leaves the echoed prompt's text out.
+            if len(work.token_ids) <= MAX_ECHOED_PROMPT and not sampling.echo:
                 body["return_token_ids"] = True
             if (salt := self.cache_salt(work)) is not None:
                 body["cache_salt"] = salt_of(salt)
-            if self.in_larger_pieces(work):
-                # A chunk is then several tokens: each reports the number of tokens so far.
+            if not work.stream:
                 body["stream_interval"] = STREAM_INTERVAL
+            if self.running_counts(work):
                 body["stream_options"]["continuous_usage_stats"] = True
         elif self.dialect is Dialect.SLUICE:
             body["sluice"] = {"token_ids": True}
@@ -272,6 +285,14 @@ class CompletionWriter:
             body["structured_outputs"] = {"choice": orjson.Fragment(shape.spec)}
         else:
             body["structured_outputs"] = {shape.type.value: shape.spec}
+
+
+def echoed_logprobs(work: Work) -> int:
+    """How many log-probabilities of the prompt's tokens the answer has, for each of its texts."""
+    sampling = work.sampling
+    if not sampling.echo or sampling.logprobs is None:
+        return 0
+    return len(work.token_ids) * (sampling.logprobs + 1)
 
 
 def honoured(dialect: Dialect, shape: FormatType) -> bool:

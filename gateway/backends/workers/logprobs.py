@@ -1,5 +1,6 @@
 """Log-probabilities as workers send them: OpenAI's two formats, and vLLM's token ids instead of texts."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -56,7 +57,7 @@ class LogprobReader:
             return []
         tops = entries.top_logprobs or [None] * len(entries.tokens)
         return [
-            TokenLogprob(self._data(token), logprob or 0.0, self._likely(top or {}))
+            TokenLogprob(self._data(token), math.nan if logprob is None else logprob, self._likely(top or {}))
             for token, logprob, top in zip(entries.tokens, entries.token_logprobs, tops, strict=False)
         ]
 
