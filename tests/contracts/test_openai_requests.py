@@ -364,6 +364,9 @@ def test_echo_is_asked_of_the_backend_and_zero_tokens_are_the_prompt_alone() -> 
     assert completion(echo=None).request.sampling == completion(echo=False).request.sampling
     with pytest.raises(InvalidRequest, match="max_tokens is 0 without echo; allowed: 1 or more, or 0 with"):
         completion(max_tokens=0)
+    with pytest.raises(InvalidRequest, match="n is 2 with echo and logprobs; allowed: 1"):
+        completion(echo=True, logprobs=0, n=2)
+    assert completion(echo=True, n=2).request.sampling.n == 2
 
 
 def test_each_prompt_of_a_list_is_a_request_of_its_own() -> None:
