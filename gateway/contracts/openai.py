@@ -165,7 +165,7 @@ def completion_request(body: CompletionRequest, origin: RequestOrigin) -> Parsed
     if body.max_tokens == 0 and not echo:
         raise not_allowed("max_tokens", "is 0 without echo", "1 or more, or 0 with 'echo': true")
     if echo and body.logprobs is not None and (body.n or 1) > 1:
-        # vLLM 0.33 gives the prompt's log-probabilities to one text of a stream, and fails at the next one.
+        # vLLM 0.32 gives the prompt's log-probabilities to one text of a stream, and fails at the next one.
         raise not_allowed("n", f"is {body.n} with echo and logprobs", "1")
     parsed = _asked(
         body,
