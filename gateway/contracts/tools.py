@@ -4,7 +4,7 @@ A schema is written as canonical JSON: without blanks, keywords in one order. Na
 caller's order, since a model writes arguments in that order.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
@@ -18,6 +18,7 @@ from gateway.contracts.formats import bounded_schema
 from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.tool_fields import (
     CallFields,
+    CustomToolBody,
     FunctionBody,
     HistoryCall,
     ToolBody,
@@ -45,20 +46,38 @@ def tool_request(body: ToolFields, *, in_history: bool) -> tuple[dict[str, Any],
     ):
         return {}, frozenset()
     tools = to_tools(body.tools or ())
-    choice = _choice(body.tool_choice, tools)
-    kwargs = template_kwargs(body.chat_template_kwargs)
+    return asked_tools(
+        tools,
+        _choice(body.tool_choice, tools),
+        parallel=body.parallel_tool_calls,
+        effort=body.reasoning_effort,
+        kwargs=template_kwargs(body.chat_template_kwargs),
+        in_history=in_history,
+    )
+
+
+def asked_tools(
+    tools: tuple[Tool, ...],
+    choice: ToolChoice | None,
+    *,
+    parallel: bool | None,
+    effort: str | None,
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    in_history: bool,
+) -> tuple[dict[str, Any], frozenset[Feature]]:
+    """The same of any contract's tools."""
     asked = {
         Feature.TOOLS: bool(tools) or in_history,
         Feature.CUSTOM_TOOLS: any(tool.kind is ToolKind.CUSTOM for tool in tools),
         Feature.ALLOWED_TOOLS: choice is not None and bool(choice.allowed),
-        Feature.REASONING_EFFORT: body.reasoning_effort not in (None, "none"),
+        Feature.REASONING_EFFORT: effort not in (None, "none"),
         Feature.TEMPLATE_KWARGS: bool(kwargs),
     }
     own = {
         "tools": tools,
         "tool_choice": choice,
-        "parallel_tool_calls": body.parallel_tool_calls if tools else None,
-        "reasoning_effort": body.reasoning_effort,
+        "parallel_tool_calls": parallel if tools else None,
+        "reasoning_effort": effort,
         "template_kwargs": kwargs,
     }
     return own, frozenset(feature for feature, is_asked in asked.items() if is_asked)
@@ -66,12 +85,22 @@ def tool_request(body: ToolFields, *, in_history: bool) -> tuple[dict[str, Any],
 
 def to_tools(bodies: Sequence[ToolBody]) -> tuple[Tool, ...]:
     """The tools, in the caller's order. Raises InvalidRequest: a schema, a name given twice, or too much."""
+    return named_tools((f"tools.{index}.{one.type}", _own(one, index)) for index, one in enumerate(bodies))
+
+
+def _own(one: ToolBody, index: int) -> FunctionBody | CustomToolBody:
+    own = one.function if one.type == "function" else one.custom
+    if own is None:
+        _missing(f"tools.{index}.{one.type}")
+    return own
+
+
+def named_tools(bodies: Iterable[tuple[str, FunctionBody | CustomToolBody]]) -> tuple[Tool, ...]:
+    """The same for tools that are found at these paths of a body."""
     tools: list[Tool] = []
-    for index, one in enumerate(bodies):
-        at = f"tools.{index}.{one.type}"
-        own = one.function if one.type == "function" else one.custom
-        if own is None:
-            _missing(at)
+    paths: list[str] = []
+    for at, own in bodies:
+        paths.append(at)
         if isinstance(own, FunctionBody):
             schema = own.parameters
             text = None if schema is None else canonical_json(bounded_schema(schema, f"{at}.parameters"))
@@ -83,7 +112,7 @@ def to_tools(bodies: Sequence[ToolBody]) -> tuple[Tool, ...]:
                 text = canonical_json(own.format)
             tool = Tool(own.name, ToolKind.CUSTOM, own.description, format=text)
         tools.append(tool)
-    return checked_tools(tools, lambda index: f"tools.{index}.{bodies[index].type}.name")
+    return checked_tools(tools, lambda index: f"{paths[index]}.name")
 
 
 def checked_tools(tools: Sequence[Tool], name_at: Callable[[int], str]) -> tuple[Tool, ...]:

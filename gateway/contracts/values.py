@@ -26,6 +26,7 @@ class Contract(StrEnum):
     CHAT = "chat"
     COMPLETIONS = "completions"
     MESSAGES = "messages"
+    RESPONSES = "responses"
 
 
 class FinishReason(StrEnum):

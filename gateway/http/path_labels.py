@@ -18,6 +18,7 @@ CONTRACTS: Final[Mapping[str, str]] = MappingProxyType(
         "/v1/chat/completions": "chat",
         "/v1/completions": "completions",
         "/v1/messages": "messages",
+        "/v1/responses": "responses",
     }
 )
 

@@ -13,7 +13,7 @@ from tests.clients.shop_worker import ANSWER, MODEL, RECORD, RESULTS
 from tests.integration.live import ADMIN_KEY, LiveGateway
 
 FOLDER = Path(__file__).parent / "node"
-KINDS = ("openai", "compatible")
+KINDS = ("openai", "responses", "compatible")
 
 
 @pytest.mark.skipif(

@@ -44,7 +44,7 @@ def test_a_loop_of_three_turns(model: Any, stream: bool) -> None:
             called.append(call["name"])
             history.append(messages.ToolMessage(RESULTS[call["name"]], tool_call_id=call["id"]))
     assert called == list(RESULTS)
-    assert answer.content == ANSWER
+    assert answer.text == ANSWER
     assert answer.usage_metadata["output_tokens"] > 0
 
 

@@ -53,3 +53,35 @@ def test_an_answer_is_parsed_into_a_model(client: openai.OpenAI) -> None:
     messages = [*messages, whole.choices[0].message, messages[0]]
     with client.chat.completions.stream(model=MODEL, messages=messages, response_format=Record) as events:
         assert events.get_final_completion().choices[0].message.parsed == Record.model_validate(RECORD)
+
+
+def respond(client: openai.OpenAI, items: list[Any], *, stream: bool) -> Any:
+    flat: Any = [{"type": "function", "strict": False, **tool["function"]} for tool in TOOLS]
+    if not stream:
+        return client.responses.create(model=MODEL, input=items, tools=flat)
+    with client.responses.stream(model=MODEL, input=items, tools=flat) as events:
+        return events.get_final_response()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_loop_of_three_turns_of_responses(client: openai.OpenAI, stream: bool) -> None:
+    items: list[Any] = [{"role": "user", "content": "Is Berserk there, and where is order 48213?"}]
+    called = []
+    response = respond(client, items, stream=stream)
+    while calls := [one for one in response.output if one.type == "function_call"]:
+        items += response.output
+        for call in calls:
+            called.append(call.name)
+            result = RESULTS[call.name]
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
+        response = respond(client, items, stream=stream)
+    assert called == list(RESULTS)
+    assert (response.status, response.output_text) == ("completed", ANSWER)
+
+
+def test_a_response_is_parsed_into_a_model(client: openai.OpenAI) -> None:
+    asked = "How many copies of Berserk are there?"
+    whole = client.responses.parse(model=MODEL, input=asked, text_format=Record)
+    assert whole.output_parsed == Record.model_validate(RECORD)
+    with client.responses.stream(model=MODEL, input=asked, text_format=Record) as events:
+        assert events.get_final_response().output_parsed == Record.model_validate(RECORD)

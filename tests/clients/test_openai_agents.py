@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK over Chat Completions: an agent's loop of three turns with tools."""
+"""OpenAI's Agents SDK over Chat Completions and Responses: an agent's loop of three turns with tools."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from tests.integration.live import ADMIN_KEY, LiveGateway
 agents = pytest.importorskip("agents", reason="pip install -e '.[clients]'")
 
 
+@pytest.mark.parametrize("contract", ["OpenAIChatCompletionsModel", "OpenAIResponsesModel"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_a_loop_of_three_turns(shop: LiveGateway, stream: bool) -> None:
+async def test_a_loop_of_three_turns(shop: LiveGateway, stream: bool, contract: str) -> None:
     called: list[str] = []
 
     @agents.function_tool
@@ -38,7 +39,7 @@ async def test_a_loop_of_three_turns(shop: LiveGateway, stream: bool) -> None:
         agent = agents.Agent(
             name="shop",
             instructions="You sell manga.",
-            model=agents.OpenAIChatCompletionsModel(model=MODEL, openai_client=client),
+            model=getattr(agents, contract)(model=MODEL, openai_client=client),
             tools=[check_stock, order_status, ship],
         )
         question = "Is Berserk there, and where is order 48213?"

@@ -20,12 +20,13 @@ class Record(BaseModel):
     copies: int
 
 
-def model_of(shop: LiveGateway) -> Any:
+@pytest.fixture(params=["OpenAIChatModel", "OpenAIResponsesModel"])
+def model(shop: LiveGateway, request: pytest.FixtureRequest) -> Any:
     provider = providers.OpenAIProvider(base_url=f"{shop.url}/v1", api_key=ADMIN_KEY)
-    return models.OpenAIChatModel(MODEL, provider=provider)
+    return getattr(models, request.param)(MODEL, provider=provider)
 
 
-def agent_of(shop: LiveGateway, called: list[str]) -> Any:
+def agent_of(model: Any, called: list[str]) -> Any:
     def check_stock(title: str) -> str:
         """How many copies of a series there are."""
         called.append("check_stock")
@@ -41,13 +42,13 @@ def agent_of(shop: LiveGateway, called: list[str]) -> Any:
         called.append("ship")
         return RESULTS["ship"]
 
-    return ai.Agent(model_of(shop), tools=[check_stock, order_status, ship])
+    return ai.Agent(model, tools=[check_stock, order_status, ship])
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_a_loop_of_three_turns(shop: LiveGateway, stream: bool) -> None:
+async def test_a_loop_of_three_turns(model: Any, stream: bool) -> None:
     called: list[str] = []
-    agent = agent_of(shop, called)
+    agent = agent_of(model, called)
     question = "Is Berserk there, and where is order 48213?"
     if stream:
         async with agent.run_stream(question) as run:
@@ -60,7 +61,7 @@ async def test_a_loop_of_three_turns(shop: LiveGateway, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["by a tool", "by response_format"])
-async def test_an_answer_of_a_schema(shop: LiveGateway, native: bool) -> None:
+async def test_an_answer_of_a_schema(model: Any, native: bool) -> None:
     output = ai.NativeOutput(Record) if native else Record
-    done = await ai.Agent(model_of(shop), output_type=output).run("How many copies of Berserk are there?")
+    done = await ai.Agent(model, output_type=output).run("How many copies of Berserk are there?")
     assert done.output == Record.model_validate(RECORD)

@@ -10,6 +10,7 @@ const results = JSON.parse(resultsText);
 const baseURL = `${url}/v1`;
 const models = {
   openai: createOpenAI({ baseURL, apiKey }).chat(name),
+  responses: createOpenAI({ baseURL, apiKey }).responses(name),
   compatible: createOpenAICompatible({
     name: "sluice", baseURL, apiKey, includeUsage: true, supportsStructuredOutputs: true,
   })(name),

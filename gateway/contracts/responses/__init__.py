@@ -1,0 +1,1 @@
+"""OpenAI's Responses: the body, the answer and its stream."""

@@ -1,0 +1,167 @@
+"""The response object: an answer, or its state while it is streamed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from typing_extensions import TypedDict
+
+from budgeting.values import ToolCall, ToolKind
+from gateway.contracts.openai_answer import SluiceBody, error_body, sluice_body
+from gateway.contracts.openai_logprobs import ChatLogprob, chat_logprobs
+from gateway.contracts.responses.body import ResponsesRequest
+from gateway.contracts.values import Answer, FinishReason, TokenLogprob, Usage
+from gateway.errors import PublicError
+
+
+class ResponseUsage(TypedDict):
+    """The count of tokens."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseBody(TypedDict):
+    """A response; it also repeats the request's own fields, as OpenAI's does."""
+
+    id: str
+    object: str
+    created_at: int
+    status: str
+    error: dict[str, str] | None
+    incomplete_details: dict[str, str] | None
+    model: str
+    output: list[dict[str, Any]]
+    usage: ResponseUsage | None
+    sluice: SluiceBody
+
+
+Item = dict[str, Any]
+
+STATUS: Final[Mapping[FinishReason, str]] = {
+    FinishReason.STOP: "completed",
+    FinishReason.TOOL_CALLS: "completed",
+    FinishReason.DEGRADED: "completed",
+    FinishReason.LENGTH: "incomplete",
+    FinishReason.DEADLINE: "incomplete",
+    FinishReason.CANCELLED: "incomplete",
+    FinishReason.ERROR: "failed",
+}
+
+
+def own_id(generation_id: str) -> str:
+    """The part of a generation's id that is its own."""
+    return generation_id.removeprefix("gen_")
+
+
+def response_body(
+    asked: ResponsesRequest, status: str, model: str, output: Sequence[Item] = (), **own: Any
+) -> dict[str, Any]:
+    """The response object in a state; ``own`` are further fields."""
+    request = asked.request
+    return {
+        "id": f"resp_{own_id(request.generation_id)}",
+        "object": "response",
+        "created_at": request.created,
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "model": model,
+        "output": output,
+        "usage": None,
+        **asked.echo,
+        **own,
+    }
+
+
+def ended(asked: ResponsesRequest, answer: Answer, output: Sequence[Item]) -> dict[str, Any]:
+    """The response object of an answer."""
+    status = STATUS[answer.finish_reason]
+    own: dict[str, Any] = {"usage": usage_body(answer.usage), "sluice": sluice_body(answer)}
+    if status == "incomplete":
+        # The contract has no word for a deadline; `sluice.finish_reason` is exact.
+        own["incomplete_details"] = {"reason": "max_output_tokens"}
+    elif status == "failed":
+        own["error"] = {"code": "server_error", "message": (*answer.warnings, "the answer has a fault")[0]}
+    else:
+        own["completed_at"] = request_end(asked, answer)
+    return response_body(asked, status, answer.model, output, **own)
+
+
+def request_end(asked: ResponsesRequest, answer: Answer) -> int:
+    """When the answer ended, Unix seconds."""
+    return asked.request.created + round(answer.timings.total_ms / 1000)
+
+
+def failed(asked: ResponsesRequest, error: PublicError, model: str, output: Sequence[Item]) -> dict[str, Any]:
+    """The response object of an answer that broke."""
+    detail = error_body(error)["error"]
+    code = detail["code"] if error.status < 500 else "server_error"
+    return response_body(asked, "failed", model, output, error={"code": code, "message": detail["message"]})
+
+
+def usage_body(usage: Usage) -> ResponseUsage:
+    """The details always come: clients fail without them."""
+    return {
+        "input_tokens": usage.input_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+    }
+
+
+def output_of(asked: ResponsesRequest, answer: Answer) -> list[Item]:
+    """The items of a whole answer."""
+    own, items = own_id(answer.generation_id), list[Item]()
+    if answer.reasoning:
+        items.append(reasoning_item(f"rs_{own}_{len(items)}", answer.reasoning, "completed"))
+    if answer.output_text or not (answer.tool_calls or items):
+        items.append(
+            message_item(f"msg_{own}_{len(items)}", answer.output_text, "completed", answer.logprobs or ())
+        )
+    for call in answer.tool_calls:
+        items.append(call_item(asked, f"{call_prefix(call.kind)}_{own}_{len(items)}", call, "completed"))
+    if items and STATUS[answer.finish_reason] != "completed":
+        items[-1]["status"] = "incomplete"
+    return items
+
+
+def reasoning_item(item_id: str, text: str, status: str) -> Item:
+    """The model's reasoning."""
+    content = [{"type": "reasoning_text", "text": text}] if status != "in_progress" else []
+    return {"type": "reasoning", "id": item_id, "summary": [], "content": content, "status": status}
+
+
+def text_part(text: str, logprobs: Sequence[TokenLogprob] = ()) -> Item:
+    """The part of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": text_logprobs(logprobs)}
+
+
+def text_logprobs(logprobs: Sequence[TokenLogprob]) -> list[ChatLogprob]:
+    """As in chats."""
+    return chat_logprobs(logprobs)["content"] if logprobs else []
+
+
+def message_item(item_id: str, text: str, status: str, logprobs: Sequence[TokenLogprob] = ()) -> Item:
+    """The answer's text."""
+    content = [text_part(text, logprobs)] if status != "in_progress" else []
+    return {"type": "message", "id": item_id, "status": status, "role": "assistant", "content": content}
+
+
+def call_prefix(kind: ToolKind) -> str:
+    """How ids of items of this kind begin."""
+    return "ctc" if kind is ToolKind.CUSTOM else "fc"
+
+
+def call_item(asked: ResponsesRequest, item_id: str, call: ToolCall, status: str) -> Item:
+    """A call; a member of a namespace has its own name again."""
+    namespace, name = asked.namespaces.get(call.name, (None, call.name))
+    where = {} if namespace is None else {"namespace": namespace}
+    if call.kind is ToolKind.CUSTOM:
+        head: Item = {"type": "custom_tool_call", "input": call.arguments}
+    else:
+        head = {"type": "function_call", "arguments": call.arguments}
+    return {**head, "id": item_id, "call_id": call.id, "name": name, **where, "status": status}

@@ -1,0 +1,216 @@
+"""The stream of a response: one terminal event, numbered events, one item open at a time."""
+
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+import orjson
+
+from budgeting.values import Plan, ToolCall, ToolKind
+from gateway.contracts.dialect import Cuts, Header, ParsedRequest
+from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
+from gateway.contracts.openai_answer import error_json, trimmed_headers
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.refusals import parse
+from gateway.contracts.responses.answer import (
+    STATUS,
+    Item,
+    call_item,
+    call_prefix,
+    ended,
+    failed,
+    message_item,
+    output_of,
+    own_id,
+    reasoning_item,
+    response_body,
+    text_logprobs,
+    text_part,
+)
+from gateway.contracts.responses.body import ResponsesBody, ResponsesRequest, responses_request
+from gateway.contracts.values import Answer, TokenLogprob
+from gateway.errors import PublicError
+
+OPENING_EVENTS: Final = 2
+"""``response.created`` and ``response.in_progress``: their numbers are the first two."""
+
+
+class _Open:
+    """The item that is being written."""
+
+    __slots__ = ("begin", "head", "item_id", "kind", "logprobs", "pieces")
+
+    def __init__(self, kind: str, item_id: str, begin: ToolBegin | None = None) -> None:
+        self.kind = kind
+        self.item_id = item_id
+        self.begin = begin
+        self.pieces: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.head = b""
+
+
+class ResponseFrames:
+    """The events of one stream."""
+
+    def __init__(self, asked: ResponsesRequest, model: str) -> None:
+        self._asked = asked
+        self._model = model
+        self._own = own_id(asked.request.generation_id)
+        self._number = OPENING_EVENTS
+        self._items: list[Item] = []
+        self._open: _Open | None = None
+
+    @property
+    def opening(self) -> bytes:
+        """The response as it begins."""
+        begun = response_body(self._asked, "in_progress", self._model)
+        return b"".join(
+            _frame(f"response.{kind}", number, response=begun)
+            for number, kind in enumerate(("created", "in_progress"))
+        )
+
+    def delta(
+        self,
+        text: str,
+        index: int = 0,
+        logprobs: Sequence[TokenLogprob] = (),
+        token_ids: Sequence[int] = (),
+    ) -> bytes:
+        """A piece of a message; around one JSON string, as in chats."""
+        opened, item = self._in("message")
+        item.pieces.append(text)
+        item.logprobs += logprobs
+        told = orjson.dumps(text_logprobs(logprobs)) if logprobs else b"[]"
+        number = self._next()
+        return b'%b%b%d,"delta":%b,"logprobs":%b}\n\n' % (opened, item.head, number, orjson.dumps(text), told)
+
+    def event(self, event: Delta) -> bytes:
+        """A piece of reasoning, or of a call."""
+        match event:
+            case ToolBegin():
+                return self._close() + self._begin(
+                    _Open(event.kind, f"{call_prefix(event.kind)}_{self._own}_{len(self._items)}", event)
+                )
+            case ToolEnd():
+                return self._close()
+            case ToolArgs() | Reasoning() if event.text:
+                opened, item = (b"", self._open) if isinstance(event, ToolArgs) else self._in("reasoning")
+                assert item is not None
+                item.pieces.append(event.text)
+                return b'%b%b%d,"delta":%b}\n\n' % (opened, item.head, self._next(), orjson.dumps(event.text))
+        return b""
+
+    def finish(self, answer: Answer) -> bytes:
+        """The one terminal event; an answer that was cut or has a fault is not ``completed``."""
+        status = STATUS[answer.finish_reason]
+        closing = self._close("completed" if status == "completed" else "incomplete")
+        return closing + _frame(
+            f"response.{status}", self._next(), response=ended(self._asked, answer, self._items)
+        )
+
+    def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
+        """``response.failed`` with what there is."""
+        closing = self._close("incomplete")
+        broken = failed(self._asked, error, self._model, self._items)
+        return closing + _frame("response.failed", self._next(), response=broken)
+
+    def _next(self) -> int:
+        number = self._number
+        self._number += 1
+        return number
+
+    def _in(self, kind: str) -> tuple[bytes, _Open]:
+        """The open item, which is one of this kind, and what opens it if it is new."""
+        if self._open is not None and self._open.kind == kind:
+            return b"", self._open
+        closed, prefix = self._close(), {"message": "msg", "reasoning": "rs"}[kind]
+        item = _Open(kind, f"{prefix}_{self._own}_{len(self._items)}")
+        return closed + self._begin(item), item
+
+    def _begin(self, item: _Open) -> bytes:
+        self._open = item
+        place = {"item_id": item.item_id, "output_index": len(self._items)}
+        added = _frame(
+            "response.output_item.added",
+            self._next(),
+            output_index=len(self._items),
+            item=self._shown(item, "in_progress"),
+        )
+        kind = _DELTAS[item.kind]
+        if item.begin is None:
+            place["content_index"] = 0
+            part = text_part("") if item.kind == "message" else {"type": "reasoning_text", "text": ""}
+            added += _frame("response.content_part.added", self._next(), **place, part=part)
+        head = orjson.dumps({"type": f"{kind}.delta", **place})
+        item.head = b"event: %b.delta\ndata: %b" % (kind.encode(), head[:-1]) + b',"sequence_number":'
+        return added
+
+    def _close(self, status: str = "completed") -> bytes:
+        item, self._open = self._open, None
+        if item is None:
+            return b""
+        text, index = "".join(item.pieces), len(self._items)
+        place: dict[str, Any] = {"item_id": item.item_id, "output_index": index}
+        whole = self._shown(item, status)
+        kind = _DELTAS[item.kind]
+        if item.begin is not None:
+            field = "input" if item.kind == ToolKind.CUSTOM else "arguments"
+            named = {} if item.kind == ToolKind.CUSTOM else {"name": whole["name"]}
+            done = _frame(f"{kind}.done", self._next(), **place, **named, **{field: text})
+        else:
+            place["content_index"] = 0
+            told = {"logprobs": text_logprobs(item.logprobs)} if item.kind == "message" else {}
+            done = _frame(f"{kind}.done", self._next(), **place, text=text, **told)
+            done += _frame("response.content_part.done", self._next(), **place, part=whole["content"][0])
+        self._items.append(whole)
+        return done + _frame("response.output_item.done", self._next(), output_index=index, item=whole)
+
+    def _shown(self, item: _Open, status: str) -> Item:
+        text = "".join(item.pieces)
+        if item.begin is not None:
+            call = ToolCall(item.begin.id, item.begin.text, text, item.begin.kind)
+            return call_item(self._asked, item.item_id, call, status)
+        if item.kind == "message":
+            return message_item(item.item_id, text, status, item.logprobs)
+        return reasoning_item(item.item_id, text, status)
+
+
+_DELTAS: Final = {
+    "message": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    ToolKind.FUNCTION: "response.function_call_arguments",
+    ToolKind.CUSTOM: "response.custom_tool_call_input",
+}
+
+
+def _frame(kind: str, number: int, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (
+        kind.encode(),
+        orjson.dumps({"type": kind, "sequence_number": number, **fields}),
+    )
+
+
+class ResponsesDialect:
+    """OpenAI's Responses, as the HTTP edge uses it."""
+
+    def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
+        """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
+        return responses_request(parse(ResponsesBody, body), origin)
+
+    def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
+        """A response object."""
+        own = cast("ResponsesRequest", asked)
+        return orjson.dumps(ended(own, answer, output_of(own, answer)))
+
+    def headers(self, cuts: Cuts) -> Sequence[Header]:
+        """``x-sluice-trimmed`` when something was left out."""
+        return trimmed_headers(cuts)
+
+    def frames(
+        self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None
+    ) -> ResponseFrames:
+        """A stream of typed events."""
+        return ResponseFrames(cast("ResponsesRequest", asked), model or asked.request.model or "")
+
+    def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
+        """OpenAI's error object."""
+        return error_json(error, request_id)

@@ -1,0 +1,167 @@
+"""The bodies of `/v1/responses`: what they mean inside, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import pytest
+from msgspec import structs
+
+from budgeting.values import Message, Role, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
+from gateway.contracts.features import Feature
+from gateway.contracts.responses.body import ResponsesRequest
+from gateway.contracts.responses.stream import ResponsesDialect
+from gateway.contracts.values import Contract, FormatType
+from gateway.errors import InvalidRequest
+from tests.contracts.test_openai_requests import ORIGIN as SHORT
+
+ORIGIN = structs.replace(SHORT, max_messages=100)
+
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+# As a coding agent sends it: two calls at once, one custom tool with raw text, a namespace.
+AGENT: dict[str, Any] = {
+    "model": "demo",
+    "instructions": "You are a coding agent.",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "<rules>"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Mend it."}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": None,
+         "content": [{"type": "reasoning_text", "text": "Look first."}]},
+        {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",
+         "content": [{"type": "output_text", "text": "Let me see.", "annotations": []}]},
+        {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "shell", "arguments": "{}"},
+        {"type": "function_call", "call_id": "call_2", "namespace": "fs", "name": "read", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "ok"},
+        {"type": "function_call_output", "call_id": "call_2",
+         "output": [{"type": "input_text", "text": "text"}]},
+        {"type": "custom_tool_call", "call_id": "call_3", "name": "apply_patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "call_3", "output": "Done!"},
+    ],
+    "tools": [
+        {"type": "function", "name": "shell", "description": "Run.", "strict": False, "parameters": SCHEMA},
+        {"type": "custom", "name": "apply_patch", "description": "Patch.",
+         "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}},
+        {"type": "namespace", "name": "fs", "description": "Files",
+         "tools": [{"type": "function", "name": "read", "parameters": SCHEMA}]},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "conversation-1",
+    "client_metadata": {"x": "y"},
+}  # fmt: skip
+
+
+def parsed(body: dict[str, Any]) -> ResponsesRequest:
+    return cast("ResponsesRequest", ResponsesDialect().parse(json.dumps(body).encode(), ORIGIN))
+
+
+def test_an_agents_body_becomes_one_conversation() -> None:
+    request = parsed(AGENT).request
+    assert (
+        request.contract is Contract.RESPONSES and request.stream and request.session_id == "conversation-1"
+    )
+    assert request.messages == (
+        Message(Role.SYSTEM, "You are a coding agent."),
+        Message(Role.SYSTEM, "<rules>"),
+        Message(Role.USER, "Mend it."),
+        Message(
+            Role.ASSISTANT,
+            "Let me see.",
+            tool_calls=(ToolCall("call_1", "shell", "{}"), ToolCall("call_2", "fs__read", "{}")),
+            reasoning="Look first.",
+        ),
+        Message(Role.TOOL, "ok", tool_call_id="call_1"),
+        Message(Role.TOOL, "text", tool_call_id="call_2"),
+        Message(
+            Role.ASSISTANT, "", tool_calls=(ToolCall("call_3", "apply_patch", "*** Begin", ToolKind.CUSTOM),)
+        ),
+        Message(Role.TOOL, "Done!", tool_call_id="call_3"),
+    )
+    assert [(tool.name, tool.kind) for tool in request.tools] == [
+        ("shell", ToolKind.FUNCTION),
+        ("apply_patch", ToolKind.CUSTOM),
+        ("fs__read", ToolKind.FUNCTION),
+    ]
+    assert request.tool_choice == ToolChoice(ToolChoiceMode.AUTO)
+    assert request.parallel_tool_calls is False and request.reasoning_effort == "medium"
+    assert request.needs >= {Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.REASONING_EFFORT}
+    assert parsed(AGENT).namespaces == {"fs__read": ("fs", "read")}
+
+
+def test_the_response_repeats_its_request() -> None:
+    echo = parsed(AGENT).echo
+    assert echo["instructions"] == "You are a coding agent." and echo["store"] is False
+    assert echo["tools"][0]["name"] == "shell" and echo["tools"][2]["tools"][0]["name"] == "read"
+    plain = parsed({"model": "demo", "input": "hi"}).echo
+    assert (plain["tool_choice"], plain["tools"], plain["text"]) == ("auto", [], {"format": {"type": "text"}})
+
+
+def test_two_answers_in_a_row_stay_two_messages() -> None:
+    said = [{"role": "assistant", "content": "One."}, {"role": "assistant", "content": "Two."}]
+    messages = parsed(
+        {"model": "demo", "input": [*said, {"role": "user", "content": "Go on."}]}
+    ).request.messages
+    assert [one.content for one in messages] == ["One.", "Two.", "Go on."]
+
+
+def test_a_schema_and_a_named_tool_are_asked_for() -> None:
+    body = {
+        "model": "demo",
+        "input": "hi",
+        "text": {"format": {"type": "json_schema", "name": "r", "strict": True, "schema": SCHEMA}},
+        "tools": [AGENT["tools"][0]],
+        "tool_choice": {"type": "function", "name": "shell"},
+        "max_output_tokens": 9,
+        "top_logprobs": 2,
+        "include": ["message.output_text.logprobs"],
+    }
+    request = parsed(body).request
+    assert request.response_format.type is FormatType.JSON_SCHEMA
+    assert request.tool_choice == ToolChoice(ToolChoiceMode.NAMED, "shell")
+    assert (request.sampling.max_tokens, request.sampling.logprobs) == (9, 2)
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "shell"}]}
+    assert parsed({**body, "tool_choice": allowed}).request.tool_choice == ToolChoice(
+        ToolChoiceMode.REQUIRED, allowed=("shell",)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"store": True}, "store"),
+        ({"background": True}, "background"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"input": []}, "input"),
+        ({"input": " "}, "input"),
+        ({"input": [{"role": "assistant", "content": "x"}]}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+        ({"input": [{"type": "message", "role": "user"}]}, "input.0.content"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "n"}]}, "input.0.arguments"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
+         "input.0.content.0.type"),
+        ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "zz"},
+                    {"role": "user", "content": "x"}]}, "input.0.encrypted_content"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [AGENT["tools"][0], AGENT["tools"][0]]}, "tools.1.name"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "tools.0.tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [AGENT["tools"][0]], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"text": {"verbosity": "high"}}, "text.verbosity"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"unheard_of": 1}, "unheard_of"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused_by_its_name(change: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parsed({"model": "demo", "input": "hi", **change})
+    assert refused.value.param == param
+    assert refused.value.message.startswith(param)

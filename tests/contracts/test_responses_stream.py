@@ -1,0 +1,128 @@
+"""The stream of a response: the official client's accumulator and a checker of the event language take it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from msgspec import structs
+from openai import omit
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from budgeting.values import ToolKind
+from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
+from gateway.contracts.responses.body import ResponsesRequest
+from gateway.contracts.responses.stream import ResponsesDialect
+from gateway.contracts.values import FinishReason
+from gateway.errors import BackendUnavailable, PublicError, public_error
+from gateway.testing import answer_for
+from tests.answer_events import EventSequence, answers
+from tests.contracts.responses_language import check
+from tests.contracts.test_event_writers import whole
+from tests.contracts.test_responses_requests import parsed
+from tests.contracts.test_stream_frames import REQUEST
+
+RESPONSES = ResponsesDialect()
+ASKED = structs.replace(parsed({"model": "demo", "input": "hi"}), request=REQUEST)
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def written(sequence: EventSequence, asked: ResponsesRequest = ASKED) -> list[dict[str, Any]]:
+    frames = RESPONSES.frames(asked, "demo")
+    pieces = [
+        frames.delta(one.text, one.index) if type(one) is Delta else frames.event(one)
+        for one in sequence.events
+    ]
+    return events(frames.opening + b"".join(pieces) + frames.finish(whole(sequence)))
+
+
+def events(data: bytes) -> list[dict[str, Any]]:
+    found = []
+    for block in data.decode().removesuffix("\n\n").split("\n\n"):
+        kind, body = block.split("\n")
+        found.append(json.loads(body.removeprefix("data: ")))
+        assert found[-1]["type"] == kind.removeprefix("event: ")
+    return found
+
+
+@given(answers(max_choices=1))
+def test_every_stream_is_of_the_language_and_adds_up_in_the_official_client(sequence: EventSequence) -> None:
+    sent = written(sequence)
+    check(sent)
+    state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
+    for event in sent:
+        state.handle_event(EVENT.validate_python(event))
+    final = sent[-1]["response"]
+    body = json.loads(RESPONSES.whole(ASKED, whole(sequence)))
+    for one in (final, body):
+        response = Response.model_validate(one)
+        assert response.output_text == sequence.text()
+        calls = [item for item in response.output if item.type == "function_call"]
+        assert [(call.call_id, call.name, call.arguments) for call in calls] == [
+            (call.id, call.name, call.arguments) for call in sequence.tool_calls()
+        ]
+        reasoning: list[Any] = [item for item in response.output if item.type == "reasoning"]
+        assert "".join(item.content[0].text for item in reasoning) == (sequence.reasoning() or "")
+        expected = "incomplete" if sequence.reasons[0] is FinishReason.LENGTH else "completed"
+        assert response.status == expected
+        assert (response.incomplete_details is not None) == (expected == "incomplete")
+    assert {name: final[name] for name in final if name != "output"} == {
+        name: body[name] for name in body if name != "output"
+    }
+
+
+@pytest.mark.parametrize("count", range(7))
+def test_a_broken_stream_ends_with_one_failure_wherever_it_broke(count: int) -> None:
+    begun = [
+        Reasoning("Hm.", 1),
+        Delta("One ", 1),
+        Delta("moment", 1),
+        ToolBegin("stock", 1, id="call_1"),
+        ToolArgs('{"a":', 1),
+        ToolArgs("1}", 1),
+        ToolEnd("", 0),
+    ]
+    frames = RESPONSES.frames(ASKED, "demo")
+    pieces = [
+        frames.delta(one.text) if type(one) is Delta else frames.event(one) for one in begun[: count + 1]
+    ]
+    error = public_error(BackendUnavailable("the worker is gone"))
+    sent = events(frames.opening + b"".join(pieces) + frames.fail(error, "req_1", partial=True))
+    check(sent)
+    assert sent[-1]["type"] == "response.failed"
+    assert sent[-1]["response"]["error"]["code"] == "server_error"
+    assert sum(event["type"] in ("response.failed", "response.completed") for event in sent) == 1
+
+
+def test_clients_find_the_codes_that_they_know() -> None:
+    frames = RESPONSES.frames(ASKED, "demo")
+    sent = events(
+        frames.fail(PublicError(422, "context_too_long", "too long", "input"), "req_1", partial=True)
+    )
+    assert sent[-1]["response"]["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_namespaces_member_and_a_custom_tool_have_their_own_names_and_raw_text() -> None:
+    asked = ResponsesRequest(REQUEST, namespaces={"shop__stock": ("shop", "stock")})
+    frames = RESPONSES.frames(asked, "demo")
+    pieces = (
+        ToolBegin("shop__stock", 1, id="call_1"),
+        ToolArgs("{}", 1),
+        ToolEnd("", 0),
+        ToolBegin("apply_patch", 1, id="call_2", call=1, kind=ToolKind.CUSTOM),
+        ToolArgs("*** Begin", 1, call=1),
+        ToolArgs(" Patch", 1, call=1),
+        ToolEnd("", 0, call=1),
+    )
+    answer = answer_for(REQUEST, "", finish_reason=FinishReason.TOOL_CALLS)
+    sent = events(frames.opening + b"".join(frames.event(one) for one in pieces) + frames.finish(answer))
+    check(sent)
+    member, patch = sent[-1]["response"]["output"]
+    assert (member["namespace"], member["name"], member["arguments"]) == ("shop", "stock", "{}")
+    assert (patch["type"], patch["input"]) == ("custom_tool_call", "*** Begin Patch")
+    deltas = [event["delta"] for event in sent if event["type"] == "response.custom_tool_call_input.delta"]
+    assert deltas == ["*** Begin", " Patch"]
