@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from budgeting.counting import ChatTokenizer
 from gateway.app import create_app
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
+from gateway.contracts.features import TOOL_FEATURES, Capability, Feature
 from gateway.wiring.build import build
+from gateway.wiring.core import make_core
 from tests.budgeting.folders import HEADERS, byte_level, write_folder
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +63,7 @@ def settings(tmp_path: Path, models: object, **changes: Any) -> Settings:
         ({"small": {"tokeniser": "x"}}, ["models.small.tokeniser", "did you mean 'tokenizer'"]),
         ({"small": {"max_model_len": 1}}, ["models.small.max_model_len", "64"]),
         ({"small": {"aliases": ["a b"]}}, ["models.small.aliases"]),
+        ({"small": {"capabilities": ["vision"]}}, ["models.small.capabilities", "'structured_output'"]),
     ],
 )
 def test_a_fault_of_the_models_names_its_place_and_what_is_allowed(
@@ -83,6 +87,34 @@ def test_a_models_price_is_that_of_its_backends_without_their_own(tmp_path: Path
     found = settings(tmp_path, {"big/chat": {"price": PRICE}}, backends={**BACKENDS, "more": own})
     prices = [found.price(name) for name in ("chat", "more", "spare")]
     assert [one and one.input_usd_per_million for one in prices] == [1, 7, None]
+
+
+@pytest.mark.parametrize("kind", ["openai", "engine", "bedrock"])
+def test_a_backend_of_any_kind_lacks_what_its_model_cannot_do(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("boto3")
+    backends: Mapping[str, Mapping[str, object]] = {
+        "openai": {**BACKENDS["chat"], "model": "small"},
+        "engine": {"kind": "engine", "unknown_fields": "drop"},
+        "bedrock": {"kind": "bedrock", "model_id": "small", "region": "us-east-1"},
+    }
+    engine = {"kind": "embedded", "model": str(ROOT / "models/demo"), "served_model_name": "small"}
+    changes = {
+        "engine": engine if kind == "engine" else {"kind": "none"},
+        "backends": {**BACKENDS, "chat": backends[kind]},
+    }
+
+    def features(model: Mapping[str, object]) -> frozenset[Feature]:
+        found = settings(tmp_path, {"small": model}, **changes)
+        core = make_core(found, KEY, None, clock=time.monotonic, unix_time=time.time)
+        return core.backends.fleet.backends["chat"].features
+
+    everything = features({})
+    assert features({"capabilities": [str(one) for one in Capability]}) == everything
+    cannot = {*TOOL_FEATURES, Feature.REASONING_EFFORT, Feature.RESPONSE_FORMAT}
+    assert features({"capabilities": []}) == everything - cannot
+    assert features({"capabilities": ["structured_output"]}) == everything - cannot | (
+        everything & {Feature.RESPONSE_FORMAT}
+    )
 
 
 @pytest.fixture(scope="module")

@@ -171,9 +171,14 @@ class SupervisedHost:
         life = self._life
         return self._totals.on(None if life.over else life.host.figures())
 
-    def backend(self, name: str, more: frozenset[Feature] = frozenset()) -> SupervisedBackend:
-        """The engine as a backend of that name, whichever engine runs; ``more`` the gateway gives."""
-        return SupervisedBackend(name, self, more)
+    def backend(
+        self, name: str, more: frozenset[Feature] = frozenset(), without: frozenset[Feature] = frozenset()
+    ) -> SupervisedBackend:
+        """The engine as a backend of that name, whichever engine runs.
+
+        ``more`` are features that the gateway gives; the model lacks those of ``without``.
+        """
+        return SupervisedBackend(name, self, more, without)
 
     def inner(self, name: str) -> Backend:
         """The backend of that name on the engine that runs now."""

@@ -81,10 +81,17 @@ if TYPE_CHECKING:
 class SupervisedBackend(DelegatingBackend):
     """Delegates to the running engine's backend; also a :class:`gateway.backends.port.Restarting`."""
 
-    def __init__(self, name: str, host: SupervisedHost, more: frozenset[Feature] = frozenset()) -> None:
+    def __init__(
+        self,
+        name: str,
+        host: SupervisedHost,
+        more: frozenset[Feature] = frozenset(),
+        without: frozenset[Feature] = frozenset(),
+    ) -> None:
         self._name = name
         self._host = host
         self._more = more
+        self._without = without
 
     @property
     def delegate(self) -> Backend:
@@ -98,8 +105,8 @@ class SupervisedBackend(DelegatingBackend):
 
     @property
     def features(self) -> frozenset[Feature]:
-        """The engine's features, and the gateway's."""
-        return self.delegate.features | self._more
+        """The engine's features and the gateway's, less those that the model lacks."""
+        return (self.delegate.features | self._more) - self._without
 
     @property
     def state(self) -> BackendState:

@@ -8,6 +8,7 @@ from pydantic import Field
 from gateway.config.backends import BackendConfig, BedrockSection, OpenAIBackend, PriceConfig
 from gateway.config.engine import EngineSection
 from gateway.config.section import Section
+from gateway.contracts.features import Capability
 
 ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,255}$")]
 
@@ -16,7 +17,7 @@ class ModelSection(Section):
     """One model. What is left out is the engine's: tokenizer, context length, block size.
 
     ``backends`` serve it: each that names a model of its own must name this one. ``price`` holds for those of
-    them that have none.
+    them that have none. Without ``capabilities`` the model can what its backends can.
     """
 
     tokenizer: Annotated[str, Field(min_length=1)] | None = None
@@ -25,6 +26,7 @@ class ModelSection(Section):
     aliases: Annotated[tuple[ModelName, ...], Field(max_length=64)] = ()
     backends: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     price: PriceConfig | None = None
+    capabilities: frozenset[Capability] | None = None
 
 
 def model_of(section: BackendConfig, engine: EngineSection) -> str | None:

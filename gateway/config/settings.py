@@ -32,6 +32,7 @@ from gateway.config.state import AuditSection, StateConfig
 from gateway.config.tracing import TracingConfig
 from gateway.config.volatile import VolatilePolicy
 from gateway.config.yaml_file import explain, load_yaml
+from gateway.contracts.features import Feature, features_without
 
 ENV_PREFIX = "SLUICE_"
 
@@ -200,6 +201,13 @@ class Settings(Section):
     def model_aliases(self) -> Mapping[str, str]:
         """The further names of models, each with the model's id."""
         return {alias: model for model, section in self.models.items() for alias in section.aliases}
+
+    def incapable(self, model: str) -> frozenset[Feature]:
+        """The features that a model lacks, whatever its backend supports."""
+        section = self.models.get(model)
+        if section is None or section.capabilities is None:
+            return frozenset()
+        return features_without(section.capabilities)
 
     def price(self, name: str) -> PriceConfig | None:
         """What a backend costs: its own price, else that of its model."""

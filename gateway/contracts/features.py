@@ -1,5 +1,6 @@
 """What a request can ask of a backend beyond plain generation."""
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Final
 
@@ -44,3 +45,24 @@ KNOWN_FEATURES: Final = (
     frozenset(Feature) - {Feature.ECHO, Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED} - TOOL_FEATURES
 )
 """What Sluice's own fields can ask for, but for tools and for what only a vLLM server has."""
+
+
+class Capability(StrEnum):
+    """What models differ in, whatever the server that runs them."""
+
+    TOOLS = "tools"
+    REASONING = "reasoning"
+    STRUCTURED_OUTPUT = "structured_output"
+
+
+_FEATURES_OF: Final = {
+    Capability.TOOLS: TOOL_FEATURES,
+    Capability.REASONING: frozenset({Feature.REASONING_EFFORT}),
+    Capability.STRUCTURED_OUTPUT: frozenset({Feature.RESPONSE_FORMAT}),
+}
+
+
+def features_without(capabilities: Collection[Capability]) -> frozenset[Feature]:
+    """What a model with these capabilities alone cannot do, on any backend."""
+    missing = [features for one, features in _FEATURES_OF.items() if one not in capabilities]
+    return frozenset[Feature]().union(*missing)

@@ -153,16 +153,20 @@ def make_backends(
                     environ=os.environ,
                     bring=adapters.source.bring,
                     check=TokenizerCheck.of(tokenizer) if section.prompt == "auto" else None,
+                    incapable=base.settings.incapable,
                 )
             case BedrockSection():
-                return make_bedrock(name, section, clock=base.clock)
+                return make_bedrock(
+                    name, section, clock=base.clock, without=base.settings.incapable(section.model_id)
+                )
 
     for backend, config in base.settings.backends.items():
         made = resident(backend, config)
         if made is not None:
             backends[backend] = residents[backend] = made
         elif host is not None and isinstance(config, EngineBackend):
-            backends[backend] = host.backend(backend, config.unknown_fields.features)
+            without = base.settings.incapable(base.settings.engine.model_id)
+            backends[backend] = host.backend(backend, config.unknown_fields.features, without)
     engines = Engines(host, backends, residents)
     adapters.loader.attach_workers(engines.loras)
     summaries = make_engine_summarizer(

@@ -17,8 +17,17 @@ from gateway.contracts.features import Feature
 from resilience.failures import BackendFailure
 
 
-def make_bedrock(name: str, section: BedrockSection, *, clock: Callable[[], float]) -> BedrockBackend:
-    """Build the backend; nothing connects yet. Raises ConfigError: boto3 is not installed."""
+def make_bedrock(
+    name: str,
+    section: BedrockSection,
+    *,
+    clock: Callable[[], float],
+    without: frozenset[Feature] = frozenset(),
+) -> BedrockBackend:
+    """Build the backend, less the features ``without``; nothing connects yet.
+
+    Raises ConfigError: boto3 is not installed.
+    """
     if importlib.util.find_spec("boto3") is None:
         raise ConfigError(f"backends.{name}: kind bedrock needs boto3: pip install 'sluice-gateway[bedrock]'")
     counter = EstimatingCounter()
@@ -26,7 +35,7 @@ def make_bedrock(name: str, section: BedrockSection, *, clock: Callable[[], floa
     log = structlog.get_logger("gateway.bedrock").bind(backend=name)
 
     structured = takes_schemas(section.model_id)
-    features = FEATURES | {Feature.RESPONSE_FORMAT} if structured else FEATURES
+    features = (FEATURES | {Feature.RESPONSE_FORMAT} if structured else FEATURES) - without
 
     def worth_caching(system: Sequence[Message]) -> bool:
         return minimum is not None and counter.estimate(section.model_id, system).expected >= minimum

@@ -44,11 +44,13 @@ def make_workers(
     environ: Mapping[str, str],
     bring: Callable[[Adapter], Awaitable[None]] = already_there,
     check: TokenizerCheck | None = None,
+    incapable: Callable[[str], frozenset[Feature]] = lambda model: frozenset(),
 ) -> WorkersBackend:
     """Build the pool; nothing connects yet. Raises ConfigError: the key, a certificate or the proxy.
 
     ``read`` gets the model that the workers list. ``bring`` puts an adapter's files into the gateway's folder
-    before a worker loads them. ``check`` says whether a worker has the gateway's tokenizer.
+    before a worker loads them. ``check`` says whether a worker has the gateway's tokenizer;
+    ``incapable``, which features a model lacks.
     """
     detect = section.dialect == "auto"
     dialect = Dialect.VLLM if detect else Dialect(section.dialect)
@@ -92,6 +94,7 @@ def make_workers(
         pool=WorkerPool(workers, choice, max_running=section.max_running, random=random.Random()),
         presence=in_service,
         features=features,
+        incapable=incapable,
         token_bytes=token_bytes,
         block_tokens=section.affinity_block_tokens,
         max_attempts=section.max_attempts,

@@ -91,8 +91,9 @@ def build_ingress(
 
 
 def features_of(settings: Settings) -> frozenset[Feature]:
-    """The features of the configured engine."""
+    """The features of the configured engine that its model has too."""
     features = vllm.FEATURES if settings.engine.kind == "vllm" else embedded.FEATURES
+    features -= settings.incapable(settings.engine.model_id)
     return features if settings.engine.max_loras else features - {Feature.LORA}
 
 

@@ -16,6 +16,7 @@ from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.pool_model import ReadModel
 from gateway.backends.workers.tokenizer_check import SAMPLES, TokenizerCheck, body_of
 from gateway.config.backends import OpenAIBackend
+from gateway.contracts.features import Feature
 from gateway.contracts.values import Sampling
 from gateway.wiring.workers import make_workers
 
@@ -252,6 +253,7 @@ def make(
     environ: dict[str, str] | None = None,
     reasons: bool = False,
     read: ReadModel | None = None,
+    incapable: Callable[[str], frozenset[Feature]] = lambda model: frozenset(),
     **changes: Any,
 ) -> WorkersBackend:
     section = OpenAIBackend.model_validate(
@@ -266,6 +268,7 @@ def make(
         clock=clock,
         environ=environ or {},
         check=TokenizerCheck(SAMPLES_OF_BYTES, reasons),
+        incapable=incapable,
     )
 
 

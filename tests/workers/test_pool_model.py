@@ -13,6 +13,7 @@ from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.inspection import ServedModel, offer_of
 from gateway.backends.workers.pool_model import ModelReading, PoolModel
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
+from gateway.contracts.features import TOOL_FEATURES, Feature
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
 from tests.workers.raw_worker import RawWorker, Request, answers, pool, until, work
@@ -100,6 +101,20 @@ async def test_requests_name_what_the_worker_lists_and_follow_a_change() -> None
         assert (backend.model, reader.found[-1]) == ("small", ("small", 1024))
         await hear(backend, work())
     assert [request.body["model"] for request in worker.requests] == ["big", "small"]
+
+
+async def test_a_pool_that_follows_its_workers_can_what_their_model_can() -> None:
+    listed = [listing(("big", 4096))]
+    worker = RawWorker([answers("Yes")], models=lambda: listed[0])
+
+    def incapable(model: str) -> frozenset[Feature]:
+        return TOOL_FEATURES if model == "small" else frozenset()
+
+    async with following(worker, Reader(), incapable=incapable) as backend:
+        before = backend.features
+        listed[0] = listing(("small", 1024))
+        await backend.follow()
+        assert Feature.TOOLS in before and backend.features == before - TOOL_FEATURES
 
 
 async def test_a_worker_of_several_models_takes_nothing_and_says_why_until_it_has_one() -> None:

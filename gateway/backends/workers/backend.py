@@ -69,6 +69,7 @@ class WorkersBackend:
     Args:
         block_tokens: tokens of a block of the fingerprint.
         max_attempts: most workers that one request is tried on.
+        incapable: the features that a model lacks, whatever the workers support.
         prompt_auto: send prompts as token ids while every worker has the gateway's tokenizer.
         hedging: when a late request is sent to a second worker too; ``None``: never.
         background: runs as long as the pool, such as what reads its key again.
@@ -94,11 +95,13 @@ class WorkersBackend:
         prompt_auto: bool = False,
         hedging: HedgePolicy | None = None,
         background: Callable[[], Awaitable[None]] | None = None,
+        incapable: Callable[[str], frozenset[Feature]] = lambda model: frozenset(),
     ) -> None:
         self.name = name
         self._model = model
         self.continues = writer.continues
-        self.features = features
+        self._features = features
+        self._incapable = incapable
         self._workers = {worker.url: worker for worker in workers}
         self._writer = writer
         self._pool = pool
@@ -115,6 +118,11 @@ class WorkersBackend:
         self._stopped = False
         self._log = structlog.get_logger("gateway.workers").bind(backend=name)
         self._warned_no_usage = False
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """The workers' features that the model has too."""
+        return self._features - self._incapable(self.model)
 
     @property
     def state(self) -> BackendState:
