@@ -1,6 +1,7 @@
 """The strict base of every request model, and the field types they share."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Self
 
@@ -29,6 +30,13 @@ SEED_MAX: Final = 2**63 - 1
 
 ANYTHING: Final = object()
 """As a neutral value: whatever the caller sends has no effect on the answer by its nature."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """Among neutral values: no value, but what a refusal says to use instead of the field."""
+
+    field: str
 
 
 def no_null(text: str, *at: int | str) -> str:
@@ -130,4 +138,4 @@ def _shown(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return repr(value)
+    return f"{value.field} instead" if isinstance(value, Instead) else repr(value)

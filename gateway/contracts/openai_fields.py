@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from gateway.contracts.fields import ANYTHING
+from gateway.contracts.fields import ANYTHING, Instead
 
 _NULL: Final[tuple[object, ...]] = (None,)
 _NO_LIST: Final[tuple[object, ...]] = (None, [])
@@ -32,7 +32,7 @@ _SHARED: Final[dict[str, tuple[object, ...]]] = {
     "length_penalty": (None, 1),
     "logits_processors": _NULL,
     "min_tokens": (None, 0),
-    "prompt_logprobs": _NULL,
+    "prompt_logprobs": (None, Instead("echo with logprobs in /v1/completions")),
     "request_id": _NULL,
     "return_token_ids": _FALSE,
     "return_tokens_as_token_ids": _FALSE,
@@ -80,8 +80,8 @@ CHAT: Final[Neutral] = MappingProxyType(
         "continue_final_message": _FALSE,
         "documents": _NO_LIST,
         "echo": _FALSE,
-        "function_call": (None, "none", "auto"),
-        "functions": _NO_LIST,
+        "function_call": (None, "none", "auto", Instead("tool_choice")),
+        "functions": (*_NO_LIST, Instead("tools")),
         "include_reasoning": (None, True, False),
         "mm_processor_kwargs": (None, {}),
         "modalities": (None, ["text"]),
@@ -108,7 +108,7 @@ MESSAGE: Final[Neutral] = MappingProxyType(
     {
         "annotations": _NO_LIST,
         "audio": _NULL,
-        "function_call": _NULL,
+        "function_call": (None, Instead("tool_calls")),
         "parsed": (ANYTHING,),
         "refusal": _NULL,
     }

@@ -336,8 +336,14 @@ def test_a_schema_within_the_bounds_is_taken_but_options_of_the_compiler_are_not
 def test_a_refused_value_says_what_is_allowed() -> None:
     with pytest.raises(InvalidRequest, match=r"messages\.0\.content is 5; allowed: a string or an array"):
         chat(messages=[{"role": "user", "content": 5}])
-    with pytest.raises(InvalidRequest, match=r"functions is not supported; allowed: null or \[\]"):
+    with pytest.raises(
+        InvalidRequest, match=r"^functions is not supported; allowed: null or \[\] or tools instead$"
+    ):
         chat(functions=[1])
+    with pytest.raises(InvalidRequest, match=r"^function_call is not .* or 'auto' or tool_choice instead$"):
+        chat(function_call={"name": "f"})
+    with pytest.raises(InvalidRequest, match=r"\.function_call is not .* null or tool_calls instead$"):
+        chat(messages=[{"role": "assistant", "content": None, "function_call": {"name": "f"}}])
 
 
 @pytest.mark.parametrize(
