@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from gateway.contracts.refusals import first_refusal, path_of
 from gateway.errors import PublicError, public_error
-from gateway.http import models, monitors, pages, tokenize
+from gateway.http import count_tokens, models, monitors, pages, tokenize
 from gateway.http.admin import adapters, canary, chaos, evaluations, keys, process, prompts, routing, usage
 from gateway.http.exchange import Exchange
 from gateway.http.generating import ROUTES, generating
@@ -35,6 +35,7 @@ _ROUTERS: Final = (
     monitors.deep_router,
     models.router,
     tokenize.router,
+    count_tokens.router,
     adapters.router,
     canary.router,
     evaluations.router,

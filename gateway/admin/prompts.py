@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from typing_extensions import TypedDict
 
+from budgeting.errors import ContextTooLong
+from budgeting.plan import Offload
 from budgeting.sections import SUMMARY_TITLE
-from budgeting.values import Message, Plan, PromptSection, Role, SectionBudgets, SummaryKind
+from budgeting.values import BudgetRequest, Message, Plan, PromptSection, Role, SectionBudgets, SummaryKind
 from gateway.backends.port import Backend, Fleet
 from gateway.contracts.values import GenerateRequest
 from gateway.prompts.budgets import budget_request
@@ -16,7 +18,7 @@ from gateway.prompts.canonical import Canonical, Canonicalizer, stable_text
 from gateway.prompts.models import Models
 from gateway.prompts.prefixes import fingerprint_of
 from gateway.prompts.published import Publishing
-from gateway.prompts.versions import PromptVersions
+from gateway.prompts.versions import PromptVersion, PromptVersions
 from gateway.routing.rank import weights_serving
 from gateway.routing.revision import Revision
 from gateway.routing.target import Target, resolve
@@ -171,18 +173,37 @@ class PromptAdmin:
             "stable_text": stable_text(version),
         }
 
+    async def count(self, request: GenerateRequest, offload: Offload) -> int:
+        """The tokens of the prompt as an answer's usage would have them, also where they are too many.
+
+        Raises the other errors that the request itself would meet up to its budget.
+        """
+        target, _, _, asked = await self._asked(request, offload)
+        model = self.models.of(self._backend(target).model)
+        try:
+            return (await model.planner.plan_async(asked, offload=offload)).counts.total
+        except ContextTooLong as error:
+            return error.needed
+
+    async def _asked(
+        self, request: GenerateRequest, offload: Offload
+    ) -> tuple[Target, PromptVersion | None, Canonical, BudgetRequest]:
+        """What a request names, and its prompt's budget."""
+        target = resolve(request, self.revision(), self.fleet, self.adapter_ids)
+        version = self.registry.get(target.prompt_version) if target.prompt_version else None
+        canonical = await self.canonicalizer.canonical_async(request, version, offload)
+        asked = budget_request(request, canonical.prompt, version, target.route.budgets)
+        if asked.summary is SummaryKind.ENGINE:
+            # Planning with it would have a summary written; a preview generates nothing.
+            asked = replace(asked, summary=SummaryKind.EXTRACTIVE)
+        return target, version, canonical, asked
+
     async def preview(self, request: GenerateRequest) -> PreviewBody:
         """What would be sent for this request; generates nothing and bills nothing.
 
         Raises the errors that the request itself would meet up to its budget.
         """
-        target = resolve(request, self.revision(), self.fleet, self.adapter_ids)
-        version = self.registry.get(target.prompt_version) if target.prompt_version else None
-        canonical = await self.canonicalizer.canonical_async(request, version)
-        asked = budget_request(request, canonical.prompt, version, target.route.budgets)
-        if asked.summary is SummaryKind.ENGINE:
-            # Planning with it would have a summary written; a preview generates nothing.
-            asked = replace(asked, summary=SummaryKind.EXTRACTIVE)
+        target, version, canonical, asked = await self._asked(request, asyncio.to_thread)
         backend = self._backend(target)
         model = self.models.of(backend.model)
         plan, text = await model.planner.plan_async(asked), model.service

@@ -38,6 +38,10 @@ class Frames(Protocol):
     def opening(self) -> bytes:
         """What goes out before the first of the others; may be empty."""
 
+    @property
+    def ping(self) -> bytes:
+        """What goes out while the answer is silent; empty where the contract has no place for it."""
+
     def delta(
         self,
         text: str,

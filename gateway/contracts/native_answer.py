@@ -162,6 +162,7 @@ class NativeFrames:
     """The native stream: ``token`` and :func:`answer_event`, then ``done`` or ``error``."""
 
     opening: Final = b""
+    ping: Final = b""
 
     def delta(
         self,

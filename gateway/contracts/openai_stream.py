@@ -41,6 +41,8 @@ class ChunkFrames:
     carries the role. With ``sluice.token_ids`` each chunk of a text has the ids of its tokens.
     """
 
+    ping: Final = b""
+
     def __init__(
         self,
         asked: ParsedRequest,

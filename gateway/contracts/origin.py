@@ -39,6 +39,7 @@ class RequestOrigin(Struct, frozen=True):
     """What every contract adds to the fields of the body.
 
     ``request_id`` is for bodies without one; ``arrived_at`` is on the injected clock, ``created`` Unix time.
+    ``session_id`` and ``auxiliary`` are from headers of agents.
     """
 
     request_id: str
@@ -51,10 +52,15 @@ class RequestOrigin(Struct, frozen=True):
     trace_state: str | None = None
     allow_fallback: bool = True
     max_messages: int = 2_048
+    session_id: str | None = None
+    auxiliary: bool = False
 
     def priority(self, asked: int) -> int:
-        """The asked priority, capped by what the key allows (silently, as the contract says)."""
-        return min(asked, self.caller.max_priority)
+        """The asked priority, capped by what the key allows (silently, as the contract says).
+
+        Auxiliary requests are the lowest: nobody waits for them.
+        """
+        return min(asked, self.caller.max_priority, -1 if self.auxiliary else 1)
 
     def deadline(self, deadline_ms: int | None) -> float | None:
         """The deadline on the injected clock; it counts from arrival."""

@@ -1,10 +1,12 @@
 """The endpoint of every generation over HTTP; a dialect makes it native or OpenAI's."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from gateway.contracts.agent_headers import agent_session, is_auxiliary
 from gateway.contracts.dialect import ContractDialect, ParsedRequest
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Answer, Caller, GenerateRequest
@@ -83,6 +85,8 @@ def origin_of(services: Services, exchange: Exchange, caller: Caller) -> Request
         trace_state=exchange.trace_state,
         allow_fallback=exchange.allow_fallback,
         max_messages=services.limits.max_messages,
+        session_id=agent_session(exchange.headers),
+        auxiliary=is_auxiliary(exchange.headers),
     )
 
 
@@ -132,7 +136,14 @@ class GenerationEndpoint:
     async def _stream(self, exchange: Exchange, asked: ParsedRequest) -> None:
         sink = StreamSink(exchange, self._dialect, asked)
         exchange.reported = True
-        await run_journey(self._services, asked.request, sink, asked.further)
+        journey = run_journey(self._services, asked.request, sink, asked.further)
+        if not sink.pings:
+            await journey
+            return
+        async with asyncio.TaskGroup() as group:
+            keeping_alive = group.create_task(sink.keep_alive())
+            await journey
+            keeping_alive.cancel()
 
     async def _whole(
         self, exchange: Exchange, asked: ParsedRequest, watch: DisconnectWatch

@@ -1,8 +1,10 @@
-"""``/v1/models``: what a caller's key may name."""
+"""``/v1/models``: what a caller's key may name, in OpenAI's shape, or in Anthropic's to its clients."""
 
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+import orjson
+from fastapi import APIRouter, Depends, Request, Response
 from typing_extensions import TypedDict
 
 from gateway.contracts.model_card import ModelCard
@@ -51,17 +53,34 @@ async def _created(request: Request) -> int:
 Created = Annotated[int, Depends(_created)]
 
 
-@router.get("")
-async def list_models(services: Edge, caller: Asking, created: Created) -> ModelListBody:
-    """Served models."""
+async def _is_anthropics(request: Request) -> bool:
+    """Whether a client of Anthropic's contract asks; each of them names a version."""
+    return "anthropic-version" in request.headers
+
+
+ToAnthropics = Annotated[bool, Depends(_is_anthropics)]
+
+
+@router.get("", response_model=ModelListBody)
+async def list_models(
+    services: Edge, caller: Asking, created: Created, to_anthropics: ToAnthropics
+) -> ModelListBody | Response:
+    """Served models; with ``anthropic-version`` Anthropic's list, whole on its first page."""
+    if to_anthropics:
+        found = [_model_info(card, created) for card in services.models(caller)]
+        ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {}
+        return _json({"data": found, "has_more": False, "first_id": None, "last_id": None, **ends})
     data = [_body(card, created) for card in services.models(caller)]
     return {"object": "list", "sluice_role": caller.role.value, "data": data}
 
 
-@router.get("/{id:path}", responses=errors(404, model=OpenAIErrorBody))
-async def show_model(id: str, services: Edge, caller: Asking, created: Created) -> ModelBody:
+@router.get("/{id:path}", response_model=ModelBody, responses=errors(404, model=OpenAIErrorBody))
+async def show_model(
+    id: str, services: Edge, caller: Asking, created: Created, to_anthropics: ToAnthropics
+) -> ModelBody | Response:
     """One served model; its id may contain slashes."""
-    return _body(card_of(services, caller, id), created)
+    card = card_of(services, caller, id)
+    return _json(_model_info(card, created)) if to_anthropics else _body(card, created)
 
 
 def card_of(services: Services, caller: Caller, model: str) -> ModelCard:
@@ -83,3 +102,20 @@ def _body(card: ModelCard, created: int) -> ModelBody:
         "parent": card.parent,
         "max_model_len": card.max_model_len,
     }
+
+
+def _model_info(card: ModelCard, created: int) -> dict[str, Any]:
+    """Anthropic's model object."""
+    return {
+        "type": "model",
+        "id": card.id,
+        "display_name": card.id,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": card.max_model_len,
+        "max_tokens": card.max_model_len,
+    }
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")

@@ -20,6 +20,8 @@ router = APIRouter(tags=["monitors"])
 deep_router = APIRouter(tags=["monitors"], route_class=AdminRoute, dependencies=[KEY])
 
 
+@router.get("/", summary="Liveness, as Anthropic's clients probe it")
+@router.get("/api/hello", summary="Liveness, as Claude Code warms its connection up")
 @router.get("/ping")
 @router.get("/health", summary="Liveness, by the name that vLLM's clients know")
 async def ping(services: Edge) -> dict[str, Any]:

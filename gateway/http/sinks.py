@@ -1,5 +1,6 @@
 """Where the journey's events go: one whole answer, server-sent events, or a WebSocket."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -50,8 +51,16 @@ class WholeSink:
         self.error = error
 
 
+PING_CHECK_S: Final = 5.0
+PING_AFTER_CHECKS: Final = 2
+"""A silent stream gets a ping after 10 to 15 s. Proxies close silent connections; nginx does after 60 s."""
+
+
 class StreamSink:
-    """Server-sent events; 200 goes out with the first one, so an earlier failure has its own status."""
+    """Server-sent events; 200 goes out with the first one, so an earlier failure has its own status.
+
+    Where the contract has pings, a silence of :meth:`keep_alive` begins the answer as well.
+    """
 
     def __init__(self, exchange: Exchange, dialect: ContractDialect, asked: ParsedRequest) -> None:
         self._exchange = exchange
@@ -60,6 +69,8 @@ class StreamSink:
         self._frames = dialect.frames(asked)
         self._headers: Sequence[Header] = ()
         self._open = False
+        self._sent = 0
+        self._pinging: asyncio.Event | None = None
         self.ended = False
 
     def planned(self, plan: Plan, model: str) -> None:
@@ -77,13 +88,43 @@ class StreamSink:
         else:
             return
         if data:
-            if not self._open:
-                data = await self._opened(data)
-            await self._exchange.send({"type": "http.response.body", "body": data, "more_body": True})
+            await self._send(data)
+
+    @property
+    def pings(self) -> bool:
+        """Whether the contract has a place for pings."""
+        return bool(self._frames.ping)
+
+    async def keep_alive(self) -> None:
+        """Send a ping whenever the stream has been silent; runs next to the journey until it is cancelled."""
+        quiet = seen = 0
+        while True:
+            await asyncio.sleep(PING_CHECK_S)
+            # A send in progress is none of silence: the client reads slowly, or headers are being made.
+            busy = self._exchange.sending_since is not None or self._open is not self._exchange.started
+            quiet = 0 if busy or self._sent != seen else quiet + 1
+            seen = self._sent
+            if quiet < PING_AFTER_CHECKS or self.ended:
+                continue
+            quiet = 0
+            self._pinging = asyncio.Event()
+            try:
+                await self._send(self._frames.ping, is_ping=True)
+            finally:
+                self._pinging.set()
+                self._pinging = None
+
+    async def _send(self, data: bytes, *, is_ping: bool = False) -> None:
+        if self._pinging is not None and not is_ping:
+            await self._pinging.wait()
+        self._sent += not is_ping
+        if not self._open:
+            data = await self._opened(data)
+        await self._exchange.send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self, answer: Answer) -> None:
         """Send the last events and end the response."""
-        self.ended = True
+        await self._end()
         data = self._frames.finish(answer)
         if not self._open:
             data = await self._opened(data)
@@ -91,11 +132,16 @@ class StreamSink:
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
         """Before the first event an HTTP error, afterwards an event."""
-        self.ended = True
+        await self._end()
         if self._open:
             await self._exchange.body(self._frames.fail(error, request_id, partial=True), more=False)
         else:
             await self._exchange.reply(error_reply(error, request_id, self._dialect.error))
+
+    async def _end(self) -> None:
+        self.ended = True
+        if self._pinging is not None:
+            await self._pinging.wait()
 
     async def _opened(self, data: bytes) -> bytes:
         self._open = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from budgeting.plan import Offload
 from budgeting.values import SectionBudgets
 from gateway.admin.admission import AdmissionBody
 from gateway.admin.prompts import PreviewBody, PromptBody, PromptListed
@@ -34,6 +35,10 @@ class FakePrompts:
             "volatile": None,
             "stable_text": "Hi.",
         }
+
+    async def count(self, request: GenerateRequest, offload: Offload) -> int:
+        """The characters of the messages."""
+        return sum(len(one.content) for one in request.messages)
 
     async def preview(self, request: GenerateRequest) -> PreviewBody:
         """The contract as route, and the messages."""

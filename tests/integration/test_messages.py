@@ -75,6 +75,44 @@ def test_a_stream_and_a_whole_answer_are_the_same(client: anthropic.Anthropic, l
     assert inputs[0] == inputs[1] == events[0]["message"]["usage"]["input_tokens"]
 
 
+HISTORY: Any = [
+    *STOCK,
+    {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "t", "name": "check_stock", "input": {"title": "Berserk"}}],
+    },
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "3 left"}]},
+]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": STOCK},
+        {"messages": STOCK, "system": "Be kind.", "tools": TOOLS},
+        {"messages": HISTORY, "tools": TOOLS, "thinking": {"type": "disabled"}},
+        {"messages": [*HISTORY, {"role": "system", "content": "Be brief."}]},
+    ],
+)
+def test_counted_tokens_are_the_answers_whole_input(
+    client: anthropic.Anthropic, fields: dict[str, Any]
+) -> None:
+    counted = client.messages.count_tokens(model="demo", **fields).input_tokens
+    usage = client.messages.create(model="demo", max_tokens=1, **fields).usage
+    assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_a_prompt_that_is_too_long_is_counted(client: anthropic.Anthropic) -> None:
+    long: Any = [{"role": "user", "content": "word " * 9_000}]
+    assert client.messages.count_tokens(model="demo", messages=long).input_tokens > 9_000
+
+
+def test_the_client_lists_the_models(client: anthropic.Anthropic) -> None:
+    ids = [one.id for one in client.models.list()]
+    assert "demo" in ids
+    assert client.models.retrieve("demo").max_input_tokens == 4096
+
+
 def test_an_answer_that_is_cut_says_so(client: anthropic.Anthropic) -> None:
     assert ask(client, STOCK, stream=False, max_tokens=2).stop_reason == "max_tokens"
 

@@ -13,7 +13,7 @@ from gateway.contracts.messages.conversation import chosen, conversation, input_
 from gateway.contracts.native import SluiceFields, request_of
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import path_of
-from gateway.contracts.tools import holds_calls
+from gateway.contracts.tools import asked_tools, holds_calls
 from gateway.contracts.values import PLAIN_TEXT, Contract, GenerateRequest, Sampling
 
 LOW_BUDGET: Final = 4_096
@@ -49,9 +49,14 @@ def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **o
     messages = conversation(body)
     check_count(len(messages), origin.max_messages)
     native = body.sluice or _NO_FIELDS
-    tools, in_history = input_tools(body.tools or ()), holds_calls(messages)
-    choice = body.tool_choice
-    one_call = choice is not None and choice.disable_parallel_tool_use
+    tools, choice = input_tools(body.tools or ()), body.tool_choice
+    asked, needs = asked_tools(
+        tools,
+        chosen(choice, tools),
+        parallel=False if choice is not None and choice.disable_parallel_tool_use else None,
+        effort=_effort(body),
+        in_history=holds_calls(messages),
+    )
     config = body.output_config
     shaped = config.format if config is not None else None
     shape = schema_shape(shaped.json_schema, "output_config.format.schema") if shaped is not None else None
@@ -63,18 +68,16 @@ def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **o
         "sluice.context",
         messages=messages,
         model=body.model,
-        session_id=native.session_id or user,
+        session_id=native.session_id or origin.session_id or user,
         user=user,
         response_format=shape or PLAIN_TEXT,
         priority=origin.priority(0),
-        tools=tools,
-        tool_choice=chosen(choice, tools),
-        parallel_tool_calls=False if one_call and tools else None,
-        reasoning_effort=_effort(body),
-        needs=frozenset({Feature.TOOLS}) if tools or in_history else frozenset(),
+        # The effort is a hint here: clients send one to every model.
+        needs=needs - {Feature.REASONING_EFFORT},
         dropped=tuple([path_of([name]) for name in unknown[:MAX_DROPPED]]),
         fields=_fields(native, len(tools)),
         **own,
+        **asked,
     )
 
 

@@ -25,7 +25,6 @@ from gateway.contracts.refusals import parse
 from gateway.contracts.values import Answer, TokenLogprob, Usage
 from gateway.errors import PublicError
 
-PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 _EMPTY: Final[Mapping[str, Mapping[str, Any]]] = {
     "text": {"type": "text", "text": ""},
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},
@@ -42,6 +41,8 @@ class BlockFrames:
         model: what answers.
         input_tokens: the whole prompt's, where it is planned; the last usage tells how many were cached.
     """
+
+    ping: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, asked: ParsedRequest, model: str, input_tokens: int = 0) -> None:
         self._asked = asked

@@ -51,6 +51,8 @@ class _Open:
 class ResponseFrames:
     """The events of one stream."""
 
+    ping: Final = b""
+
     def __init__(self, asked: ResponsesRequest, model: str) -> None:
         self._asked = asked
         self._model = model

@@ -1,0 +1,20 @@
+"""Headers by which coding agents say whose turn a request is; unknown values say nothing."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from gateway.contracts.fields import MAX_LABEL
+
+_SESSION: Final = b"x-claude-code-session-id"
+_CLASS: Final = b"x-claude-code-request-class"
+
+
+def agent_session(headers: Mapping[bytes, bytes]) -> str | None:
+    """The agent's session: its requests share a prefix, and go to one worker."""
+    text = headers.get(_SESSION, b"").decode("latin-1").strip()
+    return text if text.isascii() and text.isprintable() and 0 < len(text) <= MAX_LABEL else None
+
+
+def is_auxiliary(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the request is work next to the conversation, such as a title; a person's turn goes first."""
+    return headers.get(_CLASS, b"").strip().lower() == b"auxiliary"

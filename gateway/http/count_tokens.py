@@ -1,0 +1,48 @@
+"""``/v1/messages/count_tokens``: the size of a prompt, as the answer's usage will say it.
+
+It counts against the key's limits as ``/tokenize`` does.
+"""
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from typing_extensions import TypedDict
+
+from gateway.contracts.messages.answer import MessagesErrorBody
+from gateway.contracts.messages.body import CountRequest
+from gateway.contracts.messages.request import counted_request
+from gateway.errors import DeadlineExceeded
+from gateway.http.exchange import Exchange
+from gateway.http.generate import origin_of
+from gateway.http.routes import KEY, Asking, CountedRoute, Edge, Json, errors
+from gateway.http.tokenize import BYTES_PER_TOKEN
+
+
+class TokenCount(TypedDict):
+    """The whole prompt, cached or not."""
+
+    input_tokens: int
+
+
+router = APIRouter(
+    tags=["anthropic"],
+    route_class=CountedRoute,
+    dependencies=[KEY],
+    responses=errors(400, 401, 403, 404, 413, 429, 504, model=MessagesErrorBody),
+)
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(
+    given: Json[CountRequest], request: Request, services: Edge, caller: Asking
+) -> TokenCount:
+    """Tokens of a prompt."""
+    asked = counted_request(given, origin_of(services, Exchange.of(request.scope), caller))
+    await services.limiter.spend(caller, len(await request.body()) // BYTES_PER_TOKEN)
+    limit_s = services.limits.request_timeout_s
+    try:
+        async with asyncio.timeout(limit_s):
+            offload = services.text_threads.of(asked)
+            return {"input_tokens": await services.prompts.count(asked, offload)}
+    except TimeoutError:
+        raise DeadlineExceeded(f"the request took longer than {limit_s:g} s") from None

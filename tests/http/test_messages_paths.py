@@ -1,0 +1,146 @@
+"""Anthropic's paths: pings, models, probes, and what agents say in headers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.contracts.events import Delta
+from gateway.contracts.values import GenerateRequest
+from gateway.errors import PublicError
+from gateway.generation.sink import Sink
+from gateway.testing import ADMIN_KEY, FakeJourney, answer_for, fake_services
+from tests.http.fakes import FakePrompts
+from tests.message_events import check_grammar, parsed
+from tests.virtual_time import in_virtual_time
+
+ASKED = {"model": "demo", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+NO_KEY = {"authorization": ""}
+BUSY = PublicError(503, "queue_full", "the gateway is busy", retry_after_ms=1_200)
+
+
+class SlowJourney(FakeJourney):
+    """Is silent for the seconds of ``waits`` before each piece, and before the end."""
+
+    def __init__(self, *waits: float, error: PublicError | None = None) -> None:
+        super().__init__(error=error)
+        self._waits = waits
+
+    async def _run(self, request: GenerateRequest, sink: Sink) -> None:
+        for number, wait in enumerate(self._waits):
+            await asyncio.sleep(wait)
+            if number < len(self._waits) - 1:
+                await sink.delta(Delta(f"{number} ", 1))
+        if self.error is not None:
+            await sink.fail(self.error, request_id=request.request_id, trace_id="")
+        else:
+            await sink.finish(answer_for(request, "0 1 "))
+
+
+def streamed(connect: Any, journey: FakeJourney) -> tuple[int, list[dict[str, Any]]]:
+    """Status and events of a stream whose time is virtual."""
+
+    async def scenario() -> tuple[int, bytes]:
+        async with connect(fake_services(journey)) as client:
+            response = await client.post("/v1/messages", json={**ASKED, "stream": True})
+        return response.status_code, response.content
+
+    status, content = in_virtual_time(scenario())
+    return status, parsed(content)
+
+
+@pytest.mark.parametrize(
+    ("waits", "pings"),
+    [((0.1, 9.9, 0.1), 0), ((16, 0.1, 0.1), 1), ((0.1, 31, 0.1), 2), ((0.1, 0.1, 16), 1), ((16, 16, 16), 3)],
+)
+def test_a_silent_stream_gets_a_ping_after_ten_to_fifteen_seconds(
+    connect: Any, waits: tuple[float, ...], pings: int
+) -> None:
+    status, events = streamed(connect, SlowJourney(*waits))
+    assert status == 200
+    assert events[0]["type"] == "message_start"
+    assert events.count({"type": "ping"}) == pings
+    check_grammar(events)
+
+
+def test_what_fails_after_a_ping_is_an_event(connect: Any) -> None:
+    status, events = streamed(connect, SlowJourney(16, error=BUSY))
+    assert status == 200
+    assert [one["type"] for one in events] == ["message_start", "ping", "error"]
+    assert events[-1]["error"]["type"] == "overloaded_error"
+
+
+async def test_what_fails_before_is_a_status_with_whole_seconds_to_wait(connect: Any) -> None:
+    async with connect(fake_services(FakeJourney(pieces=(), error=BUSY))) as client:
+        for stream in (False, True):
+            response = await client.post("/v1/messages?beta=true", json={**ASKED, "stream": stream})
+            assert (response.status_code, response.headers["retry-after"]) == (529, "2")
+            assert response.json()["error"]["type"] == "overloaded_error"
+            assert response.json()["request_id"] == response.headers["x-request-id"]
+
+
+async def test_the_frameworks_refusals_have_anthropics_shape_too(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        wrong = await client.get("/v1/messages")
+        missing = await client.post("/v1/messages/count_tokens", json={"model": "demo"})
+        stranger = await client.post("/v1/messages/count_tokens", json=ASKED, headers=NO_KEY)
+    assert (wrong.status_code, wrong.json()["type"]) == (405, "error")
+    assert (missing.status_code, missing.json()["error"]["param"]) == (400, "messages")
+    assert (stranger.status_code, stranger.json()["error"]["type"]) == (401, "authentication_error")
+
+
+async def test_tokens_are_counted_by_what_would_be_sent(connect: Any) -> None:
+    prompts: Any = FakePrompts()
+    async with connect(fake_services(prompts=prompts)) as client:
+        response = await client.post("/v1/messages/count_tokens", json={**ASKED, "system": "four"})
+    assert response.json() == {"input_tokens": 6}
+
+
+@pytest.mark.parametrize("path", ["/", "/api/hello"])
+async def test_clients_probe_without_a_key(connect: Any, path: str) -> None:
+    async with connect(fake_services()) as client:
+        found = await client.head(path, headers=NO_KEY)
+    assert (found.status_code, found.content) == (200, b"")
+
+
+async def test_models_have_anthropics_shape_to_its_clients(connect: Any) -> None:
+    version = {"anthropic-version": "2023-06-01"}
+    async with connect(fake_services()) as client:
+        plain = (await client.get("/v1/models")).json()
+        found = (await client.get("/v1/models?limit=1000", headers=version)).json()
+        one = (await client.get("/v1/models/org/adapter-v1", headers=version)).json()
+    ids = [card["id"] for card in plain["data"]]
+    assert [card["id"] for card in found["data"]] == ids
+    assert (found["has_more"], found["first_id"], found["last_id"]) == (False, ids[0], ids[-1])
+    assert one in found["data"]
+    assert (one["type"], one["display_name"], one["lifecycle"]) == ("model", "org/adapter-v1", "active")
+
+
+@pytest.mark.parametrize(
+    ("headers", "session", "priority"),
+    [
+        ({}, "u", 0),
+        ({"x-claude-code-session-id": "s-1"}, "s-1", 0),
+        ({"x-claude-code-session-id": " "}, "u", 0),
+        ({"x-claude-code-session-id": "x" * 257}, "u", 0),
+        ({"x-claude-code-request-class": "main"}, "u", 0),
+        ({"x-claude-code-request-class": "auxiliary"}, "u", -1),
+        ({"x-claude-code-request-class": "new"}, "u", 0),
+    ],
+)
+async def test_an_agents_headers_are_session_and_priority(
+    connect: Any, headers: dict[str, str], session: str, priority: int
+) -> None:
+    journey = FakeJourney()
+    async with connect(fake_services(journey)) as client:
+        answer = await client.post(
+            "/v1/messages",
+            json={**ASKED, "metadata": {"user_id": "u"}},
+            headers={"x-api-key": ADMIN_KEY, "authorization": "", **headers},
+        )
+    assert answer.status_code == 200
+    [request] = journey.requests
+    assert (request.session_id, request.priority) == (session, priority)
+    assert request.user == "u"
