@@ -19,6 +19,7 @@ from msgspec import structs
 
 from budgeting.template_input import CUSTOM_INPUT, CUSTOM_PARAMETERS
 from budgeting.values import Tool, ToolChoice, ToolChoiceMode, ToolKind
+from gateway.backends.custom_input import CustomInput
 from gateway.contracts.events import Delta, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.errors import InvalidRequest
@@ -154,7 +155,7 @@ class CallReader:
         self._kind_of = kind_of
         self._read: Callable[[], Iterator[Delta]] = self._text
         self._held = ""
-        self._custom: _CustomInput | None = None
+        self._custom: CustomInput | None = None
         self._value = _JsonEnd()
         self._waiting: Delta | None = None
         self.calls = 0
@@ -204,7 +205,7 @@ class CallReader:
         kind = self._kind_of(name)
         self._held = rest
         self._value = _JsonEnd()
-        self._custom = _CustomInput() if kind is ToolKind.CUSTOM else None
+        self._custom = CustomInput() if kind is ToolKind.CUSTOM else None
         self._read = self._arguments
         yield ToolBegin(name, 0, index=self._index, call=self.calls, id=self._id(), kind=kind)
 
@@ -286,38 +287,3 @@ class _JsonEnd:
                     self.ended = True
                     return place + 1
         return len(text)
-
-
-class _CustomInput:
-    """Takes a custom tool's text out of ``{"input":"…"}``, piece by piece."""
-
-    def __init__(self) -> None:
-        self._raw = ""
-        self._given = 0
-
-    def take(self, text: str) -> str:
-        """What of the input is new and whole."""
-        self._raw += text
-        head = f'{{"{CUSTOM_INPUT}":"'
-        if not self._raw.startswith(head):
-            return ""
-        body = self._raw[len(head) :]
-        whole = _whole_string(body)
-        value: str = json.loads(f'"{whole}"')
-        if value and "\ud800" <= value[-1] <= "\udbff":  # the other half of the pair is on its way
-            value = value[:-1]
-        new, self._given = value[self._given :], len(value)
-        return new
-
-
-def _whole_string(body: str) -> str:
-    """The part of a JSON string's inside that ends outside an escape."""
-    place = 0
-    while place < len(body) and body[place] != '"':
-        size = 1
-        if body[place] == "\\":
-            size = 6 if body[place + 1 : place + 2] == "u" else 2
-        if place + size > len(body):
-            break
-        place += size
-    return body[:place]

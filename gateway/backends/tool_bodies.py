@@ -4,16 +4,23 @@ from typing import Any
 
 import orjson
 
+from budgeting.template_input import CUSTOM_INPUT, CUSTOM_PARAMETERS
 from budgeting.values import Message, Tool, ToolCall, ToolChoice, ToolKind
+from gateway.backends.custom_input import wrapped
 from gateway.backends.port import Work
 
 
-def message_body(message: Message, *, reasoning: str | None) -> dict[str, Any]:
-    """A message with more than role and content; ``reasoning`` is the worker's name of that field, if any."""
+def message_body(message: Message, *, reasoning: str | None, custom: bool = True) -> dict[str, Any]:
+    """A message with more than role and content.
+
+    Args:
+        reasoning: the worker's name of that field, if any.
+        custom: whether custom tools are known; else their calls are of functions with one argument.
+    """
     body: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         body["content"] = message.content or None
-        body["tool_calls"] = [_call(call) for call in message.tool_calls]
+        body["tool_calls"] = [_call(call, custom=custom) for call in message.tool_calls]
     if reasoning is not None and message.reasoning is not None:
         body[reasoning] = message.reasoning
     if message.tool_call_id is not None:
@@ -23,13 +30,17 @@ def message_body(message: Message, *, reasoning: str | None) -> dict[str, Any]:
     return body
 
 
-def tool_fields(work: Work) -> dict[str, Any]:
-    """The fields of a body that say which tools there are, and how the model thinks."""
+def tool_fields(work: Work, *, custom: bool = True) -> dict[str, Any]:
+    """The fields of a body that say which tools there are, and how the model thinks.
+
+    ``custom``: whether custom tools are known; else each is written as a function with one argument.
+    """
     fields: dict[str, Any] = {}
     if work.tools:
-        fields["tools"] = [_tool(tool) for tool in work.tools]
+        tools = work.tools if custom else tuple([_as_function(tool) for tool in work.tools])
+        fields["tools"] = [_tool(tool) for tool in tools]
         if work.tool_choice is not None:
-            fields["tool_choice"] = _choice(work.tool_choice, {tool.name: tool.kind for tool in work.tools})
+            fields["tool_choice"] = _choice(work.tool_choice, {tool.name: tool.kind for tool in tools})
         if work.parallel_tool_calls is not None:
             fields["parallel_tool_calls"] = work.parallel_tool_calls
     if work.reasoning_effort is not None:
@@ -52,7 +63,18 @@ def _tool(tool: Tool) -> dict[str, Any]:
     return {"type": tool.kind, tool.kind.value: body}
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _as_function(tool: Tool) -> Tool:
+    """A custom tool as a function; the form of its input is a part of the description."""
+    if tool.kind is ToolKind.FUNCTION:
+        return tool
+    form = "" if tool.format is None else f"The form of {CUSTOM_INPUT}: {tool.format}"
+    description = "\n\n".join(filter(None, (tool.description, form))) or None
+    return Tool(tool.name, ToolKind.FUNCTION, description, orjson.dumps(CUSTOM_PARAMETERS).decode())
+
+
+def _call(call: ToolCall, *, custom: bool) -> dict[str, Any]:
+    if not custom and call.kind is ToolKind.CUSTOM:
+        call = ToolCall(call.id, call.name, wrapped(call.arguments))
     text = "arguments" if call.kind is ToolKind.FUNCTION else "input"
     return {"id": call.id, "type": call.kind, call.kind.value: {"name": call.name, text: call.arguments}}
 

@@ -4,11 +4,13 @@ What has one meaning is mended: a name or id that is repeated, an empty piece, a
 with gaps, several calls under one index, a call without arguments.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgspec
 
 from budgeting.values import ToolKind
+from gateway.backends.custom_input import CustomInput
 from gateway.contracts.events import Delta, IllegalEvent, ToolArgs, ToolBegin, ToolEnd
 
 
@@ -39,6 +41,7 @@ class _Call:
     kind: ToolKind
     empty: bool = True
     open: bool = True
+    custom: CustomInput | None = None
 
 
 class ToolCallReader:
@@ -46,13 +49,15 @@ class ToolCallReader:
 
     Args:
         generation_id: unique, for the ids of calls that have none.
+        wrapped: names of custom tools that the model calls as functions with one argument.
 
     Attributes:
         began: whether there is a call.
     """
 
-    def __init__(self, generation_id: str) -> None:
+    def __init__(self, generation_id: str, wrapped: Collection[str] = ()) -> None:
         self._generation_id = generation_id
+        self._wrapped = wrapped
         self._calls: dict[int, list[_Call]] = {}
         self._ids: set[str] = set()
         self.began = False
@@ -69,9 +74,11 @@ class ToolCallReader:
                 raise IllegalEvent(f"tool call {number} of the stream has no name")
             self.began = True
             events += self.end(choice)
-            calls.append(_Call(delta.index, delta.id, called.name, kind))
+            custom = CustomInput() if called.name in self._wrapped else None
+            calls.append(_Call(delta.index, delta.id, called.name, kind, custom=custom))
+            shown = kind if custom is None else ToolKind.CUSTOM
             events.append(
-                ToolBegin(called.name, 0, index=choice, call=number, id=self._id(delta.id), kind=kind)
+                ToolBegin(called.name, 0, index=choice, call=number, id=self._id(delta.id), kind=shown)
             )
         call = calls[number]
         text = called.arguments if kind is ToolKind.FUNCTION else called.input
@@ -81,6 +88,8 @@ class ToolCallReader:
             if not call.open:
                 raise IllegalEvent(f"tool call {number} of the stream goes on after it has ended")
             call.empty = False
+            text = text if call.custom is None else call.custom.take(text)
+        if text:
             events.append(ToolArgs(text, 0, index=choice, call=number))
         return events
 
@@ -92,7 +101,10 @@ class ToolCallReader:
         number, call = len(calls) - 1, calls[-1]
         call.open = False
         events: list[Delta] = []
-        if call.empty and call.kind is ToolKind.FUNCTION:
+        if call.custom is not None:
+            if rest := call.custom.rest:
+                events.append(ToolArgs(rest, 0, index=choice, call=number))
+        elif call.empty and call.kind is ToolKind.FUNCTION:
             events.append(ToolArgs("{}", 0, index=choice, call=number))
         return [*events, ToolEnd("", 0, index=choice, call=number)]
 

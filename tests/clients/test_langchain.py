@@ -19,10 +19,15 @@ class Record(BaseModel):
     copies: int
 
 
-@pytest.fixture
-def model(shop: LiveGateway) -> Any:
+@pytest.fixture(params=[False, True], ids=["chat", "responses"])
+def model(shop: LiveGateway, request: pytest.FixtureRequest) -> Any:
     return openai.ChatOpenAI(
-        model=MODEL, base_url=f"{shop.url}/v1", api_key=ADMIN_KEY, max_retries=0, stream_usage=True
+        model=MODEL,
+        base_url=f"{shop.url}/v1",
+        api_key=ADMIN_KEY,
+        max_retries=0,
+        stream_usage=True,
+        use_responses_api=request.param,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgeting.values import ToolCall, ToolKind
+from budgeting.values import Tool, ToolCall, ToolKind
 from gateway.backends.port import Completion, Work
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.errors import BadHttp
@@ -185,3 +185,30 @@ def test_every_token_is_counted_once() -> None:
     assert sum(delta.tokens for delta in deltas) == 9
     assert completion.usage.output_tokens == 9
     assert completion.usage.reasoning_tokens == 2
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",))), st.booleans(), st.data())
+def test_a_custom_tool_that_was_called_as_a_function_has_its_raw_text_in_any_pieces(
+    text: str, ascii_only: bool, data: st.DataObject
+) -> None:
+    arguments = json.dumps({"input": text}, ensure_ascii=ascii_only)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(arguments) - 1), max_size=6)))
+    pieces = [arguments[a:b] for a, b in zip([0, *cuts], [*cuts, len(arguments)], strict=True)]
+    stream = stream_of(calls(begin("patch")), *(calls(piece(one)) for one in pieces))
+    assert custom_call(stream) == ToolCall("c1", "patch", text, ToolKind.CUSTOM)
+
+
+@pytest.mark.parametrize("arguments", ["*** Begin Patch", '{"patch": "x"}', ""])
+def test_arguments_of_another_form_are_the_custom_tools_text(arguments: str) -> None:
+    stream = stream_of(calls(begin("patch")), *([calls(piece(arguments))] if arguments else []))
+    assert custom_call(stream) == ToolCall("c1", "patch", arguments, ToolKind.CUSTOM)
+
+
+def custom_call(stream: bytes) -> ToolCall:
+    work = Work("gen_1", (1,), (), Sampling(), tools=(Tool("patch", ToolKind.CUSTOM),))
+    reader = CompletionReader(work, lambda token: b"", custom_tools=False)
+    deltas = reader.feed(stream)
+    reader.check()
+    rest, completion = reader.finish()
+    [call] = folded([*deltas, *([] if rest is None else [rest])], completion).tool_calls()
+    return call

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from budgeting.values import ToolKind
 from gateway.backends.port import Completion, Work
 from gateway.backends.tool_deltas import ToolCallDelta, ToolCallReader
 from gateway.backends.workers.dialect import MAX_ECHO_BYTES
@@ -99,10 +100,16 @@ class CompletionReader:
 
     Args:
         running_counts: each chunk's usage reports the number of tokens of its text so far.
+        custom_tools: whether the worker knows custom tools; else it calls them as functions.
     """
 
     def __init__(
-        self, work: Work, token_bytes: Callable[[int], bytes], *, running_counts: bool = False
+        self,
+        work: Work,
+        token_bytes: Callable[[int], bytes],
+        *,
+        running_counts: bool = False,
+        custom_tools: bool = True,
     ) -> None:
         self._work = work
         self._running_counts = running_counts
@@ -111,7 +118,15 @@ class CompletionReader:
         self._fault: BadHttp | BackendFailure | None = None
         self._events = EventReader(MAX_ECHO_BYTES if work.sampling.echo else MAX_EVENT_BYTES)
         self._logprobs = LogprobReader(work.sampling.logprobs or 0, token_bytes)
-        self._tools = ToolCallReader(work.generation_id)
+        custom = () if custom_tools else [one for one in work.tools if one.kind is ToolKind.CUSTOM]
+        self._tools = ToolCallReader(work.generation_id, frozenset([one.name for one in custom]))
+        self._warnings = tuple(
+            [
+                f"the form of the input of tool {one.name} is described to the model, not enforced"
+                for one in custom
+                if one.format is not None
+            ]
+        )
         self._reasons: dict[int, str] = {}
         self._usage: _Usage | None = None
         self._sluice: _Sluice | None = None
@@ -303,7 +318,11 @@ class CompletionReader:
         first, *others = [self._reason(index) for index in range(n)]
         first, wait_s = self._of_sluice(first)
         completion = Completion(
-            first, Usage(input_tokens, output_tokens, cached_tokens, reasoning), wait_s, tuple(others)
+            first,
+            Usage(input_tokens, output_tokens, cached_tokens, reasoning),
+            wait_s,
+            tuple(others),
+            warnings=self._warnings,
         )
         return rest, completion
 

@@ -407,7 +407,12 @@ class WorkersBackend:
             if not connection.content_type.startswith(EVENT_STREAM):
                 raise BadHttp(f"it answered {_printable(connection.content_type)} instead of {EVENT_STREAM}")
             running_counts = self._writer.running_counts(work)
-            reader = CompletionReader(work, self._token_bytes, running_counts=running_counts)
+            reader = CompletionReader(
+                work,
+                self._token_bytes,
+                running_counts=running_counts,
+                custom_tools=self._writer.knows_custom_tools,
+            )
             await self._stream(connection, reader, attempt)
             rest, completion = reader.finish()
             if rest is not None:

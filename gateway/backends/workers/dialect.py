@@ -64,7 +64,7 @@ _PLAIN = frozenset(
 )
 FEATURES: Mapping[Dialect, frozenset[Feature]] = MappingProxyType(
     {
-        Dialect.VLLM: KNOWN_FEATURES | {Feature.TOOLS, Feature.ECHO},
+        Dialect.VLLM: KNOWN_FEATURES | {Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.ECHO},
         Dialect.SLUICE: KNOWN_FEATURES | TOOL_FEATURES,
         Dialect.OPENAI: _PLAIN | TOOL_FEATURES,
     }
@@ -143,6 +143,11 @@ class CompletionWriter:
         return TEXT_PATH if as_ids or not work.messages else CHAT_PATH
 
     @property
+    def knows_custom_tools(self) -> bool:
+        """Whether the workers know tools of type ``custom``; vLLM knows functions alone."""
+        return self.dialect is not Dialect.VLLM
+
+    @property
     def continues(self) -> frozenset[Continue]:
         """How the workers can resume an answer."""
         if self.dialect is Dialect.OPENAI:
@@ -192,13 +197,13 @@ class CompletionWriter:
         body: dict[str, Any] = {"model": self.adapter_name(work) or self.model}
         if chat:
             body["messages"] = [
-                message_body(m, reasoning=_REASONING[self.dialect])
+                message_body(m, reasoning=_REASONING[self.dialect], custom=self.knows_custom_tools)
                 if m.tool_calls or m.tool_call_id or m.name or m.reasoning
                 else {"role": m.role, "content": m.content}
                 for m in work.messages
             ]
             if work.tools or work.reasoning_effort is not None or work.template_kwargs:
-                body |= tool_fields(work)
+                body |= tool_fields(work, custom=self.knows_custom_tools)
             # Templates strip white space at a message's ends; an empty message cannot be continued.
             if work.partial is not None and (partial := work.partial.text.rstrip()):
                 body["messages"].append({"role": "assistant", "content": partial})
