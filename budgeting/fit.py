@@ -304,7 +304,7 @@ class Fitting:
             sent_as = {name for at in selected.chunks for name in merged.ids[at][1:]}
             twins = tuple(name for name in in_order if name in sent_as)
         room = self._max_model_len - sent.tokens
-        bounded = self._request.max_tokens if self._request.up_to else None
+        bounded = self._request.max_tokens if self._request.lenient else None
         return Plan(
             messages=tuple(self._tokenizer.as_sent(sent.arrangement.messages, sent.arrangement.cuts[0])),
             token_ids=sent.chat.token_ids,

@@ -111,7 +111,7 @@ class BudgetPlanner:
 
     def _reserve(self, request: BudgetRequest) -> int | None:
         """The caller's wish, else the route's or version's where the model is long enough for it."""
-        if request.up_to:
+        if request.lenient:
             return None
         if request.max_tokens is not None:
             if not 0 < request.max_tokens < self._max_model_len:

@@ -198,8 +198,10 @@ class BudgetRequest(Struct, frozen=True):
     system part and the latest turn always may.
 
     The answer's room is ``max_tokens`` (the caller's), else ``reserve`` (the route's or the prompt
-    version's), else the rest of the context. ``up_to``: ``max_tokens`` is a bound; the answer has less where
-    the context has no room for as many. ``owner`` is whose written summaries may be used.
+    version's), else the rest of the context. ``owner`` is whose written summaries may be used.
+
+    ``lenient``: ``max_tokens`` is a bound, the answer has less where the context has no room for as many; an
+    effort that the chat template refuses is the nearest one that it takes.
     """
 
     prompt: CanonicalPrompt
@@ -210,7 +212,7 @@ class BudgetRequest(Struct, frozen=True):
     summary: SummaryKind = SummaryKind.EXTRACTIVE
     max_input_tokens: int | None = None
     owner: str = ""
-    up_to: bool = False
+    lenient: bool = False
 
 
 class SectionCounts(Struct, frozen=True):
@@ -236,7 +238,7 @@ class Plan(Struct, frozen=True):
     ``prefix_tokens`` is the length of the stable prefix: the boundary after which volatile content starts.
     ``generation_reserve`` is the most tokens that the answer may have (``open_ended``: the rest of the
     context, since neither the caller nor the route set it); ``counts.total + generation_reserve <=
-    max_model_len`` always.
+    max_model_len`` always. ``reasoning_effort`` is set where it is another one than the caller's.
 
     What is missing: ``dropped_chunks`` are not sent, ``cut_chunks`` only up to a sentence's end,
     ``merged_chunks`` are sent as a duplicate of theirs. The oldest ``dropped_turns`` are not sent as they
@@ -255,6 +257,7 @@ class Plan(Struct, frozen=True):
     summarized_turns: int = 0
     open_ended: bool = False
     tools: tuple[Tool, ...] = ()
+    reasoning_effort: str | None = None
 
     @property
     def trimmed(self) -> bool:

@@ -13,7 +13,7 @@ from budgeting.sections import SUMMARY_TITLE
 from budgeting.values import BudgetRequest, Message, Plan, PromptSection, Role, SectionBudgets, SummaryKind
 from gateway.backends.port import Backend, Fleet
 from gateway.contracts.values import GenerateRequest
-from gateway.prompts.budgets import budget_request
+from gateway.prompts.budgets import Planning, budget_request
 from gateway.prompts.canonical import Canonical, Canonicalizer, stable_text
 from gateway.prompts.models import Models
 from gateway.prompts.prefixes import fingerprint_of
@@ -179,9 +179,9 @@ class PromptAdmin:
         Raises the other errors that the request itself would meet up to its budget.
         """
         target, _, _, asked = await self._asked(request, offload)
-        model = self.models.of(self._backend(target).model)
+        planning = Planning(self.models, asked, offload)
         try:
-            return (await model.planner.plan_async(asked, offload=offload)).counts.total
+            return (await planning.plan(self._backend(target).model)).counts.total
         except ContextTooLong as error:
             return error.needed
 

@@ -182,7 +182,7 @@ class Attempts:
             tool_choice=request.tool_choice,
             parallel_tool_calls=request.parallel_tool_calls,
             call_format=request.call_format,
-            reasoning_effort=request.reasoning_effort,
+            reasoning_effort=plan.reasoning_effort or request.reasoning_effort,
             template_kwargs=request.template_kwargs,
             calls=self.step,
             call_budget=self._job.call_budget,

@@ -18,7 +18,7 @@ from gateway.http.routes import KEY, Asking, CountedRoute, Edge, Json, errors
 from gateway.http.tokenize import BYTES_PER_TOKEN
 
 
-class TokenCount(TypedDict):
+class MessageTokens(TypedDict):
     """The whole prompt, cached or not."""
 
     input_tokens: int
@@ -35,7 +35,7 @@ router = APIRouter(
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(
     given: Json[CountRequest], request: Request, services: Edge, caller: Asking
-) -> TokenCount:
+) -> MessageTokens:
     """Tokens of a prompt."""
     asked = counted_request(given, origin_of(services, Exchange.of(request.scope), caller))
     await services.limiter.spend(caller, len(await request.body()) // BYTES_PER_TOKEN)

@@ -6,15 +6,18 @@ for it (``truncation: auto``). The caller's
 ``max_tokens`` wins over every reserve, in the planner.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Final
 
 from msgspec import structs
 
-from budgeting.errors import BudgetError
+from budgeting.errors import BudgetError, TemplateRefused
 from budgeting.plan import Offload
 from budgeting.values import SPARE_ORDER, BudgetRequest, CanonicalPrompt, Plan, SectionBudgets, SummaryKind
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.prompts.models import Models
+from gateway.prompts.text import ModelText
 from gateway.prompts.versions import PromptVersion
 from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 
@@ -48,8 +51,20 @@ def budget_request(
         summary=version.summarizer if version is not None else SummaryKind.EXTRACTIVE,
         max_input_tokens=route.max_input_tokens,
         owner=request.caller.cache_salt,
-        up_to=request.contract is Contract.MESSAGES,
+        lenient=request.contract is Contract.MESSAGES,
     )
+
+
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+def nearest_efforts(effort: str) -> list[str]:
+    """The other efforts, the nearest first and the smaller one of two; ``none`` only stands for itself."""
+    if effort not in EFFORTS:
+        return []
+    place = EFFORTS.index(effort)
+    others = sorted(enumerate(EFFORTS), key=lambda one: (abs(one[0] - place), one[0]))
+    return [name for _, name in others if name not in (effort, "none")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +77,29 @@ class Planning:
 
     async def plan(self, model: str) -> Plan:
         """The prompt as it is sent to ``model``. Raises BudgetError."""
-        return await self.models.of(model).planner.plan_async(self.asked, offload=self.offload)
+        text = self.models.of(model)
+        effort = self.asked.prompt.template_kwargs.get("reasoning_effort") if self.asked.lenient else None
+        if not isinstance(effort, str):
+            return await text.planner.plan_async(self.asked, offload=self.offload)
+        taken = text.efforts.get(effort)
+        try:
+            return await self._with_effort(text, taken or effort)
+        except TemplateRefused as refused:
+            for near in nearest_efforts(effort):
+                with suppress(TemplateRefused):
+                    plan = await self._with_effort(text, near)
+                    text.efforts[effort] = near
+                    return plan
+            raise refused
+
+    async def _with_effort(self, text: ModelText, effort: str) -> Plan:
+        prompt = self.asked.prompt
+        if effort == prompt.template_kwargs["reasoning_effort"]:
+            return await text.planner.plan_async(self.asked, offload=self.offload)
+        kwargs = {**prompt.template_kwargs, "reasoning_effort": effort}
+        asked = structs.replace(self.asked, prompt=structs.replace(prompt, template_kwargs=kwargs))
+        plan = await text.planner.plan_async(asked, offload=self.offload)
+        return structs.replace(plan, reasoning_effort=effort)
 
     async def half(self, model: str, plan: Plan) -> Plan | None:
         """The prompt in half the tokens of ``plan``; ``None`` where nothing (more) may be cut."""

@@ -112,6 +112,8 @@ class ModelText:
         self.tokenizer = tokenizer
         self.block_size = block_size
         self._canonicalizer = canonicalizer
+        # Efforts that the chat template refuses, and the nearest ones that it takes, as requests found out.
+        self.efforts: dict[str, str] = {}
         self.extractive = ExtractiveSummarizer()
         self._summarizers: dict[SummaryKind, Summarizer] = {SummaryKind.EXTRACTIVE: self.extractive}
         self.limit(max_model_len)

@@ -68,8 +68,8 @@ def test_the_answers_room_is_the_callers_else_the_versions_else_the_rest(tokeniz
             (BudgetRequest(prompt, reserve=200, budgets=budgets), 200),
             (BudgetRequest(prompt, budgets=budgets), rest),
             (BudgetRequest(prompt, reserve=4096, budgets=budgets), rest),
-            (BudgetRequest(prompt, max_tokens=100, up_to=True, budgets=budgets), 100),
-            (BudgetRequest(prompt, max_tokens=32_000, up_to=True, budgets=budgets), rest),
+            (BudgetRequest(prompt, max_tokens=100, lenient=True, budgets=budgets), 100),
+            (BudgetRequest(prompt, max_tokens=32_000, lenient=True, budgets=budgets), rest),
         ):
             found = planner.plan(request)
             assert (found.generation_reserve, found.open_ended) == (reserve, reserve == rest)
