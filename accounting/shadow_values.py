@@ -11,7 +11,8 @@ _NO_CHECKS: Mapping[str, bool | None] = MappingProxyType({})
 class ShadowSide:
     """One answer of a pair. Times are milliseconds, without the wait for a slot of the backend; a check is
     ``None`` where it does not apply; ``failure`` is why there is no answer. ``text`` is redacted, and stored
-    only where the operator wants that.
+    only where the operator wants that. ``tools`` names the tools that were called, ``calls`` is a hash of the
+    calls with redacted arguments; both are empty without a call.
     """
 
     backend: str
@@ -27,6 +28,10 @@ class ShadowSide:
     checks: Mapping[str, bool | None] = field(default_factory=lambda: _NO_CHECKS)
     failure: str | None = None
     text: str | None = None
+    tool_calls: int = 0
+    tools: str = ""
+    calls: str = ""
+    reasoning_chars: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,16 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+SHARES = (
+    "answered",
+    "same_finish_reason",
+    "same_tools",
+    "same_calls",
+    "same_language",
+    "length_ratio",
+    "likeness",
+)
+
 
 class TrackingError(Exception):
     """The tracker cannot be used; the message says what to do about it."""
@@ -107,7 +117,7 @@ def figures(report: Mapping[str, Any]) -> dict[str, float]:
         for side in ("primary", "shadow"):
             found |= {f"{one['measure']}.{side}.{part}": value for part, value in one[side].items()}
         found |= _ends(f"{one['measure']}.difference", one["difference"])
-    for name in ("answered", "same_finish_reason", "same_language", "length_ratio", "likeness"):
+    for name in SHARES:
         if whole[name] is not None:
             found |= _ends(name, whole[name])
     for side, count in (whole["judged"] or {}).items():

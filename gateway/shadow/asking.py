@@ -8,6 +8,7 @@ waits there and at most a share of the backend is in use.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from msgspec import structs
 
@@ -19,10 +20,10 @@ from adapters.values import Selection
 from admission.circuit import CircuitState
 from admission.controller import AdmissionController
 from admission.errors import Refused
-from budgeting.values import Message, Plan, SectionCounts
+from budgeting.values import NO_KWARGS, Message, Plan, SectionCounts, Tool, ToolCall
 from gateway.backends.port import Backend, BackendState, Completion, Work, features_asked
 from gateway.contracts.events import Delta
-from gateway.contracts.features import Feature
+from gateway.contracts.features import TOOL_FEATURES, Feature
 from gateway.contracts.values import Answer, Contract, FinishReason, GenerateRequest, Usage
 from gateway.errors import PublicError
 from gateway.generation.answer_stream import AnswerStream
@@ -30,7 +31,7 @@ from gateway.generation.attempts import Attempts
 from gateway.generation.demand import demand_of
 from gateway.generation.job import Job
 from gateway.prompts.models import Models
-from gateway.shadow.personal import Redactor
+from gateway.shadow.personal import Redactor, redact_calls, redact_tools
 from gateway.shadow.sampling import Copy, ShadowOutcome
 from resilience.classify import classify
 from resilience.failures import FailureKind
@@ -69,6 +70,8 @@ class ShadowAnswer:
     ttft_ms: float | None
     total_ms: float
     failure: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class NotAsked(Exception):
@@ -129,7 +132,8 @@ class Asker:
         """
         backend = self.backends[copy.backend]
         request = _quiet(copy.request, self.new_id(), self.clock())
-        if (features_asked(request.sampling, request.response_format) - HINTS) - backend.features:
+        asked = features_asked(request.sampling, request.response_format) | (request.needs & TOOL_FEATURES)
+        if (asked - HINTS) - backend.features:
             raise NotAsked(ShadowOutcome.UNABLE)
         if not request.caller.may_use(backend.model):
             raise NotAsked(ShadowOutcome.UNABLE)
@@ -212,36 +216,57 @@ class Asker:
             ttft_ms=None if first_at is None else max(0.0, first_at - began - waited_s) * 1000,
             total_ms=max(0.0, ended - began - waited_s) * 1000,
             failure=None if failure is None else failure.value,
+            reasoning=stream.reasoning(),
+            tool_calls=stream.tool_calls(),
         )
 
-    async def encode(self, model: str, messages: Sequence[Message]) -> tuple[int, ...]:
+    async def encode(
+        self,
+        model: str,
+        messages: Sequence[Message],
+        tools: tuple[Tool, ...] = (),
+        kwargs: Mapping[str, object] = NO_KWARGS,
+    ) -> tuple[int, ...]:
         """The ids of a conversation for a model."""
-        return await asyncio.to_thread(self.models.of(model).service.encode_chat, messages)
+        encode = self.models.of(model).service.encode_chat
+        return await asyncio.to_thread(partial(encode, messages, tools=tools, kwargs=kwargs))
 
     async def _redacted(self, copy: Copy, model: str) -> Plan:
         """The redacted plan; it is encoded again only when the redactor changed a text, or for another
         model."""
-        plan = copy.plan
+        plan, variables = copy.plan, copy.request.template_variables
         try:
-            texts = await asyncio.to_thread(lambda: [self.redact(one.content) for one in plan.messages])
+            messages, tools = await asyncio.to_thread(self._clean, plan)
         except Exception:
             # The operator's function may raise anything; a text that it did not pass is not sent.
             raise NotAsked(ShadowOutcome.REDACTION_FAILED) from None
-        messages = tuple(
-            structs.replace(message, content=text, name=None, reasoning=None)
-            for message, text in zip(plan.messages, texts, strict=True)
-        )
         planned_for = copy.answer.model if copy.adapter is None else copy.adapter.base_model
         if self.models.of(planned_for) is not self.models.of(model):
             if not messages:
                 raise NotAsked(ShadowOutcome.UNABLE)
-            ids = await self.encode(model, messages)
+            ids = await self.encode(model, messages, tools, variables)
             counts = SectionCounts(recent_turns=len(ids))
-            return structs.replace(plan, messages=messages, token_ids=ids, counts=counts, prefix_tokens=0)
-        if messages == plan.messages:
+            return structs.replace(
+                plan, messages=messages, tools=tools, token_ids=ids, counts=counts, prefix_tokens=0
+            )
+        if messages == plan.messages and tools == plan.tools:
             return plan
-        ids = await self.encode(model, messages)
-        return structs.replace(plan, messages=messages, token_ids=ids, prefix_tokens=0)
+        ids = await self.encode(model, messages, tools, variables)
+        return structs.replace(plan, messages=messages, tools=tools, token_ids=ids, prefix_tokens=0)
+
+    def _clean(self, plan: Plan) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
+        """The plan's messages and tools without what must not be sent."""
+        messages = [
+            structs.replace(
+                one,
+                content=self.redact(one.content),
+                name=None,
+                reasoning=None,
+                tool_calls=redact_calls(one.tool_calls, self.redact),
+            )
+            for one in plan.messages
+        ]
+        return tuple(messages), redact_tools(plan.tools, self.redact)
 
     def _fitted(self, plan: Plan, model: str) -> Plan:
         """The plan with an answer that the model's context has room for."""

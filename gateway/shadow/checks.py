@@ -35,6 +35,7 @@ class Exam:
         evidence: the retrieval chunks' texts.
         wanted: the response format of the request.
         locale: of the request.
+        called: whether it calls tools.
     """
 
     text: str
@@ -43,9 +44,10 @@ class Exam:
     evidence: tuple[str, ...] = ()
     wanted: ResponseFormat = field(default_factory=ResponseFormat)
     locale: str | None = None
+    called: bool = False
 
 
-def exam_of(request: GenerateRequest, plan: Plan, text: str) -> Exam:
+def exam_of(request: GenerateRequest, plan: Plan, text: str, *, called: bool = False) -> Exam:
     """The exam of an answer to a request; of its evidence, that which was sent with ``plan``."""
     turns = [message.content for message in request.messages if message.role is Role.USER]
     return Exam(
@@ -55,6 +57,7 @@ def exam_of(request: GenerateRequest, plan: Plan, text: str) -> Exam:
         evidence=sent_evidence(request, plan),
         wanted=request.response_format,
         locale=request.locale,
+        called=called,
     )
 
 
@@ -84,9 +87,9 @@ _REFUSAL_WITHIN = 240
 
 
 def shape(exam: Exam) -> bool | None:
-    """The answer is not empty and has the requested format."""
+    """The answer is not empty and has the requested format; one that calls tools may have no text."""
     if not exam.text.strip():
-        return False
+        return exam.called
     wanted = exam.wanted
     if wanted.type is FormatType.TEXT:
         return True

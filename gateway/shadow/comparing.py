@@ -1,16 +1,19 @@
 """Compares two answers to one request. Runs in a thread, in short steps."""
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import orjson
+
 from accounting.shadow_values import ShadowPair, ShadowSide
-from budgeting.values import Role
-from gateway.contracts.values import Usage
+from budgeting.values import Role, ToolCall
+from gateway.contracts.values import Answer
 from gateway.shadow.asking import ShadowAnswer
 from gateway.shadow.checks import Checks, exam_of, sent_evidence
 from gateway.shadow.language import language_of
 from gateway.shadow.likeness import chrf, give_way
-from gateway.shadow.personal import Redactor
+from gateway.shadow.personal import Redactor, redact_calls
 from gateway.shadow.sampling import Copy
 from resilience.leg_limits import LegPrice, LegUsage
 
@@ -52,7 +55,7 @@ class Comparer:
         )
         timings = answer.timings
         primary = replace(
-            self._side(copy, answer.output_text, answer.usage, answer.backend_name),
+            self._side(copy, answer, answer.output_text, answer.backend_name),
             version=answer.backend_version,
             finish_reason=answer.finish_reason.value,
             ttft_ms=None if timings.ttft_ms is None else max(0.0, timings.ttft_ms - timings.queue_wait_ms),
@@ -60,7 +63,7 @@ class Comparer:
             text=texts.primary if self.keep_texts else None,
         )
         shadow = replace(
-            self._side(copy, asked.text, asked.usage, asked.backend),
+            self._side(copy, asked, asked.text, asked.backend),
             version=asked.version,
             finish_reason=asked.finish_reason.value,
             ttft_ms=asked.ttft_ms,
@@ -79,7 +82,7 @@ class Comparer:
             prompt_version=copy.target.prompt_version,
             adapter_id=None if copy.adapter is None else copy.adapter.adapter_id,
             intent=request.intent,
-            likeness=chrf(texts.primary, texts.shadow) if both else None,
+            likeness=chrf(texts.primary, texts.shadow) if both and (texts.primary or texts.shadow) else None,
         )
         return pair, texts
 
@@ -87,10 +90,10 @@ class Comparer:
         give_way()
         return self.redact(text)
 
-    def _side(self, copy: Copy, text: str, usage: Usage, backend: str) -> ShadowSide:
-        """What the text and the tokens of one answer show."""
-        request = copy.request
-        exam = exam_of(request, copy.plan, text)
+    def _side(self, copy: Copy, given: Answer | ShadowAnswer, text: str, backend: str) -> ShadowSide:
+        """What the text, the calls and the tokens of one answer show."""
+        request, usage, calls = copy.request, given.usage, given.tool_calls
+        exam = exam_of(request, copy.plan, text, called=bool(calls))
         price = self.prices.get(backend)
         used = LegUsage(usage.input_tokens, usage.output_tokens, usage.cached_tokens)
         return ShadowSide(
@@ -103,4 +106,21 @@ class Comparer:
             cost_nanousd=0 if price is None else price.cost_nanousd(used),
             language=language_of(text),
             checks=self.checks.run(exam),
+            tool_calls=len(calls),
+            tools=", ".join([call.name for call in calls]),
+            calls=_hash(redact_calls(calls, self.redact)) if calls else "",
+            reasoning_chars=len(given.reasoning or ""),
         )
+
+
+def _hash(calls: Sequence[ToolCall]) -> str:
+    """Equal where the same tools are called in the same order with the same arguments; ids do not count."""
+    said = orjson.dumps([(call.name, _value(call)) for call in calls], option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(said, digest_size=16).hexdigest()
+
+
+def _value(call: ToolCall) -> object:
+    try:
+        return orjson.loads(call.arguments)
+    except orjson.JSONDecodeError:
+        return call.arguments

@@ -14,7 +14,6 @@ import structlog
 
 from accounting.errors import AccountingError
 from accounting.shadow_values import ShadowPair
-from gateway.contracts.features import Feature
 from gateway.contracts.values import Answer
 from gateway.generation.dispatcher import GenerationOutcome
 from gateway.generation.job import Job
@@ -92,14 +91,13 @@ class Shadow:
         """Copy an answered request when its route has a shadow and the sample includes it.
 
         Only answers that a model of another backend generated are compared. Text completions have no messages
-        that could be redacted, and calls of tools are not redacted.
+        that could be redacted.
         """
         rule = job.target.route.shadow
         if rule is None or not chosen(job.request.generation_id, rule.sample):
             return
         whole = answer.fallback is None and answer.usage.input_tokens > 0
-        kept_back = job.request.raw_prompt is not None or Feature.TOOLS in job.request.needs
-        if not whole or answer.backend_name == rule.backend or kept_back:
+        if not whole or answer.backend_name == rule.backend or job.request.raw_prompt is not None:
             return
         copy = Copy(
             job.request, job.target, outcome.plan, answer, outcome.adapter, rule.backend, self._clock()
@@ -167,7 +165,9 @@ class Shadow:
 
     async def _compare(self, copy: Copy, asked: ShadowAnswer) -> ShadowOutcome:
         pair, texts = await asyncio.to_thread(self._comparer.compare, copy, asked)
-        if self._judge is not None and asked.failure is None:
+        # A judge reads texts alone.
+        called = pair.primary.tool_calls or pair.shadow.tool_calls
+        if self._judge is not None and asked.failure is None and not called:
             pair = replace(pair, judged=await self._judge.judge(copy, texts))
         if len(self._unwritten) < MAX_UNWRITTEN:
             self._unwritten.append(pair)

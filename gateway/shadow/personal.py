@@ -5,8 +5,13 @@ is a card or bank account number only when its check digits are correct, so pric
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import orjson
+from msgspec.structs import replace
+
+from budgeting.values import Tool, ToolCall
 from observability.redact import scrub
 
 Redactor = Callable[[str], str]
@@ -38,6 +43,48 @@ def redact_personal(text: str) -> str:
     text = _SSN.sub("[ssn]", text)
     text = _IP.sub("[ip]", text)
     return _PHONE.sub("[phone]", text)
+
+
+def redact_json(text: str, redact: Redactor) -> str:
+    """JSON text with each string and number of it redacted; what is no JSON is redacted as text."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return redact(text)
+    clean = _clean(value, redact)
+    return text if clean == value else orjson.dumps(clean).decode()
+
+
+def _clean(value: Any, redact: Redactor) -> Any:
+    if isinstance(value, dict):
+        return {redact(key): _clean(item, redact) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_clean(item, redact) for item in value]
+    if value is None or isinstance(value, bool):
+        return value
+    shown = str(value)
+    clean = redact(shown)
+    return value if clean == shown else clean
+
+
+def redact_calls(calls: Sequence[ToolCall], redact: Redactor) -> tuple[ToolCall, ...]:
+    """The calls with redacted arguments."""
+    return tuple([replace(call, arguments=redact_json(call.arguments, redact)) for call in calls])
+
+
+def redact_tools(tools: Sequence[Tool], redact: Redactor) -> tuple[Tool, ...]:
+    """The tools with redacted descriptions and schemas."""
+    return tuple(
+        [
+            replace(
+                tool,
+                description=tool.description and redact(tool.description),
+                parameters=tool.parameters and redact_json(tool.parameters, redact),
+                format=tool.format and redact_json(tool.format, redact),
+            )
+            for tool in tools
+        ]
+    )
 
 
 def has_personal(text: str) -> bool:

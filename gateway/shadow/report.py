@@ -30,6 +30,8 @@ NUMBERS: Mapping[str, Measure] = MappingProxyType(
         "total_ms": lambda side: side.total_ms,
         "output_tokens": lambda side: side.output_tokens,
         "chars": lambda side: side.chars,
+        "tool_calls": lambda side: side.tool_calls,
+        "reasoning_chars": lambda side: side.reasoning_chars,
         "cost_nanousd": lambda side: side.cost_nanousd,
     }
 )
@@ -87,6 +89,7 @@ def _group(by: str | None, value: str | None, pairs: Sequence[ShadowPair]) -> di
         for name, of in measures.items():
             columns[f"{kind}:{name}"] = [_difference(of(pair.shadow), of(pair.primary)) for pair in compared]
     found = bootstrap(columns, random.Random(SEED))
+    calling = [pair for pair in compared if pair.primary.tool_calls or pair.shadow.tool_calls]
     languages = [(pair.primary.language, pair.shadow.language) for pair in compared]
     return {
         "by": by,
@@ -118,6 +121,8 @@ def _group(by: str | None, value: str | None, pairs: Sequence[ShadowPair]) -> di
         "same_finish_reason": _share(
             [pair.primary.finish_reason == pair.shadow.finish_reason for pair in compared]
         ),
+        "same_tools": _share([pair.primary.tools == pair.shadow.tools for pair in calling]),
+        "same_calls": _share([pair.primary.calls == pair.shadow.calls for pair in calling]),
         "same_language": _share([one == other for one, other in languages if one and other]),
         **{name: _interval(found[name]) if name in found else None for name in ("length_ratio", "likeness")},
         "judged": dict(Counter(pair.judged for pair in pairs if pair.judged is not None)) or None,

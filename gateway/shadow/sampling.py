@@ -47,8 +47,12 @@ class Copy:
     def size_bytes(self) -> int:
         """Its size in memory, estimated: its texts (at most 4 bytes a character) and token ids."""
         prompt = sum(len(message.content) for message in self.plan.messages)
+        prompt += sum(len(call.arguments) for one in self.plan.messages for call in one.tool_calls)
+        prompt += sum(len(tool.parameters or "") + len(tool.description or "") for tool in self.plan.tools)
         evidence = sum(len(chunk.text) for chunk in self.request.chunks)
-        return 4 * (prompt + evidence + len(self.answer.output_text)) + 36 * len(self.plan.token_ids)
+        answer = len(self.answer.output_text) + len(self.answer.reasoning or "")
+        answer += sum(len(call.arguments) for call in self.answer.tool_calls)
+        return 4 * (prompt + evidence + answer) + 36 * len(self.plan.token_ids)
 
 
 def chosen(generation_id: str, sample: float) -> bool:

@@ -12,6 +12,8 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "total_ms": ("whole answer, ms", 1.0),
     "output_tokens": ("tokens of the answer", 1.0),
     "chars": ("characters of the answer", 1.0),
+    "tool_calls": ("calls of tools", 1.0),
+    "reasoning_chars": ("characters of the reasoning", 1.0),
     "cost_nanousd": ("cost, US$ for 1,000", 1e-6),
 }
 """By measure: its name, and the factor that its values are shown with."""
@@ -55,6 +57,8 @@ def rows(group: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for name, key, percent in (
         ("shadow answered", "answered", True),
         ("same end", "same_finish_reason", True),
+        ("same tools called", "same_tools", True),
+        ("same calls, arguments too", "same_calls", True),
         ("same language", "same_language", True),
         ("length, shadow / primary", "length_ratio", False),
         ("likeness by characters", "likeness", False),

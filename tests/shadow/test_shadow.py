@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from admission.values import Demand
-from budgeting.values import EvidenceChunk
+from budgeting.values import EvidenceChunk, Message, Role, Tool, ToolCall
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script
+from gateway.contracts.events import Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.features import Feature
-from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat, Sampling
+from gateway.contracts.values import FinishReason, FormatType, GenerateRequest, ResponseFormat, Sampling
+from gateway.shadow.personal import redact_json, redact_personal
+from gateway.shadow.report import make_report
 from gateway.shadow.sampling import Copy, ShadowOutcome, ShadowQueue, chosen
 from resilience.failures import BackendFailure, FailureKind
-from tests.shadow.conftest import Watched
+from tests.shadow.conftest import BEDROCK_FEATURES, Watched
 
 Watch = Callable[..., Watched]
 Ask = Callable[..., GenerateRequest]
@@ -285,3 +291,80 @@ async def test_a_line_is_bounded_by_what_its_copies_take(watch: Watch, ask: Ask)
     while line.take() is not None:
         continue
     assert line.size_bytes == 0 and line.offer(copy)
+
+
+STOCK = Tool("stock", description="Ask ann@shop.example", parameters='{"type":"object"}')
+TOOLS = BEDROCK_FEATURES | {Feature.TOOLS}
+
+
+def calling(title: str, id: str = "c1", spaces: str = "") -> Script:
+    """A thought and a call of ``stock``, and no text."""
+    events = (
+        Reasoning("Hm.", 1),
+        ToolBegin("stock", 1, id=id),
+        ToolArgs(f'{{"mail":{spaces}"jo@mail.example", "title":{spaces}"{title}"}}', 1),
+        ToolEnd("", 0),
+    )
+    return Script(events=events, finish_reasons=(FinishReason.TOOL_CALLS,))
+
+
+@pytest.mark.parametrize(("title", "same"), [("Berserk", True), ("Vinland Saga", False)])
+async def test_calls_of_tools_are_compared_by_their_names_and_arguments(
+    watch: Watch, ask: Ask, title: str, same: bool
+) -> None:
+    watched = watch(
+        primary=calling("Berserk"), other=calling(title, "c2", " "), features=TOOLS, judge=Script(("A",))
+    )
+    async with watched.at_work():
+        sink = await watched.run(ask(tools=(STOCK,), needs=frozenset({Feature.TOOLS})))
+        await watched.until(ShadowOutcome.COMPARED)
+    assert sink.answer is not None and len(sink.answer.tool_calls) == 1
+    [pair] = watched.kept.pairs
+    for side in (pair.primary, pair.shadow):
+        assert (side.tool_calls, side.tools, side.reasoning_chars, side.chars) == (1, "stock", 3, 0)
+        assert side.checks["shape"] is True and side.finish_reason == "tool_calls"
+    assert pair.primary.calls and (pair.primary.calls == pair.shadow.calls) is same
+    assert (pair.likeness, pair.judged) == (None, None)
+    assert "mail.example" not in repr(pair)
+    [group] = make_report([pair])["groups"]
+    assert (group["same_tools"]["mean"], group["same_calls"]["mean"]) == (1.0, float(same))
+
+
+async def test_personal_data_leaves_calls_of_the_history_and_descriptions_of_tools(
+    watch: Watch, ask: Ask
+) -> None:
+    call = ToolCall("c0", "stock", '{"mail": "jo@mail.example", "count": 2}')
+    turns = (
+        Message(Role.USER, "How many?"),
+        Message(Role.ASSISTANT, "", tool_calls=(call,)),
+        Message(Role.TOOL, "7, says jo@mail.example", tool_call_id="c0"),
+    )
+    watched = watch(features=TOOLS)
+    async with watched.at_work():
+        await watched.run(ask(messages=turns, tools=(STOCK,), needs=frozenset({Feature.TOOLS})))
+        await watched.until(ShadowOutcome.COMPARED)
+    [work] = watched.other.calls
+    [sent] = [one for message in work.messages for one in message.tool_calls]
+    assert (sent.id, json.loads(sent.arguments)) == ("c0", {"mail": "[mail]", "count": 2})
+    assert work.messages[-1].content == "7, says [mail]"
+    assert [(tool.name, tool.description) for tool in work.tools] == [("stock", "Ask [mail]")]
+    assert ".example" not in repr(work)
+
+
+async def test_a_request_with_tools_is_not_sent_to_a_backend_without_them(watch: Watch, ask: Ask) -> None:
+    watched = watch(primary=calling("Berserk"))
+    async with watched.at_work():
+        await watched.run(ask(tools=(STOCK,), needs=frozenset({Feature.TOOLS})))
+        await watched.until(ShadowOutcome.UNABLE)
+    assert watched.other.calls == []
+
+
+def test_json_is_redacted_leaf_by_leaf_and_stays_json() -> None:
+    card = 4_111_111_111_111_111
+    text = json.dumps({"a": [card, True, None, 5], "b": {"jo@mail.example": "x"}})
+    assert json.loads(redact_json(text, redact_personal)) == {
+        "a": ["[card]", True, None, 5],
+        "b": {"[mail]": "x"},
+    }
+    assert redact_json('{"a": 1}', redact_personal) == '{"a": 1}'
+    assert redact_json("jo@mail.example {", redact_personal) == "[mail] {"
