@@ -29,7 +29,7 @@ from gateway.generation.grammars import CheckShape, unchecked
 from gateway.generation.job import Job, rank_backends
 from gateway.generation.sink import Sink
 from gateway.keys.rate_limits import KeyLimiter, Settling, paying
-from gateway.prompts.budgets import Planning, budget_request
+from gateway.prompts.budgets import Planning, budget_request, may_trim
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.models import Models
 from gateway.prompts.prefixes import PrefixWatch
@@ -121,7 +121,7 @@ class Journey:
             timer.lap("rank")
 
             budget = budget_request(request, canonical.prompt, version, target.route.budgets)
-            planning = Planning(self.models, budget, offload)
+            planning = Planning(self.models, budget, offload, may_trim(request, target.route.budgets))
             plan = await planning.plan(backend.model)
             recorder.prepared(plan, lease)
             prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)

@@ -63,6 +63,8 @@ def settings(tmp_path: Path, models: object, **changes: Any) -> Settings:
         ({"small": {"tokeniser": "x"}}, ["models.small.tokeniser", "did you mean 'tokenizer'"]),
         ({"small": {"max_model_len": 1}}, ["models.small.max_model_len", "64"]),
         ({"small": {"aliases": ["a b"]}}, ["models.small.aliases"]),
+        ({"small": {"budgets": {"evidence": 5}}}, ["models.small.budgets.evidence", "unknown"]),
+        ({"small": {"budgets": {"retrieval": -1}}}, ["models.small.budgets.retrieval", "0"]),
         ({"small": {"capabilities": ["vision"]}}, ["models.small.capabilities", "'structured_output'"]),
     ],
 )

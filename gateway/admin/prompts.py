@@ -10,10 +10,10 @@ from typing_extensions import TypedDict
 from budgeting.errors import ContextTooLong
 from budgeting.plan import Offload
 from budgeting.sections import SUMMARY_TITLE
-from budgeting.values import BudgetRequest, Message, Plan, PromptSection, Role, SectionBudgets, SummaryKind
+from budgeting.values import Message, Plan, PromptSection, Role, SectionBudgets, SummaryKind
 from gateway.backends.port import Backend, Fleet
 from gateway.contracts.values import GenerateRequest
-from gateway.prompts.budgets import Planning, budget_request
+from gateway.prompts.budgets import Planning, budget_request, may_trim
 from gateway.prompts.canonical import Canonical, Canonicalizer, stable_text
 from gateway.prompts.models import Models
 from gateway.prompts.prefixes import fingerprint_of
@@ -178,17 +178,16 @@ class PromptAdmin:
 
         Raises the other errors that the request itself would meet up to its budget.
         """
-        target, _, _, asked = await self._asked(request, offload)
-        planning = Planning(self.models, asked, offload)
+        target, _, _, planning = await self._planning(request, offload)
         try:
             return (await planning.plan(self._backend(target).model)).counts.total
         except ContextTooLong as error:
             return error.needed
 
-    async def _asked(
+    async def _planning(
         self, request: GenerateRequest, offload: Offload
-    ) -> tuple[Target, PromptVersion | None, Canonical, BudgetRequest]:
-        """What a request names, and its prompt's budget."""
+    ) -> tuple[Target, PromptVersion | None, Canonical, Planning]:
+        """What a request names, and how its prompt is planned."""
         target = resolve(request, self.revision(), self.fleet, self.adapter_ids)
         version = self.registry.get(target.prompt_version) if target.prompt_version else None
         canonical = await self.canonicalizer.canonical_async(request, version, offload)
@@ -196,17 +195,19 @@ class PromptAdmin:
         if asked.summary is SummaryKind.ENGINE:
             # Planning with it would have a summary written; a preview generates nothing.
             asked = replace(asked, summary=SummaryKind.EXTRACTIVE)
-        return target, version, canonical, asked
+        trims = may_trim(request, target.route.budgets)
+        return target, version, canonical, Planning(self.models, asked, offload, trims)
 
     async def preview(self, request: GenerateRequest) -> PreviewBody:
         """What would be sent for this request; generates nothing and bills nothing.
 
         Raises the errors that the request itself would meet up to its budget.
         """
-        target, version, canonical, asked = await self._asked(request, asyncio.to_thread)
+        target, version, canonical, planning = await self._planning(request, asyncio.to_thread)
         backend = self._backend(target)
         model = self.models.of(backend.model)
-        plan, text = await model.planner.plan_async(asked), model.service
+        asked = planning.asked_of(backend.model)
+        plan, text = await planning.plan(backend.model), model.service
         load = backend.load
         block_size = load.block_size if load is not None and load.block_size > 0 else model.block_size
         boundary = plan.prefix_tokens

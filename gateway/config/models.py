@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gateway.config.backends import BackendConfig, BedrockSection, OpenAIBackend, PriceConfig
+from gateway.config.budgets import BudgetsSection
 from gateway.config.engine import EngineSection
 from gateway.config.section import Section
 from gateway.contracts.features import Capability
@@ -17,7 +18,8 @@ class ModelSection(Section):
     """One model. What is left out is the engine's: tokenizer, context length, block size.
 
     ``backends`` serve it: each that names a model of its own must name this one. ``price`` holds for those of
-    them that have none. Without ``capabilities`` the model can what its backends can.
+    them that have none. Without ``capabilities`` the model can what its backends can. ``budgets`` trim
+    prompts for which neither the route nor the prompt version has any.
     """
 
     tokenizer: Annotated[str, Field(min_length=1)] | None = None
@@ -27,6 +29,7 @@ class ModelSection(Section):
     backends: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     price: PriceConfig | None = None
     capabilities: frozenset[Capability] | None = None
+    budgets: BudgetsSection | None = None
 
 
 def model_of(section: BackendConfig, engine: EngineSection) -> str | None:

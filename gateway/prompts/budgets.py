@@ -1,9 +1,9 @@
 """Which token budgets hold for a request.
 
 A key that the route's configuration sets wins over the same key of the prompt version, and that over the
-default. On OpenAI's paths budgets trim only where the route's ``trim_in`` names them or the caller asks
-for it (``truncation: auto``). The caller's
-``max_tokens`` wins over every reserve, in the planner.
+default. A model's own budgets hold where neither has any. On OpenAI's paths budgets trim only where the
+route's ``trim_in`` names them or the caller asks for it (``truncation: auto``). The caller's ``max_tokens``
+wins over every reserve, in the planner.
 """
 
 from contextlib import suppress
@@ -25,14 +25,22 @@ from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 TRUNCATED = SectionBudgets(recent_turns=10**9, older_summary=0)
 
 
+def may_trim(request: GenerateRequest, route: RouteBudgets) -> bool:
+    """Whether budgets may trim the request's prompt."""
+    contract = "native" if request.contract is Contract.NATIVE else "openai"
+    return contract in route.trim_in or request.truncate
+
+
 def budget_request(
     request: GenerateRequest,
     prompt: CanonicalPrompt,
     version: PromptVersion | None,
     route: RouteBudgets = NO_ROUTE_BUDGETS,
 ) -> BudgetRequest:
-    """The planner's input; nothing is trimmed where neither the route nor the prompt version has budgets."""
-    contract = "native" if request.contract is Contract.NATIVE else "openai"
+    """The planner's input; nothing is trimmed where neither the route nor the prompt version has budgets.
+
+    A model's own budgets come later, in :class:`Planning`.
+    """
     budgets = version.budgets if version is not None else None
     if route.sections:
         own = {section.value: tokens for section, tokens in route.sections.items()}
@@ -45,7 +53,7 @@ def budget_request(
     return BudgetRequest(
         prompt=prompt,
         max_tokens=request.sampling.max_tokens,
-        budgets=budgets if contract in route.trim_in or request.truncate else None,
+        budgets=budgets if may_trim(request, route) else None,
         reserve=reserve,
         spare=SPARE_ORDER if route.spare is None else route.spare,
         summary=version.summarizer if version is not None else SummaryKind.EXTRACTIVE,
@@ -69,43 +77,55 @@ def nearest_efforts(effort: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """One request's prompt, planned for whichever model is to answer."""
+    """One request's prompt, planned for whichever model is to answer.
+
+    ``trims``: a model's own budgets may trim it.
+    """
 
     models: Models
     asked: BudgetRequest
     offload: Offload
+    trims: bool = False
+
+    def asked_of(self, model: str) -> BudgetRequest:
+        """What the planner of ``model`` is asked: with its own budgets where there are no others."""
+        own = self.models.budgets(model) if self.trims else None
+        if own is None or self.asked.budgets not in (None, TRUNCATED):
+            return self.asked
+        return structs.replace(self.asked, budgets=own)
 
     async def plan(self, model: str) -> Plan:
         """The prompt as it is sent to ``model``. Raises BudgetError."""
-        text = self.models.of(model)
-        effort = self.asked.prompt.template_kwargs.get("reasoning_effort") if self.asked.lenient else None
+        text, asked = self.models.of(model), self.asked_of(model)
+        effort = asked.prompt.template_kwargs.get("reasoning_effort") if asked.lenient else None
         if not isinstance(effort, str):
-            return await text.planner.plan_async(self.asked, offload=self.offload)
+            return await text.planner.plan_async(asked, offload=self.offload)
         taken = text.efforts.get(effort)
         try:
-            return await self._with_effort(text, taken or effort)
+            return await self._with_effort(text, asked, taken or effort)
         except TemplateRefused as refused:
             for near in nearest_efforts(effort):
                 with suppress(TemplateRefused):
-                    plan = await self._with_effort(text, near)
+                    plan = await self._with_effort(text, asked, near)
                     text.efforts[effort] = near
                     return plan
             raise refused
 
-    async def _with_effort(self, text: ModelText, effort: str) -> Plan:
-        prompt = self.asked.prompt
+    async def _with_effort(self, text: ModelText, asked: BudgetRequest, effort: str) -> Plan:
+        prompt = asked.prompt
         if effort == prompt.template_kwargs["reasoning_effort"]:
-            return await text.planner.plan_async(self.asked, offload=self.offload)
+            return await text.planner.plan_async(asked, offload=self.offload)
         kwargs = {**prompt.template_kwargs, "reasoning_effort": effort}
-        asked = structs.replace(self.asked, prompt=structs.replace(prompt, template_kwargs=kwargs))
+        asked = structs.replace(asked, prompt=structs.replace(prompt, template_kwargs=kwargs))
         plan = await text.planner.plan_async(asked, offload=self.offload)
         return structs.replace(plan, reasoning_effort=effort)
 
     async def half(self, model: str, plan: Plan) -> Plan | None:
         """The prompt in half the tokens of ``plan``; ``None`` where nothing (more) may be cut."""
-        if self.asked.budgets is None:
+        asked = self.asked_of(model)
+        if asked.budgets is None:
             return None
-        asked = structs.replace(self.asked, max_input_tokens=plan.counts.total // 2)
+        asked = structs.replace(asked, max_input_tokens=plan.counts.total // 2)
         try:
             half = await replace(self, asked=asked).plan(model)
         except BudgetError:
@@ -113,8 +133,9 @@ class Planning:
         return half if half.counts.total < plan.counts.total else None
 
     def alike(self, one: str, other: str) -> bool:
-        """Whether a plan for one model holds for the other: same tokenizer, same length."""
-        return self.models.of(one) is self.models.of(other)
+        """Whether a plan for one model holds for the other: same tokenizer, length and budgets."""
+        models = self.models
+        return models.of(one) is models.of(other) and models.budgets(one) == models.budgets(other)
 
     def fits_any(self) -> bool:
         """Whether the prompt means the same to every model: token ids do not."""

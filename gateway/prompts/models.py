@@ -4,18 +4,26 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from budgeting.counter import PromptCounter
+from budgeting.values import SectionBudgets
 from gateway.prompts.text import ModelText
 
 
 class Models:
     """Each model's text side by its id; it may change while the gateway runs.
 
-    A model without one of its own has the engine's, ``default``. Not thread-safe: the event loop's.
+    A model without one of its own has the engine's, ``default``. ``budgets`` are models' own.
+    Not thread-safe: the event loop's.
     """
 
-    def __init__(self, default: ModelText, own: Mapping[str, ModelText] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        default: ModelText,
+        own: Mapping[str, ModelText] = MappingProxyType({}),
+        budgets: Mapping[str, SectionBudgets] = MappingProxyType({}),
+    ) -> None:
         self.default = default
         self._own = dict(own)
+        self._budgets = budgets
 
     def of(self, model: str) -> ModelText:
         """The text side of a model."""
@@ -32,6 +40,10 @@ class Models:
     def block_size(self, model: str) -> int:
         """Tokens of a block, for backends that do not report it."""
         return self.of(model).block_size
+
+    def budgets(self, model: str) -> SectionBudgets | None:
+        """The budgets that trim a model's prompts where neither the route nor the prompt version has any."""
+        return self._budgets.get(model)
 
     def put(self, model: str, text: ModelText) -> None:
         """Prompts for this model are counted and planned by ``text`` from here on."""

@@ -14,6 +14,7 @@ import structlog
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from budgeting.values import SectionBudgets, SummaryKind
+from gateway.config.budgets import BudgetsSection
 from gateway.config.volatile import VolatilePolicy
 from gateway.config.yaml_file import read_yaml
 from gateway.errors import UnknownPromptVersion
@@ -26,7 +27,6 @@ MAX_VERSIONS = 1_000
 _NAMED_IDS = 10
 
 _Text = Annotated[str, Field(max_length=MAX_FILE_BYTES)]
-_Tokens = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
 class PromptFileError(ValueError):
@@ -54,15 +54,6 @@ class PromptVersion:
     sha256: str = ""
 
 
-class _BudgetsFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    system: _Tokens = SectionBudgets().system
-    retrieval: _Tokens = SectionBudgets().retrieval
-    recent_turns: _Tokens = SectionBudgets().recent_turns
-    older_summary: _Tokens = SectionBudgets().older_summary
-
-
 class _VersionFile(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -70,7 +61,7 @@ class _VersionFile(BaseModel):
     system: Annotated[_Text, Field(min_length=1)]
     policy: _Text = ""
     grounding_rule: _Text = ""
-    budgets: _BudgetsFile | None = None
+    budgets: BudgetsSection | None = None
     reserve: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     summarizer: Literal["extractive", "engine", "none"] = "extractive"
     volatile: Literal["move", "report", "off"] | None = None
@@ -87,7 +78,7 @@ class _VersionFile(BaseModel):
             system=self.system,
             policy=self.policy,
             grounding_rule=self.grounding_rule,
-            budgets=None if self.budgets is None else SectionBudgets(**self.budgets.model_dump()),
+            budgets=None if self.budgets is None else self.budgets.sections,
             reserve=self.reserve,
             summarizer=SummaryKind(self.summarizer),
             volatile=None if self.volatile is None else VolatilePolicy(self.volatile),

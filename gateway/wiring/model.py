@@ -130,5 +130,13 @@ def make_model(base: Foundation) -> ModelParts:
             LimitedProcess(WORK, str(tokenizer_json), limits=Limits()),
             binds_calls=calls_as_text(settings.engine),
         ),
-        models=Models(text, own),
+        models=Models(
+            text,
+            own,
+            {
+                model: section.budgets.sections
+                for model, section in settings.models.items()
+                if section.budgets is not None
+            },
+        ),
     )

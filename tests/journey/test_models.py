@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from budgeting.counting import ChatTokenizer
-from budgeting.values import Message, Role
+from budgeting.values import CanonicalPrompt, Message, Role, SectionBudgets
 from gateway.backends.port import Continue
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Contract, GenerateRequest, Sampling
+from gateway.prompts.budgets import Planning, budget_request, may_trim
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.models import Models
 from gateway.prompts.text import ModelText
+from gateway.prompts.versions import PromptVersion
+from gateway.routing.check import KnownNames
+from gateway.routing.revision import make_revision
 from resilience.failures import BackendFailure, FailureKind
 from tests.budgeting.folders import CHATML, byte_level, write_folder
 from tests.journey.house import House
@@ -108,6 +114,48 @@ async def test_a_fallback_plans_the_prompt_for_its_own_model_and_says_what_was_c
     counted = answer.budget.system + answer.budget.recent_turns + answer.budget.older_summary
     assert counted == len(sent.token_ids) == answer.usage.input_tokens
     assert [row.model for row in house.outbox.rows] == ["small"]
+
+
+async def test_a_models_own_budgets_trim_prompts_for_it_alone(
+    build_house: Build, ask: Ask, texts: Mapping[str, ModelText]
+) -> None:
+    own = SectionBudgets(system=50, retrieval=0, recent_turns=100, older_summary=0)
+    models = Models(texts["large"], {"small": texts["large"]}, {"small": own})
+    words = talk(101)
+    house = build_house(backends=two(DEAD), route=BOTH, models=models)
+    answer = (await house.run(ask(messages=words))).answer
+    assert answer is not None and answer.model == "small"
+    [first], [sent] = house.backends["large"].calls, house.backends["small"].calls
+    assert len(first.messages) >= len(words) > len(sent.messages)
+    assert "planned again for small" in answer.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "turns"),
+    [
+        ({}, 30),
+        ({"version": SectionBudgets(recent_turns=60)}, 60),
+        ({"route": {"budgets": {"recent_turns": 90}}}, 90),
+        ({"contract": Contract.CHAT}, None),
+        ({"contract": Contract.CHAT, "truncate": True}, 30),
+        ({"contract": Contract.CHAT, "route": {"trim_in": ["openai"]}}, 30),
+        ({"route": {"trim_in": ["openai"]}}, None),
+    ],
+)
+def test_a_models_budgets_are_the_last_to_be_asked_and_only_where_trimming_is_allowed(
+    ask: Ask, texts: Mapping[str, ModelText], changes: dict[str, Any], turns: int | None
+) -> None:
+    whole = {"routes": {"r": {"backends": [{"name": "b"}], **changes.pop("route", {})}}}
+    route = make_revision(1, whole, KnownNames(["b"], [], [])).routes["r"].budgets
+    version = PromptVersion("v", "S", budgets=changes.pop("version", None))
+    request = ask(**changes)
+    own = {"small": SectionBudgets(recent_turns=30)}
+    asked = budget_request(request, CanonicalPrompt(system=("S",)), version, route)
+    models = Models(texts["large"], {"small": texts["small"]}, own)
+    planning = Planning(models, asked, asyncio.to_thread, may_trim(request, route))
+    budgets = planning.asked_of("small").budgets
+    assert (None if budgets is None else budgets.recent_turns) == turns
+    assert planning.asked_of("large") is asked
 
 
 async def test_a_fallback_that_cuts_nothing_has_nothing_to_say(

@@ -1,0 +1,26 @@
+"""Token budgets of a prompt's sections, as a prompt version's file and a model's section write them."""
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from budgeting.values import SectionBudgets
+from gateway.config.section import Section
+
+_Tokens = Annotated[int, Field(ge=0, le=10_000_000)]
+
+
+class BudgetsSection(Section):
+    """Tokens of each section; a missing one is at its default."""
+
+    model_config = ConfigDict(strict=True)
+
+    system: _Tokens = SectionBudgets().system
+    retrieval: _Tokens = SectionBudgets().retrieval
+    recent_turns: _Tokens = SectionBudgets().recent_turns
+    older_summary: _Tokens = SectionBudgets().older_summary
+
+    @property
+    def sections(self) -> SectionBudgets:
+        """As the planner takes them."""
+        return SectionBudgets(**self.model_dump())
