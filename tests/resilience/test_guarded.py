@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -33,11 +34,14 @@ class Bench:
     notes: list[str] = field(default_factory=list)
     heard: list[Delta] = field(default_factory=list)
 
-    async def run(self, *scripts: Script, n: int = 1, temperature: float | None = None) -> Completion:
+    async def run(
+        self, *scripts: Script, n: int = 1, temperature: float | None = None, **asked: Any
+    ) -> Completion:
         self.backend = ScriptedBackend(scripts=scripts)
         watch = OutputGuard(self.action, LIMITS, self.told.append, Blame(lambda: 0.0))
-        sampling = Sampling(max_tokens=500, n=n, temperature=temperature)
-        work = Work("g", (1, 2, 3, 4), (), sampling)
+        sampling = Sampling(max_tokens=500, n=n, temperature=temperature, echo="echo" in asked)
+        extra = {name: value for name, value in asked.items() if name != "echo"}
+        work = Work("g", (1, 2, 3, 4), (), sampling, extra=extra)
         return await watch.generate(
             self.backend, work, self._take, again=lambda: self.may_again, note=self.notes.append
         )
@@ -48,6 +52,14 @@ class Bench:
     @property
     def tokens(self) -> int:
         return sum(delta.tokens for delta in self.heard)
+
+
+@pytest.mark.parametrize("asked", [{"echo": True}, {"ignore_eos": True}])
+async def test_what_may_repeat_itself_by_the_callers_wish_is_not_inspected(asked: dict[str, Any]) -> None:
+    bench = Bench(Action.END)
+    completion = await bench.run(STUCK, **asked)
+    assert (completion.finish_reason, bench.tokens, bench.told) == (FinishReason.STOP, 402, [])
+    assert (await bench.run(STUCK, ignore_eos=False)).finish_reason is FinishReason.ERROR
 
 
 @pytest.mark.parametrize("action", Action)
