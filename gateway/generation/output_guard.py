@@ -59,8 +59,8 @@ class OutputGuard:
             BackendFailure: the backend's own; or ``degenerate_output``, final unless it may be tried again.
                 A failure of an adapter's weights alone is isolated, and names ``adapter_id``.
         """
-        # An echoed prompt is the caller's own text, and may repeat itself. With ignore_eos the caller asks for
-        # a length, as load tests do: what comes after the model's end often repeats itself.
+        # An echoed prompt is the caller's own text, and may repeat itself. With ignore_eos the caller asks
+        # for a length, as load tests do: what comes after the model's end often repeats itself.
         asked_for = work.sampling.echo or work.extra.get("ignore_eos")
         inspected = self._action is not Action.OFF and not asked_for
         reader = _Reader(self._limits, work.sampling.n, out) if inspected else None
