@@ -24,6 +24,13 @@ from tests.vllm.conftest import needs_vllm
 
 pytestmark = needs_vllm
 
+
+@pytest.fixture(scope="module", autouse=True)
+def as_the_gateway_loads_it() -> None:
+    """vLLM's parsers read the environment when they are imported."""
+    compat.prepare_environment(None)
+
+
 JSON_CALL = '{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}'
 PYTHON_CALL = '[weather(city="Oslo", days=3)]'
 QWEN_CALL = (
