@@ -188,7 +188,8 @@ class EmbeddedBackend:
 
 def _completion(last: SequenceOutput, reason: FinishReason) -> Completion:
     usage = Usage(last.prompt_tokens, last.output_tokens, last.cached_tokens)
-    return Completion(reason, usage, last.queue_wait_s or 0.0)
+    stop = last.stop_reason if isinstance(last.stop_reason, str) else None
+    return Completion(reason, usage, last.queue_wait_s or 0.0, stop_sequence=stop)
 
 
 def _joined(ends: list[Completion]) -> Completion:

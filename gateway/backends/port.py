@@ -118,7 +118,8 @@ class Completion:
     """How a generation ended. ``queue_wait_s`` is the time before the first step.
 
     ``finish_reason`` is of the first text, ``others`` of the further ones; ``usage`` counts the prompt once
-    and the tokens of all texts. For a resumed answer: the request's own prompt, the tokens of this call.
+    and the tokens of all texts. ``stop_sequence`` is the stop string that ended the first text, where the
+    backend reports it. For a resumed answer: the request's own prompt, the tokens of this call.
     ``warnings`` are for the caller: what of the request the backend could not do.
     """
 
@@ -127,6 +128,7 @@ class Completion:
     queue_wait_s: float = 0.0
     others: tuple[FinishReason, ...] = ()
     warnings: tuple[str, ...] = ()
+    stop_sequence: str | None = None
 
 
 DeltaSink = Callable[[Delta], Awaitable[None]]

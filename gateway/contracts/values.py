@@ -293,7 +293,8 @@ class Answer(Struct, frozen=True):
     """The backend-neutral answer. ``backend`` is the kind, ``backend_name`` the name in the config;
     ``adapter_id`` is the adapter that really answered.
 
-    ``output_text``, ``finish_reason``, ``logprobs``, ``reasoning`` and ``tool_calls`` are of the first
+    ``output_text``, ``finish_reason``, ``stop_sequence`` (the stop string that ended it, where it is known),
+    ``logprobs``, ``reasoning`` and ``tool_calls`` are of the first
     choice, ``others`` the further ones.
     """
 
@@ -317,6 +318,7 @@ class Answer(Struct, frozen=True):
     adapter_id: str | None = None
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    stop_sequence: str | None = None
 
     @property
     def choices(self) -> tuple[Choice, ...]:

@@ -51,6 +51,7 @@ def respond(
         trace_id=trace_id,
         output_text=stream.text(),
         finish_reason=completion.finish_reason,
+        stop_sequence=completion.stop_sequence,
         usage=usage,
         timings=Timings(
             queue_wait_ms=round((stream.admission_wait_s + completion.queue_wait_s) * 1000, 3),

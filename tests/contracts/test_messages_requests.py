@@ -48,7 +48,7 @@ def test_the_plain_fields() -> None:
 
 def test_a_loop_of_tools_is_a_typed_conversation() -> None:
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "of another model"}
-    use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "é"}}
+    use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "é", "n": 2**64}}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "seen"}]}
     failed = {"type": "tool_result", "tool_use_id": "toolu_2", "content": "no such file", "is_error": True}
     request = read(
@@ -70,7 +70,10 @@ def test_a_loop_of_tools_is_a_typed_conversation() -> None:
         tools=[LOOK],
         tool_choice={"type": "any", "disable_parallel_tool_use": True},
     )
-    calls = (ToolCall("toolu_1", "look", '{"at":"é"}'), ToolCall("toolu_2", "look", "{}"))
+    calls = (
+        ToolCall("toolu_1", "look", '{"at":"é","n":18446744073709551616}'),
+        ToolCall("toolu_2", "look", "{}"),
+    )
     assert request.messages == (
         Message(Role.SYSTEM, "Be brief."),
         Message(Role.USER, "Hi"),

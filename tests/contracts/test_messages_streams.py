@@ -124,6 +124,10 @@ def test_the_stop_reason(reason: FinishReason, reserve: int, said: str) -> None:
     [
         ("", {}),
         ('{"a": "b', {"a": "b"}),
+        ('{"a": 18446744073709551616}', {"a": 2**64}),
+        ('{"a": [18446744073709551616, ', {"a": [2**64]}),
+        ('{"a": NaN}', {"arguments": '{"a": NaN}'}),
+        ("[[[", {"arguments": "[[["}),
         ("[1]", {"arguments": "[1]"}),
         ("nonsense", {"arguments": "nonsense"}),
     ],

@@ -117,6 +117,16 @@ def test_an_answer_that_is_cut_says_so(client: anthropic.Anthropic) -> None:
     assert ask(client, STOCK, stream=False, max_tokens=2).stop_reason == "max_tokens"
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_the_stop_sequence_that_ended_the_answer_is_named(client: anthropic.Anthropic, stream: bool) -> None:
+    greedy = {"temperature": 0.0}
+    full = ask(client, STOCK, stream=False, extra_body=greedy).content[0].text
+    stop = full.split()[2]
+    found = ask(client, STOCK, stream=stream, stop_sequences=["never", stop], extra_body=greedy)
+    assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", stop)
+    assert stop not in found.content[0].text
+
+
 def test_errors_are_the_clients_own(client: anthropic.Anthropic, live: LiveGateway) -> None:
     with pytest.raises(anthropic.NotFoundError) as unknown:
         ask(client, STOCK, stream=False, model="nothing")

@@ -472,6 +472,7 @@ class VllmEngine:
     async def _run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
         reasons: list[FinishReason | None] = [None] * ask.sampling.n
         tokens, cached, wait_s, first = 0, 0, 0.0, True
+        stop: str | None = None
         parsed = self._parsers.parsed(ask, self._grammar(ask.response_format))
         if parsed is not None and ask.partial_tokens:
             for event in parsed.parser.rest(ask.token_ids[-ask.partial_tokens :], ask.partial_text):
@@ -483,6 +484,8 @@ class VllmEngine:
                 for one in output.outputs:
                     if one.finish_reason is not None:
                         reasons[one.index] = _reason(one.finish_reason)
+                        if one.index == 0 and isinstance(one.stop_reason, str):
+                            stop = one.stop_reason
                     ids = tuple(one.token_ids)
                     ended = parsed is not None and one.finish_reason is not None
                     if not ids and not one.text and not ended:
@@ -508,7 +511,7 @@ class VllmEngine:
                         reasons[one.index] = parsed.reason(one.index, reasons[one.index] or FinishReason.STOP)
         usage = Usage(len(ask.token_ids) - ask.partial_tokens, tokens, cached)
         reason, *others = [reason or FinishReason.CANCELLED for reason in reasons]
-        return Completion(reason, usage, wait_s, tuple(others))
+        return Completion(reason, usage, wait_s, tuple(others), stop_sequence=stop)
 
     def _stream(self, ask: EngineRequest, parsed: ParsedAnswer | None) -> Any:
         try:

@@ -41,6 +41,7 @@ class _Choice(msgspec.Struct):
     delta: _Message | None = None
     text: str | None = None
     finish_reason: str | None = None
+    stop_reason: int | str | None = None  # vLLM's: the stop string, or the id of a stop token
     logprobs: msgspec.Raw = msgspec.Raw(b"null")
     token_ids: tuple[int, ...] | None = None
 
@@ -131,6 +132,7 @@ class CompletionReader:
         self._usage: _Usage | None = None
         self._sluice: _Sluice | None = None
         self._queue_wait_s = 0.0
+        self._stop: str | None = None
         self._counted = 0
         self.started = False
         self.done = False
@@ -254,6 +256,8 @@ class CompletionReader:
                     reported[index] = chunk.usage.completion_tokens or 0
                 if choice.finish_reason is not None:
                     self._reasons[index] = choice.finish_reason
+                    if index == 0 and choice.stop_reason in self._work.sampling.stop:
+                        self._stop = str(choice.stop_reason)
             if chunk.usage is not None:
                 self._usage = chunk.usage
             if chunk.sluice is not None:
@@ -323,6 +327,7 @@ class CompletionReader:
             wait_s,
             tuple(others),
             warnings=self._warnings,
+            stop_sequence=self._stop,
         )
         return rest, completion
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, NotRequired
 
 import orjson
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
 from budgeting.values import ToolCall
@@ -99,6 +99,8 @@ _ERROR_TYPES: Final[Mapping[int, str]] = MappingProxyType(
 
 def stop_reason(asked: ParsedRequest, answer: Answer) -> str:
     """Why the answer ended: the asked length, or that of the context, which had room for less."""
+    if answer.finish_reason is FinishReason.STOP and answer.stop_sequence is not None:
+        return "stop_sequence"
     most = asked.request.sampling.max_tokens or 0
     if answer.finish_reason is FinishReason.LENGTH and answer.budget.generation_reserve < most:
         return "model_context_window_exceeded"
@@ -141,6 +143,7 @@ def message_json(asked: ParsedRequest, answer: Answer) -> bytes:
     body = {
         **message_head(asked, answer.model, content),
         "stop_reason": stop_reason(asked, answer),
+        "stop_sequence": answer.stop_sequence,
         "usage": message_usage(answer.usage),
         "sluice": sluice_body(answer),
     }
@@ -156,13 +159,22 @@ def _tool_use(call: ToolCall) -> AnswerBlock:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
 
 
-def _input(arguments: str) -> dict[str, Any]:
-    """The arguments as an object, as far as they came; what is none is shown as text."""
+def _input(arguments: str) -> Any:
+    """The arguments as an object, as far as they came; what is none is shown as text.
+
+    Whole ones are sent as generated: orjson writes no integers of more than 64 bits.
+    """
+    text = arguments or "{}"
+    whole: bytes | str = text
     try:
-        value = from_json(arguments or "{}", allow_partial="trailing-strings")
+        value = from_json(text, allow_inf_nan=False)
     except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"arguments": arguments}
+        try:
+            value = from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
+            whole = to_json(value, inf_nan_mode="null")
+        except ValueError:
+            value = None
+    return orjson.Fragment(whole) if isinstance(value, dict) else {"arguments": arguments}
 
 
 def messages_error(error: PublicError, request_id: str) -> MessagesErrorBody:

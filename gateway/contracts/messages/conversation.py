@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-import orjson
 from msgspec.structs import replace
+from pydantic_core import to_json
 
 from budgeting.values import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
-from gateway.contracts.checks import check_plain
 from gateway.contracts.formats import bounded_schema
 from gateway.contracts.messages.body import (
     BlockMessage,
@@ -131,9 +130,8 @@ def _assistant(message: BlockMessage, at: str) -> Message:
 
 def _call(block: ContentBlock, at: str) -> ToolCall:
     arguments = _field(block.input, f"{at}.input")
-    check_plain(arguments, f"{at}.input")
     return ToolCall(
-        _field(block.id, f"{at}.id"), _field(block.name, f"{at}.name"), orjson.dumps(arguments).decode()
+        _field(block.id, f"{at}.id"), _field(block.name, f"{at}.name"), to_json(arguments).decode()
     )
 
 

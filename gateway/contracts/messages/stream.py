@@ -89,7 +89,7 @@ class BlockFrames:
     def finish(self, answer: Answer) -> bytes:
         """The end of the last block, and of the message."""
         body = {
-            "delta": {"stop_reason": stop_reason(self._asked, answer), "stop_sequence": None},
+            "delta": {"stop_reason": stop_reason(self._asked, answer), "stop_sequence": answer.stop_sequence},
             "usage": message_usage(answer.usage),
             "sluice": sluice_body(answer),
         }
