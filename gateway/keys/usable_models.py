@@ -1,6 +1,7 @@
 """Which models a key may name."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gateway.contracts.model_card import CardKind, ModelCard
 from gateway.contracts.values import Caller
@@ -42,13 +43,12 @@ def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Se
         if allowed is None or name in allowed
     ]
     named = [*selecting, *(card for card in cards if card.id not in revision.route_of and may(card))]
-    ids = {card.id for card in named}
-    own = [
-        ModelCard(alias, of, None, longest.get(of), CardKind.ALIAS)
-        for alias, of in caller.aliases
-        if of in ids and alias not in ids
+    by_id = {card.id: card for card in named}
+    own = dict(caller.aliases)
+    return [
+        *(card for card in named if card.id not in own),
+        *(replace(by_id[of], id=alias, kind=CardKind.ALIAS) for alias, of in own.items() if of in by_id),
     ]
-    return [*named, *own]
 
 
 def _base_of(card: ModelCard) -> str:

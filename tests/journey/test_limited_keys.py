@@ -142,7 +142,7 @@ async def test_a_fallback_gives_no_answer_of_a_model_that_the_key_may_not_use(
         ({"models": ("big",)}, ["spare"]),
         (
             {"aliases": (("mine", "base"), ("gone", "gone"), ("base", "big"))},
-            ["base", "jp", "manga", "loud", "local", "spare", "mine"],
+            ["jp", "manga", "loud", "local", "spare", "mine"],
         ),
     ],
 )
@@ -162,3 +162,22 @@ def test_the_models_shown_are_those_that_the_key_may_name(
     ]
     found = usable(cards, replace(CALLER, **limits), house.journey.revision())  # type: ignore[arg-type]
     assert [card.id for card in found] == shown
+
+
+def test_a_keys_own_name_is_shown_as_what_it_selects(build_house: Build) -> None:
+    house = build_house(backends=[ScriptedBackend(), ScriptedBackend("spare")])
+    cards = [
+        ModelCard("base", "base", None, 4096),
+        ModelCard("jp", "jp", "base", 4096, CardKind.ADAPTER),
+        ModelCard("local", "base", "base", 4096, CardKind.BACKEND),
+        ModelCard("small", "base", None, 4096, CardKind.ALIAS),
+        ModelCard("taken", "base", None, 4096, CardKind.ALIAS),
+    ]
+    aliases = (("gpt-5", "small"), ("style", "jp"), ("taken", "jp"), ("none", "gone"), ("small", "gone"))
+    caller = replace(CALLER, aliases=aliases[:-1])
+    found = {card.id: card for card in usable(cards, caller, house.journey.revision())}
+    assert found.keys() == {"base", "jp", "local", "small", "gpt-5", "style", "taken"}
+    assert (found["gpt-5"].root, found["gpt-5"].max_model_len) == ("base", 4096)
+    assert [(found[name].root, found[name].parent) for name in ("style", "taken")] == [("jp", "base")] * 2
+    hidden = usable(cards, replace(CALLER, aliases=aliases), house.journey.revision())
+    assert "small" not in {card.id for card in hidden}
