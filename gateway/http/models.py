@@ -1,6 +1,5 @@
-"""``/v1/models``: what a caller's key may name, in OpenAI's shape, or in Anthropic's to its clients."""
+"""``/v1/models``: what a caller's key may name, in the shape of each contract's clients."""
 
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import orjson
@@ -8,6 +7,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from typing_extensions import TypedDict
 
 from gateway.contracts.model_card import ModelCard
+from gateway.contracts.model_lists import anthropic_model, anthropic_models, codex_models
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import path_of
 from gateway.contracts.values import Caller
@@ -63,15 +63,19 @@ ToAnthropics = Annotated[bool, Depends(_is_anthropics)]
 
 @router.get("", response_model=ModelListBody)
 async def list_models(
-    services: Edge, caller: Asking, created: Created, to_anthropics: ToAnthropics
+    services: Edge,
+    caller: Asking,
+    created: Created,
+    to_anthropics: ToAnthropics,
+    client_version: str | None = None,
 ) -> ModelListBody | Response:
-    """Served models; with ``anthropic-version`` Anthropic's list, whole on its first page."""
+    """Served models; with ``anthropic-version`` Anthropic's list, with ``client_version`` Codex's as well."""
+    cards = services.models(caller)
     if to_anthropics:
-        found = [_model_info(card, created) for card in services.models(caller)]
-        ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]} if found else {}
-        return _json({"data": found, "has_more": False, "first_id": None, "last_id": None, **ends})
-    data = [_body(card, created) for card in services.models(caller)]
-    return {"object": "list", "sluice_role": caller.role.value, "data": data}
+        return _json(anthropic_models(cards, created))
+    data = [_body(card, created) for card in cards]
+    body: ModelListBody = {"object": "list", "sluice_role": caller.role.value, "data": data}
+    return body if client_version is None else _json({**body, "models": codex_models(cards)})
 
 
 @router.get("/{id:path}", response_model=ModelBody, responses=errors(404, model=OpenAIErrorBody))
@@ -80,7 +84,7 @@ async def show_model(
 ) -> ModelBody | Response:
     """One served model; its id may contain slashes."""
     card = card_of(services, caller, id)
-    return _json(_model_info(card, created)) if to_anthropics else _body(card, created)
+    return _json(anthropic_model(card, created)) if to_anthropics else _body(card, created)
 
 
 def card_of(services: Services, caller: Caller, model: str) -> ModelCard:
@@ -101,19 +105,6 @@ def _body(card: ModelCard, created: int) -> ModelBody:
         "root": card.root,
         "parent": card.parent,
         "max_model_len": card.max_model_len,
-    }
-
-
-def _model_info(card: ModelCard, created: int) -> dict[str, Any]:
-    """Anthropic's model object."""
-    return {
-        "type": "model",
-        "id": card.id,
-        "display_name": card.id,
-        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
-        "lifecycle": "active",
-        "max_input_tokens": card.max_model_len,
-        "max_tokens": card.max_model_len,
     }
 
 

@@ -118,6 +118,21 @@ async def test_models_have_anthropics_shape_to_its_clients(connect: Any) -> None
     assert (one["type"], one["display_name"], one["lifecycle"]) == ("model", "org/adapter-v1", "active")
 
 
+async def test_codex_finds_the_fields_that_its_reader_demands(connect: Any) -> None:
+    async with connect(fake_services()) as client:
+        found = (await client.get("/v1/models?client_version=0.169.0")).json()
+    assert [one["slug"] for one in found["models"]] == [card["id"] for card in found["data"]]
+    first = found["models"][0]
+    assert {
+        "slug", "display_name", "description", "supported_reasoning_levels", "shell_type", "visibility",
+        "supported_in_api", "priority", "upgrade", "base_instructions", "supports_reasoning_summaries",
+        "support_verbosity", "default_verbosity", "apply_patch_tool_type", "truncation_policy",
+        "supports_parallel_tool_calls", "experimental_supported_tools",
+    } <= set(first)  # fmt: skip
+    assert first["base_instructions"]
+    assert (first["context_window"], first["truncation_policy"]) == (4096, {"mode": "tokens", "limit": 512})
+
+
 @pytest.mark.parametrize(
     ("headers", "session", "priority"),
     [

@@ -1,0 +1,71 @@
+"""Served models in the shapes of Anthropic's and of Codex's clients."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from gateway.contracts.model_card import ModelCard
+
+MAX_TOOL_OUTPUT: Final = 10_000
+"""Tokens of a tool's output that Codex shows the model at most; less where the context is short."""
+TOOL_OUTPUT_SHARE: Final = 8
+"""One part in so many of the context is room for a tool's output."""
+
+CODEX_INSTRUCTIONS: Final = (
+    "You are Codex, a coding agent in a terminal on the user's computer. Read files before you change them,"
+    " and keep changes small. Run commands with the shell, and change files with apply_patch if you have it."
+    " Follow the AGENTS.md files of the repository. Run the tests of what you changed. Go on until the task"
+    " is done, then say in a few sentences what you did."
+)
+"""Codex takes its instructions from the list of models and has none of its own then."""
+
+
+def anthropic_models(cards: Sequence[ModelCard], created: int) -> dict[str, Any]:
+    """Anthropic's list, whole on its first page."""
+    data = [anthropic_model(card, created) for card in cards]
+    ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"data": data, "has_more": False, "first_id": ends[0], "last_id": ends[1]}
+
+
+def anthropic_model(card: ModelCard, created: int) -> dict[str, Any]:
+    """Anthropic's model object."""
+    return {
+        "type": "model",
+        "id": card.id,
+        "display_name": card.id,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
+        "lifecycle": "active",
+        "max_input_tokens": card.max_model_len,
+        "max_tokens": card.max_model_len,
+    }
+
+
+def codex_models(cards: Sequence[ModelCard]) -> list[dict[str, Any]]:
+    """Codex's model objects; without them it offers a model no apply_patch and guesses its context."""
+    return [_codex_model(card, place) for place, card in enumerate(cards)]
+
+
+def _codex_model(card: ModelCard, place: int) -> dict[str, Any]:
+    length = card.max_model_len
+    output = MAX_TOOL_OUTPUT if length is None else min(MAX_TOOL_OUTPUT, length // TOOL_OUTPUT_SHARE)
+    return {
+        "slug": card.id,
+        "display_name": card.id,
+        "description": None,
+        "supported_reasoning_levels": [],
+        "shell_type": "shell_command",
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": place,
+        "upgrade": None,
+        "base_instructions": CODEX_INSTRUCTIONS,
+        "supports_reasoning_summaries": False,
+        "support_verbosity": False,
+        "default_verbosity": None,
+        "apply_patch_tool_type": "freeform",
+        "truncation_policy": {"mode": "tokens", "limit": output},
+        "supports_parallel_tool_calls": True,
+        **({} if length is None else {"context_window": length}),
+        "experimental_supported_tools": [],
+        "input_modalities": ["text"],
+    }
