@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.contracts.fields import MAX_LABEL
+from gateway.contracts.fields import label_or_none
 
 _SESSION: Final = b"x-claude-code-session-id"
 _CLASS: Final = b"x-claude-code-request-class"
@@ -11,8 +11,7 @@ _CLASS: Final = b"x-claude-code-request-class"
 
 def agent_session(headers: Mapping[bytes, bytes]) -> str | None:
     """The agent's session: its requests share a prefix, and go to one worker."""
-    text = headers.get(_SESSION, b"").decode("latin-1").strip()
-    return text if text.isascii() and text.isprintable() and 0 < len(text) <= MAX_LABEL else None
+    return label_or_none(headers.get(_SESSION, b"").decode("latin-1").strip())
 
 
 def is_auxiliary(headers: Mapping[bytes, bytes]) -> bool:

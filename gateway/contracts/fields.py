@@ -74,6 +74,12 @@ TokenIds = TypeAliasType("TokenIds", Annotated[list[TokenId], Field(fail_fast=Tr
 Texts = TypeAliasType("Texts", Annotated[list[Text], Field(fail_fast=True)])
 
 
+def label_or_none(given: object) -> str | None:
+    """What a caller sent as a label, where it is usable as one: one printable line; else it has no effect."""
+    usable = isinstance(given, str) and given.isprintable() and given.strip() and len(given) <= MAX_LABEL
+    return str(given) if usable else None
+
+
 def stops(given: str | list[str] | None) -> tuple[str, ...]:
     """The stop strings of a ``Stop``, which is one string or a list."""
     return (given,) if isinstance(given, str) else tuple(given or ())

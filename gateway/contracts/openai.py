@@ -19,6 +19,7 @@ from gateway.contracts.fields import (
     Text,
     Texts,
     TokenIds,
+    label_or_none,
     no_null,
 )
 from gateway.contracts.native import SluiceFields, request_of
@@ -229,6 +230,7 @@ def _asked(
     native = body.sluice or _NO_FIELDS
     shaper, shape = shape_of(body)
     extra, needs = body.extra(in_messages)
+    given = body.__pydantic_extra__ or {}
     request = request_of(
         origin,
         contract,
@@ -237,9 +239,9 @@ def _asked(
         messages=messages,
         raw_prompt=raw_prompt,
         model=body.model,
-        # OpenAI's stable end-user id stands for the session when none is named: it keeps a user on one
-        # canary arm and near one prefix cache.
-        session_id=native.session_id or body.user,
+        # OpenAI's key of the prompt's cache, else its stable end-user id, stands for the session when none is
+        # named: it keeps a user on one canary arm and near one prefix cache.
+        session_id=native.session_id or label_or_none(given.get("prompt_cache_key")) or body.user,
         user=body.user,
         sampling=sampling_of(body, max_tokens=max_tokens, logprobs=logprobs, **echo),
         response_format=shape,

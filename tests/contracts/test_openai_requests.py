@@ -159,6 +159,8 @@ def test_native_fields_travel_in_the_sluice_object() -> None:
 
 def test_the_user_stands_for_the_session_when_none_is_named() -> None:
     assert chat(user="u").request.session_id == "u"
+    assert chat(user="u", prompt_cache_key="k").request.session_id == "k"
+    assert chat(user="u", prompt_cache_key={}).request.session_id == "u"
 
 
 def test_an_official_clients_own_message_may_be_sent_back_as_history() -> None:

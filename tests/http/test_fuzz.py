@@ -92,7 +92,8 @@ async def answered(client: httpx.AsyncClient, request: FuzzRequest, hidden: tupl
         and request.target.partition("?")[0] != "/ready"
     ):
         error = answer.json()["error"]
-        assert error["message"] and error["code"] and not any(word in answer.text for word in hidden), error
+        code = error.get("code") or error["sluice_code"]
+        assert error["message"] and code and not any(word in answer.text for word in hidden), error
     return answer.status_code
 
 

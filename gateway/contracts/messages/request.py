@@ -6,7 +6,7 @@ from typing import Any, Final
 from gateway.contracts.checks import check_count
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.features import Feature
-from gateway.contracts.fields import MAX_LABEL
+from gateway.contracts.fields import label_or_none
 from gateway.contracts.formats import schema_shape
 from gateway.contracts.messages.body import MAX_DROPPED, CountRequest, MessagesRequest
 from gateway.contracts.messages.conversation import chosen, conversation, input_tools
@@ -26,7 +26,7 @@ _NO_FIELDS: Final = SluiceFields()
 
 def messages_request(body: MessagesRequest, origin: RequestOrigin) -> ParsedRequest:
     """The request of an answer. Raises InvalidRequest: a rule that types cannot say."""
-    user = _label(body.metadata.user_id if body.metadata is not None else None)
+    user = label_or_none(body.metadata.user_id if body.metadata is not None else None)
     sampling = Sampling(
         max_tokens=body.max_tokens,
         temperature=body.temperature,
@@ -92,12 +92,6 @@ def _effort(body: CountRequest) -> str | None:
         return None
     budget = thinking.budget_tokens
     return "low" if budget <= LOW_BUDGET else "medium" if budget <= MEDIUM_BUDGET else "high"
-
-
-def _label(given: str | None) -> str | None:
-    """The caller's id of its user, where it is one printable line; else none, as it has no effect then."""
-    usable = given is not None and given.isprintable() and given.strip() and len(given) <= MAX_LABEL
-    return given if usable else None
 
 
 def _fields(native: SluiceFields, tools: int) -> Mapping[str, str]:
