@@ -127,8 +127,8 @@ class OpenAIBackend(AffinitySection):
     """A pool of remote workers that speak OpenAI's contract; docs/workers.md explains each key.
 
     Without ``model`` the pool serves what its workers list. The timeouts are for a worker that answers within
-    seconds when it is not overloaded. ``keepalive_seconds`` is under the five
-    seconds after which uvicorn, vLLM's server, closes an idle connection.
+    seconds when it is not overloaded. ``keepalive_seconds`` is under the five seconds after which uvicorn,
+    vLLM's server, closes an idle connection.
     """
 
     kind: Literal["openai"]

@@ -108,11 +108,14 @@ class AuthConfig(Section):
     """Keys. With ``enabled: false`` every caller is the local operator; keep the port on loopback then.
 
     With ``metrics``, ``/metrics`` also needs a key of an operator or admin. ``tenant_budgets`` hold besides
-    those of keys.
+    those of keys. The defaults hold for callers' keys without a limit of their own, in each process.
     """
 
     enabled: bool = True
     metrics: bool = False
+    default_concurrent_requests: Annotated[int, Field(ge=1, le=1_000_000)] | None = 1_024
+    default_requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = 60_000
+    default_tokens_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000_000)] | None = 100_000_000
     tenant_budgets: Annotated[dict[str, TenantBudget], Field(max_length=10_000)] = Field(default={})
 
 

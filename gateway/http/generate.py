@@ -10,7 +10,7 @@ from gateway.contracts.agent_headers import agent_session, is_auxiliary
 from gateway.contracts.dialect import ContractDialect, ParsedRequest
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Answer, Caller, GenerateRequest
-from gateway.errors import DeadlineExceeded, Internal, PublicError, public_error
+from gateway.errors import DeadlineExceeded, Internal, PublicError, RateLimited, public_error
 from gateway.generation.sink import Sink
 from gateway.http.authorize import caller_of
 from gateway.http.body import read_body
@@ -53,11 +53,16 @@ async def run_journey(
     limit_s = services.limits.request_timeout_s
     error: PublicError | None = None
     try:
-        with TimeLimit(services.time_limits, limit_s + OVERTIME_S) as bound:
+        with (
+            services.limiter.running(request.caller),
+            TimeLimit(services.time_limits, limit_s + OVERTIME_S) as bound,
+        ):
             if further:
                 await run_prompts(services.journey.run, (request, *further), sink, services.clock)
             else:
                 await services.journey.run(request, sink)
+    except RateLimited as refused:
+        error = public_error(refused)
     except Exception as defect:
         if isinstance(defect, TimeoutError) and bound.expired:
             error = public_error(DeadlineExceeded(f"the request took longer than {limit_s:g} s"))

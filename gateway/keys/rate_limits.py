@@ -26,6 +26,7 @@ from accounting.values import UsageRow
 from gateway.contracts.values import Caller
 from gateway.errors import BudgetExceeded, QuotaExceeded, RateLimited
 from gateway.generation.answer_stream import AnswerStream
+from gateway.keys.ceilings import NO_CEILINGS, Ceilings
 from gateway.keys.shared_limits import SharedLimits
 
 Header = tuple[bytes, bytes]
@@ -78,7 +79,10 @@ class TokenReservation:
 class KeyLimiter:
     """Counts keys' requests, and reserves tokens for the journey.
 
-    Nothing is counted for a key without limits.
+    Nothing is counted in the store for a key without limits: ``ceilings`` hold for it, in this process.
+
+    Attributes:
+        running: the block in which a request of a key runs.
 
     Args:
         quotas: this process' own counts; ``None``: nothing is limited.
@@ -96,7 +100,10 @@ class KeyLimiter:
         tenant_budgets: Mapping[str, Budget] = MappingProxyType({}),
         unix_time: Callable[[], float] = time.time,
         emit: Callable[[QuotaEvent], None] = lambda event: None,
+        ceilings: Ceilings = NO_CEILINGS,
     ) -> None:
+        self.running = ceilings.running
+        self._ceilings = ceilings
         self._quotas = quotas
         self._spent = None if quotas is None else Quotas(clock=unix_time)
         self._tenant_budgets = tenant_budgets
@@ -107,6 +114,7 @@ class KeyLimiter:
 
     async def enter(self, caller: Caller) -> None:
         """Count a request. Raises RateLimited."""
+        self._ceilings.count_request(caller)
         quotas, limits = self._quotas, caller.limits
         if quotas is None or limits.requests_per_minute is None:
             return
@@ -169,6 +177,7 @@ class KeyLimiter:
             QuotaExceeded: over the tokens per day.
             BudgetExceeded: over the money of a day or a month, of the key or its tenant.
         """
+        self._ceilings.count_tokens(caller, tokens)
         quotas, spent, limits = self._quotas, self._spent, caller.limits
         if quotas is None or spent is None:
             return None

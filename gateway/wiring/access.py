@@ -5,11 +5,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from accounting.keys import KeyRing
+from accounting.keys import KeyLimits, KeyRing
 from accounting.quotas import Quotas
 from gateway.config.errors import ConfigError
 from gateway.config.settings import FRONT_KEY, Settings
 from gateway.keys.authenticate import Keys
+from gateway.keys.ceilings import Ceilings
 from gateway.keys.last_used import STREAM as USE_STREAM
 from gateway.keys.last_used import KeyUse
 from gateway.keys.rate_limits import KeyLimiter, budget_of
@@ -101,8 +102,16 @@ def make_access(base: Foundation, admin_key: str | None) -> AccessParts:
         },
         unix_time=base.unix_time,
         emit=base.events.emit,
+        ceilings=make_ceilings(base),
     )
     return AccessParts(keys, limiter, shared)
+
+
+def make_ceilings(base: Foundation) -> Ceilings:
+    """The limits of keys without any."""
+    auth = base.settings.auth
+    per_minute = KeyLimits(auth.default_requests_per_minute, auth.default_tokens_per_minute)
+    return Ceilings(per_minute, auth.default_concurrent_requests, clock=base.clock)
 
 
 def make_keys(ring: KeyRing, state: StateParts, *, unix_time: Callable[[], float]) -> KeyParts:

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from budgeting.values import ToolKind
+from budgeting.values import Tool, ToolKind
 from gateway.backends.port import Completion, Work
 from gateway.backends.tool_deltas import ToolCallDelta, ToolCallReader
 from gateway.backends.workers.dialect import MAX_ECHO_BYTES
@@ -119,15 +119,18 @@ class CompletionReader:
         self._fault: BadHttp | BackendFailure | None = None
         self._events = EventReader(MAX_ECHO_BYTES if work.sampling.echo else MAX_EVENT_BYTES)
         self._logprobs = LogprobReader(work.sampling.logprobs or 0, token_bytes)
-        custom = () if custom_tools else [one for one in work.tools if one.kind is ToolKind.CUSTOM]
-        self._tools = ToolCallReader(work.generation_id, frozenset([one.name for one in custom]))
-        self._warnings = tuple(
-            [
-                f"the form of the input of tool {one.name} is described to the model, not enforced"
-                for one in custom
-                if one.format is not None
-            ]
-        )
+        self._warnings: tuple[str, ...] = ()
+        wrapped: tuple[Tool, ...] = ()
+        if work.tools and not custom_tools:
+            wrapped = tuple([one for one in work.tools if one.kind is ToolKind.CUSTOM])
+            self._warnings = tuple(
+                [
+                    f"the form of the input of tool {one.name} is described to the model, not enforced"
+                    for one in wrapped
+                    if one.format is not None
+                ]
+            )
+        self._tools = ToolCallReader(work.generation_id, [one.name for one in wrapped] if wrapped else ())
         self._reasons: dict[int, str] = {}
         self._usage: _Usage | None = None
         self._sluice: _Sluice | None = None

@@ -102,6 +102,9 @@ class WorkersBackend:
         self.continues = writer.continues
         self._features = features
         self._incapable = incapable
+        # What the workers serve, and what they and the model can do; a request reads both many times.
+        self.model = model.id
+        self.features = features - incapable(model.id)
         self._workers = {worker.url: worker for worker in workers}
         self._writer = writer
         self._pool = pool
@@ -118,11 +121,6 @@ class WorkersBackend:
         self._stopped = False
         self._log = structlog.get_logger("gateway.workers").bind(backend=name)
         self._warned_no_usage = False
-
-    @property
-    def features(self) -> frozenset[Feature]:
-        """The workers' features that the model has too."""
-        return self._features - self._incapable(self.model)
 
     @property
     def state(self) -> BackendState:
@@ -164,11 +162,6 @@ class WorkersBackend:
         """The load of all workers in service; ``None`` while none of them reports its figures."""
         return self._pool.load(self._clock())
 
-    @property
-    def model(self) -> str:
-        """The id of the model that the workers serve; the pool's name until the first one has said it."""
-        return self._model.id
-
     def tokenizer_check(self) -> TokenizerCheck | None:
         """Of the tokenizer of the model that the workers serve now; ``None``: prompts are not sent as ids."""
         return self._check
@@ -176,9 +169,11 @@ class WorkersBackend:
     async def listed(self, url: str, models: Sequence[ServedModel] | None) -> str | None:
         """A worker listed its models; why it cannot be used, if so, as the end of a sentence."""
         trouble = await self._model.listed(url, models)
-        if self._model.id != self._writer.model:
+        if self._model.id != self.model:
             self._log.info("workers' model", model=self._model.id)
-            self._writer = replace(self._writer, model=self._model.id)
+            self.model = self._model.id
+            self.features = self._features - self._incapable(self.model)
+            self._writer = replace(self._writer, model=self.model)
             self._same_tokenizer.clear()
         if (reading := self._model.reading) is not None:
             self._token_bytes = reading.token_bytes

@@ -1,0 +1,100 @@
+"""What a key without limits of its own may ask of this process."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+
+from accounting.keys import CallerRole, KeyLimits
+from gateway.contracts.values import Caller
+from gateway.errors import RateLimited
+
+MINUTE_S = 60.0
+
+
+class Ceilings:
+    """Counts callers' keys in windows of one minute, which begin together, and their requests that run.
+
+    A ceiling protects the others from one key that runs away. It costs no call of the state store, so each
+    process counts for itself. Keys of other roles have none.
+
+    Args:
+        limits: of requests and tokens per minute; a key's own limit replaces the one of its kind.
+        concurrent: most requests of one key at a time; ``None``: any number.
+    """
+
+    def __init__(self, limits: KeyLimits, concurrent: int | None, *, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._concurrent = concurrent
+        self._clock = clock
+        self._ends_at = 0.0
+        # By key, so bounded by the number of keys.
+        self._requests: Counter[str] = Counter()
+        self._tokens: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
+
+    def count_request(self, caller: Caller) -> None:
+        """Count a request. Raises RateLimited."""
+        if caller.limits.requests_per_minute is None:
+            self._count("requests_per_minute", self._limits.requests_per_minute, self._requests, caller, 1)
+
+    def count_tokens(self, caller: Caller, tokens: int) -> None:
+        """Count what a request is expected to use. Raises RateLimited."""
+        if caller.limits.tokens_per_minute is None and caller.limits.tokens_per_day is None:
+            self._count("tokens_per_minute", self._limits.tokens_per_minute, self._tokens, caller, tokens)
+
+    def running(self, caller: Caller) -> "Running":
+        """The block in which a request of the key runs. Raises RateLimited."""
+        limit, key_id = self._concurrent, caller.key_id
+        counted = limit is not None and caller.role is CallerRole.CALLER
+        if counted and self._running[key_id] >= (limit or 0):
+            raise RateLimited(
+                f"concurrent_requests: {limit} requests of the key run here, which is the limit; "
+                "send fewer at a time",
+                retry_after_ms=1_000,
+            )
+        return Running(self._running if counted else None, key_id)
+
+    def _count(self, name: str, limit: int | None, used: Counter[str], caller: Caller, amount: int) -> None:
+        if limit is None or caller.role is not CallerRole.CALLER:
+            return
+        now = self._clock()
+        if now >= self._ends_at:
+            self._requests.clear()
+            self._tokens.clear()
+            self._ends_at = now + MINUTE_S
+        before = used[caller.key_id]
+        if before and before + amount > limit:
+            wait_s = self._ends_at - now
+            raise RateLimited(
+                f"{name}: the request needs {amount}, the limit of keys without one of their own is {limit}; "
+                f"come again in {math.ceil(wait_s)} s",
+                retry_after_ms=max(1, math.ceil(wait_s * 1000)),
+            )
+        used[caller.key_id] = before + amount
+
+
+class Running:
+    """A request that runs, counted while the block lasts."""
+
+    __slots__ = ("_key_id", "_running")
+
+    def __init__(self, running: Counter[str] | None, key_id: str) -> None:
+        self._running = running
+        self._key_id = key_id
+
+    def __enter__(self) -> None:
+        if self._running is not None:
+            self._running[self._key_id] += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        running = self._running
+        if running is not None:
+            running[self._key_id] -= 1
+            if not running[self._key_id]:
+                del running[self._key_id]
+
+
+NO_CEILINGS = Ceilings(KeyLimits(), None, clock=lambda: 0.0)

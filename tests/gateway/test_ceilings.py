@@ -1,0 +1,91 @@
+"""Keys without limits of their own cannot take a process for themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from accounting.keys import CallerRole, KeyLimits
+from gateway.config.settings import Settings
+from gateway.contracts.values import Caller
+from gateway.errors import RateLimited
+from gateway.keys.ceilings import Ceilings
+
+CALLER = Caller("acme", CallerRole.CALLER, "key_1")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_requests_and_tokens_of_a_minute_are_counted_for_each_key() -> None:
+    clock = Clock()
+    ceilings = Ceilings(KeyLimits(2, 100), None, clock=clock)
+    other = replace(CALLER, key_id="key_2")
+    for caller in (CALLER, other):
+        ceilings.count_request(caller)
+        ceilings.count_request(caller)
+        ceilings.count_tokens(caller, 60)
+    clock.now += 20.5
+    with pytest.raises(RateLimited, match=r"requests_per_minute: .* is 2; come again in 40 s") as refused:
+        ceilings.count_request(CALLER)
+    assert refused.value.retry_after_ms == 39_500
+    with pytest.raises(RateLimited, match="tokens_per_minute: the request needs 60"):
+        ceilings.count_tokens(CALLER, 60)
+    ceilings.count_tokens(CALLER, 40)
+    clock.now += 40.0
+    ceilings.count_request(CALLER)
+    ceilings.count_tokens(CALLER, 60)
+
+
+def test_one_request_above_the_tokens_of_a_minute_is_let_through() -> None:
+    ceilings = Ceilings(KeyLimits(None, 100), None, clock=Clock())
+    ceilings.count_tokens(CALLER, 500)
+    with pytest.raises(RateLimited):
+        ceilings.count_tokens(CALLER, 1)
+
+
+def test_a_keys_requests_that_run_are_counted_until_they_end_in_whatever_way() -> None:
+    ceilings = Ceilings(KeyLimits(), 2, clock=Clock())
+    with (
+        ceilings.running(CALLER),
+        ceilings.running(CALLER),
+        ceilings.running(replace(CALLER, key_id="key_2")),
+        pytest.raises(RateLimited, match="concurrent_requests: 2 requests of the key run here"),
+    ):
+        ceilings.running(CALLER)
+    with pytest.raises(ValueError, match="broken"), ceilings.running(CALLER):
+        raise ValueError("broken")
+    with ceilings.running(CALLER), ceilings.running(CALLER):
+        pass
+    assert not ceilings._running
+
+
+@pytest.mark.parametrize("role", [CallerRole.FRONT, CallerRole.OPERATOR, CallerRole.ADMIN])
+def test_only_callers_keys_have_ceilings(role: CallerRole) -> None:
+    ceilings = Ceilings(KeyLimits(1, 1), 1, clock=Clock())
+    caller = replace(CALLER, role=role)
+    for _ in range(3):
+        ceilings.count_request(caller)
+        ceilings.count_tokens(caller, 5)
+    with ceilings.running(caller), ceilings.running(caller):
+        pass
+
+
+def test_a_keys_own_limit_replaces_the_ceiling_of_its_kind() -> None:
+    ceilings = Ceilings(KeyLimits(1, 1), None, clock=Clock())
+    own = replace(CALLER, limits=KeyLimits(requests_per_minute=1_000, tokens_per_day=1_000))
+    for _ in range(3):
+        ceilings.count_request(own)
+        ceilings.count_tokens(own, 5)
+
+
+def test_they_are_on_by_default_and_each_can_be_switched_off() -> None:
+    auth = Settings.model_validate({}).auth
+    assert (auth.default_concurrent_requests, auth.default_requests_per_minute) == (1_024, 60_000)
+    off = Settings.model_validate({"auth": {"default_concurrent_requests": None}})
+    assert off.auth.default_concurrent_requests is None

@@ -1,0 +1,45 @@
+"""The ceilings of keys, as callers meet them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+
+from accounting.keys import KeyLimits
+from gateway.keys.ceilings import Ceilings
+from gateway.keys.rate_limits import KeyLimiter
+from gateway.testing import CALLER_KEY, FakeJourney, fake_services
+from tests.http.conftest import Connect
+
+BODY = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def arrivals(journey: FakeJourney, count: int) -> None:
+    while not journey.arrived(count):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def test_too_many_at_a_time_are_429_with_retry_after_and_none_is_kept_back_afterwards(
+    connect: Connect,
+) -> None:
+    limiter = KeyLimiter(ceilings=Ceilings(KeyLimits(), 2, clock=time.monotonic))
+    journey = FakeJourney(holds=True)
+    async with connect(fake_services(journey, limiter=limiter)) as client, asyncio.TaskGroup() as asking:
+
+        async def ask() -> httpx.Response:
+            return await client.post(
+                "/v1/chat/completions", json=BODY, headers={"Authorization": f"Bearer {CALLER_KEY}"}
+            )
+
+        held = [asking.create_task(ask()) for _ in range(2)]
+        async with asyncio.timeout(60):
+            await arrivals(journey, 2)
+        refused = await ask()
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json()["error"]["sluice_code"] == "rate_limited"
+        journey.resume()
+        assert [(await one).status_code for one in held] == [200, 200]
+        assert (await ask()).status_code == 200
+    assert not limiter._ceilings._running
