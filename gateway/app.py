@@ -36,6 +36,7 @@ _ROUTERS: Final = (
     models.router,
     tokenize.router,
     count_tokens.router,
+    count_tokens.responses,
     adapters.router,
     canary.router,
     evaluations.router,

@@ -1,6 +1,7 @@
-"""``/v1/messages/count_tokens``: the size of a prompt, as the answer's usage will say it.
+"""The size of a prompt, as the answer's usage will say it: ``/v1/messages/count_tokens`` and
+``/v1/responses/input_tokens``.
 
-It counts against the key's limits as ``/tokenize`` does.
+They count against the key's limits as ``/tokenize`` does.
 """
 
 import asyncio
@@ -11,16 +12,27 @@ from typing_extensions import TypedDict
 from gateway.contracts.messages.answer import MessagesErrorBody
 from gateway.contracts.messages.body import CountRequest
 from gateway.contracts.messages.request import counted_request
+from gateway.contracts.openai_answer import OpenAIErrorBody
+from gateway.contracts.responses.body import ResponsesBody, responses_request
+from gateway.contracts.values import Caller, GenerateRequest
 from gateway.errors import DeadlineExceeded
 from gateway.http.exchange import Exchange
 from gateway.http.generate import origin_of
 from gateway.http.routes import KEY, Asking, CountedRoute, Edge, Json, errors
 from gateway.http.tokenize import BYTES_PER_TOKEN
+from gateway.ports import Services
 
 
 class MessageTokens(TypedDict):
     """The whole prompt, cached or not."""
 
+    input_tokens: int
+
+
+class ResponseTokens(TypedDict):
+    """The whole prompt, cached or not."""
+
+    object: str
     input_tokens: int
 
 
@@ -30,6 +42,12 @@ router = APIRouter(
     dependencies=[KEY],
     responses=errors(400, 401, 403, 404, 413, 429, 504, model=MessagesErrorBody),
 )
+responses = APIRouter(
+    tags=["openai"],
+    route_class=CountedRoute,
+    dependencies=[KEY],
+    responses=errors(400, 401, 403, 404, 413, 429, 504, model=OpenAIErrorBody),
+)
 
 
 @router.post("/v1/messages/count_tokens")
@@ -38,11 +56,25 @@ async def count_tokens(
 ) -> MessageTokens:
     """Tokens of a prompt."""
     asked = counted_request(given, origin_of(services, Exchange.of(request.scope), caller))
+    return {"input_tokens": await _counted(asked, request, services, caller)}
+
+
+@responses.post("/v1/responses/input_tokens")
+async def input_tokens(
+    given: Json[ResponsesBody], request: Request, services: Edge, caller: Asking
+) -> ResponseTokens:
+    """Tokens of a prompt; the body is that of ``/v1/responses``."""
+    asked = responses_request(given, origin_of(services, Exchange.of(request.scope), caller)).request
+    count = await _counted(asked, request, services, caller)
+    return {"object": "response.input_tokens", "input_tokens": count}
+
+
+async def _counted(asked: GenerateRequest, request: Request, services: Services, caller: Caller) -> int:
     await services.limiter.spend(caller, len(await request.body()) // BYTES_PER_TOKEN)
     limit_s = services.limits.request_timeout_s
     try:
         async with asyncio.timeout(limit_s):
             offload = services.text_threads.of(asked)
-            return {"input_tokens": await services.prompts.count(asked, offload)}
+            return await services.prompts.count(asked, offload)
     except TimeoutError:
         raise DeadlineExceeded(f"the request took longer than {limit_s:g} s") from None

@@ -133,3 +133,23 @@ def test_a_stream_has_the_calls_of_the_whole_answer_also_when_its_engine_is_kill
     assert ([call[1:] for call in killed], reason) == ([call[1:] for call in calls], "tool_calls")
     assert "engine lost" in live.log.read_text()
     assert Path(f"/proc/{live.engine_pid()}").exists()
+
+
+def test_a_response_has_the_call_of_the_whole_one_also_when_its_engine_is_killed(
+    client: openai.OpenAI, live: LiveGateway
+) -> None:
+    flat: Any = [{"type": "function", "strict": False, **one["function"]} for one in TOOLS]
+    asked: Any = {"model": "demo", "input": ORDER[0]["content"], "tools": flat}
+    whole = client.responses.create(**asked)
+    with client.responses.stream(**asked) as stream:
+        for event in stream:
+            if event.type == "response.output_item.added":
+                os.kill(live.engine_pid(), signal.SIGKILL)
+        killed = stream.get_final_response()
+    found: list[Any] = [response.output for response in (whole, killed)]
+    assert [[(one.type, one.name, one.arguments) for one in output] for output in found] == [
+        [("function_call", "order_status", '{"order_id":"48213"}')]
+    ] * 2
+    assert (killed.status, killed.error) == ("completed", None)
+    counted = client.responses.input_tokens.count(**asked)
+    assert whole.usage is not None and counted.input_tokens == whole.usage.input_tokens
