@@ -138,7 +138,7 @@ def test_a_stream_has_the_calls_of_the_whole_answer_also_when_its_engine_is_kill
 def test_a_response_has_the_call_of_the_whole_one_also_when_its_engine_is_killed(
     client: openai.OpenAI, live: LiveGateway
 ) -> None:
-    flat: Any = [{"type": "function", "strict": False, **one["function"]} for one in TOOLS]
+    flat: Any = [{"type": "function", **one["function"]} for one in TOOLS]
     asked: Any = {"model": "demo", "input": ORDER[0]["content"], "tools": flat}
     whole = client.responses.create(**asked)
     with client.responses.stream(**asked) as stream:
