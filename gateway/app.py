@@ -1,5 +1,6 @@
 """The application: every path of the HTTP edge on one FastAPI app."""
 
+import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Final
 
@@ -65,6 +66,7 @@ class GatewayApp(FastAPI):
         super().__init__(**settings)
         self._described = described
         self._document: tuple[str, bytes] | None = None
+        self._describing = asyncio.Lock()
         self._hot = hot
         self._entry = with_cors(self._dispatch, cors_origins) if cors_origins else self._dispatch
 
@@ -82,10 +84,16 @@ class GatewayApp(FastAPI):
 
     async def _describe(self, request: Request) -> Response:
         root: str = request.scope.get("root_path", "").rstrip("/")
-        if self._document is None or self._document[0] != root:
-            servers = {"servers": [{"url": root}]} if root else {}
-            self._document = root, orjson.dumps({**self.openapi(), **servers})
-        return Response(self._document[1], media_type="application/json")
+        async with self._describing:
+            document = self._document
+            if document is None or document[0] != root:
+                # Over a second of work, which other requests do not wait for.
+                document = self._document = root, await asyncio.to_thread(self._written, root)
+        return Response(document[1], media_type="application/json")
+
+    def _written(self, root: str) -> bytes:
+        servers = {"servers": [{"url": root}]} if root else {}
+        return orjson.dumps({**self.openapi(), **servers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry."""

@@ -114,8 +114,8 @@ class AuthConfig(Section):
     enabled: bool = True
     metrics: bool = False
     default_concurrent_requests: Annotated[int, Field(ge=1, le=1_000_000)] | None = 1_024
-    default_requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = 60_000
-    default_tokens_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000_000)] | None = 100_000_000
+    default_requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = 600_000
+    default_tokens_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000_000)] | None = 1_000_000_000
     tenant_budgets: Annotated[dict[str, TenantBudget], Field(max_length=10_000)] = Field(default={})
 
 

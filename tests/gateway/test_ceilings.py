@@ -86,6 +86,6 @@ def test_a_keys_own_limit_replaces_the_ceiling_of_its_kind() -> None:
 
 def test_they_are_on_by_default_and_each_can_be_switched_off() -> None:
     auth = Settings.model_validate({}).auth
-    assert (auth.default_concurrent_requests, auth.default_requests_per_minute) == (1_024, 60_000)
+    assert (auth.default_concurrent_requests, auth.default_requests_per_minute) == (1_024, 600_000)
     off = Settings.model_validate({"auth": {"default_concurrent_requests": None}})
     assert off.auth.default_concurrent_requests is None

@@ -15,7 +15,9 @@ from starlette.routing import Route
 from gateway.app import create_app
 from gateway.config.settings import load_settings
 from gateway.http.surfaces import for_callers
+from gateway.testing import fake_services
 from gateway.wiring.build import build
+from tests.http.conftest import Connect
 
 ROOT = Path(__file__).parents[2]
 KEY = "a-key-for-tests-0123456789abcdef0123456789abcdef"
@@ -131,3 +133,14 @@ async def test_what_the_operators_paths_answer_has_the_shape_that_is_told(servic
         await asked("POST", "/admin/budget/preview", body)
         assert (await asked("POST", "/admin/drain"))["draining"]
         await asyncio.sleep(0)
+
+
+async def test_other_requests_do_not_wait_while_the_document_is_written(connect: Connect) -> None:
+    turns = 0
+    async with connect(fake_services()) as client, asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(client.get("/openapi.json"))
+        while not asked.done():
+            turns += 1
+            await asyncio.sleep(0.001)
+    assert turns > 20, "the event loop had no turns meanwhile"
+    assert asked.result().status_code == 200
