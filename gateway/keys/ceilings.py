@@ -40,7 +40,7 @@ class Ceilings:
 
     def count_tokens(self, caller: Caller, tokens: int) -> None:
         """Count what a request is expected to use. Raises RateLimited."""
-        if caller.limits.tokens_per_minute is None and caller.limits.tokens_per_day is None:
+        if caller.limits.tokens_per_minute is None:
             self._count("tokens_per_minute", self._limits.tokens_per_minute, self._tokens, caller, tokens)
 
     def running(self, caller: Caller) -> "Running":

@@ -78,7 +78,7 @@ def test_only_callers_keys_have_ceilings(role: CallerRole) -> None:
 
 def test_a_keys_own_limit_replaces_the_ceiling_of_its_kind() -> None:
     ceilings = Ceilings(KeyLimits(1, 1), None, clock=Clock())
-    own = replace(CALLER, limits=KeyLimits(requests_per_minute=1_000, tokens_per_day=1_000))
+    own = replace(CALLER, limits=KeyLimits(requests_per_minute=1_000, tokens_per_minute=1_000))
     for _ in range(3):
         ceilings.count_request(own)
         ceilings.count_tokens(own, 5)
@@ -89,3 +89,11 @@ def test_they_are_on_by_default_and_each_can_be_switched_off() -> None:
     assert (auth.default_concurrent_requests, auth.default_requests_per_minute) == (1_024, 600_000)
     off = Settings.model_validate({"auth": {"default_concurrent_requests": None}})
     assert off.auth.default_concurrent_requests is None
+
+
+def test_a_limit_of_a_day_leaves_the_ceiling_of_the_minute() -> None:
+    ceilings = Ceilings(KeyLimits(None, 1), None, clock=Clock())
+    daily = replace(CALLER, limits=KeyLimits(tokens_per_day=1_000))
+    ceilings.count_tokens(daily, 5)
+    with pytest.raises(RateLimited, match="tokens_per_minute"):
+        ceilings.count_tokens(daily, 5)

