@@ -21,9 +21,12 @@ from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint, encode
 from resilience.failures import BackendFailure, FailureKind
 from resilience.retry_budget import CallBudget
 
-# Rounds in a row in which no replica reports its figures before they count as gone: a restart of Serve's
-# controller stops no replica, and Serve's own table may be empty between two replicas of a rolling update.
-SILENT_ROUNDS = 10
+# How long no replica reports its figures before all count as gone, seconds. Serve's table of replicas may be
+# empty between two replicas of a rolling update.
+NO_REPLICAS_S = 10.0
+# The same while replicas are listed and late. A loaded machine is slow before it is dead, and Serve's health
+# check, 35 seconds at the longest, finds those that hang.
+LATE_S = 60.0
 # Rounds for which a replica without figures is avoided: it hangs, or is gone and Serve has not noticed, which
 # takes a health check, 35 seconds at the longest.
 MISSED_ROUNDS = 120
@@ -94,8 +97,7 @@ class RayBackend:
         self._ready: tuple[ReplicaSignals, ...] = ()
         # Replicas that reported their figures once and did not in the last rounds, with the number of these.
         self._missing: Mapping[str, int] = {}
-        self._silent = 0
-        self._answered = False  # a piece of an answer came since the last round
+        self._heard_at = clock()  # of the last figures, or of a piece of an answer
         self._stopped = False
         self._news = asyncio.Event()
         self._log = structlog.get_logger("ops.ray").bind(backend=name)
@@ -151,20 +153,17 @@ class RayBackend:
         timeout_s = max(least_s, 2 * self._section.signals_seconds)
         try:
             reported = await self._replicas.signals(self._teller, self._queued(), timeout_s)
-            reason = "no replica is there"
+            reason, limit_s = "no replica is there", NO_REPLICAS_S
         except (ReplicaLost, ReplicasFull) as error:
-            reported, reason = (), str(error)
-        # Figures are late on a loaded machine before answers stop.
-        answered, self._answered = self._answered, False
-        if not reported and not answered:
-            self._silent += 1
-            if self._silent == SILENT_ROUNDS:
-                self._log.warning("engine replicas are silent", rounds=self._silent, reason=reason)
-                self._heard(())
-            return
-        self._silent = 0
+            reported, reason, limit_s = (), str(error), LATE_S
         if reported:
+            self._heard_at = self._clock()
             self._heard(reported)
+            return
+        silent_s = self._clock() - self._heard_at
+        if self._ready and silent_s >= limit_s:
+            self._log.warning("engine replicas are silent", seconds=round(silent_s), reason=reason)
+            self._heard(())
 
     def _heard(self, reported: Sequence[ReplicaSignals]) -> None:
         names = {one.replica for one in reported}
@@ -225,7 +224,7 @@ class RayBackend:
             async with self._replicas.call(route, data) as pieces:
                 while True:
                     piece = await self._next(pieces, attempt)
-                    self._answered = True
+                    self._heard_at = self._clock()
                     if piece.replica:
                         attempt.replica = piece.replica
                     for delta in piece.deltas:

@@ -10,7 +10,7 @@ import pytest
 from gateway.backends.port import BackendState, Completion, Work
 from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Sampling, Usage
-from ops.ray.backend import SILENT_ROUNDS
+from ops.ray.backend import LATE_S, NO_REPLICAS_S
 from ops.ray.port import ReplicaLost, ReplicasFull
 from ops.ray.wire import Failed, ReplicaPiece, ReplicaSignals
 from resilience.failures import BackendFailure, FailureKind
@@ -172,27 +172,33 @@ async def test_who_waits_for_a_replica_hears_of_the_next_one() -> None:
     assert waiting.result()
 
 
-@pytest.mark.parametrize("silence", [LOST, ()], ids=["no controller", "an empty table"])
-async def test_a_silence_of_a_few_rounds_takes_no_replica_out(
-    silence: Exception | tuple[ReplicaSignals, ...],
+@pytest.mark.parametrize(
+    ("silence", "limit_s"), [(LOST, LATE_S), ((), NO_REPLICAS_S)], ids=["late", "an empty table"]
+)
+async def test_a_short_silence_takes_no_replica_out(
+    silence: Exception | tuple[ReplicaSignals, ...], limit_s: float
 ) -> None:
+    now = 100.0
     players = Players()
-    backend = make_backend(players)
+    backend = make_backend(players, clock=lambda: now)
     await backend.ask()
     players.figures = silence
-    for _ in range(SILENT_ROUNDS - 1):
-        await backend.ask()
+    now += limit_s - 0.1
+    await backend.ask()
     assert backend.state is BackendState.READY
+    now += 0.1
     await backend.ask()
     assert backend.state is BackendState.STARTING
 
 
 async def test_replicas_that_answer_are_not_silent_however_late_their_figures_are() -> None:
-    players = Players(*[WHOLE] * 2 * SILENT_ROUNDS)
-    backend = make_backend(players)
+    now = 100.0
+    players = Players(WHOLE, WHOLE)
+    backend = make_backend(players, clock=lambda: now)
     await backend.ask()
     players.figures = LOST
-    for _ in range(2 * SILENT_ROUNDS):
+    for _ in range(2):
+        now += LATE_S - 0.1
         await hear(backend, WORK)
         await backend.ask()
     assert backend.state is BackendState.READY

@@ -101,8 +101,9 @@ async def test_replicas_that_go_while_they_stream_break_nothing(running: Applica
     callers = Callers(running.url, count=8, tokens=200)
     async with callers.calling() as tally:
         before = metric(running.url, "sluice_resumed_streams_total")
-        await until(lambda: running.states("Engine").get("RUNNING", 0) <= 2, SCALE_TIMEOUT_S)
-    assert tally.whole >= 8
+        await until(
+            lambda: running.states("Engine").get("RUNNING", 0) <= 2 and tally.whole >= 8, SCALE_TIMEOUT_S
+        )
     assert not tally.faults
     await running.wait_for("Engine", 1, SCALE_TIMEOUT_S)
     assert metric(running.url, "sluice_resumed_streams_total") == before
