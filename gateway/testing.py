@@ -30,6 +30,7 @@ from gateway.errors import InvalidKey, MissingKey, PublicError
 from gateway.generation.sink import Sink
 from gateway.http.protocol import GatewayProtocol
 from gateway.http.socket_protocol import SocketProtocol
+from gateway.http.surfaces import Shown, everything
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.ports import HttpLimits, Services
 from gateway.prompts.text_threads import TextThreads
@@ -280,11 +281,14 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
 
 @contextmanager
 def serving(
-    services: Services, *, http: type[asyncio.Protocol] | Literal["httptools"] = GatewayProtocol
+    services: Services,
+    *,
+    http: type[asyncio.Protocol] | Literal["httptools"] = GatewayProtocol,
+    shown: Shown = everything,
 ) -> Iterator[str]:
     """A real server on a free port of this machine, in a thread; yields its base URL."""
     config = uvicorn.Config(
-        create_app(services),
+        create_app(services, shown=shown),
         host="127.0.0.1",
         port=0,
         http=http,

@@ -1,0 +1,152 @@
+"""Ways around the operators' port and the list of origins: each is refused."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from gateway.http.surfaces import for_callers
+from gateway.ports import HttpLimits
+from gateway.testing import ADMIN_KEY, CALLER_KEY, fake_services, serving
+
+CONSOLE = "https://console.example"
+BODY = {"messages": [{"role": "user", "content": "hi"}]}
+# Spellings that a proxy, a router or a file system might read as /admin/keys or /metrics.
+TARGETS = [
+    *(
+        "/admin/keys",
+        "//admin/keys",
+        "///admin/keys",
+        "/./admin/keys",
+        "/v1/../admin/keys",
+        "/v1/..;/admin/keys",
+    ),
+    *("/%61dmin/keys", "/%2561dmin/keys", "/admin%2fkeys", "/%2fadmin/keys", "/v1/%2e%2e/admin/keys"),
+    *("/ADMIN/keys", "/admin;/keys", "/admin\\keys", "\\admin\\keys", "/admin/keys/", "/admin/./keys"),
+    *("http://gw/admin/keys", "http://127.0.0.1/admin/keys", "/admin/keys%00", "/admin/keys?x=/v1/models"),
+    *("/metrics", "/%6detrics", "//metrics", "http://gw/metrics", "/openapi.json", "/%6fpenapi.json", "*"),
+]
+# Origins that are not the one in the list, however alike.
+STRANGERS = [
+    *(
+        "https://evil.example",
+        "null",
+        "",
+        "https://console.example.evil.example",
+        "https://evilconsole.example",
+    ),
+    *(
+        "http://console.example",
+        "https://console.example:444",
+        "https://console.example/",
+        "https://CONSOLE.example",
+    ),
+    *(
+        "https://sub.console.example",
+        "https://console.example https://evil.example",
+        "file://console.example",
+    ),
+]
+
+
+def status_of(url: str, raw: bytes) -> int:
+    """The status of the one answer to these bytes; 0 when the connection ends without one."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
+        sock.sendall(raw)
+        answer = b"".join(iter(lambda: sock.recv(65_536), b""))
+    assert answer.count(b"HTTP/1.1 ") <= 1
+    return int(answer[9:12] or 0)
+
+
+def asked(url: str, target: str, key: str, *further: str, method: str = "GET") -> int:
+    head = [f"{method} {target} HTTP/1.1", "host: gw", f"authorization: Bearer {key}", *further]
+    return status_of(url, "\r\n".join([*head, "connection: close", "", ""]).encode())
+
+
+@pytest.fixture(scope="module")
+def callers_port() -> Iterator[str]:
+    """The callers' port of a gateway whose operators have another."""
+    with serving(fake_services(), shown=for_callers) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def one_port() -> Iterator[str]:
+    with serving(fake_services()) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def with_console() -> Iterator[str]:
+    with serving(fake_services(limits=HttpLimits(cors_origins=(CONSOLE,)))) as url:
+        yield url
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_spelling_of_an_operators_path_is_found_on_the_callers_port(
+    callers_port: str, target: str
+) -> None:
+    for method in ("GET", "POST", "DELETE"):
+        assert asked(callers_port, target, ADMIN_KEY, method=method) in (400, 404)
+
+
+def test_no_header_moves_a_request_to_the_operators_port(callers_port: str) -> None:
+    for header in ("x-forwarded-port: 8001", "x-original-url: /admin/keys", "x-rewrite-url: /admin/keys"):
+        assert asked(callers_port, "/admin/keys", ADMIN_KEY, header) == 404
+        assert asked(callers_port, "/v1/models", CALLER_KEY, header) == 200
+    assert asked(callers_port, "/v1/models", CALLER_KEY, "x-http-method-override: DELETE") == 200
+
+
+@pytest.mark.parametrize("target", [one for one in TARGETS if "admin" in one.lower()])
+def test_no_spelling_opens_an_operators_path_to_a_callers_key(one_port: str, target: str) -> None:
+    assert asked(one_port, target, CALLER_KEY) in (400, 403, 404)
+    assert asked(one_port, target, "none") in (400, 401, 404)
+
+
+@pytest.mark.parametrize("origin", STRANGERS)
+def test_a_page_of_another_origin_is_told_nothing(with_console: str, origin: str) -> None:
+    ask = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    preflight = httpx.options(f"{with_console}/v1/generate", headers=ask)
+    assert preflight.status_code in (400, 405)
+    answer = httpx.post(
+        f"{with_console}/v1/generate",
+        json=BODY,
+        headers={"Origin": origin, "Authorization": f"Bearer {CALLER_KEY}"},
+    )
+    for told in (preflight, answer):
+        assert "access-control-allow-origin" not in told.headers
+        assert "access-control-allow-credentials" not in told.headers
+
+
+def test_the_listed_origin_may_ask_with_a_key_but_not_with_a_browsers_credentials(with_console: str) -> None:
+    ask = {
+        "Origin": CONSOLE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    preflight = httpx.options(f"{with_console}/v1/generate", headers=ask)
+    answer = httpx.get(
+        f"{with_console}/v1/models", headers={"Origin": CONSOLE, "Authorization": f"Bearer {CALLER_KEY}"}
+    )
+    for told in (preflight, answer):
+        assert told.status_code == 200
+        assert told.headers["access-control-allow-origin"] == CONSOLE
+        assert "access-control-allow-credentials" not in told.headers
+        # Else a cache would give one origin's permission to another.
+        assert "origin" in told.headers["vary"].lower()
+
+
+def test_an_open_list_of_origins_does_not_reflect_the_asking_one() -> None:
+    with serving(fake_services(limits=HttpLimits(cors_origins=("*",)))) as url:
+        cookie = {"Origin": "https://evil.example", "Cookie": "a=b", "Authorization": f"Bearer {CALLER_KEY}"}
+        answer = httpx.get(f"{url}/v1/models", headers=cookie)
+        refused = httpx.get(f"{url}/v1/models", headers={"Origin": "https://evil.example", "Cookie": "a=b"})
+    assert "access-control-allow-credentials" not in answer.headers
+    # A browser's cookies open nothing: a key comes in a header of the page's own.
+    assert refused.status_code == 401
+    assert json.loads(refused.content)["error"]["code"]
