@@ -208,7 +208,8 @@ class RayBackend:
                 return await self._attempt(route, data, attempt)
             except BackendFailure as failure:
                 # Serve replaces a replica that fails; the circuit is for all of them.
-                failure.isolated = failure.kind in _REPLICAS_FAULT and len(self._ready) > 1
+                several = len(self._ready) + len(self._missing) > 1
+                failure.isolated = failure.kind in _REPLICAS_FAULT and several
                 last = number == self._section.max_attempts
                 if last or attempt.delivered or not failure.policy.other_backend or not calls.take_extra():
                     raise
