@@ -9,6 +9,7 @@ from budgeting.counter import PromptCounter
 from budgeting.counting import EncodedChat
 from budgeting.duplicates import merge_chunks
 from budgeting.errors import ContextTooLong, TemplateRefused
+from budgeting.images import ImageCost
 from budgeting.sections import (
     EVIDENCE_TITLE,
     SUMMARY_TITLE,
@@ -50,10 +51,11 @@ class _Candidate(Struct, frozen=True):
     arrangement: Arrangement
     chat: EncodedChat
     tools: tuple[int, int]  # tokens of the tools: in front of the first turn, and in all
+    image_tokens: int
 
     @property
     def tokens(self) -> int:
-        return len(self.chat.token_ids)
+        return len(self.chat.token_ids) + self.image_tokens
 
     @property
     def counts(self) -> SectionCounts:
@@ -84,6 +86,7 @@ class Fitting:
         allowed: tokens that the prompt should keep to.
         reserve: tokens for the answer; ``None``: the rest of the context.
         summarizer: makes the summary of older turns; ``None``: they are left out.
+        images: the tokens of an image.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Fitting:
         max_model_len: int,
         reserve: int | None,
         summarizer: Summarizer | None,
+        images: ImageCost,
     ) -> None:
         self._tokenizer = tokenizer
         self._request = request
@@ -104,6 +108,7 @@ class Fitting:
         self._reserve = reserve
         self._budgets = request.budgets or SectionBudgets()
         self._summarizer = summarizer
+        self._images = images
         prompt = request.prompt
         self._tools = (0, 0)
         if prompt.tools:
@@ -180,8 +185,9 @@ class Fitting:
             ranked_chunks=merged.ranked,
             exchange_starts=starts,
             chunk_tokens=lambda at: self._line_tokens(merged.kept[at]),
-            exchange_tokens=lambda place: sum(
-                tokenizer.message_tokens(turn) for turn in prompt.turns[starts[place] : ends[place]]
+            exchange_tokens=lambda place: (
+                sum(tokenizer.message_tokens(turn) for turn in prompt.turns[starts[place] : ends[place]])
+                + self._images.of(prompt.turns[starts[place] : ends[place]])
             ),
             evidence_room=budgets.retrieval - least.retrieval - title,
             turns_room=budgets.recent_turns - least.recent_turns,
@@ -285,7 +291,7 @@ class Fitting:
         chat = self._tokenizer.encode_parts(
             arrangement.messages, arrangement.cuts, tools=prompt.tools, kwargs=prompt.template_kwargs
         )
-        return _Candidate(arrangement, chat, self._tools)
+        return _Candidate(arrangement, chat, self._tools, self._images.of(arrangement.messages))
 
     def _plan(self, sent: _Candidate, selected: _Selection, summarized: int) -> Plan:
         dropped: tuple[str, ...] = ()
@@ -318,6 +324,7 @@ class Fitting:
             summarized_turns=summarized,
             open_ended=self._reserve is None and (bounded or room) >= room,
             tools=self._prompt.tools,
+            image_tokens=sent.image_tokens,
         )
 
 

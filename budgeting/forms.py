@@ -67,8 +67,9 @@ class Form:
             if message.role is Role.SYSTEM and not self.later:
                 waiting.append(message.content)
             elif message.role is Role.USER and waiting:
-                content = _GAP.join([*waiting, f"{MESSAGE_TITLE}\n{message.content}"])
-                folded.append(structs.replace(message, content=content))
+                before = _GAP.join([*waiting, f"{MESSAGE_TITLE}\n"])
+                parts = (before, *message.parts) if message.parts else ()
+                folded.append(structs.replace(message, content=before + message.content, parts=parts))
                 waiting = []
             else:
                 folded.append(message)

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from budgeting.counter import PromptCounter
 from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, UnknownTokenId
 from budgeting.fit import Fitting
+from budgeting.images import DEFAULT_COST, ImageCost
 from budgeting.summary import ExtractiveSummarizer, Summarizer
 from budgeting.values import (
     BudgetRequest,
@@ -54,7 +55,7 @@ class BudgetPlanner:
     """Plans prompts for one model. Deterministic: the same request always gives the same plan.
 
     ``max_model_len`` is prompt and answer together; the extractive summarizer replaces a kind that is missing
-    in ``summarizers``.
+    in ``summarizers``; ``images`` is what an image takes.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class BudgetPlanner:
         *,
         max_model_len: int,
         summarizers: Mapping[SummaryKind, Summarizer] = MappingProxyType({}),
+        images: ImageCost = DEFAULT_COST,
     ) -> None:
         if max_model_len < 2:
             raise ValueError(f"max_model_len is {max_model_len}; allowed: at least 2")
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._summarizers = summarizers
+        self._images = images
         self._extractive = summarizers.get(SummaryKind.EXTRACTIVE) or ExtractiveSummarizer()
 
     def plan(self, request: BudgetRequest) -> Plan:
@@ -133,7 +136,7 @@ class BudgetPlanner:
             allowed = min(allowed, request.max_input_tokens)
         return Fitting(
             self._tokenizer, request, allowed=allowed, max_model_len=self._max_model_len, reserve=reserve,
-            summarizer=summarizer,
+            summarizer=summarizer, images=self._images,
         )  # fmt: skip
 
     def _plan_raw(

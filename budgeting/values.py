@@ -6,6 +6,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Role(StrEnum):
@@ -80,10 +81,21 @@ class ToolChoice(Struct, frozen=True):
 
 
 class ImageContent(Struct, frozen=True, tag="image"):
-    """An image in a message, by an address or a ``data:`` URL."""
+    """An image in a message.
 
-    url: str
+    ``url`` is an address or a ``data:`` URL, and ``param`` its field of the body; both are empty once the
+    image was read. Then ``sha256`` is of its bytes, and ``width`` and ``height`` are in pixels.
+    """
+
+    url: str = ""
     detail: str | None = None
+    param: str = ""
+    width: int = 0
+    height: int = 0
+    sha256: str = ""
+
+    def __repr__(self) -> str:
+        return f"ImageContent({self.width}x{self.height}, {self.detail}, sha256={self.sha256!r})"
 
 
 class AudioContent(Struct, frozen=True, tag="audio"):
@@ -112,6 +124,16 @@ class Message(Struct, frozen=True):
     def plain(self) -> bool:
         """Whether it is a role and a text, nothing else."""
         return not (self.tool_calls or self.tool_call_id or self.name or self.reasoning or self.parts)
+
+    @property
+    def without_parts(self) -> "Message":
+        """The message of its text alone."""
+        return replace(self, parts=()) if self.parts else self
+
+    @property
+    def images(self) -> tuple[ImageContent, ...]:
+        """The images of its content, in order."""
+        return tuple([part for part in self.parts if isinstance(part, ImageContent)])
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -234,7 +256,8 @@ class Plan(Struct, frozen=True):
     """What is sent, exactly.
 
     ``token_ids`` is the whole prompt as the engine will see it; ``messages``, with ``tools``, is the
-    same prompt for backends that take messages (empty for a raw prompt).
+    same prompt for backends that take messages (empty for a raw prompt). Images are in the messages
+    alone, and ``counts`` has their ``image_tokens`` too.
     ``prefix_tokens`` is the length of the stable prefix: the boundary after which volatile content starts.
     ``generation_reserve`` is the most tokens that the answer may have (``open_ended``: the rest of the
     context, since neither the caller nor the route set it); ``counts.total + generation_reserve <=
@@ -258,6 +281,7 @@ class Plan(Struct, frozen=True):
     open_ended: bool = False
     tools: tuple[Tool, ...] = ()
     reasoning_effort: str | None = None
+    image_tokens: int = 0
 
     @property
     def trimmed(self) -> bool:

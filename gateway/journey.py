@@ -28,6 +28,7 @@ from gateway.generation.fallback import FallbackChain
 from gateway.generation.grammars import CheckShape, unchecked
 from gateway.generation.job import Job, rank_backends
 from gateway.generation.sink import Sink
+from gateway.images.reading import ImageReader
 from gateway.keys.rate_limits import KeyLimiter, Settling, paying
 from gateway.prompts.budgets import Planning, budget_request, may_trim
 from gateway.prompts.canonical import Canonicalizer
@@ -64,6 +65,7 @@ class Journey:
     offload: Callable[[GenerateRequest], Offload]
     adapters: AdapterRegistry
     fleet: Fleet
+    images: ImageReader
     prefixes: PrefixWatch
     admission: AdmissionController
     dispatcher: Dispatcher
@@ -120,7 +122,8 @@ class Journey:
             backend = ranking.first((*request.extra, *request.dropped))
             timer.lap("rank")
 
-            budget = budget_request(request, canonical.prompt, version, target.route.budgets)
+            read = await self.images.read(request, canonical.prompt, offload)
+            budget = budget_request(request, read.prompt, version, target.route.budgets)
             planning = Planning(self.models, budget, offload, may_trim(request, target.route.budgets))
             plan = await planning.plan(backend.model)
             recorder.prepared(plan, lease)
@@ -128,7 +131,9 @@ class Journey:
             recorder.bound(ranking.drawn, prefix)
             timer.lap("budget")
 
-            job = Job(request, target, plan, lease, backend, planning, drawn=ranking.drawn)
+            job = Job(
+                request, target, plan, lease, backend, planning, drawn=ranking.drawn, images=read.images
+            )
             demand = demand_of(job, backend, stream, prefix)
             row = opening_row(job, revision.number, trace_id, self.unix_time())
             so_far = partial(partial_usage, row, job, stream, timer)

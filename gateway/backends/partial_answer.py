@@ -94,7 +94,7 @@ async def generate_rest(splice: TextSplice, generate: Generate, work: Work, out:
         await out(gate.first)
         return Completion(
             FinishReason.STOP,
-            Usage(len(work.token_ids), gate.first.tokens, gate.first.cached_tokens or 0),
+            Usage(work.input_tokens, gate.first.tokens, gate.first.cached_tokens or 0),
             gate.first.queue_wait_s or 0.0,
         )
     await gate.end()

@@ -81,6 +81,9 @@ class Work:
     piece follows right after ``partial.text``, ``sampling.max_tokens`` bounds the rest, and stop strings,
     penalties and formats apply to the whole answer as far as the backend can.
 
+    ``images`` are ``data:`` URLs by the hash of their bytes, which the messages name; they take about
+    ``image_tokens`` besides ``token_ids``.
+
     The caller has taken one call from ``call_budget``; a backend takes another for each further server.
     """
 
@@ -109,8 +112,15 @@ class Work:
     call_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    images: Mapping[str, str] = field(default_factory=dict, repr=False)
+    image_tokens: int = 0
     calls: Calls | None = field(default=None, compare=False, repr=False)
     call_budget: CallBudget = field(default_factory=CallBudget, compare=False, repr=False)
+
+    @property
+    def input_tokens(self) -> int:
+        """The prompt's length, where the server does not report it."""
+        return len(self.token_ids) + self.image_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,30 @@
 """Tools, choices and histories of calls as OpenAI's chats have them; their texts unchanged."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from budgeting.template_input import CUSTOM_INPUT, CUSTOM_PARAMETERS
-from budgeting.values import Message, Tool, ToolCall, ToolChoice, ToolKind
+from budgeting.values import AudioContent, ImageContent, Message, Tool, ToolCall, ToolChoice, ToolKind
 from gateway.backends.custom_input import wrapped
 from gateway.backends.port import Work
+from gateway.contracts.values import NO_NAMES
 
 
-def message_body(message: Message, *, reasoning: str | None, custom: bool = True) -> dict[str, Any]:
+def message_body(
+    message: Message, *, reasoning: str | None, custom: bool = True, images: Mapping[str, str] = NO_NAMES
+) -> dict[str, Any]:
     """A message with more than role and content.
 
     Args:
         reasoning: the worker's name of that field, if any.
         custom: whether custom tools are known; else their calls are of functions with one argument.
+        images: ``data:`` URLs by the hash of their bytes.
     """
     body: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.parts:
+        body["content"] = [_part(part, images) for part in message.parts]
     if message.tool_calls:
         body["content"] = message.content or None
         body["tool_calls"] = [_call(call, custom=custom) for call in message.tool_calls]
@@ -28,6 +35,15 @@ def message_body(message: Message, *, reasoning: str | None, custom: bool = True
     if message.name is not None:
         body["name"] = message.name
     return body
+
+
+def _part(part: str | ImageContent | AudioContent, images: Mapping[str, str]) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, AudioContent):
+        return {"type": "input_audio", "input_audio": {"data": part.data, "format": part.format}}
+    detail = {} if part.detail is None else {"detail": part.detail}
+    return {"type": "image_url", "image_url": {"url": images[part.sha256], **detail}}
 
 
 def tool_fields(work: Work, *, custom: bool = True) -> dict[str, Any]:

@@ -5,9 +5,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from budgeting.images import DEFAULT_COST, ImageCost
 from gateway.config.backends import BackendConfig, BedrockSection, OpenAIBackend, PriceConfig
 from gateway.config.budgets import BudgetsSection
 from gateway.config.engine import EngineSection
+from gateway.config.images import ModelImages
 from gateway.config.section import Section
 from gateway.contracts.features import Capability
 
@@ -18,7 +20,8 @@ class ModelSection(Section):
     """One model. What is left out is the engine's: tokenizer, context length, block size.
 
     ``backends`` serve it: each that names a model of its own must name this one. ``price`` holds for those of
-    them that have none. Without ``capabilities`` the model can what its backends can. ``budgets`` trim
+    them that have none. Without ``capabilities`` the model can what its backends can, but for images: it
+    takes them where ``images`` is given. ``budgets`` trim
     prompts for which neither the route nor the prompt version has any.
     """
 
@@ -29,7 +32,13 @@ class ModelSection(Section):
     backends: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     price: PriceConfig | None = None
     capabilities: frozenset[Capability] | None = None
+    images: ModelImages | None = None
     budgets: BudgetsSection | None = None
+
+    @property
+    def image_cost(self) -> ImageCost:
+        """How many tokens an image takes."""
+        return DEFAULT_COST if self.images is None else self.images.cost
 
 
 def model_of(section: BackendConfig, engine: EngineSection) -> str | None:
@@ -73,6 +82,8 @@ def model_faults(
         engines = [name for name, one in backends.items() if one.kind == "engine" and named[name] == model]
         if own and engines:
             yield f"models.{model}.{min(own)}: the engine in process has this model; set engine.{min(own)}"
+        if section.images is not None and engines:
+            yield f"models.{model}.images: the engine in process takes no images; allowed: for other models"
         if not {model, None} & set(named.values()):
             served = ", ".join(sorted({one for one in named.values() if one}))
             yield f"models.{model}: no backend has this model; allowed: {served}"

@@ -21,6 +21,7 @@ from gateway.config.backends import BackendConfig, FallbackSection, PriceConfig,
 from gateway.config.chaos import ChaosSection
 from gateway.config.engine import ENGINE_ENV, AdaptersConfig, EngineSection, WeightsSection
 from gateway.config.errors import ConfigError
+from gateway.config.images import ImagesSection
 from gateway.config.ledger import LedgerConfig
 from gateway.config.models import ModelName, ModelSection, model_faults, model_of
 from gateway.config.ray import RaySection
@@ -152,6 +153,7 @@ class Settings(Section):
     models: Annotated[dict[ModelName, ModelSection], Field(max_length=1_000)] = Field(default={})
     # Made when they are read: an earlier version's file in the working folder decides the default.
     state: StateConfig = Field(default_factory=StateConfig)
+    images: ImagesSection = ImagesSection()
     audit: AuditSection = AuditSection()
     ledger: LedgerConfig = Field(default_factory=LedgerConfig)
     routing: RoutingSection = RoutingSection()
@@ -208,9 +210,10 @@ class Settings(Section):
     def incapable(self, model: str) -> frozenset[Feature]:
         """The features that a model lacks, whatever its backend supports."""
         section = self.models.get(model)
+        images = frozenset() if section is not None and section.images is not None else {Feature.IMAGES}
         if section is None or section.capabilities is None:
-            return frozenset()
-        return features_without(section.capabilities)
+            return frozenset(images)
+        return features_without(section.capabilities) | images
 
     def price(self, name: str) -> PriceConfig | None:
         """What a backend costs: its own price, else that of its model."""

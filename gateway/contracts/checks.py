@@ -34,7 +34,7 @@ def check_latest(messages: Sequence[Message], *, continued: bool = False) -> Non
     if messages[last].role is not Role.USER:
         param = f"messages.{last}.role"
         raise not_allowed(param, f"is '{messages[last].role.value}'", "'user' or 'tool' in the last message")
-    if not messages[last].content.strip():
+    if not messages[last].content.strip() and not messages[last].parts:
         param = f"messages.{last}.content"
         raise not_allowed(param, "is blank", "text in the last message")
 

@@ -29,6 +29,7 @@ class Feature(StrEnum):
     ALLOWED_TOOLS = "tool_choice of type allowed_tools"
     REASONING_EFFORT = "reasoning_effort"
     TEMPLATE_KWARGS = "chat_template_kwargs"
+    IMAGES = "messages with images"
     LORA = "adapter_id"
     UNKNOWN_FIELDS = "unknown_fields"
     """The backend takes fields that Sluice does not know, be it that they are dropped."""
@@ -42,9 +43,11 @@ class Feature(StrEnum):
 
 TOOL_FEATURES: Final = frozenset({Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.ALLOWED_TOOLS})
 KNOWN_FEATURES: Final = (
-    frozenset(Feature) - {Feature.ECHO, Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED} - TOOL_FEATURES
+    frozenset(Feature)
+    - {Feature.ECHO, Feature.IMAGES, Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED}
+    - TOOL_FEATURES
 )
-"""What Sluice's own fields can ask for, but for tools and for what only a vLLM server has."""
+"""What Sluice's own fields can ask for, but for tools, images and for what only a vLLM server has."""
 
 
 class Capability(StrEnum):

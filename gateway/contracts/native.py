@@ -7,8 +7,9 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 from typing_extensions import TypeAliasType
 
-from budgeting.values import EvidenceChunk, Role
+from budgeting.values import EvidenceChunk, Message, Role
 from gateway.contracts.checks import check_count, check_latest, check_plain
+from gateway.contracts.features import Feature
 from gateway.contracts.fields import (
     MAX_CHUNKS,
     Body,
@@ -26,6 +27,7 @@ from gateway.contracts.fields import (
     stops,
 )
 from gateway.contracts.formats import FormatBody, from_format
+from gateway.contracts.images import image_features
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.tool_fields import CallFields, ToolFields
 from gateway.contracts.tools import holds_calls, message_of, tool_request
@@ -101,7 +103,14 @@ _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def request_of(
-    origin: RequestOrigin, contract: Contract, native: SluiceFields, field: str, **own: Any
+    origin: RequestOrigin,
+    contract: Contract,
+    native: SluiceFields,
+    field: str,
+    *,
+    needs: frozenset[Feature],
+    messages: tuple[Message, ...] = (),
+    **own: Any,
 ) -> GenerateRequest:
     """The request of any contract; ``own`` are the fields of :class:`GenerateRequest` that it alone has.
 
@@ -130,6 +139,8 @@ def request_of(
         trace_state=origin.trace_state,
         trace_id=origin.trace_id,
         labelled=native.request_id is not None,
+        messages=messages,
+        needs=needs | image_features(messages),
         **own,
     )
 

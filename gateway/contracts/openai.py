@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
 from msgspec.structs import replace
 from pydantic import AfterValidator, Field, Tag
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from budgeting.values import Message, Role
+from budgeting.values import ImageContent, Message, Role
 from gateway.contracts import openai_fields
 from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
@@ -22,6 +23,7 @@ from gateway.contracts.fields import (
     label_or_none,
     no_null,
 )
+from gateway.contracts.images import with_parts
 from gateway.contracts.native import SluiceFields, request_of
 from gateway.contracts.openai_body import MessagePart, OpenAIBody, check_known
 from gateway.contracts.openai_sampling import MAX_LOGPROBS, sampling_of, shape_of
@@ -34,20 +36,29 @@ from gateway.contracts.values import EMPTY, Contract
 _ROLES: Final[Mapping[str, Role]] = MappingProxyType(
     {**{role.value: role for role in Role}, "developer": Role.SYSTEM}
 )
+T = TypeVar("T")
 COMPLETION_MAX_TOKENS: Final = 16
 """Length of a text completion that names none: the default of OpenAI's completions and of vLLM's."""
 
 
-class TextPart(MessagePart):
-    """A part of a message; only text is served."""
+class ImageUrl(MessagePart):
+    """Where an image is: an address, or a ``data:`` URL that holds it."""
 
-    type: Literal["text"]
-    text: str
+    url: Text
+    detail: Literal["auto", "low", "high"] | None = None
 
 
-TextParts = TypeAliasType("TextParts", Annotated[list[TextPart], Field(fail_fast=True)])
+class ContentPart(MessagePart):
+    """A part of a message: a text, or an image of the user's."""
+
+    type: Literal["text", "image_url"]
+    text: str | None = None
+    image_url: ImageUrl | None = None
+
+
+ContentParts = TypeAliasType("ContentParts", Annotated[list[ContentPart], Field(fail_fast=True)])
 Content = Annotated[
-    Annotated[str, Tag("~text")] | Annotated[TextParts, Tag("~parts")], Field(union_mode="left_to_right")
+    Annotated[str, Tag("~text")] | Annotated[ContentParts, Tag("~parts")], Field(union_mode="left_to_right")
 ]
 
 
@@ -59,6 +70,12 @@ class ChatMessage(MessagePart, CallFields):
     content: Content | None = None
 
 
+def _needed(value: T | None, at: tuple[int | str, ...]) -> T:
+    if value is None:
+        raise PydanticCustomError("missing", "is missing", {"at": at})
+    return value
+
+
 def _checked(messages: list[ChatMessage]) -> list[ChatMessage]:
     """What types cannot say of messages and their parts: null characters, and fields that are not known."""
     for index, message in enumerate(messages):
@@ -68,8 +85,12 @@ def _checked(messages: list[ChatMessage]) -> list[ChatMessage]:
                 no_null(content, index, "content")
         else:
             for number, part in enumerate(content or ()):
-                no_null(part.text, index, "content", number, "text")
-                check_known(part, at=(index, "content", number))
+                at = (index, "content", number)
+                if part.type == "text":
+                    no_null(_needed(part.text, (*at, "text")), *at, "text")
+                else:
+                    check_known(_needed(part.image_url, (*at, "image_url")), at=(*at, "image_url"))
+                check_known(part, at=at)
         if message.__pydantic_extra__:
             check_known(message, at=(index,))
     return messages
@@ -127,9 +148,19 @@ def to_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
 
 
 def _message(one: ChatMessage, index: int) -> Message:
-    content = one.content
-    text = "".join([part.text for part in content]) if isinstance(content, list) else content
-    return message_of(one, _ROLES[one.role], text, f"messages.{index}")
+    content, at = one.content, f"messages.{index}"
+    parts = content if isinstance(content, list) else ()
+    text = "".join([part.text or "" for part in parts]) if isinstance(content, list) else content
+    message = message_of(one, _ROLES[one.role], text, at)
+    if all(part.image_url is None for part in parts):
+        return message
+    found = [
+        part.text or ""
+        if part.image_url is None
+        else ImageContent(part.image_url.url, part.image_url.detail, f"{at}.content.{number}.image_url.url")
+        for number, part in enumerate(parts)
+    ]
+    return with_parts(message, found)
 
 
 def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
@@ -145,6 +176,8 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
         if not isinstance(message.content, str):
             for number, part in enumerate(message.content or ()):
                 unknown += part.unknown(f"messages.{index}.content.{number}")
+                if part.image_url is not None:
+                    unknown += part.image_url.unknown(f"messages.{index}.content.{number}.image_url")
     if body.top_logprobs and not body.logprobs:
         raise not_allowed("top_logprobs", f"is {body.top_logprobs} without logprobs", "with 'logprobs': true")
     return _asked(

@@ -3,6 +3,9 @@
 Two requests share an answer exactly when their whole prompts, sampling and surroundings are equal.
 """
 
+from collections.abc import Sequence
+
+from budgeting.values import Message
 from gateway.contracts.values import Answer, FinishReason, GenerateRequest
 from gateway.generation.job import Job
 from resilience.response_cache import ResponseCache, digest_of
@@ -52,6 +55,12 @@ def _of_tools(request: GenerateRequest) -> str | None:
     return repr((asked, dict(request.template_kwargs)))
 
 
+def _of_images(messages: Sequence[Message]) -> str | None:
+    """What token ids do not show of a prompt with images: which ones, and where in their messages."""
+    shown = [(index, one.parts) for index, one in enumerate(messages) if one.parts]
+    return repr(shown) if shown else None
+
+
 def key_of(job: Job, deployment: str) -> str:
     """What the cache is asked for a request."""
     request = job.request
@@ -72,6 +81,7 @@ def key_of(job: Job, deployment: str) -> str:
         repr(request.response_format),
         repr(dict(request.extra)) if request.extra else None,
         _of_tools(request),
+        _of_images(job.plan.messages),
     ]
     # The prompt's token ids hold the context, the evidence and every turn that is sent.
     return digest_of(["exact", *surroundings], job.plan.token_ids)

@@ -178,6 +178,8 @@ class Attempts:
             partial=partial,
             open_ended=plan.open_ended and not self._slot.shrunk and partial is None,
             extra=request.extra if Feature.FIELDS_PASSED in self._backend.features else {},
+            images=self._job.images,
+            image_tokens=plan.image_tokens,
             tools=plan.tools,
             tool_choice=request.tool_choice,
             parallel_tool_calls=request.parallel_tool_calls,

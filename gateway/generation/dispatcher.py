@@ -148,7 +148,7 @@ class Dispatcher:
                 await spliced.end()
             else:  # the answer broke off after its last token
                 completion = Completion(
-                    FinishReason.LENGTH, Usage(len(work.token_ids), 0, stream.cached_tokens)
+                    FinishReason.LENGTH, Usage(work.input_tokens, 0, stream.cached_tokens)
                 )
                 if stream.events is None:
                     await spliced.end()
@@ -230,7 +230,7 @@ async def cut_short(
     """The outcome when the deadline has passed in the middle of an answer: the part that there is."""
     await stream.commit()
     plan = stream.origin.plan if stream.origin is not None else job.plan
-    usage = Usage(len(plan.token_ids), stream.tokens, stream.cached_tokens)
+    usage = Usage(plan.counts.total, stream.tokens, stream.cached_tokens)
     others = (FinishReason.DEADLINE,) * (job.request.sampling.n - 1)
     completion = Completion(FinishReason.DEADLINE, usage, stream.queue_wait_s, others)
     return outcome_of(backend, job, stream, completion, warnings)

@@ -1,5 +1,6 @@
 """What the journey has decided of a request by the time it is generated."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from adapters.selection import Lease
@@ -31,6 +32,7 @@ class Job:
     ``plan`` is for ``planned_for``, by default the primary's model; ``planning`` makes one for another model.
     Without ``planning`` the plan is never changed. ``call_budget`` bounds the calls to servers that the
     request causes. ``drawn`` is the backend that the route's weights gave the request, as in the ranking.
+    ``images`` are ``data:`` URLs by the hash of their bytes, which the plan's messages name.
     """
 
     request: GenerateRequest
@@ -42,6 +44,7 @@ class Job:
     call_budget: CallBudget = field(default_factory=CallBudget)
     drawn: str | None = None
     planned_for: str | None = None
+    images: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def plan_model(self) -> str:

@@ -166,7 +166,7 @@ class _Reader:
         """The answer up to here."""
         first = self._first or Delta("", 0)
         cached_tokens, queue_wait_s = first.cached_tokens or 0, first.queue_wait_s or 0.0
-        usage = Usage(len(work.token_ids), self.tokens, cached_tokens)
+        usage = Usage(work.input_tokens, self.tokens, cached_tokens)
         others = (FinishReason.ERROR,) * (work.sampling.n - 1)
         return Completion(FinishReason.ERROR, usage, queue_wait_s, others)
 

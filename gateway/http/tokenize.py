@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request, Response
 
 from budgeting.plan import INLINE_CHARS
 from gateway.contracts.checks import check_count
+from gateway.contracts.images import refuse_images
 from gateway.contracts.model_card import CardKind
 from gateway.contracts.openai import to_messages
 from gateway.contracts.openai_answer import OpenAIErrorBody
@@ -131,7 +132,7 @@ def _encode(text: TextService, request: TokenizeRequest, max_messages: int) -> t
     messages = request.messages or []
     check_count(len(messages), max_messages)
     return text.encode_chat(
-        to_messages(messages),
+        refuse_images(to_messages(messages)),
         add_generation_prompt=request.add_generation_prompt is not False,
         tools=to_tools(request.tools or ()),
         kwargs=template_kwargs(request.chat_template_kwargs),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from budgeting.counter import PromptCounter
+from budgeting.images import DEFAULT_COST, ImageCost
 from budgeting.plan import BudgetPlanner
 from budgeting.sections import prompt_messages
 from budgeting.summary import ExtractiveSummarizer, Summarizer
@@ -98,7 +99,7 @@ class TokenizerText:
 class ModelText:
     """Tokenizer and planner of one model; the length may shrink once the engine knows its pool.
 
-    ``block_size`` is for backends that do not report theirs.
+    ``block_size`` is for backends that do not report theirs, ``images`` what an image takes.
     """
 
     def __init__(
@@ -108,7 +109,9 @@ class ModelText:
         canonicalizer: Canonicalizer,
         *,
         block_size: int = 16,
+        images: ImageCost = DEFAULT_COST,
     ) -> None:
+        self._images = images
         self.tokenizer = tokenizer
         self.block_size = block_size
         self._canonicalizer = canonicalizer
@@ -125,7 +128,7 @@ class ModelText:
             self.tokenizer, max_model_len=max_model_len, canonicalizer=self._canonicalizer
         )
         self.planner = BudgetPlanner(
-            self.tokenizer, max_model_len=max_model_len, summarizers=self._summarizers
+            self.tokenizer, max_model_len=max_model_len, summarizers=self._summarizers, images=self._images
         )
 
     def add_summarizer(self, kind: SummaryKind, summarizer: Summarizer) -> None:

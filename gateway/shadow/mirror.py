@@ -91,13 +91,14 @@ class Shadow:
         """Copy an answered request when its route has a shadow and the sample includes it.
 
         Only answers that a model of another backend generated are compared. Text completions have no messages
-        that could be redacted.
+        that could be redacted, and images cannot be redacted.
         """
         rule = job.target.route.shadow
         if rule is None or not chosen(job.request.generation_id, rule.sample):
             return
         whole = answer.fallback is None and answer.usage.input_tokens > 0
-        if not whole or answer.backend_name == rule.backend or job.request.raw_prompt is not None:
+        plain = job.request.raw_prompt is None and not job.images
+        if not whole or answer.backend_name == rule.backend or not plain:
             return
         copy = Copy(
             job.request, job.target, outcome.plan, answer, outcome.adapter, rule.backend, self._clock()

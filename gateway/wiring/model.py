@@ -111,9 +111,10 @@ def make_model(base: Foundation) -> ModelParts:
             section.max_model_len or engine.max_model_len,
             canonicalizer,
             block_size=section.block_size or engine.block_size,
+            images=section.image_cost,
         )
         for model, section in settings.models.items()
-        if section.tokenizer or section.max_model_len or section.block_size
+        if section.tokenizer or section.max_model_len or section.block_size or section.images
     }
     versions = PromptVersions.configured(settings.prompts.folder)
     published = StreamPublished(base.state.store, base.state.path)

@@ -13,6 +13,7 @@ from gateway.backends.port import Backend
 from gateway.backends.workers.inspection import ServedModel
 from gateway.backends.workers.pool_model import ModelReading
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
+from gateway.config.models import ModelSection
 from gateway.config.settings import Settings
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.models import Models
@@ -59,11 +60,15 @@ class ServedModels:
         if not given and "max_model_len" in engine.model_fields_set:
             given = [engine.max_model_len]
         longest = min([*given, *([length] if length else [])], default=engine.max_model_len)
-        block_size = section.block_size if section is not None else None
-        models.put(
-            found.id,
-            ModelText(tokenizer, longest, self._canonicalizer, block_size=block_size or engine.block_size),
+        section = section or ModelSection()
+        text = ModelText(
+            tokenizer,
+            longest,
+            self._canonicalizer,
+            block_size=section.block_size or engine.block_size,
+            images=section.image_cost,
         )
+        models.put(found.id, text)
         self._log.info(
             "model of workers", model=found.id, max_model_len=longest, counted_by=tokenizer.encoder
         )

@@ -13,6 +13,7 @@ from gateway.generation.job import Job
 from gateway.health.first_ready import FirstReady
 from gateway.health.probe import HealthProbe
 from gateway.http.respond import log_defect
+from gateway.images.reading import ImageReader
 from gateway.journey import Journey
 from gateway.prompts.prefixes import PrefixWatch
 from gateway.requests.in_flight import InFlightRequests
@@ -89,6 +90,7 @@ def make_journey(
         offload=model.threads.of,
         adapters=core.adapters.registry,
         fleet=core.backends.fleet,
+        images=ImageReader(base.settings.images),
         prefixes=PrefixWatch(
             block_size=model.models.block_size,
             shared=engine.share_prefix_across_tenants,

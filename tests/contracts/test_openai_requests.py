@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgeting.values import EvidenceChunk, Message, Role
+from budgeting.values import EvidenceChunk, ImageContent, Message, Role
 from gateway.contracts import openai_fields
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.features import Feature
@@ -227,6 +227,24 @@ def test_fields_that_ask_for_nothing_are_accepted(fields: Any) -> None:
     assert chat(**fields).request.messages == (Message(Role.USER, SECRET),)
 
 
+def image_turn(image: object, role: str = "user") -> dict[str, Any]:
+    return {
+        "role": role,
+        "content": [{"type": "text", "text": SECRET}, {"type": "image_url", "image_url": image}],
+    }
+
+
+def test_an_image_is_a_part_of_its_turn_and_needs_a_backend_that_takes_images() -> None:
+    turn = image_turn({"url": "https://example.org/a.png", "detail": "low"})
+    request = chat(messages=[turn]).request
+    image = ImageContent("https://example.org/a.png", "low", "messages.0.content.1.image_url.url")
+    assert request.messages == (Message(Role.USER, SECRET, parts=(SECRET, image)),)
+    assert request.needs == {Feature.IMAGES}
+    assert "example.org" not in repr(request), "an address may hold a key"
+    alone = chat(messages=[{"role": "user", "content": turn["content"][1:]}]).request
+    assert alone.messages[0].content == "" and len(alone.messages[0].parts) == 1
+
+
 REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"model": ""}, "model"),
     ({"model": None}, "model"),
@@ -235,7 +253,20 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": None}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages.0.content.0.text"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages.0.content.0.type"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
+    ({"messages": [image_turn(None)]}, "messages.0.content.1.image_url"),
+    ({"messages": [image_turn({})]}, "messages.0.content.1.image_url.url"),
+    ({"messages": [image_turn("data:,x")]}, "messages.0.content.1.image_url"),
+    ({"messages": [image_turn({"url": "a\0"})]}, "messages.0.content.1.image_url.url"),
+    (
+        {"messages": [image_turn({"url": "data:,x", "detail": "max"})]},
+        "messages.0.content.1.image_url.detail",
+    ),
+    (
+        {"messages": [image_turn({"url": "data:,x"}, "assistant"), TURN]},
+        "messages.0.content.1.image_url.url",
+    ),
     ({"messages": [{"role": "user", "content": "a\0"}]}, "messages.0.content"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
     ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages.0.name"),

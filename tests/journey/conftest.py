@@ -22,12 +22,14 @@ from budgeting.counting import ChatTokenizer
 from budgeting.values import Message, Role
 from gateway.backends.port import Backend, Fleet
 from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.config.images import ImagesSection
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.generation.answer_cache import AnswerCache
 from gateway.generation.dispatcher import Dispatcher
 from gateway.generation.fallback import FallbackChain
 from gateway.generation.output_guard import OutputGuard
 from gateway.generation.retry_loop import RetryLoop
+from gateway.images.reading import ImageReader
 from gateway.journey import Journey
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.prompts.canonical import Canonicalizer
@@ -124,6 +126,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
             emit=lambda event: None,
         )
         journey = Journey(
+            images=ImageReader(ImagesSection()),
             in_flight=in_flight,
             revision=lambda: revision,
             versions=versions,

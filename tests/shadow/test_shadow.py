@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from admission.values import Demand
-from budgeting.values import EvidenceChunk, Message, Role, Tool, ToolCall
+from budgeting.values import EvidenceChunk, ImageContent, Message, Role, Tool, ToolCall
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script
 from gateway.contracts.events import Reasoning, ToolArgs, ToolBegin, ToolEnd
@@ -20,6 +20,7 @@ from gateway.shadow.personal import redact_json, redact_personal
 from gateway.shadow.report import make_report
 from gateway.shadow.sampling import Copy, ShadowOutcome, ShadowQueue, chosen
 from resilience.failures import BackendFailure, FailureKind
+from tests.images.samples import data_url, sample
 from tests.shadow.conftest import BEDROCK_FEATURES, Watched
 
 Watch = Callable[..., Watched]
@@ -47,6 +48,17 @@ async def test_an_answered_request_is_asked_again_and_both_answers_are_compared(
     assert pair.likeness is not None and 0 <= pair.likeness < 0.5
     assert pair.primary.text is None and pair.shadow.text is None
     assert not watched.house.left_behind()
+
+
+async def test_a_request_with_images_is_not_copied(watch: Watch, ask: Ask) -> None:
+    image = ImageContent(data_url(sample("png")), param="messages.0.content.0.image_url.url")
+    seen = Message(Role.USER, "", parts=(image,))
+    watched = watch()
+    async with watched.at_work():
+        await watched.run(ask(messages=(seen,), needs=frozenset({Feature.IMAGES})))
+        await watched.run(ask(generation_id="gen_2"))
+        await watched.until(ShadowOutcome.COMPARED)
+    assert [pair.generation_id for pair in watched.kept.pairs] == ["gen_2"]
 
 
 async def test_a_shadow_has_a_row_of_its_own_kind_in_no_tenants_usage(watch: Watch, ask: Ask) -> None:

@@ -237,7 +237,7 @@ def test_shapes_are_asked_for_in_openais_field_where_it_has_one(
 def test_plain_openai_declares_no_extension() -> None:
     lacking = {Feature.TOP_K, Feature.MIN_P, Feature.REPETITION_PENALTY, Feature.LORA}
     lacking |= {Feature.TEMPLATE_KWARGS}
-    assert FEATURES[Dialect.OPENAI] == (KNOWN_FEATURES | TOOL_FEATURES) - lacking
+    assert FEATURES[Dialect.OPENAI] == (KNOWN_FEATURES | TOOL_FEATURES | {Feature.IMAGES}) - lacking
 
 
 def read(*pieces: bytes, **changes: Any) -> tuple[list[Delta], CompletionReader]:

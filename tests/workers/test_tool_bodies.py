@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from budgeting.values import Message, Role
+from budgeting.values import ImageContent, Message, Role
 from gateway.backends.port import Continue
 from gateway.backends.workers.dialect import CHAT_PATH, CompletionWriter, Dialect
 from gateway.contracts.openai_stream import OpenAIDialect
@@ -92,9 +92,30 @@ def test_reasoning_in_the_history_goes_to_workers_that_take_it(dialect: Dialect,
     assert answer == {"role": "assistant", "content": "Yes", **({field: "hm"} if field else {})}
 
 
+def test_images_go_on_as_data_urls_in_their_places() -> None:
+    parts = ("Is this", ImageContent(detail="low", sha256="a"), "or this?", ImageContent(sha256="b"))
+    sent = work(
+        messages=(Message(Role.USER, "Is thisor this?", parts=parts),),
+        images={"a": "data:image/png;base64,YQ==", "b": "data:image/gif;base64,Yg=="},
+    )
+    for dialect in Dialect:
+        [message] = json.loads(CompletionWriter("base", dialect).body(sent))["messages"]
+        assert message["content"] == [
+            {"type": "text", "text": "Is this"},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,YQ==", "detail": "low"}},
+            {"type": "text", "text": "or this?"},
+            {"type": "image_url", "image_url": {"url": "data:image/gif;base64,Yg=="}},
+        ]
+
+
 @pytest.mark.parametrize(
     "changes",
-    [{"reasoning_effort": "low"}, {"template_kwargs": {"enable_thinking": False}}, {"tools": "some"}],
+    [
+        {"reasoning_effort": "low"},
+        {"template_kwargs": {"enable_thinking": False}},
+        {"tools": "some"},
+        {"images": {"a": "data:,"}},
+    ],
 )
 def test_what_the_workers_own_parsers_are_needed_for_goes_as_messages(changes: dict[str, Any]) -> None:
     writer = CompletionWriter("base", token_ids=True)

@@ -308,7 +308,7 @@ class CompletionReader:
             raise BackendFailure(FailureKind.PREEMPTED, "the worker aborted the request")
         usage = self._usage
         ids = [token for index in range(n) for token in self._ids.get(index, ())]
-        input_tokens, output_tokens, cached_tokens = len(self._work.token_ids), self._counted + len(ids), 0
+        input_tokens, output_tokens, cached_tokens = self._work.input_tokens, self._counted + len(ids), 0
         reasoning = 0
         if usage is not None:
             if self._work.partial is None:  # else the worker counts the partial answer as prompt

@@ -333,7 +333,7 @@ class WorkersBackend:
         with work.calls.call(worker.url, hedge=hedge) if work.calls else nullcontext() as call:
             if call is not None:
                 attempt.headers = call.headers
-            ticket = self._pool.sent(worker, len(work.token_ids), request.wish)
+            ticket = self._pool.sent(worker, work.input_tokens, request.wish)
             try:
                 completion = await self._ask(worker, request, attempt)
                 worker.succeeded()

@@ -64,9 +64,9 @@ _PLAIN = frozenset(
 )
 FEATURES: Mapping[Dialect, frozenset[Feature]] = MappingProxyType(
     {
-        Dialect.VLLM: KNOWN_FEATURES | {Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.ECHO},
-        Dialect.SLUICE: KNOWN_FEATURES | TOOL_FEATURES,
-        Dialect.OPENAI: _PLAIN | TOOL_FEATURES,
+        Dialect.VLLM: KNOWN_FEATURES | {Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.ECHO, Feature.IMAGES},
+        Dialect.SLUICE: KNOWN_FEATURES | TOOL_FEATURES | {Feature.IMAGES},
+        Dialect.OPENAI: _PLAIN | TOOL_FEATURES | {Feature.IMAGES},
     }
 )
 
@@ -174,7 +174,7 @@ class CompletionWriter:
         """Whether the worker's own parsers are needed, which work on chats alone."""
         if not work.messages:
             return False
-        if work.tools or work.reasoning_effort is not None or work.template_kwargs:
+        if work.tools or work.reasoning_effort is not None or work.template_kwargs or work.images:
             return True
         if work.extra and not RENDERING.isdisjoint(work.extra):
             return True
@@ -197,8 +197,13 @@ class CompletionWriter:
         body: dict[str, Any] = {"model": self.adapter_name(work) or self.model}
         if chat:
             body["messages"] = [
-                message_body(m, reasoning=_REASONING[self.dialect], custom=self.knows_custom_tools)
-                if m.tool_calls or m.tool_call_id or m.name or m.reasoning
+                message_body(
+                    m,
+                    reasoning=_REASONING[self.dialect],
+                    custom=self.knows_custom_tools,
+                    images=work.images,
+                )
+                if m.tool_calls or m.tool_call_id or m.name or m.reasoning or m.parts
                 else {"role": m.role, "content": m.content}
                 for m in work.messages
             ]

@@ -1,0 +1,38 @@
+"""The sections ``images`` and ``models.<id>.images``; what each key does is in docs/images.md."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from budgeting.images import ImageCost
+from gateway.config.section import Section
+
+Tokens = Annotated[int, Field(ge=0, le=100_000)]
+Pixels = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+
+class ImagesSection(Section):
+    """Bounds of the images of one request."""
+
+    max_per_request: Annotated[int, Field(ge=1, le=1_000)] = 16
+    max_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 10_485_760
+    max_pixels: Pixels = 40_000_000
+
+
+class ModelImages(Section):
+    """How many tokens an image takes of a model that takes images."""
+
+    unit: Annotated[int, Field(ge=1, le=10_000)] = 28
+    unit_tokens: Tokens = 1
+    row_tokens: Tokens = 0
+    base_tokens: Tokens = 2
+    min_pixels: Pixels = 3_136
+    max_pixels: Pixels = 12_845_056
+    min_edge: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    max_edge: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000_000
+    max_short_edge: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000_000
+
+    @property
+    def cost(self) -> ImageCost:
+        """The formula."""
+        return ImageCost(**self.model_dump())

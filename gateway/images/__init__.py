@@ -1,0 +1,1 @@
+"""Images of requests: read, checked and fetched before a backend gets them."""

@@ -1,0 +1,92 @@
+"""Images in whole journeys: to backends that take them, charged, and stored nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from budgeting.images import ImageCost
+from budgeting.values import ImageContent, Message, Role
+from gateway.backends.port import BackendState
+from gateway.backends.scripted import ScriptedBackend
+from gateway.contracts.features import Feature
+from gateway.contracts.values import Contract, FinishReason, GenerateRequest
+from tests.images.samples import data_url, png, sample
+from tests.journey.house import House
+
+Build = Callable[..., House]
+Ask = Callable[..., GenerateRequest]
+URL = data_url(sample("png"))
+SHA256 = hashlib.sha256(sample("png")).hexdigest()
+TOKENS = ImageCost().tokens(5, 3)
+CACHED = {"fallback": ["response_cache", "degraded"]}
+
+
+def shown(*urls: str) -> dict[str, Any]:
+    """What a chat about images has."""
+    images = [ImageContent(url, param=f"messages.0.content.{at}") for at, url in enumerate(urls, 1)]
+    message = Message(Role.USER, "What is this?", parts=("What is this?", *images))
+    return {"messages": (message,), "needs": frozenset({Feature.IMAGES}), "contract": Contract.CHAT}
+
+
+async def test_a_backend_gets_the_image_once_and_its_tokens_are_charged(build_house: Build, ask: Ask) -> None:
+    house = build_house()
+    plain = await house.run(ask("What is this?"))
+    sink = await house.run(ask(**shown(URL, URL)))
+    [_, work] = house.backends["local"].calls
+    [message] = work.messages
+    assert message.parts == ("What is this?", *[ImageContent(width=5, height=3, sha256=SHA256)] * 2)
+    assert work.images == {SHA256: URL}
+    assert (work.image_tokens, work.input_tokens) == (2 * TOKENS, len(work.token_ids) + 2 * TOKENS)
+    assert plain.answer is not None and sink.answer is not None
+    counted = [one.answer.budget.recent_turns for one in (plain, sink) if one.answer is not None]
+    assert counted[1] == counted[0] + 2 * TOKENS
+    assert house.left_behind() == []
+
+
+async def test_no_record_row_or_trace_has_the_image(build_house: Build, ask: Ask) -> None:
+    house = build_house(route=CACHED)
+    await house.run(ask(**shown(URL)))
+    [work] = house.backends["local"].calls
+    pixels = URL.partition(",")[2]
+    assert SHA256 in repr(work.messages)
+    assert pixels not in repr((work, house.outbox.rows, house.records, house.events))
+
+
+async def test_a_backend_without_images_is_passed_over_and_alone_refused_by_name(
+    build_house: Build, ask: Ask
+) -> None:
+    blind = ScriptedBackend("blind", features=frozenset(Feature) - {Feature.IMAGES})
+    seeing = ScriptedBackend("seeing")
+    weights = [{"name": "blind", "weight": 99}, {"name": "seeing", "weight": 1}]
+    both = build_house(backends=[blind, seeing], route={"backends": weights})
+    answer = (await both.run(ask(**shown(URL)))).answer
+    assert answer is not None and answer.backend_name == "seeing"
+    error = (await build_house(backends=[blind]).run(ask(**shown("data:no image")))).error
+    assert error is not None and (error.status, error.param) == (422, "messages")
+    assert error.message.startswith("no backend of this route supports messages with images")
+    assert blind.calls == []
+
+
+async def test_a_broken_image_is_refused_before_a_backend_is_asked(build_house: Build, ask: Ask) -> None:
+    house = build_house()
+    error = (await house.run(ask(**shown(URL, data_url(b"GIF89a"))))).error
+    assert error is not None and (error.status, error.param) == (422, "messages.0.content.2")
+    assert not house.backends["local"].calls and not house.outbox.rows
+    assert house.left_behind() == []
+
+
+@pytest.mark.parametrize("another", [False, True])
+async def test_an_answer_is_stored_for_the_same_image_alone(
+    build_house: Build, ask: Ask, another: bool
+) -> None:
+    house = build_house(route=CACHED)
+    await house.run(ask(**shown(URL)))
+    house.backends["local"].state = BackendState.DEAD
+    url = data_url(png(5, 3)) if another else URL
+    answer = (await house.run(ask(**shown(url), generation_id="gen_2"))).answer
+    assert answer is not None
+    assert (answer.finish_reason is FinishReason.DEGRADED) is another
