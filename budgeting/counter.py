@@ -12,7 +12,8 @@ class PromptCounter(Protocol):
 
     :class:`budgeting.counting.ChatTokenizer` is the exact one. Another one may ask a worker, or estimate; it
     gives as many ids as it counts, and the backends of its model must be sent messages, never these ids.
-    ``unseen_chars`` of a counter that blocks is ``NEVER_INLINE_CHARS``: the event loop never calls it then.
+    ``speed`` is how many times the usual amount is encoded on the event loop; 0: it blocks, and is never
+    called there.
     """
 
     per_message: bool

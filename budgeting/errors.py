@@ -6,6 +6,7 @@
     ├── ContextTooLong      what may not be trimmed does not fit
     ├── EmptyPrompt         there is no token to start from
     ├── InvalidReserve      the answer's reserve leaves no room for any prompt
+    ├── NoTokenizer         a raw text for a model whose tokenizer cannot be asked now
     ├── TemplateRefused     the model's chat template does not take such a conversation
     ├── TokenizerError      the model folder's tokenizer cannot be used (at start, never for a request)
     └── UnknownTokenId      a raw prompt holds an id outside the vocabulary
@@ -50,6 +51,24 @@ class EmptyPrompt(BudgetError):
 
     def __init__(self) -> None:
         super().__init__("the prompt holds no tokens; allowed: at least 1")
+
+
+class NoTokenizer(BudgetError):
+    """A raw text is sent as ids, and nothing here can make the ids of this model.
+
+    ``later``: its workers can be asked, but do not answer now.
+    """
+
+    def __init__(self, model: str, *, later: bool) -> None:
+        self.model = model
+        self.later = later
+        if later:
+            super().__init__(f"the workers of {model} do not tokenize now; try again")
+        else:
+            super().__init__(
+                f"the tokenizer of {model} is not readable here and its workers cannot be asked for tokens; "
+                f"send messages, or name its folder as models.{model}.tokenizer"
+            )
 
 
 class TemplateRefused(BudgetError):

@@ -67,6 +67,18 @@ class EstimatingCounter:
         expected = size * factor
         return Estimate(math.ceil(expected), math.ceil(expected * (1 + margin)))
 
+    def factor(self, model: str) -> float:
+        """By what a guess from bytes alone is multiplied for ``model``."""
+        with self._lock:
+            learned = self._models.get(model)
+            return learned.factor if learned is not None else 1.0
+
+    def margin(self, model: str) -> float:
+        """By how much of itself an estimate for ``model`` may be too low."""
+        with self._lock:
+            learned = self._models.get(model)
+            return _margin(learned) if learned is not None else UNSEEN_MARGIN
+
     def learn(self, model: str, messages: Iterable[Message], reported_tokens: int) -> None:
         """Take note of what ``model`` reported for this conversation."""
         if reported_tokens <= 0:
@@ -87,10 +99,13 @@ class EstimatingCounter:
 
 def rough_tokens(messages: Iterable[Message]) -> float:
     """A guess of a conversation's tokens from its bytes alone; positive."""
-    return _REQUEST_TOKENS + sum(_MESSAGE_TOKENS + sum(map(_rough, message.texts)) for message in messages)
+    return _REQUEST_TOKENS + sum(
+        _MESSAGE_TOKENS + sum(map(rough_text_tokens, message.texts)) for message in messages
+    )
 
 
-def _rough(text: str) -> float:
+def rough_text_tokens(text: str) -> float:
+    """A guess of a text's tokens from its bytes alone."""
     if text.isascii():
         return len(text) * _ONE
     # Characters of one to four bytes, from four lengths that are all computed at C speed.

@@ -101,7 +101,7 @@ class BudgetPlanner:
     def _is_quick(self, prompt: CanonicalPrompt) -> bool:
         most = INLINE_CHARS * self._tokenizer.speed
         if isinstance(prompt.raw, str):
-            return len(prompt.raw) <= INLINE_CHARS
+            return len(prompt.raw) <= min(INLINE_CHARS, most)
         if prompt.raw is not None:
             return True
         if len(prompt.system) + len(prompt.turns) + len(prompt.evidence) > INLINE_MESSAGES:

@@ -15,7 +15,14 @@ from adapters.changes import NotEvaluatedError
 from adapters.errors import AdapterForbidden, AdapterNotHere, AdapterRejected, UnknownAdapter
 from admission.errors import Refused
 from admission.values import Reason
-from budgeting.errors import ContextTooLong, EmptyPrompt, InvalidReserve, TemplateRefused, UnknownTokenId
+from budgeting.errors import (
+    ContextTooLong,
+    EmptyPrompt,
+    InvalidReserve,
+    NoTokenizer,
+    TemplateRefused,
+    UnknownTokenId,
+)
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure, FailureKind
 
@@ -181,6 +188,11 @@ LEAF_ERRORS: Mapping[type[Exception], Callable[[Any], PublicError]] = MappingPro
         ContextTooLong: lambda e: PublicError(422, "context_too_long", str(e), "messages"),
         EmptyPrompt: lambda e: PublicError(422, "invalid_request", str(e), "prompt"),
         InvalidReserve: lambda e: PublicError(422, "invalid_request", str(e), "max_tokens"),
+        NoTokenizer: lambda e: (
+            PublicError(503, "backend_unavailable", str(e), retry_after_ms=1_000)
+            if e.later
+            else PublicError(422, "invalid_request", str(e), "prompt")
+        ),
         TemplateRefused: lambda e: PublicError(422, "invalid_request", str(e), "messages"),
         UnknownTokenId: lambda e: PublicError(422, "invalid_request", str(e), "prompt"),
         UnknownAdapter: lambda e: PublicError(404, "unknown_adapter", str(e), "adapter_id"),

@@ -74,6 +74,7 @@ class Services:
         may_use: whether the request would get past its route, model and adapter now.
         emit_edge: is called with each request that never reached the journey.
         text: the tokenizer of a model.
+        counted_by: how a model's prompts are counted, in words.
         open_metrics: ``/metrics`` asks for no key.
         reasoning_fields: the fields that carry a chat's reasoning.
         chaos: ``None`` unless deliberate faults are enabled.
@@ -86,6 +87,7 @@ class Services:
     health: HealthService
     idempotency: IdempotencyStore
     text: Callable[[str], TextService]
+    counted_by: Callable[[str], str]
     text_threads: TextThreads
     models: Callable[[Caller], Sequence[ModelCard]]
     metrics: Callable[[], bytes]

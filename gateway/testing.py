@@ -159,6 +159,7 @@ class FakeText:
     """A tokenizer of one token a byte."""
 
     max_model_len = 4096
+    blocks = False
 
     def encode_chat(
         self,
@@ -250,6 +251,7 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
         health=FakeHealth(),
         idempotency=MemoryIdempotency(),
         text=lambda model: FakeText(),
+        counted_by=lambda model: "bytes",
         text_threads=TextThreads(),
         models=lambda caller: (
             ModelCard("demo", "models/demo", max_model_len=4096),

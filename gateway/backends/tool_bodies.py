@@ -1,6 +1,6 @@
 """Tools, choices and histories of calls as OpenAI's chats have them; their texts unchanged."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -53,10 +53,10 @@ def tool_fields(work: Work, *, custom: bool = True) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     if work.tools:
-        tools = work.tools if custom else tuple([_as_function(tool) for tool in work.tools])
-        fields["tools"] = [_tool(tool) for tool in tools]
+        fields["tools"] = tool_bodies(work.tools, custom=custom)
         if work.tool_choice is not None:
-            fields["tool_choice"] = _choice(work.tool_choice, {tool.name: tool.kind for tool in tools})
+            kinds = {one.name: one.kind if custom else ToolKind.FUNCTION for one in work.tools}
+            fields["tool_choice"] = _choice(work.tool_choice, kinds)
         if work.parallel_tool_calls is not None:
             fields["parallel_tool_calls"] = work.parallel_tool_calls
     if work.reasoning_effort is not None:
@@ -64,6 +64,11 @@ def tool_fields(work: Work, *, custom: bool = True) -> dict[str, Any]:
     if work.template_kwargs:
         fields["chat_template_kwargs"] = work.template_kwargs
     return fields
+
+
+def tool_bodies(tools: Sequence[Tool], *, custom: bool) -> list[dict[str, Any]]:
+    """The list of tools; ``custom`` as in :func:`tool_fields`."""
+    return [_tool(one if custom else _as_function(one)) for one in tools]
 
 
 def _tool(tool: Tool) -> dict[str, Any]:

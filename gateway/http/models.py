@@ -17,7 +17,7 @@ from gateway.ports import Services
 
 
 class ModelBody(TypedDict):
-    """OpenAI's model object, with the fields that vLLM adds."""
+    """OpenAI's model object, with the fields that vLLM adds; ``counted_by`` says how prompts are counted."""
 
     id: str
     object: str
@@ -26,6 +26,7 @@ class ModelBody(TypedDict):
     root: str
     parent: str | None
     max_model_len: int | None
+    counted_by: str
 
 
 class ModelListBody(TypedDict):
@@ -73,7 +74,7 @@ async def list_models(
     cards = services.models(caller)
     if to_anthropics:
         return _json(anthropic_models(cards, created))
-    data = [_body(card, created) for card in cards]
+    data = [_body(card, created, services) for card in cards]
     body: ModelListBody = {"object": "list", "sluice_role": caller.role.value, "data": data}
     return body if client_version is None else _json({**body, "models": codex_models(cards)})
 
@@ -84,7 +85,7 @@ async def show_model(
 ) -> ModelBody | Response:
     """One served model; its id may contain slashes."""
     card = card_of(services, caller, id)
-    return _json(anthropic_model(card, created)) if to_anthropics else _body(card, created)
+    return _json(anthropic_model(card, created)) if to_anthropics else _body(card, created, services)
 
 
 def card_of(services: Services, caller: Caller, model: str) -> ModelCard:
@@ -96,7 +97,7 @@ def card_of(services: Services, caller: Caller, model: str) -> ModelCard:
     raise UnknownModel(f"model '{name}' is not served; GET /v1/models lists what is", param="model")
 
 
-def _body(card: ModelCard, created: int) -> ModelBody:
+def _body(card: ModelCard, created: int, services: Services) -> ModelBody:
     return {
         "id": card.id,
         "object": "model",
@@ -105,6 +106,7 @@ def _body(card: ModelCard, created: int) -> ModelBody:
         "root": card.root,
         "parent": card.parent,
         "max_model_len": card.max_model_len,
+        "counted_by": services.counted_by(card.parent or card.root),
     }
 
 

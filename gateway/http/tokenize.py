@@ -78,7 +78,7 @@ async def _answer(
     def answer() -> bytes:
         return orjson.dumps({name: _in_parts(value) for name, value in work(text).items()})
 
-    if size <= INLINE_CHARS:
+    if size <= INLINE_CHARS and not text.blocks:
         return response_of(Reply(200, answer()))
     limit_s = services.limits.request_timeout_s
     try:

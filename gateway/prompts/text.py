@@ -24,6 +24,10 @@ class TextService(Protocol):
     def max_model_len(self) -> int:
         """Longest sequence, prompt and answer together, in tokens."""
 
+    @property
+    def blocks(self) -> bool:
+        """Whether it asks a worker: it is not for the event loop then."""
+
     def encode_chat(
         self,
         messages: Sequence[Message],
@@ -64,6 +68,7 @@ class TokenizerText:
         self._canonicalizer = canonicalizer or Canonicalizer()
         # Longest sequence, prompt and answer together, in tokens.
         self.max_model_len = max_model_len
+        self.blocks = tokenizer.speed == 0
 
     def encode_chat(
         self,

@@ -228,8 +228,8 @@ class Asker:
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
         """The ids of a conversation for a model."""
-        encode = self.models.of(model).service.encode_chat
-        return await asyncio.to_thread(partial(encode, messages, tools=tools, kwargs=kwargs))
+        encode = self.models.tokenizer(model).encode_parts
+        return (await asyncio.to_thread(partial(encode, messages, (), tools=tools, kwargs=kwargs))).token_ids
 
     async def _redacted(self, copy: Copy, model: str) -> Plan:
         """The redacted plan; it is encoded again only when the redactor changed a text, or for another

@@ -135,7 +135,9 @@ def make_backends(
 
     backends: dict[str, Backend] = {}
     residents: dict[str, Resident] = {}
-    served = ServedModels(base.settings, model.models, model.tokenizers, model.canonicalizer, backends)
+    served = ServedModels(
+        base.settings, model.models, model.tokenizers, model.canonicalizer, backends, base.clock
+    )
 
     def resident(name: str, section: BackendConfig) -> ResidentBackend | None:
         match section:
@@ -149,6 +151,7 @@ def make_backends(
                     section,
                     token_bytes=tokenizer.token_bytes,
                     read=served.read,
+                    reading=served.hosted(section),
                     clock=base.clock,
                     environ=os.environ,
                     bring=adapters.source.bring,

@@ -2,18 +2,23 @@
 
 import asyncio
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from budgeting.counter import PromptCounter
 from budgeting.errors import TokenizerError
-from gateway.backends.port import Backend
+from budgeting.estimating import EstimatingCounter
+from budgeting.learned_counter import LearnedCounter
+from gateway.backends.port import Backend, Work
 from gateway.backends.workers.inspection import ServedModel
 from gateway.backends.workers.pool_model import ModelReading
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.config.models import ModelSection
+from gateway.backends.workers.worker_tokens import Ask, PoolTokens
+from gateway.config.backends import OpenAIBackend
 from gateway.config.settings import Settings
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.models import Models
@@ -27,7 +32,8 @@ class ServedModels:
     """Makes the models that workers list known to the gateway; see :class:`ReadModel`.
 
     A tokenizer is, in this order: the one that the model's section names; that of ``engine.tokenizer``; that
-    in the folder that the worker names, where it is readable here; the one in the hub's cache; the engine's.
+    in the folder that the worker names, where it is readable here; the one in the hub's cache. Without any,
+    the workers count, or prompts are estimated (:class:`budgeting.learned_counter.LearnedCounter`).
 
     Args:
         backends: all of them; filled later.
@@ -40,27 +46,51 @@ class ServedModels:
         tokenizers: Tokenizers,
         canonicalizer: Canonicalizer,
         backends: Mapping[str, Backend],
+        clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._models = models
         self._tokenizers = tokenizers
         self._canonicalizer = canonicalizer
         self._backends = backends
+        self._clock = clock
+        self._estimates = EstimatingCounter()
         self._found: set[str] = set()
         self._log = structlog.get_logger("gateway.workers")
 
-    async def read(self, found: ServedModel, length: int | None) -> ModelReading:
+    async def read(self, found: ServedModel, length: int | None, ask: Ask | None = None) -> ModelReading:
         """The reading of this model; those found earlier that no backend serves any more are forgotten."""
         engine, models = self._settings.engine, self._models
         if engine.kind != "none" and found.id == engine.model_id:
             return await asyncio.to_thread(_reading, models.tokenizer(found.id))
         tokenizer = await asyncio.to_thread(self._tokenizer, found)
-        section = self._settings.models.get(found.id)
-        given = [section.max_model_len] if section is not None and section.max_model_len else []
+        learned = None
+        if tokenizer is None:
+            workers = None if ask is None else PoolTokens(found.id, ask, self._clock)
+            tokenizer = learned = LearnedCounter(found.id, self._estimates, workers)
+        self._put(found.id, tokenizer, length)
+        self._found.add(found.id)
+        for other in self._found - {found.id} - {one.model for one in self._backends.values()}:
+            self._found.remove(other)
+            models.remove(other)
+        return await asyncio.to_thread(_reading, tokenizer) if learned is None else _reading_of(learned)
+
+    def hosted(self, section: OpenAIBackend) -> ModelReading | None:
+        """The reading of a hosted service's model, which is not listed; ``None``: a tokenizer is named."""
+        model, own = section.model, self._settings.models.get(section.model or "")
+        named = self._settings.engine.tokenizer is not None or (own is not None and own.tokenizer)
+        if section.dialect != "openai" or model is None or named:
+            return None
+        counter = LearnedCounter(model, self._estimates, None)
+        self._put(model, counter, None)
+        return _reading_of(counter)
+
+    def _put(self, model: str, tokenizer: PromptCounter, length: int | None) -> None:
+        engine, section = self._settings.engine, self._settings.models.get(model, ModelSection())
+        given = [section.max_model_len] if section.max_model_len else []
         if not given and "max_model_len" in engine.model_fields_set:
             given = [engine.max_model_len]
         longest = min([*given, *([length] if length else [])], default=engine.max_model_len)
-        section = section or ModelSection()
         text = ModelText(
             tokenizer,
             longest,
@@ -68,30 +98,24 @@ class ServedModels:
             block_size=section.block_size or engine.block_size,
             images=section.image_cost,
         )
-        models.put(found.id, text)
-        self._log.info(
-            "model of workers", model=found.id, max_model_len=longest, counted_by=tokenizer.encoder
-        )
-        self._found.add(found.id)
-        for other in self._found - {found.id} - {one.model for one in self._backends.values()}:
-            self._found.remove(other)
-            models.remove(other)
-        return await asyncio.to_thread(_reading, tokenizer)
+        self._models.put(model, text)
+        self._log.info("model of workers", model=model, max_model_len=longest, counted_by=tokenizer.encoder)
 
-    def _tokenizer(self, found: ServedModel) -> PromptCounter:
-        """Blocks."""
+    def _tokenizer(self, found: ServedModel) -> PromptCounter | None:
+        """The one that can be read here, if any. Blocks."""
         section, tokenizers = self._settings.models.get(found.id), self._tokenizers
         if section is not None and section.tokenizer:
             return tokenizers.of(Path(section.tokenizer))
-        if self._settings.engine.tokenizer is None:
-            root = found.root or found.id
-            folder = Path(root) if (Path(root) / TOKENIZER_FILE).is_file() else _cached_folder(root)
-            if folder is not None:
-                try:
-                    return tokenizers.of(folder)
-                except TokenizerError as error:
-                    self._log.warning("tokenizer not readable", model=found.id, reason=str(error))
-        return self._models.default.tokenizer
+        if self._settings.engine.tokenizer is not None:
+            return self._models.default.tokenizer
+        root = found.root or found.id
+        folder = Path(root) if (Path(root) / TOKENIZER_FILE).is_file() else _cached_folder(root)
+        if folder is not None:
+            try:
+                return tokenizers.of(folder)
+            except TokenizerError as error:
+                self._log.warning("tokenizer not readable", model=found.id, reason=str(error))
+        return None
 
 
 def _cached_folder(repo: str) -> Path | None:
@@ -110,3 +134,12 @@ def _cached_folder(repo: str) -> Path | None:
 
 def _reading(tokenizer: PromptCounter) -> ModelReading:
     return ModelReading(tokenizer.token_bytes, TokenizerCheck.of(tokenizer))
+
+
+def _reading_of(counter: LearnedCounter) -> ModelReading:
+    return ModelReading(counter.token_bytes, learn=partial(_learn, counter))
+
+
+def _learn(counter: LearnedCounter, work: Work, reported: int) -> None:
+    if work.partial is None and not work.template_kwargs:
+        counter.learn(work.messages, work.tools, reported)

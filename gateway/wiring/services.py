@@ -45,6 +45,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         health=OnceReady(serving.health) if server.ping == "once_ready" else serving.health,
         idempotency=base.state.idempotency,
         text=lambda model: models.of(model).service,
+        counted_by=lambda model: models.of(model).encoder,
         text_threads=core.model.threads,
         models=lambda caller: usable(
             model_cards(fleet, core.adapters.registry, models.length),

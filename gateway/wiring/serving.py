@@ -6,6 +6,7 @@ from functools import partial
 
 import psutil
 
+from budgeting.learned_counter import LearnedCounter
 from gateway.backends.workers.inspection import SAMPLE, Inspection, WorkerInspections
 from gateway.contracts.values import Answer
 from gateway.generation.dispatcher import GenerationOutcome
@@ -123,7 +124,10 @@ def make_inspections(core: Core) -> WorkerInspections:
         for name, pool in pools.items():
             await pool.follow()
             text = models.of(pool.model)
-            ids = text.service.encode(SAMPLE, add_special_tokens=False)
+            counter = text.tokenizer
+            ids = None
+            if not isinstance(counter, LearnedCounter):
+                ids = counter.encode(SAMPLE, add_special_tokens=False)
             found[name] = await pool.inspect(ids, text.max_model_len, generate=generate)
         return found
 

@@ -1,12 +1,13 @@
 """Builds a pool of workers from its section of the configuration."""
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 from adapters.values import Adapter
 from gateway.backends.workers.backend import WorkersBackend
-from gateway.backends.workers.client import Timeouts, WorkerClient
+from gateway.backends.workers.client import Timeouts, Whole, WorkerClient
 from gateway.backends.workers.dialect import FEATURES, CompletionWriter, Dialect
 from gateway.backends.workers.header_template import HeaderTemplate
 from gateway.backends.workers.health import HealthRules
@@ -14,7 +15,7 @@ from gateway.backends.workers.hedging import HedgePolicy, HedgeRules
 from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
-from gateway.backends.workers.pool_model import PoolModel, ReadModel
+from gateway.backends.workers.pool_model import ModelReading, PoolModel, ReadModel
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker import WatchRules, Worker
 from gateway.backends.workers.worker_choice import WorkerChoice
@@ -40,6 +41,7 @@ def make_workers(
     *,
     token_bytes: Callable[[int], bytes],
     read: ReadModel | None = None,
+    reading: ModelReading | None = None,
     clock: Callable[[], float],
     environ: Mapping[str, str],
     bring: Callable[[Adapter], Awaitable[None]] = already_there,
@@ -48,9 +50,9 @@ def make_workers(
 ) -> WorkersBackend:
     """Build the pool; nothing connects yet. Raises ConfigError: the key, a certificate or the proxy.
 
-    ``read`` gets the model that the workers list. ``bring`` puts an adapter's files into the gateway's folder
-    before a worker loads them. ``check`` says whether a worker has the gateway's tokenizer;
-    ``incapable``, which features a model lacks.
+    ``read`` gets the model that the workers list; ``reading`` is of the configured one until then. ``bring``
+    puts an adapter's files into the gateway's folder before a worker loads them. ``check`` says whether a
+    worker has the gateway's tokenizer; ``incapable``, which features a model lacks.
     """
     detect = section.dialect == "auto"
     dialect = Dialect.VLLM if detect else Dialect(section.dialect)
@@ -83,9 +85,8 @@ def make_workers(
         )
         for url in urls
     ]
-    hedge = section.hedge
-    rules = HedgeRules(hedge.quantile, hedge.min_ms / 1000, hedge.max_share)
-    model = PoolModel(name, section.model, read, in_service)
+    ask = None if dialect is Dialect.OPENAI else partial(_ask_one, workers)
+    model = PoolModel(name, section.model, read, in_service, ask, reading)
     backend = WorkersBackend(
         name,
         model=model,
@@ -101,7 +102,7 @@ def make_workers(
         clock=clock,
         check=check,
         prompt_auto=section.prompt == "auto",
-        hedging=HedgePolicy(rules) if hedge.enabled else None,
+        hedging=_hedging(section),
         background=connections.key.watch,
     )
     # A configured model of a hosted service need not be in its list.
@@ -114,6 +115,11 @@ def make_workers(
                 kind=detect or dialect is Dialect.SLUICE,
             )
     return backend
+
+
+async def _ask_one(workers: Sequence[Worker], path: str, body: bytes, timeout_s: float) -> Whole | None:
+    serving = [one for one in workers if one.health.in_service]
+    return await random.choice(serving).client.get(path, timeout_s=timeout_s, body=body) if serving else None
 
 
 def _writer(
@@ -131,6 +137,12 @@ def _writer(
         share_prefixes=section.share_prefix_across_tenants,
         templates=templates,
     )
+
+
+def _hedging(section: OpenAIBackend) -> HedgePolicy | None:
+    hedge = section.hedge
+    rules = HedgeRules(hedge.quantile, hedge.min_ms / 1000, hedge.max_share)
+    return HedgePolicy(rules) if hedge.enabled else None
 
 
 def _lora_maker(

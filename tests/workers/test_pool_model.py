@@ -13,6 +13,7 @@ from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.inspection import ServedModel, offer_of
 from gateway.backends.workers.pool_model import ModelReading, PoolModel
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
+from gateway.backends.workers.worker_tokens import Ask
 from gateway.contracts.features import TOOL_FEATURES, Feature
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
@@ -52,7 +53,7 @@ class Reader:
     def __init__(self) -> None:
         self.found: list[tuple[str, int | None]] = []
 
-    async def __call__(self, found: ServedModel, length: int | None) -> ModelReading:
+    async def __call__(self, found: ServedModel, length: int | None, ask: Ask | None) -> ModelReading:
         self.found.append((found.id, length))
         return ModelReading(lambda token: bytes([token]), TokenizerCheck())
 

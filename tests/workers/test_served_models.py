@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.port import Backend
+from budgeting.values import Message, Role
+from gateway.backends.port import Backend, Work
 from gateway.backends.scripted import ScriptedBackend
 from gateway.backends.workers.inspection import ServedModel
+from gateway.config.backends import OpenAIBackend
 from gateway.config.settings import Settings
+from gateway.contracts.values import Sampling
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.models import Models
 from gateway.prompts.text import ModelText
@@ -32,7 +35,9 @@ class Gateway:
         default = ModelText(tokenizers.of(engine.tokenizer_folder), engine.max_model_len, canonicalizer)
         self.models = Models(default)
         self.backends: dict[str, Backend] = {}
-        self.found = ServedModels(self.settings, self.models, tokenizers, canonicalizer, self.backends)
+        self.found = ServedModels(
+            self.settings, self.models, tokenizers, canonicalizer, self.backends, lambda: 0.0
+        )
 
 
 async def test_a_readable_folder_of_the_worker_is_the_models_tokenizer() -> None:
@@ -44,9 +49,16 @@ async def test_a_readable_folder_of_the_worker_is_the_models_tokenizer() -> None
 
 
 @pytest.mark.parametrize("root", [None, "/nowhere", "org/model-that-nobody-has-fetched", "not a repo/id"])
-async def test_without_one_the_engines_tokenizer_counts(root: str | None) -> None:
+async def test_without_one_prompts_are_estimated_and_sent_as_messages(root: str | None) -> None:
     gateway = Gateway()
-    await gateway.found.read(ServedModel("qwen", 2048, root), 2048)
+    reading = await gateway.found.read(ServedModel("qwen", 2048, root), 2048)
+    assert gateway.models.of("qwen").encoder == "an estimate (±30%)"
+    assert reading.check is None
+
+
+async def test_the_named_tokenizer_of_the_engine_counts_for_all() -> None:
+    gateway = Gateway(engine={"tokenizer": str(DEMO)})
+    await gateway.found.read(ServedModel("qwen", 2048), 2048)
     assert gateway.models.tokenizer("qwen") is gateway.models.default.tokenizer
 
 
@@ -54,7 +66,33 @@ async def test_a_damaged_tokenizer_of_the_worker_does_not_take_the_model_away(tm
     (tmp_path / "tokenizer.json").write_text("{")
     gateway = Gateway()
     await gateway.found.read(ServedModel("qwen", 2048, str(tmp_path)), 2048)
-    assert gateway.models.tokenizer("qwen") is gateway.models.default.tokenizer
+    assert gateway.models.of("qwen").encoder == "an estimate (±30%)"
+
+
+async def test_an_estimate_learns_from_what_the_workers_report() -> None:
+    gateway = Gateway()
+    reading = await gateway.found.read(ServedModel("qwen", 2048), 2048)
+    assert reading.learn is not None
+    said = Message(Role.USER, "word " * 400)
+    before = len(gateway.models.tokenizer("qwen").encode_parts([said], ()).token_ids)
+    for _ in range(50):
+        reading.learn(Work("gen_1", (), (said,), Sampling()), 250)
+    counter = gateway.models.tokenizer("qwen")
+    assert before > 500
+    assert len(counter.encode_parts([said], ()).token_ids) == pytest.approx(250, abs=2)
+    assert counter.encoder == "an estimate (±5%)"
+
+
+async def test_a_hosted_services_model_is_estimated_from_the_start() -> None:
+    hosted = {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "dialect": "openai", "model": "gpt"}
+    gateway = Gateway(backends={"hosted": hosted})
+    section = gateway.settings.backends["hosted"]
+    assert isinstance(section, OpenAIBackend)
+    reading = gateway.found.hosted(section)
+    assert reading is not None and reading.learn is not None
+    assert gateway.models.of("gpt").encoder == "an estimate (±30%)"
+    named = Gateway(backends={"hosted": hosted}, models={"gpt": {"tokenizer": str(DEMO)}})
+    assert named.found.hosted(section) is None
 
 
 @pytest.mark.parametrize(

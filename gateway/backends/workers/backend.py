@@ -31,7 +31,7 @@ from gateway.backends.workers.in_service import LOOK_S, WorkersInService
 from gateway.backends.workers.inspection import Inspection, ServedModel
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
-from gateway.backends.workers.pool_model import PoolModel
+from gateway.backends.workers.pool_model import ModelReading, PoolModel
 from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of, failure_of_transport
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
@@ -111,6 +111,7 @@ class WorkersBackend:
         self._presence = presence
         self._token_bytes = token_bytes
         self._check = check
+        self._learn: Callable[[Work, int], None] | None = None
         self._block_tokens = block_tokens
         self._max_attempts = max_attempts
         self._clock = clock
@@ -121,6 +122,8 @@ class WorkersBackend:
         self._stopped = False
         self._log = structlog.get_logger("gateway.workers").bind(backend=name)
         self._warned_no_usage = False
+        if model.reading is not None:
+            self._take(model.reading)
 
     @property
     def state(self) -> BackendState:
@@ -176,9 +179,19 @@ class WorkersBackend:
             self._writer = replace(self._writer, model=self.model)
             self._same_tokenizer.clear()
         if (reading := self._model.reading) is not None:
-            self._token_bytes = reading.token_bytes
-            self._check = reading.check if self._prompt_auto else None
+            self._take(reading)
         return trouble
+
+    def _take(self, reading: ModelReading) -> None:
+        self._token_bytes = reading.token_bytes
+        self._check = reading.check if self._prompt_auto else None
+        self._learn = reading.learn
+        if reading.learn is None:
+            self._writer = replace(self._writer, knows_vocabulary=True)
+        else:
+            # The ids of its prompts may stand for nothing.
+            self._writer = replace(self._writer, knows_vocabulary=False, token_ids=False)
+            self.continues = self._writer.continues
 
     async def follow(self) -> None:
         """Ask every worker for its models."""
@@ -194,7 +207,7 @@ class WorkersBackend:
         self._same_tokenizer[url] = same_tokenizer
         writer = self._writer
         if self._prompt_auto:
-            writer = replace(writer, token_ids=all(self._same_tokenizer.values()))
+            writer = replace(writer, token_ids=self._learn is None and all(self._same_tokenizer.values()))
         if is_sluice:
             writer = replace(writer, dialect=Dialect.SLUICE, loads=False)
         self._writer, self.continues = writer, writer.continues
@@ -205,7 +218,7 @@ class WorkersBackend:
         return [one for one in serving if one is not None]
 
     async def inspect(
-        self, sample_ids: Sequence[int], max_model_len: int, *, generate: bool
+        self, sample_ids: Sequence[int] | None, max_model_len: int, *, generate: bool
     ) -> list[Inspection]:
         """Ask every worker what it serves, in the order of the configuration."""
         async with asyncio.TaskGroup() as tasks:
@@ -414,6 +427,8 @@ class WorkersBackend:
                 await attempt.push(rest)
         finally:
             connection.release()
+        if self._learn is not None and reader.has_usage and not self._writer.token_ids:
+            self._learn(work, completion.usage.input_tokens)
         if not reader.has_usage and not self._warned_no_usage:
             self._warned_no_usage = True
             self._log.warning("no usage reported; tokens are counted from the chunks", worker=worker.url)

@@ -95,6 +95,7 @@ class CompletionWriter:
         folder: path of the gateway's adapter folder on the workers; ``None``: the same path.
         share_prefixes: tenants find each other's cached prefixes.
         templates: further headers with fields of the request.
+        knows_vocabulary: whether the gateway knows which bytes a token id stands for.
     """
 
     model: str
@@ -107,6 +108,7 @@ class CompletionWriter:
     folder: str | None = None
     share_prefixes: bool = False
     templates: tuple[HeaderTemplate, ...] = ()
+    knows_vocabulary: bool = True
 
     def cache_salt(self, work: Work) -> str | None:
         """Only requests of one salt share cached prefixes; ``None``: all do."""
@@ -280,7 +282,7 @@ class CompletionWriter:
             body["logprobs"] = True
             if count:
                 body["top_logprobs"] = count
-        if self.dialect is Dialect.VLLM:
+        if self.dialect is Dialect.VLLM and self.knows_vocabulary:
             # Its texts and bytes cannot tell the parts of a character apart; ids can.
             body["return_tokens_as_token_ids"] = True
 

@@ -49,7 +49,7 @@ class Inspection:
 
     Args:
         faults: each is a line that says what to change; with ``unusable`` every request fails.
-        tokenizer: ``equal``, ``differs``, or ``not known``.
+        tokenizer: ``equal``, ``differs``, ``asked`` where the worker's own counts, or ``not known``.
         latency_ms: of one token.
     """
 
@@ -103,11 +103,16 @@ async def inspect(
     url: str,
     model: str | None,
     *,
-    sample_ids: Sequence[int],
+    sample_ids: Sequence[int] | None,
     max_model_len: int,
     generate: bool,
 ) -> Inspection:
-    """Ask one worker; raises nothing. ``model`` is the configured one; ``None``: the one that it lists."""
+    """Ask one worker; raises nothing.
+
+    Args:
+        model: the configured one; ``None``: the one that it lists.
+        sample_ids: of ``SAMPLE``; ``None``: the model's tokenizer is not readable here.
+    """
     try:
         async with asyncio.timeout(TIMEOUT_S):
             answer = await client.get(f"{client.prefix}/models", timeout_s=TIMEOUT_S)
@@ -167,7 +172,7 @@ def _unusable(url: str, fault: str) -> Inspection:
     return Inspection(url, True, (fault,))
 
 
-async def _tokenizer(client: WorkerClient, model: str, sample_ids: Sequence[int]) -> str:
+async def _tokenizer(client: WorkerClient, model: str, sample_ids: Sequence[int] | None) -> str:
     body = {"model": model, "prompt": SAMPLE, "add_special_tokens": False}
     status, text = await _post(client, "/tokenize", body)
     if status != 200:
@@ -176,6 +181,8 @@ async def _tokenizer(client: WorkerClient, model: str, sample_ids: Sequence[int]
         found = msgspec.json.decode(text, type=_Tokens).tokens
     except msgspec.DecodeError:
         return "not known"
+    if sample_ids is None:
+        return "asked"
     return "equal" if found == list(sample_ids) else "differs"
 
 

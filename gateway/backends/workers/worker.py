@@ -197,7 +197,7 @@ class Worker:
         self._listed -= {name}
 
     async def inspect(
-        self, model: str | None, *, sample_ids: Sequence[int], max_model_len: int, generate: bool
+        self, model: str | None, *, sample_ids: Sequence[int] | None, max_model_len: int, generate: bool
     ) -> Inspection:
         """Ask what it serves; raises nothing."""
         return await inspect(

@@ -1,0 +1,277 @@
+"""Counts for a model whose tokenizer cannot be read here: its workers', else an estimate that learns."""
+
+import hashlib
+import json
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Protocol, TypeVar
+
+from msgspec import structs
+
+from budgeting.counting import NEVER_INLINE_CHARS, EncodedChat
+from budgeting.errors import NoTokenizer
+from budgeting.estimating import EstimatingCounter, rough_text_tokens, rough_tokens
+from budgeting.token_cache import TokenCache
+from budgeting.values import NO_KWARGS, Message, Role, Tool
+
+CACHE_BYTES = 4 * 1024 * 1024
+# Of an id in a tuple, and of an entry's key.
+_ID_BYTES, _KEY_BYTES = 8, 64
+_ANCHOR = Message(Role.USER, "x")
+
+T = TypeVar("T")
+
+
+class WorkersTokens(Protocol):
+    """The tokenizer of a model's workers. Blocks, so it is never asked on the event loop.
+
+    ``None``: no worker can say it now.
+    """
+
+    @property
+    def silent(self) -> bool:
+        """Whether no worker says tokens now."""
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Tool],
+        kwargs: Mapping[str, object],
+    ) -> tuple[int, ...] | None:
+        """Ids of a conversation."""
+
+    def text(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...] | None:
+        """Ids of a raw text."""
+
+    def decode(self, token_ids: Sequence[int]) -> str | None:
+        """The text of ids. Raises ValueError for an id outside the vocabulary."""
+
+
+class LearnedCounter:
+    """A :class:`budgeting.counter.PromptCounter` without a tokenizer.
+
+    A conversation is counted by ``workers``; where these cannot say it, or there are none to ask, it is
+    estimated. Estimated conversations have ids that stand for nothing, but equal beginnings have equal ids.
+    Raw texts are not estimated, since their ids are what is sent. Thread-safe.
+
+    Args:
+        estimates: learns from each count of the workers, and from :meth:`learn`.
+        workers: ``None``: all is estimated.
+    """
+
+    per_message = False
+
+    def __init__(
+        self,
+        model: str,
+        estimates: EstimatingCounter,
+        workers: WorkersTokens | None,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._model = model
+        self._estimates = estimates
+        self._workers = workers
+        # Nothing is counted on the event loop while a worker is asked for it.
+        self.speed = 1 if workers is None else 0
+        self.vocabulary = 1 << 31
+        self._cache: TokenCache[tuple[int, ...]] = TokenCache(cache_bytes)
+
+    @property
+    def encoder(self) -> str:
+        """How it counts, with the margin of the estimate."""
+        estimate = f"an estimate (±{self._estimates.margin(self._model):.0%})"
+        if self._workers is None:
+            return estimate
+        return f"{estimate}: no worker tokenizes" if self._workers.silent else "the workers' /tokenize"
+
+    def learn(self, messages: Sequence[Message], tools: Sequence[Tool], reported: int) -> None:
+        """Take note of the prompt tokens that a worker reported for a conversation of texts alone."""
+        if messages and not any(message.parts for message in messages):
+            self._estimates.learn(self._model, _shown(messages, tools), reported)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] = (),
+        kwargs: Mapping[str, object] = NO_KWARGS,
+    ) -> tuple[int, ...]:
+        """Ids of the conversation, by the workers. Raises NoTokenizer."""
+        return self._had(self._asked(messages, tools, kwargs, add_generation_prompt=add_generation_prompt))
+
+    def encode_parts(
+        self,
+        messages: Sequence[Message],
+        cuts: Sequence[int],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] = (),
+        kwargs: Mapping[str, object] = NO_KWARGS,
+    ) -> EncodedChat:
+        """Ids of the conversation, and where the first ``cuts[i]`` messages end in them."""
+        estimated = self._estimated(messages, cuts, tools, kwargs)
+        ids = self._asked(messages, tools, kwargs, add_generation_prompt=add_generation_prompt)
+        if ids is None:
+            return estimated
+        shares = dict(zip(cuts, estimated.ends, strict=True))
+        ends = {cut: self._end(messages[:cut], ids, tools, kwargs) for cut in shares}
+        sure = max(1, len(estimated.token_ids))
+        return EncodedChat(
+            ids,
+            tuple(
+                accumulate(
+                    (shares[cut] * len(ids) // sure if (end := ends[cut]) is None else end for cut in cuts),
+                    max,
+                )
+            ),
+        )
+
+    def as_sent(self, messages: Sequence[Message], opening: int) -> Sequence[Message]:
+        """The conversation as it is: its chat template is not known here."""
+        return messages
+
+    def message_tokens(self, message: Message) -> int:
+        """Tokens that a message adds, estimated."""
+        return self._sized(rough_tokens((message,)) - rough_tokens(()))
+
+    def tool_tokens(
+        self, tools: tuple[Tool, ...], kwargs: Mapping[str, object], *, system: bool
+    ) -> tuple[int, int]:
+        """Tokens that tools add to a short conversation, all of them in front of its first turn."""
+        if not tools:
+            return 0, 0
+        with_tools, bare = [
+            len(self.encode_parts([_ANCHOR], (), tools=given, kwargs=kwargs).token_ids)
+            for given in (tools, ())
+        ]
+        added = max(0, with_tools - bare)
+        return added, added
+
+    def text_tokens(self, text: str) -> int:
+        """Tokens of a text inside a message, estimated."""
+        return self._sized(rough_text_tokens(text))
+
+    def unseen_chars(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
+        """Estimating is cheap, asking a worker is nothing for the event loop."""
+        return 0 if self._workers is None else NEVER_INLINE_CHARS
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """Ids of a raw text. Raises NoTokenizer."""
+        if not text:
+            return ()
+        ids = None
+        if self._workers is not None:
+            ids = self._workers.text(text, add_special_tokens=add_special_tokens)
+        return self._had(ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids. Raises NoTokenizer, and ValueError for an id outside the vocabulary."""
+        return self._had(None if self._workers is None else self._workers.decode(token_ids))
+
+    def tokens(self, token_ids: Sequence[int]) -> list[str]:
+        """Raises NoTokenizer: the vocabulary is not known here."""
+        raise NoTokenizer(self._model, later=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Nothing: the vocabulary is not known here."""
+        return b""
+
+    def unknown_id(self, token_ids: Sequence[int]) -> int | None:
+        """The first id that no vocabulary has; the worker refuses those that its own has not."""
+        return next((one for one in token_ids if not 0 <= one < self.vocabulary), None)
+
+    def _had(self, value: T | None) -> T:
+        if value is None:
+            raise NoTokenizer(self._model, later=self._workers is not None)
+        return value
+
+    def _sized(self, rough: float) -> int:
+        return math.ceil(rough * self._estimates.factor(self._model))
+
+    def _asked(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        kwargs: Mapping[str, object],
+        *,
+        add_generation_prompt: bool,
+    ) -> tuple[int, ...] | None:
+        if self._workers is None or not messages:
+            return None
+        key = _digest(messages, tools, kwargs, add_generation_prompt)
+        ids = self._cache.get(key)
+        if ids is None:
+            ids = self._workers.chat(
+                messages, add_generation_prompt=add_generation_prompt, tools=tools, kwargs=kwargs
+            )
+            if ids is not None:
+                self._cache.put(key, ids, _ID_BYTES * len(ids) + _KEY_BYTES)
+                if add_generation_prompt:
+                    self.learn(messages, tools, len(ids))
+        return ids
+
+    def _end(
+        self,
+        messages: Sequence[Message],
+        ids: tuple[int, ...],
+        tools: Sequence[Tool],
+        kwargs: Mapping[str, object],
+    ) -> int | None:
+        """Where a beginning ends in the whole, ``None`` where the template does not take it alone."""
+        if not messages:
+            return 0
+        begun = self._asked(messages, tools, kwargs, add_generation_prompt=False)
+        if begun is None or ids[: len(begun)] == begun:
+            return None if begun is None else len(begun)
+        differ = (at for at, (one, other) in enumerate(zip(begun, ids, strict=False)) if one != other)
+        return next(differ, min(len(begun), len(ids)))
+
+    def _estimated(
+        self,
+        messages: Sequence[Message],
+        cuts: Sequence[int],
+        tools: Sequence[Tool],
+        kwargs: Mapping[str, object],
+    ) -> EncodedChat:
+        """The estimate. The ids of a beginning follow from all of it: answers are cached by them."""
+        factor = self._estimates.factor(self._model)
+        sizes = accumulate((rough_tokens((one,)) - rough_tokens(()) for one in messages), initial=0.0)
+        before = rough_tokens(_shown((), tools))
+        sums = [math.ceil((before + size) * factor) for size in sizes]
+        state = hashlib.blake2b(_digest((), tools, kwargs, True))
+        ids = _stand_ins(state.digest(), sums[0])
+        for message, begin, end in zip(messages, sums, sums[1:], strict=False):
+            state.update(_digest((message,), (), NO_KWARGS, True))
+            ids += _stand_ins(state.digest(), end - begin)
+        return EncodedChat(tuple(ids), tuple([sums[cut] if cut or tools else 0 for cut in cuts]))
+
+
+def _stand_ins(seed: bytes, count: int) -> list[int]:
+    return [one & 0x7FFF_FFFF for one in array("I", hashlib.shake_128(seed).digest(4 * count))]
+
+
+def _shown(messages: Sequence[Message], tools: Sequence[Tool]) -> Sequence[Message]:
+    """The conversation with a message of the tools' texts."""
+    if not tools:
+        return messages
+    texts = (text for tool in tools for text in structs.astuple(tool) if isinstance(text, str))
+    return (*messages, Message(Role.SYSTEM, "\n".join(texts)))
+
+
+def _digest(
+    messages: Sequence[Message], tools: Sequence[Tool], kwargs: Mapping[str, object], generates: bool
+) -> bytes:
+    given = [
+        [structs.astuple(one) for one in messages],
+        [structs.astuple(one) for one in tools],
+        dict(kwargs),
+        generates,
+    ]
+    data = json.dumps(given, sort_keys=True, default=repr).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=16).digest()

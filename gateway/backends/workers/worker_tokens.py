@@ -1,0 +1,124 @@
+"""The tokenizer of a pool's workers, by ``/tokenize`` and ``/detokenize``, which vLLM and Sluice have."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+
+import msgspec
+import orjson
+
+from budgeting.values import Message, Tool
+from gateway.backends.tool_bodies import message_body, tool_bodies
+from gateway.backends.workers.client import Whole
+from gateway.backends.workers.errors import TransportError
+from gateway.backends.workers.tokenizer_check import TOKENIZE_PATH
+
+DETOKENIZE_PATH = "/detokenize"
+# Longest time for an answer, seconds, and for how long no worker is asked after one that did not come, or
+# after one that has no such path.
+ASK_TIMEOUT_S = 2.0
+PAUSE_S = 10.0
+MISSING_PAUSE_S = 300.0
+
+Ask = Callable[[str, bytes, float], Awaitable[Whole | None]]
+"""Asks a worker in service: a path, a body, the longest time in seconds. ``None``: none is in service."""
+
+
+class _Tokens(msgspec.Struct):
+    tokens: tuple[int, ...]
+
+
+class _Text(msgspec.Struct):
+    prompt: str
+
+
+_read_tokens = msgspec.json.Decoder(_Tokens).decode
+_read_text = msgspec.json.Decoder(_Text).decode
+
+
+class PoolTokens:
+    """Implements :class:`budgeting.learned_counter.WorkersTokens`. Thread-safe; made on the event loop.
+
+    After a worker that did not answer in time none is asked for ``PAUSE_S``, so that prompts do not wait.
+    """
+
+    def __init__(self, model: str, ask: Ask, clock: Callable[[], float]) -> None:
+        self._model = model
+        self._ask = ask
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._paused_until = float("-inf")
+
+    @property
+    def silent(self) -> bool:
+        """Whether no worker says tokens now."""
+        return self._clock() < self._paused_until
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Tool],
+        kwargs: Mapping[str, object],
+    ) -> tuple[int, ...] | None:
+        """Ids of a conversation; ``None`` when no worker says them now, or refuses it."""
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": [message_body(one.without_parts, reasoning="reasoning", custom=False) for one in messages],
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if tools:
+            body["tools"] = tool_bodies(tools, custom=False)
+        if kwargs:
+            body["chat_template_kwargs"] = dict(kwargs)
+        return _tokens_of(self._waited(TOKENIZE_PATH, body))
+
+    def text(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...] | None:
+        """Ids of a raw text, ``None`` when no worker says them now."""
+        body = {"model": self._model, "prompt": text, "add_special_tokens": add_special_tokens}
+        return _tokens_of(self._waited(TOKENIZE_PATH, body))
+
+    def decode(self, token_ids: Sequence[int]) -> str | None:
+        """The text of ids, ``None`` when no worker says it now. Raises ValueError: an unknown id."""
+        answer = self._waited(DETOKENIZE_PATH, {"model": self._model, "tokens": list(token_ids)})
+        if answer is None:
+            return None
+        if answer.status in (400, 422):
+            raise ValueError("an id outside the vocabulary")
+        try:
+            return _read_text(answer.body).prompt if answer.status == 200 else None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def _waited(self, path: str, body: Mapping[str, Any]) -> Whole | None:
+        if self.silent or threading.get_ident() == self._loop_thread:
+            return None
+        asked = asyncio.run_coroutine_threadsafe(self._answered(path, orjson.dumps(body)), self._loop)
+        try:
+            return asked.result(2 * ASK_TIMEOUT_S)
+        except (CancelledError, TimeoutError):  # the gateway stops
+            return None
+
+    async def _answered(self, path: str, body: bytes) -> Whole | None:
+        try:
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                answer = await self._ask(path, body, ASK_TIMEOUT_S)
+        except (TransportError, TimeoutError):
+            answer = None
+        if answer is None or answer.status >= 500:
+            self._paused_until = self._clock() + PAUSE_S
+            return None
+        if answer.status in (404, 405):
+            self._paused_until = self._clock() + MISSING_PAUSE_S
+        return answer
+
+
+def _tokens_of(answer: Whole | None) -> tuple[int, ...] | None:
+    try:
+        return _read_tokens(answer.body).tokens if answer is not None and answer.status == 200 else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
