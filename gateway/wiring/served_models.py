@@ -31,7 +31,8 @@ TOKENIZER_FILE = "tokenizer.json"
 class ServedModels:
     """Makes the models that workers list known to the gateway; see :class:`ReadModel`.
 
-    A tokenizer is, in this order: the one that the model's section names; that of ``engine.tokenizer``; that
+    A tokenizer is, in this order: the one that the model's section names; that of
+    ``engine.tokenizer`` or ``engine.model`` where it is set; that
     in the folder that the worker names, where it is readable here; the one in the hub's cache. Without any,
     the workers count, or prompts are estimated (:class:`budgeting.learned_counter.LearnedCounter`).
 
@@ -56,6 +57,8 @@ class ServedModels:
         self._clock = clock
         self._estimates = EstimatingCounter()
         self._found: set[str] = set()
+        engine = settings.engine
+        self._engine_names_one = engine.tokenizer is not None or "model" in engine.model_fields_set
         self._log = structlog.get_logger("gateway.workers")
 
     async def read(self, found: ServedModel, length: int | None, ask: Ask | None = None) -> ModelReading:
@@ -78,7 +81,7 @@ class ServedModels:
     def hosted(self, section: OpenAIBackend) -> ModelReading | None:
         """The reading of a hosted service's model, which is not listed; ``None``: a tokenizer is named."""
         model, own = section.model, self._settings.models.get(section.model or "")
-        named = self._settings.engine.tokenizer is not None or (own is not None and own.tokenizer)
+        named = self._engine_names_one or (own is not None and own.tokenizer)
         if section.dialect != "openai" or model is None or named:
             return None
         counter = LearnedCounter(model, self._estimates, None)
@@ -106,7 +109,7 @@ class ServedModels:
         section, tokenizers = self._settings.models.get(found.id), self._tokenizers
         if section is not None and section.tokenizer:
             return tokenizers.of(Path(section.tokenizer))
-        if self._settings.engine.tokenizer is not None:
+        if self._engine_names_one:
             return self._models.default.tokenizer
         root = found.root or found.id
         folder = Path(root) if (Path(root) / TOKENIZER_FILE).is_file() else _cached_folder(root)

@@ -106,7 +106,6 @@ async def examine(
         return found
     models = gateway.core.model.models
     found.append(DoctorCheck("token counting", True, models.default.encoder))
-    found += [DoctorCheck(f"token counting {one}", True, text.encoder) for one, text in models.texts.items()]
     state = gateway.core.base.state
     found.append(await _opened("state store", state.shown, state.open, lambda: state.healthy))
     found.append(await _routing(gateway))
@@ -119,6 +118,8 @@ async def examine(
     found.append(await _engine(gateway))
     for name, inspections in (await gateway.serving.inspections.now()).items():
         found += [_worker(name, one) for one in inspections]
+    # The inspection has found the models of the workers.
+    found += [DoctorCheck(f"token counting {one}", True, text.encoder) for one, text in models.texts.items()]
     for name, backend in gateway.core.backends.fleet.backends.items():
         if isinstance(backend, BedrockBackend):
             found.append(await _bedrock(name, backend))

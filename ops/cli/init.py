@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from gateway.backends.workers.inspection import ServedModel, read_models
-from gateway.config.engine import BUNDLED, EngineSection
+from gateway.config.engine import EngineSection
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.weights.errors import FetchError
@@ -67,16 +67,15 @@ def worker_configuration(urls: Sequence[str], environ: Mapping[str, str]) -> dic
         )
     tokenizer = _tokenizer(model)
     if tokenizer is None:
-        tokenizer = str(BUNDLED / "demo")
         print_errors(
-            f"the tokenizer of {model.root or model.id} is not on this machine: token counts are estimates "
-            "by the demo model's; name the right one as engine.tokenizer (a folder or hub id)"
+            f"the tokenizer of {model.root or model.id} is not on this machine: prompts are counted by the "
+            "worker's /tokenize, or estimated; engine.tokenizer may name it (a folder or hub id)"
         )
     engine = {
         "kind": "none",
         "served_model_name": model.id,
         "max_model_len": longest,
-        "tokenizer": tokenizer,
+        **({} if tokenizer is None else {"tokenizer": tokenizer}),
     }
     backend: dict[str, Any] = {"kind": "openai", "base_urls": bases, "model": model.id}
     if key:

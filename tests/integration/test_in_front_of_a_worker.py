@@ -48,7 +48,8 @@ def test_a_configuration_is_written_from_what_the_worker_says_and_doctor_finds_i
     examined = sluice(tmp_path, "doctor", "--json")
     checks = {one["check"]: one for one in json.loads(examined.stdout)["checks"]}
     [found] = [one for name, one in checks.items() if name.startswith("worker ")]
-    assert found["ok"] and "serves demo, 1024 tokens, tokenizer equal" in found["detail"], found
+    assert found["ok"] and "serves demo, 1024 tokens, tokenizer its own" in found["detail"], found
+    assert checks["token counting demo"]["detail"] == "the workers' /tokenize"
     wrong = sluice(tmp_path, "doctor", "--json", SLUICE_BACKENDS__WORKER__MODEL="other")
     [found] = [one for one in json.loads(wrong.stdout)["checks"] if one["check"].startswith("worker ")]
     assert wrong.returncode == 1 and not found["ok"]

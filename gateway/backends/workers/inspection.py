@@ -49,7 +49,7 @@ class Inspection:
 
     Args:
         faults: each is a line that says what to change; with ``unusable`` every request fails.
-        tokenizer: ``equal``, ``differs``, ``asked`` where the worker's own counts, or ``not known``.
+        tokenizer: ``equal``, ``differs``, ``its own`` where none is readable here, or ``not known``.
         latency_ms: of one token.
     """
 
@@ -182,7 +182,7 @@ async def _tokenizer(client: WorkerClient, model: str, sample_ids: Sequence[int]
     except msgspec.DecodeError:
         return "not known"
     if sample_ids is None:
-        return "asked"
+        return "its own"
     return "equal" if found == list(sample_ids) else "differs"
 
 
