@@ -16,9 +16,9 @@ from gateway.backends.port import Backend, Work
 from gateway.backends.workers.inspection import ServedModel
 from gateway.backends.workers.pool_model import ModelReading
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
-from gateway.config.models import ModelSection
 from gateway.backends.workers.worker_tokens import Ask, PoolTokens
 from gateway.config.backends import OpenAIBackend
+from gateway.config.models import ModelSection
 from gateway.config.settings import Settings
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.models import Models

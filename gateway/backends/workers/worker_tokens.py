@@ -68,7 +68,9 @@ class PoolTokens:
         """Ids of a conversation; ``None`` when no worker says them now, or refuses it."""
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": [message_body(one.without_parts, reasoning="reasoning", custom=False) for one in messages],
+            "messages": [
+                message_body(one.without_parts, reasoning="reasoning", custom=False) for one in messages
+            ],
             "add_generation_prompt": add_generation_prompt,
         }
         if tools:
