@@ -43,6 +43,7 @@ from gateway.requests.answer import (
     respond,
     warnings_of,
 )
+from gateway.requests.body_memory import BodyMemory
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter, RequestRecorder
 from gateway.requests.timing import StageTimer
@@ -66,6 +67,7 @@ class Journey:
     adapters: AdapterRegistry
     fleet: Fleet
     images: ImageReader
+    bodies: BodyMemory
     prefixes: PrefixWatch
     admission: AdmissionController
     dispatcher: Dispatcher
@@ -114,7 +116,10 @@ class Journey:
         recorder.canonicalized(canonical)
         timer.lap("canonicalize")
 
-        with self.adapters.lease(target.selection(request)) as lease:
+        with (
+            self.adapters.lease(target.selection(request)) as lease,
+            self.bodies.holding(request.caller.tenant) as hold,
+        ):
             timer.lap("adapter")
 
             ranking = rank_backends(request, target, lease, self.fleet)
@@ -122,7 +127,7 @@ class Journey:
             backend = ranking.first((*request.extra, *request.dropped))
             timer.lap("rank")
 
-            read = await self.images.read(request, canonical.prompt, offload)
+            read = await self.images.read(request, canonical.prompt, offload, hold)
             budget = budget_request(request, read.prompt, version, target.route.budgets)
             planning = Planning(self.models, budget, offload, may_trim(request, target.route.budgets))
             plan = await planning.plan(backend.model)

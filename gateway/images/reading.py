@@ -1,8 +1,10 @@
 """The stage that reads a request's images, before its prompt is planned."""
 
+import asyncio
 import hashlib
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -15,10 +17,12 @@ from gateway.config.images import ImagesSection
 from gateway.contracts.features import Feature
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.values import GenerateRequest
+from gateway.images.address import BadAddress
+from gateway.images.fetch import Hold, ImageFetcher
 from gateway.images.header import UnreadableImage, read_header
 
-INLINE_CHARS: Final = 65_536
-"""A shorter ``data:`` URL is read on the event loop, in 0.2 ms."""
+INLINE_BYTES: Final = 65_536
+"""A shorter image is read on the event loop, in 0.2 ms."""
 _MAX_PREFIX: Final = 256
 """Longest beginning of a ``data:`` URL, up to the comma."""
 _NO_IMAGES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -32,32 +36,54 @@ class ReadPrompt(Struct, frozen=True):
 
 
 class ImageReader:
-    """Reads the images of requests."""
+    """Reads the images of requests.
 
-    def __init__(self, bounds: ImagesSection) -> None:
+    ``fetcher`` fetches those that are addresses; ``None``: only ``data:`` URLs are served.
+    """
+
+    def __init__(self, bounds: ImagesSection, fetcher: ImageFetcher | None = None) -> None:
         self._bounds = bounds
+        self._fetcher = fetcher
 
-    async def read(self, request: GenerateRequest, prompt: CanonicalPrompt, offload: Offload) -> ReadPrompt:
-        """The request's prompt with its images read. Raises InvalidRequest: one of them cannot be served."""
+    async def read(
+        self, request: GenerateRequest, prompt: CanonicalPrompt, offload: Offload, hold: Hold
+    ) -> ReadPrompt:
+        """The request's prompt with its images read.
+
+        ``hold`` counts what is fetched. Raises InvalidRequest: one of them cannot be served; RateLimited, and
+        what ``hold`` raises.
+        """
         if Feature.IMAGES not in request.needs:
             return ReadPrompt(prompt)
         images = [image for turn in prompt.turns for image in turn.images]
         if len(images) > (most := self._bounds.max_per_request):
             raise not_allowed("messages", f"has {len(images)} images", f"{most} or fewer")
-        urls: dict[str, str] = {}
-        read: dict[str, ImageContent] = {}
-        for image in images:
-            read[image.param], url = await self._read(image, offload)
-            urls[read[image.param].sha256] = url
+        tenant = request.caller.tenant
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._read(one, tenant, offload, hold)) for one in images]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        read = {image.param: task.result() for image, task in zip(images, tasks, strict=True)}
         turns = [_with_images(turn, read) if turn.parts else turn for turn in prompt.turns]
+        urls = {image.sha256: url for image, url in read.values()}
         return ReadPrompt(replace(prompt, turns=tuple(turns)), urls)
 
-    async def _read(self, image: ImageContent, offload: Offload) -> tuple[ImageContent, str]:
-        if not image.url.startswith("data:"):
-            raise not_allowed(image.param, "is not a data: URL", "data:image/png;base64,…")
-        if len(image.url) <= INLINE_CHARS:
-            return self._decoded(image)
-        return await offload(lambda: self._decoded(image))
+    async def _read(
+        self, image: ImageContent, tenant: str, offload: Offload, hold: Hold
+    ) -> tuple[ImageContent, str]:
+        try:
+            if image.url.startswith("data:"):
+                size, work = len(image.url), partial(self._decoded, image)
+            elif self._fetcher is None:
+                raise BadAddress("is not a data: URL", "data:image/png;base64,…")
+            else:
+                data = await self._fetcher.fetch(image.url, tenant, hold)
+                hold(len(data) // 3)  # its base64 is kept, not the bytes
+                size, work = len(data), partial(self._checked, image, data)
+            return work() if size <= INLINE_BYTES else await offload(work)
+        except BadAddress as error:
+            raise not_allowed(image.param, f"{error}", error.allowed) from None
 
     def _decoded(self, image: ImageContent) -> tuple[ImageContent, str]:
         comma = image.url.find(",", 0, _MAX_PREFIX)
@@ -82,13 +108,13 @@ class ImageReader:
         if (pixels := header.width * header.height) > bounds.max_pixels:
             raise not_allowed(image.param, f"has {pixels} pixels", f"{bounds.max_pixels} or fewer")
         prefix = f"data:{header.media_type};base64,"
-        url = image.url if image.url.startswith(prefix) else prefix + image.url[image.url.index(",") + 1 :]
+        url = image.url if image.url.startswith(prefix) else prefix + b64encode(data).decode()
         sha256 = hashlib.sha256(data).hexdigest()
         return ImageContent("", image.detail, "", header.width, header.height, sha256), url
 
 
-def _with_images(turn: Message, read: Mapping[str, ImageContent]) -> Message:
+def _with_images(turn: Message, read: Mapping[str, tuple[ImageContent, str]]) -> Message:
     return replace(
         turn,
-        parts=tuple([read[part.param] if isinstance(part, ImageContent) else part for part in turn.parts]),
+        parts=tuple([read[part.param][0] if isinstance(part, ImageContent) else part for part in turn.parts]),
     )

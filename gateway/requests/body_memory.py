@@ -1,6 +1,8 @@
 """The sum of request bodies in memory, and each tenant's part of it."""
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from gateway.errors import GatewayError
@@ -42,6 +44,22 @@ class BodyMemory:
             )
         self._owned[owner] += size
         self.held_bytes += size
+
+    @contextmanager
+    def holding(self, owner: str) -> Iterator[Callable[[int], None]]:
+        """What a request reads besides its body: each call counts more bytes, until the block ends."""
+        held = 0
+
+        def more(size: int) -> None:
+            nonlocal held
+            self.hold(owner, size)
+            held += size
+
+        try:
+            yield more
+        finally:
+            if held:
+                self.release(owner, held)
 
     def release(self, owner: str, size: int) -> None:
         """The inverse of :meth:`hold`."""

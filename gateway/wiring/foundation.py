@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from gateway.config.settings import Settings
 from gateway.config.state import STATE_FOLDER
 from gateway.health.rolling_stats import RollingStats
+from gateway.requests.body_memory import BODIES, BodyMemory
 from gateway.state.audit import Audit
 from gateway.weights.source import Weights, prepare
 from gateway.wiring.events import EventBus
@@ -36,6 +37,7 @@ class Foundation:
     tracing: Tracing
     state: StateParts
     audit: Audit
+    bodies: BodyMemory
 
 
 def make_foundation(
@@ -61,6 +63,7 @@ def make_foundation(
         tracing=make_tracing(settings.tracing, version()),
         state=state,
         audit=Audit(state.store, unix_time=unix_time, required=settings.audit.required),
+        bodies=BodyMemory(settings.server.max_bodies_bytes or BODIES * settings.server.max_body_bytes),
     )
 
 

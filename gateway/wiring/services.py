@@ -21,7 +21,6 @@ from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
 from gateway.ports import HttpLimits, Services
-from gateway.requests.body_memory import BODIES, BodyMemory
 from gateway.requests.edge_record import EdgeReporter
 from gateway.routing.revision import rules_naming
 from gateway.routing.target import may_use
@@ -60,7 +59,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
             cors_origins=server.cors_origins,
         ),
         reasoning_fields=REASONING_FIELDS if server.reasoning_field == "both" else (server.reasoning_field,),
-        bodies=BodyMemory(server.max_bodies_bytes or BODIES * server.max_body_bytes),
+        bodies=base.bodies,
         clock=base.clock,
         unix_time=base.unix_time,
         new_id=base.new_id,

@@ -14,7 +14,6 @@ from gateway.generation.job import Job
 from gateway.health.first_ready import FirstReady
 from gateway.health.probe import HealthProbe
 from gateway.http.respond import log_defect
-from gateway.images.reading import ImageReader
 from gateway.journey import Journey
 from gateway.prompts.prefixes import PrefixWatch
 from gateway.requests.in_flight import InFlightRequests
@@ -22,6 +21,7 @@ from gateway.requests.request_record import Reporter
 from gateway.routing.revision import answering
 from gateway.shadow.guardrail import CanaryGuardrail
 from gateway.wiring.core import Core
+from gateway.wiring.images import make_image_reader
 from gateway.wiring.shadow import ShadowParts, make_shadow
 from observability.events import RequestRecord
 from resilience.time_limits import TimeLimit, TimeLimits
@@ -91,7 +91,8 @@ def make_journey(
         offload=model.threads.of,
         adapters=core.adapters.registry,
         fleet=core.backends.fleet,
-        images=ImageReader(base.settings.images),
+        images=make_image_reader(base.settings),
+        bodies=base.bodies,
         prefixes=PrefixWatch(
             block_size=model.models.block_size,
             shared=engine.share_prefix_across_tenants,

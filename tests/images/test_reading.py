@@ -20,6 +20,10 @@ CALLER = Caller("acme", CallerRole.CALLER, "key_1")
 PNG = sample("png")
 
 
+def no_memory(size: int) -> None:
+    raise AssertionError("the body is counted already")
+
+
 def request_of(*urls: str) -> GenerateRequest:
     images = [
         ImageContent(url, None, f"messages.0.content.{at}.image_url.url") for at, url in enumerate(urls)
@@ -39,7 +43,7 @@ def request_of(*urls: str) -> GenerateRequest:
 async def read(*urls: str, **bounds: int) -> ReadPrompt:
     request = request_of(*urls)
     prompt = CanonicalPrompt(turns=request.messages)
-    return await ImageReader(ImagesSection(**bounds)).read(request, prompt, asyncio.to_thread)
+    return await ImageReader(ImagesSection(**bounds)).read(request, prompt, asyncio.to_thread, no_memory)
 
 
 async def test_an_image_is_named_by_the_hash_of_its_bytes_and_its_size() -> None:
@@ -61,13 +65,14 @@ async def test_the_type_is_what_the_bytes_are_and_not_what_they_are_said_to_be()
 async def test_a_request_without_images_is_not_touched() -> None:
     request = request_of()
     prompt = CanonicalPrompt(turns=request.messages)
-    found = await ImageReader(ImagesSection()).read(request, prompt, asyncio.to_thread)
+    found = await ImageReader(ImagesSection()).read(request, prompt, asyncio.to_thread, no_memory)
     assert found.prompt is prompt and not found.images
 
 
 @pytest.mark.parametrize(
     ("url", "said"),
     [
+        ("https://example.org/abc.png", "is not a data: URL"),
         ("data:image/png,abc", "without base64"),
         ("data:" + "x" * 300 + ";base64,abcd", "without base64"),
         ("data:image/png;base64,a-_=", "not valid base64"),
@@ -106,5 +111,7 @@ async def test_a_long_image_is_read_in_a_thread() -> None:
 
     for data in (PNG, PNG + bytes(100_000)):
         request = request_of(data_url(data))
-        await ImageReader(ImagesSection()).read(request, CanonicalPrompt(turns=request.messages), offload)
+        await ImageReader(ImagesSection()).read(
+            request, CanonicalPrompt(turns=request.messages), offload, no_memory
+        )
     assert threads == 1

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import yaml
 
+from tests.images.samples import data_url, sample
 from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
 from tests.workers.raw_worker import RawWorker, answers
 
@@ -48,7 +49,7 @@ async def serving(folder: Path, large: RawWorker, small: RawWorker) -> AsyncIter
             "second": {**pool, "base_urls": [small.url]},
         },
         "models": {
-            "large-70b": {"aliases": ["gpt-4o"]},
+            "large-70b": {"aliases": ["gpt-4o"], "images": {}},
             "small-1b": {"aliases": ["gpt-4o-mini"], "backends": ["second"], "capabilities": []},
         },
         "routing": {"file": str(folder / "routing.yaml")},
@@ -65,6 +66,27 @@ async def serving(folder: Path, large: RawWorker, small: RawWorker) -> AsyncIter
         await asyncio.to_thread(manager.__exit__, None, None, None)
         for one in (large, small):
             await one.die()
+
+
+async def ask_about_images(ask: Callable[..., Awaitable[httpx.Response]], large: RawWorker) -> None:
+    """The worker gets the image itself, never an address; a private address is not fetched from."""
+
+    def shown(url: str) -> list[dict[str, Any]]:
+        image = {"type": "image_url", "image_url": {"url": url}}
+        return [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}]
+
+    asked = len(large.requests)
+    given = data_url(sample("png"), "image/jpeg")
+    assert (await ask("large-70b", messages=shown(given))).status_code == 200
+    [parts] = [one["content"] for one in large.requests[-1].body["messages"]]
+    assert parts[1] == {"type": "image_url", "image_url": {"url": data_url(sample("png"))}}
+    for url in (f"{large.url}/models", "http://169.254.169.254/latest/meta-data/"):
+        refused = (await ask("large-70b", messages=shown(url))).json()["error"]
+        assert refused["param"] == "messages.0.content.1.image_url.url"
+        assert "is at a host that is not known or not public" in refused["message"]
+    refused = (await ask("small-1b", messages=shown(given))).json()["error"]
+    assert refused["param"] == "messages" and "messages with images" in refused["message"]
+    assert len(large.requests) == asked + 1
 
 
 async def test_each_model_answers_under_its_names_and_a_key_has_only_its_own(tmp_path: Path) -> None:
@@ -101,6 +123,7 @@ async def test_each_model_answers_under_its_names_and_a_key_has_only_its_own(tmp
         assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools"
         assert (await ask("large-70b", tools=[TOOL])).status_code == 200
 
+        await ask_about_images(ask, large)
         everything = await lengths(ADMIN_KEY)
         assert everything.keys() == {"large-70b", "gpt-4o", "first", "small-1b", "gpt-4o-mini", "second"}
         assert (everything["large-70b"], everything["small-1b"]) == (4096, 512)

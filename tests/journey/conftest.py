@@ -38,6 +38,7 @@ from gateway.prompts.prefixes import PrefixWatch
 from gateway.prompts.text import ModelText
 from gateway.prompts.text_threads import TextThreads
 from gateway.prompts.versions import PromptVersions
+from gateway.requests.body_memory import BodyMemory
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter
 from gateway.routing.check import KnownNames
@@ -127,6 +128,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
         )
         journey = Journey(
             images=ImageReader(ImagesSection()),
+            bodies=BodyMemory(1 << 20),
             in_flight=in_flight,
             revision=lambda: revision,
             versions=versions,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,15 @@ import pytest
 from budgeting.images import ImageCost
 from budgeting.values import ImageContent, Message, Role
 from gateway.backends.port import BackendState
-from gateway.backends.scripted import ScriptedBackend
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.config.images import ImagesSection
+from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Contract, FinishReason, GenerateRequest
+from gateway.images.fetch import Hold, ImageFetcher
+from gateway.images.reading import ImageReader
 from tests.images.samples import data_url, png, sample
-from tests.journey.house import House
+from tests.journey.house import House, RecordingSink
 
 Build = Callable[..., House]
 Ask = Callable[..., GenerateRequest]
@@ -90,3 +95,32 @@ async def test_an_answer_is_stored_for_the_same_image_alone(
     answer = (await house.run(ask(**shown(url), generation_id="gen_2"))).answer
     assert answer is not None
     assert (answer.finish_reason is FinishReason.DEGRADED) is another
+
+
+async def test_what_was_fetched_counts_as_the_requests_memory_until_its_end(
+    build_house: Build, ask: Ask
+) -> None:
+    held: list[int] = []
+
+    class Fetcher(ImageFetcher):
+        def __init__(self) -> None:
+            pass
+
+        async def fetch(self, url: str, tenant: str, hold: Hold) -> bytes:
+            hold(len(sample("png")))
+            return sample("png")
+
+    house = build_house(Script(("one", "two")))
+    reader = ImageReader(ImagesSection(), Fetcher())
+    house = replace(house, journey=replace(house.journey, images=reader))
+
+    class Sink(RecordingSink):
+        async def delta(self, delta: Delta) -> None:
+            held.append(house.journey.bodies.held_bytes)
+
+    await house.journey.run(ask(stream=True, **shown("https://example.org/a.png")), sink := Sink())
+    assert sink.answer is not None
+    assert house.backends["local"].calls[0].images == {SHA256: URL}
+    size = len(sample("png"))
+    assert held == [size + size // 3] * 2
+    assert house.journey.bodies.held_bytes == 0

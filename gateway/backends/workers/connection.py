@@ -72,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._last_at = 0.0
         self.status = 0
         self.content_type = ""
+        self.location: str | None = None
         self.retry_after: str | None = None
         self.retry_after_ms: str | None = None
 
@@ -233,6 +234,8 @@ class Connection(asyncio.Protocol):
         lower = name.lower()
         if lower == b"content-type":
             self.content_type = value.decode("latin-1").lower()
+        elif lower == b"location":
+            self.location = value.decode("latin-1")
         elif lower == b"retry-after":
             self.retry_after = value.decode("latin-1")
         elif lower == b"retry-after-ms":

@@ -1,0 +1,173 @@
+"""Fetches images for requests, so that no worker does.
+
+A name is looked up once, each of its addresses must be allowed, and the connection goes to one of them, so
+that a name whose addresses change leads nowhere else. Redirects are checked the same way. No proxy, cookie or
+credential is used, and nothing that is compressed is unpacked.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Final
+
+from gateway.backends.workers.connection import Connection
+from gateway.backends.workers.errors import TransportError
+from gateway.config.images import FetchSection
+from gateway.errors import RateLimited
+from gateway.images.address import BadAddress, ImageAddress, parse_address, reachable, redirected
+
+MAX_REDIRECTS: Final = 3
+MAX_RUNNING: Final = 64
+"""Most fetches at a time; a tenant has half of them, and as many that wait."""
+CONNECT_S: Final = 3.0
+"""Longest time for a connection to one of a host's addresses."""
+RETRY_AFTER_MS: Final = 1_000
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+
+LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
+Hold = Callable[[int], None]
+"""Counts bytes that a request keeps in memory; raises where there is no room for them."""
+
+
+class NameLookup:
+    """The system's names of hosts, in threads of its own: a slow server of names holds up nothing else."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(MAX_RUNNING, "image-names")
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        """The addresses of a host; none where it is not known."""
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(
+                self._threads, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            )
+        except (OSError, UnicodeError):
+            return ()
+        return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+class ImageFetcher:
+    """Fetches over HTTP/1.1, a connection for each image.
+
+    Args:
+        max_bytes: longest image.
+        look_up: the addresses of a host.
+        tls: for ``https://``; its names are checked against the host's, not the address.
+    """
+
+    def __init__(
+        self,
+        rules: FetchSection,
+        max_bytes: int,
+        *,
+        look_up: LookUp,
+        tls: ssl.SSLContext,
+    ) -> None:
+        self._rules = rules
+        self._max_bytes = max_bytes
+        self._look_up = look_up
+        self._tls = tls
+        self._running = asyncio.Semaphore(MAX_RUNNING)
+        self._own: dict[str, asyncio.Semaphore] = {}
+        self._asked: Counter[str] = Counter()
+
+    async def fetch(self, url: str, tenant: str, hold: Hold) -> bytes:
+        """The image's bytes. Raises BadAddress, RateLimited, and what ``hold`` raises."""
+        limit_s = self._rules.timeout_seconds
+        address = parse_address(url, self._rules.allowed_hosts)
+        async with self._turn(tenant):
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await self._follow(address, hold)
+            except TimeoutError:
+                raise BadAddress(
+                    f"did not come within {limit_s:g} s", "an address that answers in time"
+                ) from None
+            except (TransportError, OSError):
+                raise BadAddress("could not be fetched: no answer", "an address that answers") from None
+
+    @asynccontextmanager
+    async def _turn(self, tenant: str) -> AsyncIterator[None]:
+        share = MAX_RUNNING // 2
+        if self._asked[tenant] >= 2 * share:
+            raise RateLimited(
+                f"{self._asked[tenant]} images of this tenant are being fetched",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+        self._asked[tenant] += 1
+        try:
+            async with self._own.setdefault(tenant, asyncio.Semaphore(share)), self._running:
+                yield
+        finally:
+            self._asked[tenant] -= 1
+            if not self._asked[tenant]:
+                del self._asked[tenant], self._own[tenant]
+
+    async def _follow(self, address: ImageAddress, hold: Hold) -> bytes:
+        for _ in range(MAX_REDIRECTS + 1):
+            connection = await self._connect(address)
+            try:
+                connection.send(_request(address), first_s=_NEVER_S, idle_s=_NEVER_S, total_s=_NEVER_S)
+                status = await connection.head()
+                if status == 200:
+                    return await self._body(connection, hold)
+                if status not in _REDIRECTS or connection.location is None:
+                    raise BadAddress(
+                        f"could not be fetched: the server answered {status}", "an address of an image"
+                    )
+                address = redirected(address, connection.location, self._rules.allowed_hosts)
+            finally:
+                connection.close()
+        raise BadAddress(f"leads to more than {MAX_REDIRECTS} others", f"{MAX_REDIRECTS} redirects or fewer")
+
+    async def _connect(self, address: ImageAddress) -> Connection:
+        """A connection to one of the addresses that were checked; raises OSError when none answers."""
+        loop = asyncio.get_running_loop()
+        found = reachable(await self._look_up(address.host, address.port), self._rules.allowed_networks)
+        secure = address.scheme == "https"
+        for one in found:
+            connection = Connection(loop, made=_nothing, free=_nothing, gone=_nothing)
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    await loop.create_connection(
+                        lambda: connection,  # noqa: B023 - called before the next round
+                        one,
+                        address.port,
+                        ssl=self._tls if secure else None,
+                        server_hostname=address.host if secure else None,
+                    )
+                return connection
+            except (OSError, TimeoutError):
+                connection.close()
+        raise OSError
+
+    async def _body(self, connection: Connection, hold: Hold) -> bytes:
+        pieces: list[bytes] = []
+        size = 0
+        while piece := await connection.read():
+            size += len(piece)
+            if size > self._max_bytes:
+                raise BadAddress("is too large", f"{self._max_bytes} bytes or fewer")
+            hold(len(piece))
+            pieces.append(piece)
+        return b"".join(pieces)
+
+
+_NEVER_S: Final = 3_600.0  # the whole fetch has a limit of its own
+
+
+def _nothing(connection: Connection) -> None:
+    """The connection is used once."""
+
+
+def _request(address: ImageAddress) -> bytes:
+    head = (
+        f"GET {address.target} HTTP/1.1\r\nhost: {address.host_header}\r\nuser-agent: sluice\r\n"
+        "accept: image/*\r\naccept-encoding: identity\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode("ascii")
