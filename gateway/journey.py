@@ -43,7 +43,6 @@ from gateway.requests.answer import (
     respond,
     warnings_of,
 )
-from gateway.requests.body_memory import BodyMemory
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter, RequestRecorder
 from gateway.requests.timing import StageTimer
@@ -67,7 +66,6 @@ class Journey:
     adapters: AdapterRegistry
     fleet: Fleet
     images: ImageReader
-    bodies: BodyMemory
     prefixes: PrefixWatch
     admission: AdmissionController
     dispatcher: Dispatcher
@@ -116,10 +114,7 @@ class Journey:
         recorder.canonicalized(canonical)
         timer.lap("canonicalize")
 
-        with (
-            self.adapters.lease(target.selection(request)) as lease,
-            self.bodies.holding(request.caller.tenant) as hold,
-        ):
+        with self.adapters.lease(target.selection(request)) as lease, self.images.of(request) as images:
             timer.lap("adapter")
 
             ranking = rank_backends(request, target, lease, self.fleet)
@@ -127,8 +122,8 @@ class Journey:
             backend = ranking.first((*request.extra, *request.dropped))
             timer.lap("rank")
 
-            read = await self.images.read(request, canonical.prompt, offload, hold)
-            budget = budget_request(request, read.prompt, version, target.route.budgets)
+            prompt = await images.read(canonical.prompt, offload)
+            budget = budget_request(request, prompt, version, target.route.budgets)
             planning = Planning(self.models, budget, offload, may_trim(request, target.route.budgets))
             plan = await planning.plan(backend.model)
             recorder.prepared(plan, lease)
@@ -137,7 +132,7 @@ class Journey:
             timer.lap("budget")
 
             job = Job(
-                request, target, plan, lease, backend, planning, drawn=ranking.drawn, images=read.images
+                request, target, plan, lease, backend, planning, drawn=ranking.drawn, images=images.urls
             )
             demand = demand_of(job, backend, stream, prefix)
             row = opening_row(job, revision.number, trace_id, self.unix_time())

@@ -12,22 +12,16 @@ Tokens = Annotated[int, Field(ge=0, le=100_000)]
 Pixels = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
-class FetchSection(Section):
-    """Where images are fetched from; without ``allowed_hosts`` from every public host."""
-
-    enabled: bool = True
-    allowed_hosts: Annotated[tuple[HostName, ...], Field(max_length=1_000)] = ()
-    allowed_networks: Annotated[tuple[IPvAnyNetwork, ...], Field(max_length=256)] = ()
-    timeout_seconds: Annotated[float, Field(gt=0, le=600)] = 10.0
-
-
 class ImagesSection(Section):
-    """Bounds of the images of one request, and of fetching them."""
+    """Bounds of the images of one request, and where they are fetched from."""
 
     max_per_request: Annotated[int, Field(ge=1, le=1_000)] = 16
     max_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 10_485_760
     max_pixels: Pixels = 40_000_000
-    fetch: FetchSection = FetchSection()
+    fetch: bool = True
+    fetch_hosts: Annotated[tuple[HostName, ...], Field(max_length=1_000)] = ()
+    fetch_networks: Annotated[tuple[IPvAnyNetwork, ...], Field(max_length=256)] = ()
+    fetch_timeout_seconds: Annotated[float, Field(gt=0, le=600)] = 10.0
 
 
 class ModelImages(Section):

@@ -16,7 +16,7 @@ from typing import Final
 
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.errors import TransportError
-from gateway.config.images import FetchSection
+from gateway.config.images import ImagesSection
 from gateway.errors import RateLimited
 from gateway.images.address import BadAddress, ImageAddress, parse_address, reachable, redirected
 
@@ -55,21 +55,18 @@ class ImageFetcher:
     """Fetches over HTTP/1.1, a connection for each image.
 
     Args:
-        max_bytes: longest image.
         look_up: the addresses of a host.
         tls: for ``https://``; its names are checked against the host's, not the address.
     """
 
     def __init__(
         self,
-        rules: FetchSection,
-        max_bytes: int,
+        bounds: ImagesSection,
         *,
         look_up: LookUp,
         tls: ssl.SSLContext,
     ) -> None:
-        self._rules = rules
-        self._max_bytes = max_bytes
+        self._bounds = bounds
         self._look_up = look_up
         self._tls = tls
         self._running = asyncio.Semaphore(MAX_RUNNING)
@@ -78,8 +75,8 @@ class ImageFetcher:
 
     async def fetch(self, url: str, tenant: str, hold: Hold) -> bytes:
         """The image's bytes. Raises BadAddress, RateLimited, and what ``hold`` raises."""
-        limit_s = self._rules.timeout_seconds
-        address = parse_address(url, self._rules.allowed_hosts)
+        limit_s = self._bounds.fetch_timeout_seconds
+        address = parse_address(url, self._bounds.fetch_hosts)
         async with self._turn(tenant):
             try:
                 async with asyncio.timeout(limit_s):
@@ -120,7 +117,7 @@ class ImageFetcher:
                     raise BadAddress(
                         f"could not be fetched: the server answered {status}", "an address of an image"
                     )
-                address = redirected(address, connection.location, self._rules.allowed_hosts)
+                address = redirected(address, connection.location, self._bounds.fetch_hosts)
             finally:
                 connection.close()
         raise BadAddress(f"leads to more than {MAX_REDIRECTS} others", f"{MAX_REDIRECTS} redirects or fewer")
@@ -128,7 +125,7 @@ class ImageFetcher:
     async def _connect(self, address: ImageAddress) -> Connection:
         """A connection to one of the addresses that were checked; raises OSError when none answers."""
         loop = asyncio.get_running_loop()
-        found = reachable(await self._look_up(address.host, address.port), self._rules.allowed_networks)
+        found = reachable(await self._look_up(address.host, address.port), self._bounds.fetch_networks)
         secure = address.scheme == "https"
         for one in found:
             connection = Connection(loop, made=_nothing, free=_nothing, gone=_nothing)
@@ -151,8 +148,8 @@ class ImageFetcher:
         size = 0
         while piece := await connection.read():
             size += len(piece)
-            if size > self._max_bytes:
-                raise BadAddress("is too large", f"{self._max_bytes} bytes or fewer")
+            if size > self._bounds.max_bytes:
+                raise BadAddress("is too large", f"{self._bounds.max_bytes} bytes or fewer")
             hold(len(piece))
             pieces.append(piece)
         return b"".join(pieces)

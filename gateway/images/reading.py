@@ -3,12 +3,12 @@
 import asyncio
 import hashlib
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from budgeting.plan import Offload
@@ -28,58 +28,72 @@ _MAX_PREFIX: Final = 256
 _NO_IMAGES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class ReadPrompt(Struct, frozen=True):
-    """A prompt whose images are known by the hash of their bytes, and their ``data:`` URLs by that hash."""
-
-    prompt: CanonicalPrompt
-    images: Mapping[str, str] = _NO_IMAGES
-
-
 class ImageReader:
     """Reads the images of requests.
 
-    ``fetcher`` fetches those that are addresses; ``None``: only ``data:`` URLs are served.
+    Args:
+        holding: what a tenant's requests fetch is counted within.
+        fetcher: fetches those that are addresses; ``None``: only ``data:`` URLs are served.
     """
 
-    def __init__(self, bounds: ImagesSection, fetcher: ImageFetcher | None = None) -> None:
+    def __init__(
+        self,
+        bounds: ImagesSection,
+        holding: Callable[[str], AbstractContextManager[Hold]],
+        fetcher: ImageFetcher | None = None,
+    ) -> None:
         self._bounds = bounds
+        self._holding = holding
         self._fetcher = fetcher
 
-    async def read(
-        self, request: GenerateRequest, prompt: CanonicalPrompt, offload: Offload, hold: Hold
-    ) -> ReadPrompt:
+    @contextmanager
+    def of(self, request: GenerateRequest) -> Iterator["RequestImages"]:
+        """The images of a request, in memory while the block runs."""
+        with self._holding(request.caller.tenant) as hold:
+            yield RequestImages(request, self._bounds, self._fetcher, hold)
+
+
+class RequestImages:
+    """The images of one request; once they are read, ``urls`` are their ``data:`` URLs by their hashes."""
+
+    def __init__(
+        self, request: GenerateRequest, bounds: ImagesSection, fetcher: ImageFetcher | None, hold: Hold
+    ) -> None:
+        self._request = request
+        self._bounds = bounds
+        self._fetcher = fetcher
+        self._hold = hold
+        self.urls: Mapping[str, str] = _NO_IMAGES
+
+    async def read(self, prompt: CanonicalPrompt, offload: Offload) -> CanonicalPrompt:
         """The request's prompt with its images read.
 
-        ``hold`` counts what is fetched. Raises InvalidRequest: one of them cannot be served; RateLimited, and
-        what ``hold`` raises.
+        Raises InvalidRequest: one of them cannot be served; RateLimited, TooManyBodies, TooManyOwnBodies.
         """
-        if Feature.IMAGES not in request.needs:
-            return ReadPrompt(prompt)
+        if Feature.IMAGES not in self._request.needs:
+            return prompt
         images = [image for turn in prompt.turns for image in turn.images]
         if len(images) > (most := self._bounds.max_per_request):
             raise not_allowed("messages", f"has {len(images)} images", f"{most} or fewer")
-        tenant = request.caller.tenant
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._read(one, tenant, offload, hold)) for one in images]
+                tasks = [group.create_task(self._read(one, offload)) for one in images]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         read = {image.param: task.result() for image, task in zip(images, tasks, strict=True)}
+        self.urls = {image.sha256: url for image, url in read.values()}
         turns = [_with_images(turn, read) if turn.parts else turn for turn in prompt.turns]
-        urls = {image.sha256: url for image, url in read.values()}
-        return ReadPrompt(replace(prompt, turns=tuple(turns)), urls)
+        return replace(prompt, turns=tuple(turns))
 
-    async def _read(
-        self, image: ImageContent, tenant: str, offload: Offload, hold: Hold
-    ) -> tuple[ImageContent, str]:
+    async def _read(self, image: ImageContent, offload: Offload) -> tuple[ImageContent, str]:
         try:
             if image.url.startswith("data:"):
                 size, work = len(image.url), partial(self._decoded, image)
             elif self._fetcher is None:
                 raise BadAddress("is not a data: URL", "data:image/png;base64,…")
             else:
-                data = await self._fetcher.fetch(image.url, tenant, hold)
-                hold(len(data) // 3)  # its base64 is kept, not the bytes
+                data = await self._fetcher.fetch(image.url, self._request.caller.tenant, self._hold)
+                self._hold(len(data) // 3)  # its base64 is kept, not the bytes
                 size, work = len(data), partial(self._checked, image, data)
             return work() if size <= INLINE_BYTES else await offload(work)
         except BadAddress as error:

@@ -91,8 +91,7 @@ def make_journey(
         offload=model.threads.of,
         adapters=core.adapters.registry,
         fleet=core.backends.fleet,
-        images=make_image_reader(base.settings),
-        bodies=base.bodies,
+        images=make_image_reader(base),
         prefixes=PrefixWatch(
             block_size=model.models.block_size,
             shared=engine.share_prefix_across_tenants,

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.images import FetchSection, ImagesSection
+from budgeting.values import CanonicalPrompt
+from gateway.config.images import ImagesSection
 from gateway.errors import GatewayError, InvalidRequest, RateLimited
 from gateway.images.address import BadAddress
-from gateway.images.fetch import MAX_REDIRECTS, MAX_RUNNING, ImageFetcher, NameLookup
+from gateway.images.fetch import MAX_REDIRECTS, MAX_RUNNING, ImageFetcher, LookUp, NameLookup
 from gateway.images.reading import ImageReader
 from gateway.requests.body_memory import BodyMemory, TooManyOwnBodies
 from tests.images.samples import data_url, png, sample
-from tests.images.test_reading import CanonicalPrompt, request_of
+from tests.images.test_reading import request_of
 from tests.workers.authority import Authority
 from tests.workers.raw_worker import until
 
@@ -93,12 +94,14 @@ class Names:
         return lists[min(self.asked.count(host), len(lists)) - 1]
 
 
-def fetcher(names: Names | None = None, max_bytes: int = 100_000, **rules: object) -> ImageFetcher:
-    section = FetchSection.model_validate(
-        {"allowed_networks": [f"{OPEN}/32"], "timeout_seconds": PATIENCE_S, **rules}
-    )
+def fetcher(
+    names: LookUp | None = None, tls: ssl.SSLContext | None = None, **changes: object
+) -> ImageFetcher:
+    bounds = {"fetch_networks": [OPEN], "fetch_timeout_seconds": PATIENCE_S, "max_bytes": 100_000, **changes}
     found = names or Names({"images.example": [[OPEN]]})
-    return ImageFetcher(section, max_bytes, look_up=found, tls=ssl.create_default_context())
+    return ImageFetcher(
+        ImagesSection.model_validate(bounds), look_up=found, tls=tls or ssl.create_default_context()
+    )
 
 
 def free(size: int) -> None:
@@ -175,10 +178,7 @@ async def test_the_systems_lookup_reads_every_spelling_of_an_address() -> None:
     look_up = NameLookup()
     for spelling in ("127.0.0.1", "127.1", "2130706433", "0x7f.0.0.1", "0177.0.0.1"):
         assert await look_up(spelling, 80) == ("127.0.0.1",)
-        error = await refusal(
-            ImageFetcher(FetchSection(), 1, look_up=look_up, tls=ssl.create_default_context()),
-            f"http://{spelling}/",
-        )
+        error = await refusal(fetcher(look_up), f"http://{spelling}/")
         assert "not public" in str(error)
     assert await look_up("a" * 64 + ".invalid", 80) == ()
 
@@ -213,7 +213,7 @@ async def is_silent(writer: asyncio.StreamWriter) -> None:
 async def test_a_slow_server_is_given_up(slow: Answer) -> None:
     async with site() as public:
         public.pages["/a.png"] = slow
-        error = await refusal(fetcher(timeout_seconds=0.2), public.url())
+        error = await refusal(fetcher(fetch_timeout_seconds=0.2), public.url())
         assert "did not come within 0.2 s" in str(error)
 
 
@@ -285,8 +285,7 @@ async def test_a_certificate_is_for_the_name_and_not_for_the_address(tmp_path: P
     authority = Authority(tmp_path)
     trusted = ssl.create_default_context(cafile=authority.ca_file)
     names = Names({"images.example": [[OPEN]], "other.example": [[OPEN]]})
-    section = FetchSection.model_validate({"allowed_networks": [OPEN], "timeout_seconds": PATIENCE_S})
-    of = ImageFetcher(section, 100_000, look_up=names, tls=trusted)
+    of = fetcher(names, trusted)
     async with site(tls=authority.server("images.example")) as public:
         public.pages["/a.png"] = gives(PNG)
         assert await of.fetch(public.url(scheme="https"), "acme", free) == PNG
@@ -303,9 +302,7 @@ async def test_a_tenant_has_a_share_of_the_fetches_and_others_go_on() -> None:
             await forever.wait()
         return ()
 
-    of = ImageFetcher(
-        FetchSection(timeout_seconds=PATIENCE_S), 1, look_up=look_up, tls=ssl.create_default_context()
-    )
+    of = fetcher(look_up)
     async with asyncio.TaskGroup() as group:
         slow = [group.create_task(of.fetch("http://slow.example/", "acme", free)) for _ in range(MAX_RUNNING)]
         await asyncio.sleep(0)
@@ -337,13 +334,11 @@ async def test_leaving_closes_the_connection_and_gives_the_memory_back() -> None
 
 async def read(of: ImageFetcher, *urls: str, memory: int = 1 << 20) -> Mapping[str, str]:
     request, bodies = request_of(*urls), BodyMemory(memory)
-    reader = ImageReader(ImagesSection(max_pixels=1_000_000), of)
+    reader = ImageReader(ImagesSection(max_pixels=1_000_000), bodies.holding, of)
     try:
-        with bodies.holding("acme") as hold:
-            found = await reader.read(
-                request, CanonicalPrompt(turns=request.messages), asyncio.to_thread, hold
-            )
-            return found.images
+        with reader.of(request) as images:
+            await images.read(CanonicalPrompt(turns=request.messages), asyncio.to_thread)
+            return images.urls
     finally:
         assert bodies.held_bytes == 0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import pytest
 
@@ -13,15 +15,22 @@ from gateway.config.images import ImagesSection
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import InvalidRequest
-from gateway.images.reading import ImageReader, ReadPrompt
+from gateway.images.fetch import Hold
+from gateway.images.reading import ImageReader
 from tests.images.samples import data_url, png, sample
 
 CALLER = Caller("acme", CallerRole.CALLER, "key_1")
 PNG = sample("png")
 
 
-def no_memory(size: int) -> None:
-    raise AssertionError("the body is counted already")
+@contextmanager
+def no_memory(tenant: str) -> Iterator[Hold]:
+    """A ``data:`` URL is counted with its body."""
+
+    def hold(size: int) -> None:
+        raise AssertionError("the body is counted already")
+
+    yield hold
 
 
 def request_of(*urls: str) -> GenerateRequest:
@@ -40,33 +49,32 @@ def request_of(*urls: str) -> GenerateRequest:
     )
 
 
-async def read(*urls: str, **bounds: int) -> ReadPrompt:
+async def read(*urls: str, **bounds: int) -> tuple[CanonicalPrompt, Mapping[str, str]]:
     request = request_of(*urls)
     prompt = CanonicalPrompt(turns=request.messages)
-    return await ImageReader(ImagesSection(**bounds)).read(request, prompt, asyncio.to_thread, no_memory)
+    with ImageReader(ImagesSection(**bounds), no_memory).of(request) as images:
+        return await images.read(prompt, asyncio.to_thread), images.urls
 
 
 async def test_an_image_is_named_by_the_hash_of_its_bytes_and_its_size() -> None:
-    found = await read(data_url(PNG), data_url(sample("jpeg"), "image/jpeg"), data_url(PNG))
+    prompt, urls = await read(data_url(PNG), data_url(sample("jpeg"), "image/jpeg"), data_url(PNG))
     digests = [hashlib.sha256(data).hexdigest() for data in (PNG, sample("jpeg"), PNG)]
-    [turn] = found.prompt.turns
+    [turn] = prompt.turns
     assert turn.parts == ("What?", *[ImageContent(width=5, height=3, sha256=one) for one in digests])
-    assert found.images == {
+    assert urls == {
         digests[0]: data_url(PNG),
         digests[1]: data_url(sample("jpeg"), "image/jpeg"),
     }
 
 
 async def test_the_type_is_what_the_bytes_are_and_not_what_they_are_said_to_be() -> None:
-    found = await read(data_url(PNG, "text/html;charset=utf-8"))
-    assert list(found.images.values()) == [data_url(PNG)]
+    _, urls = await read(data_url(PNG, "text/html;charset=utf-8"))
+    assert list(urls.values()) == [data_url(PNG)]
 
 
 async def test_a_request_without_images_is_not_touched() -> None:
-    request = request_of()
-    prompt = CanonicalPrompt(turns=request.messages)
-    found = await ImageReader(ImagesSection()).read(request, prompt, asyncio.to_thread, no_memory)
-    assert found.prompt is prompt and not found.images
+    prompt, urls = await read()
+    assert prompt.turns == request_of().messages and not urls
 
 
 @pytest.mark.parametrize(
@@ -111,7 +119,6 @@ async def test_a_long_image_is_read_in_a_thread() -> None:
 
     for data in (PNG, PNG + bytes(100_000)):
         request = request_of(data_url(data))
-        await ImageReader(ImagesSection()).read(
-            request, CanonicalPrompt(turns=request.messages), offload, no_memory
-        )
+        with ImageReader(ImagesSection(), no_memory).of(request) as images:
+            await images.read(CanonicalPrompt(turns=request.messages), offload)
     assert threads == 1

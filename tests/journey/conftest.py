@@ -127,8 +127,7 @@ def build_house(tokenizer: ChatTokenizer) -> Callable[..., House]:
             emit=lambda event: None,
         )
         journey = Journey(
-            images=ImageReader(ImagesSection()),
-            bodies=BodyMemory(1 << 20),
+            images=ImageReader(ImagesSection(), BodyMemory(1 << 20).holding),
             in_flight=in_flight,
             revision=lambda: revision,
             versions=versions,

@@ -19,6 +19,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.values import Contract, FinishReason, GenerateRequest
 from gateway.images.fetch import Hold, ImageFetcher
 from gateway.images.reading import ImageReader
+from gateway.requests.body_memory import BodyMemory
 from tests.images.samples import data_url, png, sample
 from tests.journey.house import House, RecordingSink
 
@@ -111,16 +112,17 @@ async def test_what_was_fetched_counts_as_the_requests_memory_until_its_end(
             return sample("png")
 
     house = build_house(Script(("one", "two")))
-    reader = ImageReader(ImagesSection(), Fetcher())
+    memory = BodyMemory(1 << 20)
+    reader = ImageReader(ImagesSection(), memory.holding, Fetcher())
     house = replace(house, journey=replace(house.journey, images=reader))
 
     class Sink(RecordingSink):
         async def delta(self, delta: Delta) -> None:
-            held.append(house.journey.bodies.held_bytes)
+            held.append(memory.held_bytes)
 
     await house.journey.run(ask(stream=True, **shown("https://example.org/a.png")), sink := Sink())
     assert sink.answer is not None
     assert house.backends["local"].calls[0].images == {SHA256: URL}
     size = len(sample("png"))
     assert held == [size + size // 3] * 2
-    assert house.journey.bodies.held_bytes == 0
+    assert memory.held_bytes == 0
