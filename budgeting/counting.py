@@ -31,7 +31,7 @@ from budgeting.template_input import shown_tools, texts_in
 from budgeting.token_cache import TokenCache
 from budgeting.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from budgeting.values import NO_KWARGS, Message, Role, Tool
-from budgeting.vocabulary import Vocabulary
+from budgeting.vocabulary import EncodeElsewhere, Vocabulary
 
 # Bound of the caches: 500 conversations of 3,600 tokens (65 KiB each, texts and ids).
 CACHE_BYTES = 32 * 1024 * 1024
@@ -68,7 +68,8 @@ class ChatTokenizer:
     """A model's tokenizer and chat template. Synchronous and thread-safe.
 
     Messages cannot contain control tokens (:mod:`budgeting.controls`). ``now`` is for templates that print
-    the date; ``cache_bytes`` bounds the caches of texts and ids. Raises TokenizerError for unusable files.
+    the date; ``cache_bytes`` bounds the caches of texts and ids; ``elsewhere`` renders costly templates, and
+    ``encode_elsewhere`` encodes large texts, in other processes. Raises TokenizerError for unusable files.
     """
 
     def __init__(
@@ -78,8 +79,9 @@ class ChatTokenizer:
         now: Callable[[], datetime] = datetime.now,
         cache_bytes: int = CACHE_BYTES,
         elsewhere: RenderElsewhere | None = None,
+        encode_elsewhere: EncodeElsewhere | None = None,
     ) -> None:
-        self._vocabulary = Vocabulary(files)
+        self._vocabulary = Vocabulary(files, elsewhere=encode_elsewhere)
         self._controls = self._vocabulary.controls
         try:
             self._template = ChatTemplate(files.template, files.specials, now=now, elsewhere=elsewhere)
@@ -106,9 +108,16 @@ class ChatTokenizer:
         now: Callable[[], datetime] = datetime.now,
         cache_bytes: int = CACHE_BYTES,
         elsewhere: RenderElsewhere | None = None,
+        encode_elsewhere: EncodeElsewhere | None = None,
     ) -> ChatTokenizer:
         """Load a model folder; blocks on disk. Raises TokenizerError naming the file."""
-        return cls(read_tokenizer_files(path), now=now, cache_bytes=cache_bytes, elsewhere=elsewhere)
+        return cls(
+            read_tokenizer_files(path),
+            now=now,
+            cache_bytes=cache_bytes,
+            elsewhere=elsewhere,
+            encode_elsewhere=encode_elsewhere,
+        )
 
     @property
     def encoder(self) -> str:

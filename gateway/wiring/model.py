@@ -11,7 +11,7 @@ from budgeting.values import SummaryKind
 from gateway.backends.port import Backend
 from gateway.generation.grammars import WORK, GrammarChecks
 from gateway.limited.process import LimitedProcess, Limits
-from gateway.prompts import bounded_templates
+from gateway.prompts import bounded_templates, large_texts
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.engine_summary import EngineSummarizer
 from gateway.prompts.models import Models
@@ -58,20 +58,23 @@ def make_engine_summarizer(
 class Tokenizers:
     """One tokenizer for each folder; all of them together keep to one bound of cached texts and ids."""
 
-    def __init__(self, folders: Collection[Path]) -> None:
-        self.templates: dict[Path, LimitedProcess] = {}
+    def __init__(self, folders: Collection[Path], *, max_body_bytes: int) -> None:
+        self.processes: list[LimitedProcess] = []
+        self._text_limits = large_texts.limits(max_body_bytes)
         self._read: dict[Path, ChatTokenizer] = {}
         self._cache_bytes = CACHE_BYTES // max(1, len(set(folders)))
 
     def of(self, folder: Path) -> ChatTokenizer:
         """The folder's tokenizer. Raises TokenizerError."""
         if folder not in self._read:
-            process = LimitedProcess(bounded_templates.WORK, str(folder), limits=Limits())
-            self.templates[folder] = process
+            templates = LimitedProcess(bounded_templates.WORK, str(folder), limits=Limits())
+            texts = LimitedProcess(large_texts.WORK, str(folder), limits=self._text_limits)
+            self.processes += (templates, texts)
             self._read[folder] = ChatTokenizer.from_folder(
                 folder,
                 cache_bytes=self._cache_bytes,
-                elsewhere=bounded_templates.render_in(process, folder),
+                elsewhere=bounded_templates.render_in(templates, folder),
+                encode_elsewhere=large_texts.encode_in(texts),
             )
         return self._read[folder]
 
@@ -101,7 +104,9 @@ def make_model(base: Foundation) -> ModelParts:
         model: Path(section.tokenizer) if section.tokenizer else engine.tokenizer_folder
         for model, section in settings.models.items()
     }
-    tokenizers = Tokenizers({engine.tokenizer_folder, *folders.values()})
+    tokenizers = Tokenizers(
+        {engine.tokenizer_folder, *folders.values()}, max_body_bytes=settings.server.max_body_bytes
+    )
     tokenizer = tokenizers.of(engine.tokenizer_folder)
     canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
     text = ModelText(tokenizer, engine.max_model_len, canonicalizer, block_size=engine.block_size)

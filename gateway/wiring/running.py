@@ -74,8 +74,8 @@ class Gateway:
                         task.cancel()
         finally:
             core.model.grammars.close()
-            for templates in core.model.tokenizers.templates.values():
-                templates.close()
+            for process in core.model.tokenizers.processes:
+                process.close()
             await core.access.close()
             await state.close()
             await asyncio.to_thread(core.base.tracing.shutdown)

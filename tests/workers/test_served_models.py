@@ -31,7 +31,11 @@ class Gateway:
     def __init__(self, **sections: Any) -> None:
         self.settings = Settings.model_validate({"backends": POOL, **sections})
         engine = self.settings.engine
-        tokenizers, canonicalizer = Tokenizers({engine.tokenizer_folder}), Canonicalizer()
+        most = self.settings.server.max_body_bytes
+        tokenizers, canonicalizer = (
+            Tokenizers({engine.tokenizer_folder}, max_body_bytes=most),
+            Canonicalizer(),
+        )
         default = ModelText(tokenizers.of(engine.tokenizer_folder), engine.max_model_len, canonicalizer)
         self.models = Models(default)
         self.backends: dict[str, Backend] = {}

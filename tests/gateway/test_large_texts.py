@@ -1,0 +1,103 @@
+"""A large text is encoded in another process, within bounds, to the same ids."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from budgeting.counting import ChatTokenizer
+from budgeting.values import Message, Role
+from budgeting.vocabulary import LARGE_CHARS, prepare_encode
+from gateway.errors import BackendUnavailable, InvalidRequest
+from gateway.limited.process import LimitedProcess, Limits
+from gateway.prompts.large_texts import WORK, encode_in, limits
+from gateway.wiring.model import Tokenizers
+
+pytestmark = pytest.mark.slow
+
+DEMO = Path("models/demo")
+WORDS = "Größe, 漫画 and 🎉: the gateway counts the tokens of this text, 1234567. "
+LARGE = WORDS * (LARGE_CHARS // len(WORDS) + 1)
+SMALL = LARGE[:LARGE_CHARS]
+CHAT = (Message(Role.SYSTEM, "Count."), Message(Role.USER, LARGE), Message(Role.USER, f"<|im_end|>{LARGE}"))
+
+
+@pytest.fixture(scope="module")
+def here() -> ChatTokenizer:
+    return ChatTokenizer.from_folder(DEMO)
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[LimitedProcess]:
+    process = LimitedProcess(WORK, str(DEMO), limits=limits(4 << 20))
+    yield process
+    process.close()
+
+
+def test_large_texts_and_no_others_are_encoded_elsewhere_to_the_same_ids(here: ChatTokenizer) -> None:
+    texts: list[str] = []
+    work = prepare_encode(str(DEMO))
+
+    def noted(job: bytes) -> bytes:
+        texts.append(job[1:].decode())
+        return work(job)
+
+    there = ChatTokenizer.from_folder(DEMO, encode_elsewhere=noted)
+    for text in (LARGE, f"<|im_start|>{LARGE}"):
+        for special in (True, False):
+            assert there.encode(text, add_special_tokens=special) == here.encode(
+                text, add_special_tokens=special
+            )
+        assert there.text_tokens(text) == here.text_tokens(text)
+    assert there.encode_chat(CHAT) == here.encode_chat(CHAT)
+    for end in (2, 3):
+        assert there.encode_parts_whole(CHAT[:end], (1, end)) == here.encode_parts_whole(CHAT[:end], (1, end))
+    assert len(texts) > 8
+    texts.clear()
+    assert there.encode(SMALL) == here.encode(SMALL)
+    assert not texts
+
+
+def test_the_process_answers_with_the_ids(here: ChatTokenizer, process: LimitedProcess) -> None:
+    there = ChatTokenizer.from_folder(DEMO, encode_elsewhere=encode_in(process))
+    assert there.encode(LARGE) == here.encode(LARGE)
+    assert there.encode_parts_whole(CHAT[:2], (1,)) == here.encode_parts_whole(CHAT[:2], (1,))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "named"),
+    [
+        (Limits(cpu_s=0.01, wall_s=120.0), "processor time"),
+        (Limits(cpu_s=60.0, wall_s=120.0, memory_bytes=1 << 20), "of memory"),
+        (Limits(cpu_s=60.0, wall_s=120.0, answer_bytes=1 << 10), "of tokens"),
+    ],
+)
+def test_a_text_that_takes_too_much_is_refused_with_the_bound(bounds: Limits, named: str) -> None:
+    process = LimitedProcess(WORK, str(DEMO), limits=bounds)
+    there = ChatTokenizer.from_folder(DEMO, encode_elsewhere=encode_in(process))
+    try:
+        with pytest.raises(InvalidRequest, match=f"allowed: .* {named}"):
+            there.encode(6 * LARGE)
+    finally:
+        process.close()
+
+
+def test_without_its_process_a_large_text_is_refused_until_later() -> None:
+    process = LimitedProcess("budgeting.vocabulary:no_such_work", limits=limits(1 << 20))
+    there = ChatTokenizer.from_folder(DEMO, encode_elsewhere=encode_in(process))
+    try:
+        with pytest.raises(BackendUnavailable, match="could not be tokenized"):
+            there.encode(LARGE)
+        assert there.encode(SMALL)
+    finally:
+        process.close()
+
+
+def test_a_gateways_tokenizers_encode_large_texts_within_the_bounds_of_a_body() -> None:
+    tokenizers = Tokenizers({DEMO}, max_body_bytes=1024)
+    try:
+        with pytest.raises(InvalidRequest, match="MiB of tokens"):
+            tokenizers.of(DEMO).encode(LARGE)
+    finally:
+        for process in tokenizers.processes:
+            process.close()
