@@ -114,13 +114,12 @@ def test_a_backend_of_any_kind_lacks_what_its_model_cannot_do(tmp_path: Path, ki
     assert features({"capabilities": [str(one) for one in Capability]}) == everything
     cannot = {*TOOL_FEATURES, Feature.REASONING_EFFORT, Feature.RESPONSE_FORMAT}
     assert features({"capabilities": []}) == everything - cannot
-    takes_images = {Feature.IMAGES} if kind == "openai" else set()
     if kind == "engine":
         with pytest.raises(ConfigError, match="the engine in process takes no images"):
             features({"images": {}})
     else:
-        assert features({"images": {}}) == everything | takes_images
-        assert features({"images": {}, "capabilities": []}) == (everything | takes_images) - cannot
+        assert features({"images": {}}) == everything | {Feature.IMAGES}
+        assert features({"images": {}, "capabilities": []}) == everything - cannot | {Feature.IMAGES}
     assert features({"capabilities": ["structured_output"]}) == everything - cannot | (
         everything & {Feature.RESPONSE_FORMAT}
     )

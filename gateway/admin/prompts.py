@@ -12,7 +12,10 @@ from budgeting.plan import Offload
 from budgeting.sections import SUMMARY_TITLE
 from budgeting.values import Message, Plan, PromptSection, Role, SectionBudgets, SummaryKind
 from gateway.backends.port import Backend, Fleet
+from gateway.contracts.features import Feature
 from gateway.contracts.values import GenerateRequest
+from gateway.errors import InvalidRequest
+from gateway.images.reading import ImageReader
 from gateway.prompts.budgets import Planning, budget_request, may_trim
 from gateway.prompts.canonical import Canonical, Canonicalizer, stable_text
 from gateway.prompts.models import Models
@@ -136,6 +139,7 @@ class PromptAdmin:
     publishing: Publishing
     canonicalizer: Canonicalizer
     models: Models
+    images: ImageReader
     revision: Callable[[], Revision]
     fleet: Fleet
     adapter_ids: Collection[str]
@@ -191,7 +195,11 @@ class PromptAdmin:
         target = resolve(request, self.revision(), self.fleet, self.adapter_ids)
         version = self.registry.get(target.prompt_version) if target.prompt_version else None
         canonical = await self.canonicalizer.canonical_async(request, version, offload)
-        asked = budget_request(request, canonical.prompt, version, target.route.budgets)
+        if Feature.IMAGES in request.needs - self._backend(target).features:
+            raise InvalidRequest(f"{self._backend(target).model} takes no images", param="messages")
+        with self.images.of(request) as images:
+            prompt = await images.read(canonical.prompt, offload)
+        asked = budget_request(request, prompt, version, target.route.budgets)
         if asked.summary is SummaryKind.ENGINE:
             # Planning with it would have a summary written; a preview generates nothing.
             asked = replace(asked, summary=SummaryKind.EXTRACTIVE)

@@ -1,6 +1,6 @@
 """Images in messages, alike in every contract."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -12,13 +12,31 @@ from gateway.contracts.refusals import not_allowed
 _IMAGES: Final = frozenset({Feature.IMAGES})
 
 
-def with_parts(message: Message, parts: Iterable[str | ImageContent]) -> Message:
-    """The message with its whole content. Raises InvalidRequest: an image that is not the user's."""
-    message = replace(message, parts=tuple([part for part in parts if part]))
+def with_parts(message: Message, parts: Sequence[str | ImageContent]) -> Message:
+    """The message, with its whole content where that has images.
+
+    Raises InvalidRequest: an image that is not the user's.
+    """
+    image = next((part for part in parts if isinstance(part, ImageContent)), None)
+    if image is None:
+        return message
     if message.role is not Role.USER:
-        param = message.images[0].param
-        raise not_allowed(param, f"is an image of '{message.role.value}'", "images of 'user'")
-    return message
+        raise not_allowed(image.param, f"is an image of '{message.role.value}'", "images of 'user'")
+    return replace(message, parts=tuple([part for part in parts if part]))
+
+
+def said(parts: Sequence[str | ImageContent]) -> Message:
+    """A message of the user."""
+    return with_parts(Message(Role.USER, "".join([part for part in parts if isinstance(part, str)])), parts)
+
+
+def joined(first: Message, second: Message, gap: str) -> Message:
+    """Two messages of the user as one."""
+    content = f"{first.content}{gap}{second.content}"
+    if not (first.parts or second.parts):
+        return replace(first, content=content)
+    parts = [*(first.parts or (first.content,)), gap, *(second.parts or (second.content,))]
+    return replace(first, content=content, parts=tuple([part for part in parts if part]))
 
 
 def image_features(messages: Sequence[Message]) -> frozenset[Feature]:

@@ -152,8 +152,6 @@ def _message(one: ChatMessage, index: int) -> Message:
     parts = content if isinstance(content, list) else ()
     text = "".join([part.text or "" for part in parts]) if isinstance(content, list) else content
     message = message_of(one, _ROLES[one.role], text, at)
-    if all(part.image_url is None for part in parts):
-        return message
     found = [
         part.text or ""
         if part.image_url is None

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from gateway.config.settings import Settings
 from gateway.config.state import STATE_FOLDER
 from gateway.health.rolling_stats import RollingStats
+from gateway.images.reading import ImageReader
 from gateway.requests.body_memory import BODIES, BodyMemory
 from gateway.state.audit import Audit
 from gateway.weights.source import Weights, prepare
 from gateway.wiring.events import EventBus
+from gateway.wiring.images import make_image_reader
 from gateway.wiring.state import StateParts, make_state
 from gateway.wiring.tracing import make_tracing
 from observability.tracing import Tracing
@@ -38,6 +40,7 @@ class Foundation:
     state: StateParts
     audit: Audit
     bodies: BodyMemory
+    images: ImageReader
 
 
 def make_foundation(
@@ -50,6 +53,7 @@ def make_foundation(
     settings, weights = prepare(settings)
     if any(f"///{STATE_FOLDER}/" in url for url in (settings.state.url, settings.ledger.url)):
         STATE_FOLDER.mkdir(exist_ok=True)
+    bodies = BodyMemory(settings.server.max_bodies_bytes or BODIES * settings.server.max_body_bytes)
     state = make_state(settings.state, clock=clock, unix_time=unix_time)
     return Foundation(
         settings=settings,
@@ -63,7 +67,8 @@ def make_foundation(
         tracing=make_tracing(settings.tracing, version()),
         state=state,
         audit=Audit(state.store, unix_time=unix_time, required=settings.audit.required),
-        bodies=BodyMemory(settings.server.max_bodies_bytes or BODIES * settings.server.max_body_bytes),
+        bodies=bodies,
+        images=make_image_reader(settings, bodies),
     )
 
 

@@ -130,6 +130,7 @@ def make_prompt_admin(core: Core) -> PromptAdmin:
         publishing=model.publishing,
         canonicalizer=model.canonicalizer,
         models=model.models,
+        images=core.base.images,
         revision=core.control.revision,
         fleet=core.backends.fleet,
         adapter_ids=core.adapters.registry.ids,

@@ -21,7 +21,6 @@ from gateway.requests.request_record import Reporter
 from gateway.routing.revision import answering
 from gateway.shadow.guardrail import CanaryGuardrail
 from gateway.wiring.core import Core
-from gateway.wiring.images import make_image_reader
 from gateway.wiring.shadow import ShadowParts, make_shadow
 from observability.events import RequestRecord
 from resilience.time_limits import TimeLimit, TimeLimits
@@ -91,7 +90,7 @@ def make_journey(
         offload=model.threads.of,
         adapters=core.adapters.registry,
         fleet=core.backends.fleet,
-        images=make_image_reader(base),
+        images=base.images,
         prefixes=PrefixWatch(
             block_size=model.models.block_size,
             shared=engine.share_prefix_across_tenants,

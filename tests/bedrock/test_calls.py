@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bedrock.stand_in import ANSWER, Behaviour, StandIn
-from budgeting.values import Message
+from budgeting.values import ImageContent, Message
 from gateway.backends.bedrock.answer import BlankStops
 from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Usage
@@ -20,6 +22,7 @@ from resilience.failures import FailureKind
 from tests.bedrock.conftest import MakeBackend
 from tests.bedrock.support import SYSTEM, USER, at_rest, failure_of, threads_of, until, work
 from tests.conformance.harness import hear
+from tests.images.samples import data_url, sample
 
 
 async def test_an_answer_arrives_piece_by_piece_and_is_counted_as_bedrock_counts(
@@ -168,6 +171,23 @@ async def test_estimates_learn_from_what_bedrock_tells(bedrock: StandIn, make: M
         await hear(backend, asked)
     estimate = backend._counter.estimate(backend.model, asked.messages)
     assert 45 <= estimate.expected <= 55
+
+
+async def test_images_go_as_bytes_count_in_the_estimate_and_teach_it_nothing(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    image = ImageContent(sha256="a")
+    message = Message(USER, "What is this?", parts=("What is this?", image))
+    asked = replace(work(message), images={"a": data_url(sample("png"))}, image_tokens=1_000)
+    backend = make(max_input_tokens=1_100)
+    before = backend._counter.estimate(backend.model, asked.messages)
+    await hear(backend, asked)
+    [turn] = bedrock.last["messages"]
+    source = turn["content"][1]["image"]["source"]
+    assert base64.b64decode(source["bytes"]) == sample("png")
+    assert backend._counter.estimate(backend.model, asked.messages) == before
+    failure = await failure_of(make(max_input_tokens=1_000), asked)
+    assert failure.kind is FailureKind.TOKEN_LIMIT_EXCEEDED
 
 
 async def test_connections_are_used_again(bedrock: StandIn, make: MakeBackend) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bedrock.requests import RequestChecker
-from budgeting.values import Message
+from budgeting.values import ImageContent, Message
 from gateway.backends.bedrock.models import cacheable_from
 from gateway.backends.bedrock.request import EARLIER, ConverseWriter
 from gateway.backends.bedrock.tools import ConverseTools
@@ -17,6 +18,7 @@ from gateway.config.backends import BedrockGuardrail
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU
 from tests.bedrock.support import ASSISTANT, SYSTEM, USER, work
+from tests.images.samples import data_url, sample
 
 CHECKER = RequestChecker()
 contents = st.one_of(
@@ -96,6 +98,26 @@ def test_what_changes_with_the_request_never_stands_before_the_cache_point() -> 
     )  # fmt: skip
     assert request["system"] == [{"text": "Be kind."}, {"cachePoint": {"type": "default"}}]
     assert [turn["role"] for turn in request["messages"]] == ["user"]
+
+
+def test_images_are_blocks_of_bytes_between_their_texts() -> None:
+    seen = {name: sample(name) for name in ("png", "jpeg", "gif", "webp")}
+    parts = ["One ", "and", *[ImageContent(sha256=name) for name in seen], " ", "two"]
+    message = Message(USER, "One and two", parts=tuple(parts))
+    urls = {name: data_url(data, f"image/{name}") for name, data in seen.items()}
+    asked = replace(work(Message(SYSTEM, "Evidence:\nsome"), message), images=urls)
+    request = ConverseWriter(HAIKU, lambda system: False).request(asked, ConverseTools(asked))
+    assert CHECKER.faults("converse", request) == []
+    [turn] = request["messages"]
+    images = [{"image": {"format": name, "source": {"bytes": data}}} for name, data in seen.items()]
+    assert turn["content"] == [
+        {"text": "Evidence:\nsome\n\nMessage:\nOne and"},
+        *images,
+        {"text": " two"},
+    ]
+    alone = replace(work(Message(USER, "", parts=(ImageContent(sha256="png"),))), images=urls)
+    request = ConverseWriter(HAIKU, lambda system: False).request(alone, ConverseTools(alone))
+    assert request["messages"] == [{"role": "user", "content": images[:1]}]
 
 
 def test_turns_of_one_role_in_a_row_become_one() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from budgeting.values import Message, Role, ToolCall, ToolChoice, ToolChoiceMode
+from budgeting.values import ImageContent, Message, Role, ToolCall, ToolChoice, ToolChoiceMode
 from gateway.contracts.features import Feature
 from gateway.contracts.messages.stream import MessagesDialect
 from gateway.contracts.origin import RequestOrigin
@@ -26,6 +26,38 @@ LOOK = {
 def read(**fields: Any) -> GenerateRequest:
     body = {"model": "demo", "max_tokens": 64, "messages": [HI], **fields}
     return MessagesDialect().parse(json.dumps(body).encode(), ORIGIN).request
+
+
+PICTURE = {"type": "base64", "media_type": "image/png", "data": "eA=="}
+
+
+def shown(source: dict[str, str]) -> dict[str, Any]:
+    return {
+        "role": "user",
+        "content": [{"type": "text", "text": "This?"}, {"type": "image", "source": source}],
+    }
+
+
+def test_images_are_parts_of_the_users_message_whatever_their_source() -> None:
+    request = read(messages=[shown(PICTURE), shown({"type": "url", "url": "https://example.org/a"}), HI])
+    given = ImageContent("data:image/png;base64,eA==", param="messages.0.content.1.source.data")
+    linked = ImageContent("https://example.org/a", param="messages.1.content.1.source.url")
+    [message] = request.messages
+    assert message.parts == ("This?", given, "\n\n", "This?", linked, "\n\n", "Hi")
+    assert message.content == "This?\n\nThis?\n\nHi"
+    assert Feature.IMAGES in request.needs
+    alone = {"role": "user", "content": [{"type": "image", "source": PICTURE}]}
+    assert read(messages=[alone]).messages == (Message(Role.USER, "", parts=(given_at(0),)),)
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "x"}
+    mixed = [result, {"type": "image", "source": PICTURE}]
+    assert [one.role for one in read(messages=[{"role": "user", "content": mixed}]).messages] == [
+        "tool",
+        "user",
+    ]
+
+
+def given_at(number: int) -> ImageContent:
+    return ImageContent("data:image/png;base64,eA==", param=f"messages.0.content.{number}.source.data")
 
 
 def refused(**fields: Any) -> tuple[str | None, str]:
@@ -160,7 +192,17 @@ def test_a_shape_of_the_answer() -> None:
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": " "}]}, "messages.0.content"),
         ({"messages": [HI, {"role": "assistant", "content": "Yes, "}]}, "messages.1.role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.source"),
+        ({"messages": [shown({"type": "file", "file_id": "f"})]}, "messages.0.content.1.source.type"),
+        ({"messages": [shown({"type": "url"})]}, "messages.0.content.1.source.url"),
+        ({"messages": [shown({"type": "base64", "data": "eA=="})]}, "messages.0.content.1.source.media_type"),
+        (
+            {"messages": [shown({"type": "base64", "media_type": "image/png"})]},
+            "messages.0.content.1.source.data",
+        ),
+        ({"messages": [{**shown(PICTURE), "role": "assistant"}, HI]}, "messages.0.content.1.type"),
+        ({"system": [{"type": "image", "source": PICTURE}]}, "system.0.type"),
         ({"messages": [{"role": "user", "content": [{"type": "new"}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
         (

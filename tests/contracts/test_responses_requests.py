@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
-from budgeting.values import Message, Role, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
+from budgeting.values import ImageContent, Message, Role, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.features import Feature
 from gateway.contracts.responses.body import ResponsesRequest
 from gateway.contracts.responses.stream import ResponsesDialect
@@ -54,6 +54,18 @@ AGENT: dict[str, Any] = {
     "prompt_cache_key": "conversation-1",
     "client_metadata": {"x": "y"},
 }  # fmt: skip
+
+
+def test_an_image_of_the_users_is_a_part_of_the_message() -> None:
+    image = {"type": "input_image", "image_url": "https://example.org/a", "detail": "high", "file_id": None}
+    body = {
+        "model": "demo",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "?"}, image]}],
+    }
+    request = parsed(body).request
+    found = ImageContent("https://example.org/a", "high", "input.0.content.1.image_url")
+    assert request.messages == (Message(Role.USER, "?", parts=("?", found)),)
+    assert Feature.IMAGES in request.needs
 
 
 def parsed(body: dict[str, Any]) -> ResponsesRequest:
@@ -144,7 +156,12 @@ def test_a_schema_and_a_named_tool_are_asked_for() -> None:
         ({"input": [{"type": "message", "role": "user"}]}, "input.0.content"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "n"}]}, "input.0.arguments"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input.0.call_id"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
+         "input.0.content.0.type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+         "input.0.content.0.file_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.image_url"),
+        ({"input": [{"role": "system", "content": [{"type": "input_image", "image_url": "data:"}]}]},
          "input.0.content.0.type"),
         ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "zz"},
                     {"role": "user", "content": "x"}]}, "input.0.encrypted_content"),

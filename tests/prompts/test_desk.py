@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,22 +13,28 @@ from msgspec.structs import replace
 
 from budgeting.counting import ChatTokenizer
 from budgeting.errors import ContextTooLong
+from budgeting.images import ImageCost
 from budgeting.summary import Count, Summarizer, Summary
-from budgeting.values import EvidenceChunk, Message, Role, SummaryKind
+from budgeting.values import EvidenceChunk, ImageContent, Message, Role, SummaryKind
 from gateway.admin.prompts import PromptAdmin
 from gateway.backends.port import Fleet
 from gateway.backends.scripted import ScriptedBackend
+from gateway.config.images import ImagesSection
+from gateway.contracts.features import Feature
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest, Sampling
-from gateway.errors import UnknownPromptVersion, UnknownRoute
+from gateway.errors import InvalidRequest, UnknownPromptVersion, UnknownRoute
+from gateway.images.reading import ImageReader
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.models import Models
 from gateway.prompts.published import Publishing, StreamPublished
 from gateway.prompts.text import ModelText
 from gateway.prompts.versions import PromptVersions
+from gateway.requests.body_memory import BodyMemory
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
 from gateway.state.memory import MemoryStateStore
 from tests.budgeting import folders
+from tests.images.samples import data_url, sample
 
 ROOT = Path(__file__).parents[2]
 SYSTEM, USER, ASSISTANT = Role.SYSTEM, Role.USER, Role.ASSISTANT
@@ -56,6 +64,7 @@ def desk_of(
         ),
         canonicalizer=Canonicalizer(),
         models=Models(text),
+        images=ImageReader(ImagesSection(), BodyMemory(1 << 20).holding),
         revision=lambda: revision,
         fleet=Fleet(backends),
         adapter_ids=(),
@@ -214,3 +223,21 @@ def test_one_version_is_shown_whole_and_an_unknown_one_is_refused(desk: PromptAd
     assert shown["budgets"]["retrieval"] == 1400 and shown["summarizer"] == "extractive"
     with pytest.raises(UnknownPromptVersion):
         desk.version("nothing")
+
+
+async def test_images_are_counted_as_they_are_planned(
+    desk: PromptAdmin, ask: Callable[..., GenerateRequest]
+) -> None:
+    image = ImageContent(data_url(sample("png")), param="messages.0.content.0.image_url.url")
+    plain = Message(USER, "What is this?")
+    seen = Message(USER, "What is this?", parts=("What is this?", image))
+    needs = frozenset({Feature.IMAGES})
+    counts = [
+        await desk.count(ask(messages=(message,), needs=needs), asyncio.to_thread)
+        for message in (plain, seen)
+    ]
+    assert counts[1] == counts[0] + ImageCost().tokens(5, 3)
+    blind = ScriptedBackend(features=frozenset())
+    other = dataclasses.replace(desk, fleet=Fleet({"local": blind}))
+    with pytest.raises(InvalidRequest, match="takes no images"):
+        await other.count(ask(messages=(seen,), needs=needs), asyncio.to_thread)

@@ -22,7 +22,16 @@ from gateway.config.backends import BedrockSection
 from gateway.contracts.features import Feature
 from resilience.failures import BackendFailure, FailureKind
 
-FEATURES = frozenset({Feature.TEMPERATURE, Feature.TOP_P, Feature.STOP, Feature.TOOLS, Feature.ALLOWED_TOOLS})
+FEATURES = frozenset(
+    {
+        Feature.TEMPERATURE,
+        Feature.TOP_P,
+        Feature.STOP,
+        Feature.TOOLS,
+        Feature.ALLOWED_TOOLS,
+        Feature.IMAGES,
+    }
+)
 
 # Longest wait for the thread of a call that was cut or is complete. A thread that takes longer keeps its lane
 # and ends by the read timeout.
@@ -115,10 +124,11 @@ class BedrockBackend:
         own = (*tools_as_messages(work), *work.messages)
         sent = own if work.partial is None else (*own, Message(Role.ASSISTANT, work.partial.text))
         estimate = self._counter.estimate(self.model, sent)
-        if estimate.at_most > self._max_input_tokens:
+        at_most = estimate.at_most + work.image_tokens
+        if at_most > self._max_input_tokens:
             raise BackendFailure(
                 FailureKind.TOKEN_LIMIT_EXCEEDED,
-                f"the prompt may take {estimate.at_most} tokens on {self.model}, which is given at most "
+                f"the prompt may take {at_most} tokens on {self.model}, which is given at most "
                 f"{self._max_input_tokens} (max_input_tokens)",
             )
         started_at = self._clock()
@@ -137,7 +147,7 @@ class BedrockBackend:
                 thread.add_done_callback(partial(self._ended, call, asyncio.get_running_loop()))
                 share = rough_tokens(own) / rough_tokens(sent)
                 waited_s = self._clock() - started_at
-                estimated_input = round(estimate.expected * share)
+                estimated_input = round(estimate.expected * share) + work.image_tokens
                 reader = ConverseReader(tools, waited_s, estimated_input, share, work.sampling.stop)
                 return await self._relay(call, reader, sent, out)
         except TimeoutError as error:
@@ -176,7 +186,8 @@ class BedrockBackend:
         elif usage is None:
             self._log.warning("no usage reported; tokens are estimated", model=self.model)
         else:
-            self._counter.learn(self.model, sent, usage.input_tokens)
+            if not any(one.parts for one in sent):  # what images take is no share of the texts
+                self._counter.learn(self.model, sent, usage.input_tokens)
             self._log.debug(
                 "answered",
                 latency_ms=usage.latency_ms,

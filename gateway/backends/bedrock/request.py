@@ -3,6 +3,7 @@
 system messages of the stable prefix    blocks of the system list, the cache point after them
 summary, evidence, context              start the next user turn, under their titles
 turns of one role in a row              one turn, with a blank line between their texts
+images                                  blocks with their bytes, between the texts around them
 calls of tools                          blocks of the assistant's turn, after its text
 results of tools                        blocks of one user turn, in the order of the calls
 an assistant's turn at the start        preceded by a placeholder: the turns before it were trimmed
@@ -12,6 +13,8 @@ a partial answer                        the last turn of the assistant, or the e
 white space at the end of a prefill     omitted, as above
 """
 
+import itertools
+from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +23,7 @@ import orjson
 
 from budgeting.forms import Form
 from budgeting.sections import CONTEXT_TITLE, EVIDENCE_TITLE, SUMMARY_TITLE
-from budgeting.values import Message, Role
+from budgeting.values import AudioContent, ImageContent, Message, Role
 from gateway.backends.bedrock.answer import stops_for_bedrock
 from gateway.backends.bedrock.tools import ConverseTools, closed, refuse, result, tools_as_messages
 from gateway.backends.port import Work
@@ -55,9 +58,13 @@ class ConverseWriter:
 
     def request(self, work: Work, tools: ConverseTools) -> dict[str, Any]:
         """The parameters. Raises BackendFailure for a conversation or a format that Converse cannot have."""
-        spoken = [one for one in work.messages if one.content.strip() or one.tool_calls or one.tool_call_id]
+        spoken = [
+            one
+            for one in work.messages
+            if one.content.strip() or one.tool_calls or one.tool_call_id or one.parts
+        ]
         opening = _opening(spoken)
-        system, turns = spoken[:opening], _turns(_FORM.fold(spoken, opening)[opening:], tools)
+        system, turns = spoken[:opening], _turns(_FORM.fold(spoken, opening)[opening:], tools, work.images)
         if turns and work.partial is not None:
             _append_partial(turns, work.partial.text.rstrip())
         if not turns:
@@ -118,7 +125,9 @@ def _append_partial(turns: list[dict[str, Any]], text: str) -> None:
         turns.append({"role": Role.ASSISTANT.value, "content": [{"text": text}]})
 
 
-def _turns(messages: Sequence[Message], tools: ConverseTools) -> list[dict[str, Any]]:
+def _turns(
+    messages: Sequence[Message], tools: ConverseTools, images: Mapping[str, str]
+) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     if messages and messages[0].role is Role.ASSISTANT:
         _add(turns, Role.USER, {"text": EARLIER})
@@ -136,7 +145,9 @@ def _turns(messages: Sequence[Message], tools: ConverseTools) -> list[dict[str, 
         _add(turns, Role.USER, *_results(open_calls))
         # System messages that are left here have no user turn after them.
         role = Role.ASSISTANT if message.role is Role.ASSISTANT else Role.USER
-        if message.content.strip():
+        if message.parts:
+            _add(turns, role, *_blocks(message.parts, images))
+        elif message.content.strip():
             _add(turns, role, {"text": message.content})
         open_calls = {call.id: (tools.call_id(call.id), None) for call in message.tool_calls}
         if len(open_calls) < len(message.tool_calls):
@@ -147,6 +158,27 @@ def _turns(messages: Sequence[Message], tools: ConverseTools) -> list[dict[str, 
         last = turns[-1]["content"][-1]
         last["text"] = last["text"].rstrip()
     return turns
+
+
+def _blocks(
+    parts: Sequence[str | ImageContent | AudioContent], images: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Texts and images in their order; texts in a row are one block."""
+    blocks: list[dict[str, Any]] = []
+    for is_text, group in itertools.groupby(parts, lambda part: isinstance(part, str)):
+        if is_text:
+            text = "".join([part for part in group if isinstance(part, str)])
+            blocks += [{"text": text}] if text.strip() else []
+        else:
+            urls = [images[part.sha256] for part in group if isinstance(part, ImageContent)]
+            blocks += [_image_block(url) for url in urls]
+    return blocks
+
+
+def _image_block(url: str) -> dict[str, Any]:
+    head, _, data = url.partition(",")
+    form = head.removeprefix("data:image/").removesuffix(";base64")
+    return {"image": {"format": form, "source": {"bytes": b64decode(data)}}}
 
 
 def _results(calls: Mapping[str, tuple[str, Message | None]]) -> list[dict[str, Any]]:

@@ -25,6 +25,15 @@ from gateway.contracts.native import SluiceFields
 from gateway.contracts.tool_fields import MAX_TOOLS
 
 
+class ImageSource(StrictObject):
+    """Where an image is: in base64 in the body, or at an address."""
+
+    type: Name
+    media_type: Name | None = None
+    data: Text | None = None
+    url: Text | None = None
+
+
 class ContentBlock(StrictObject):
     """A block of a message: which fields it has depends on its type."""
 
@@ -37,6 +46,7 @@ class ContentBlock(StrictObject):
     content: "BlockContent | None" = None
     is_error: bool | None = None
     thinking: Text | None = None
+    source: ImageSource | None = None
 
 
 Blocks = TypeAliasType("Blocks", Annotated[list[ContentBlock], Field(fail_fast=True)])

@@ -4,15 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from msgspec.structs import replace
 from pydantic_core import to_json
 
-from budgeting.values import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
+from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
 from gateway.contracts.formats import bounded_schema
+from gateway.contracts.images import joined, said
 from gateway.contracts.messages.body import (
     BlockMessage,
     ContentBlock,
     CountRequest,
+    ImageSource,
     InputTool,
     InputToolChoice,
 )
@@ -46,8 +47,7 @@ def conversation(body: CountRequest) -> tuple[Message, ...]:
         for message in (_assistant(one, at),) if one.role == "assistant" else _words_and_results(one, at):
             last = messages[-1] if messages else None
             if message.role is Role.USER and last is not None and last.role is Role.USER:
-                message = replace(last, content=f"{last.content}\n\n{message.content}")
-                messages.pop()
+                message = joined(messages.pop(), message, "\n\n")
             messages.append(message)
     _check_latest(body.messages, messages)
     return tuple(messages)
@@ -57,7 +57,8 @@ def _check_latest(given: Sequence[BlockMessage], messages: Sequence[Message]) ->
     at = f"messages.{len(given) - 1}"
     if given[-1].role == "assistant":
         raise not_allowed(f"{at}.role", "is 'assistant', which no answer continues", "'user' at the end")
-    if not messages or (messages[-1].role is not Role.TOOL and not messages[-1].content.strip()):
+    last = messages[-1] if messages else Message(Role.USER, "")
+    if last.role is not Role.TOOL and not last.content.strip() and not last.parts:
         raise not_allowed(f"{at}.content", "is blank", "text or a tool_result in the last message")
 
 
@@ -76,26 +77,37 @@ def _texts(content: str | list[ContentBlock] | None, at: str) -> list[str]:
 
 
 def _words_and_results(message: BlockMessage, at: str) -> Iterator[Message]:
-    """A user's message: its texts, and results of tools, in order."""
+    """A user's message: its texts and images, and results of tools, in order."""
     at = f"{at}.content"
     if isinstance(message.content, str) or message.role == "system":
         if texts := _texts(message.content, at):
             yield Message(Role.USER, "".join(texts))
         return
-    texts = []
+    parts: list[str | ImageContent] = []
     for number, block in enumerate(message.content):
         where = f"{at}.{number}"
         if block.type == "text":
-            texts.append(_field(block.text, f"{where}.text"))
+            parts.append(_field(block.text, f"{where}.text"))
+        elif block.type == "image":
+            parts.append(_image(_field(block.source, f"{where}.source"), f"{where}.source"))
         elif block.type == "tool_result":
-            if text := "".join(texts):
-                yield Message(Role.USER, text)
-            texts = []
+            if any(parts):
+                yield said(parts)
+            parts = []
             yield _result(block, where)
         else:
-            _not_served(block, where, "'text' or 'tool_result'")
-    if text := "".join(texts):
-        yield Message(Role.USER, text)
+            _not_served(block, where, "'text', 'image' or 'tool_result'")
+    if any(parts):
+        yield said(parts)
+
+
+def _image(source: ImageSource, at: str) -> ImageContent:
+    if source.type == "url":
+        return ImageContent(_field(source.url, f"{at}.url"), param=f"{at}.url")
+    if source.type != "base64":
+        raise not_allowed(f"{at}.type", "is a source that is not served here", "'base64' or 'url'")
+    media_type = _field(source.media_type, f"{at}.media_type")
+    return ImageContent(f"data:{media_type};base64,{_field(source.data, f'{at}.data')}", param=f"{at}.data")
 
 
 def _result(block: ContentBlock, at: str) -> Message:

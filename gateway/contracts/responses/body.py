@@ -7,11 +7,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 from pydantic import Field, Tag
 from typing_extensions import TypeAliasType
 
-from budgeting.values import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
+from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.fields import ANYTHING, Body, Label, MaxTokens, Name, Temperature, Text, TopP
 from gateway.contracts.formats import FormatBody, from_format
+from gateway.contracts.images import said
 from gateway.contracts.native import SluiceFields, request_of
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
@@ -37,11 +38,15 @@ _LABELS: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
 
 
 class ItemPart(Body):
-    """A part of a message, of a tool's output or of a reasoning item; only text is served."""
+    """A part of a message, of a tool's output or of a reasoning item: a text, or an image of the user's."""
 
-    neutral = _LABELS
-    type: Literal["input_text", "output_text", "refusal", "reasoning_text", "summary_text", "text"]
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {**_LABELS, "file_id": (None,)}
+    type: Literal[
+        "input_text", "output_text", "refusal", "reasoning_text", "summary_text", "text", "input_image"
+    ]
     text: Text | None = None
+    image_url: Text | None = None
+    detail: Literal["auto", "low", "high"] | None = None
     refusal: Text | None = None
 
 
@@ -351,9 +356,25 @@ def _words(given: str | Sequence[ItemPart] | None, at: str) -> str:
         raise InvalidRequest(f"{at} is missing; it is required", param=at)
     if isinstance(given, str):
         return given
-    return "".join(
-        _given(part.refusal if part.type == "refusal" else part.text, f"{at}.{number}.text")
-        for number, part in enumerate(given)
+    for number, part in enumerate(given):
+        if part.type == "input_image":
+            raise not_allowed(f"{at}.{number}.type", "is an image", "text, and images of 'user'")
+    return "".join([_text(part, f"{at}.{number}") for number, part in enumerate(given)])
+
+
+def _text(part: ItemPart, at: str) -> str:
+    return _given(part.refusal if part.type == "refusal" else part.text, f"{at}.text")
+
+
+def _said(given: Sequence[ItemPart], at: str) -> Message:
+    """A message of the user: its texts and images."""
+    return said(
+        [
+            ImageContent(_given(part.image_url, f"{where}.image_url"), part.detail, f"{where}.image_url")
+            if part.type == "input_image"
+            else _text(part, where)
+            for where, part in ((f"{at}.{number}", part) for number, part in enumerate(given))
+        ]
     )
 
 
@@ -378,6 +399,8 @@ def _other(item: InputItem, at: str) -> Message:
         output = _words(item.output, f"{at}.output")
         return Message(Role.TOOL, output, tool_call_id=_given(item.call_id, f"{at}.call_id"))
     role = _given(item.role, f"{at}.role")
+    if role == "user" and item.content is not None and not isinstance(item.content, str):
+        return _said(item.content, f"{at}.content")
     content = _words(item.content, f"{at}.content")
     return Message(Role.SYSTEM if role == "developer" else Role(role), content)
 
