@@ -21,16 +21,16 @@ MAX_PATH_PART: Final = 64
 
 MAX_FIELDS: Final = 50_000
 """Most fields of a body, all objects together; 300,000 unknown ones hold the event loop for 1 s."""
-MANY_FIELDS_BYTES: Final = 3 * MAX_FIELDS
-"""A shorter body cannot have as many."""
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"')
+# Runs of ordinary characters are matched at once: 6 ns a character where they are alternatives of one group,
+# 75 ms of the event loop for a text of 2.4 MB.
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def parse(model: type[ModelT], body: bytes) -> ModelT:
     """Validate ``body`` as ``model``. Raises InvalidRequest (InvalidJson when it is not JSON)."""
-    if len(body) > MANY_FIELDS_BYTES and (fields := _STRING.sub(b"", body).count(b":")) > MAX_FIELDS:
+    if body.count(b":") > MAX_FIELDS and (fields := _STRING.sub(b"", body).count(b":")) > MAX_FIELDS:
         raise InvalidRequest(f"the body has {fields} fields; allowed: {MAX_FIELDS} or fewer")
     try:
         return model.model_validate_json(body)
