@@ -101,6 +101,10 @@ class UnknownRoute(GatewayError, status=404, code="unknown_route"):
     """The routing config has no such route."""
 
 
+class UnknownResponse(GatewayError, status=404, code="not_found"):
+    """The tenant has stored no response of that id, or it has expired."""
+
+
 class UnknownModel(GatewayError, status=404, code="unknown_model"):
     """Neither a base model, nor an adapter, nor a backend has that name."""
 

@@ -24,7 +24,9 @@ from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.prompts.text import TextService
 from gateway.prompts.text_threads import TextThreads
+from gateway.requests.background import BackgroundResponses
 from gateway.requests.body_memory import BodyMemory
+from gateway.requests.stored_responses import StoredResponses
 from gateway.state.idempotency import IdempotencyStore
 from resilience.time_limits import TimeLimits
 
@@ -113,3 +115,5 @@ class Services:
     reasoning_fields: Sequence[ReasoningField] = REASONING_FIELDS[:1]
     time_limits: TimeLimits = field(default_factory=TimeLimits)
     failed_logins: FailedLogins = field(default_factory=FailedLogins)
+    responses: StoredResponses = field(default_factory=StoredResponses)
+    background: BackgroundResponses = field(default_factory=BackgroundResponses)

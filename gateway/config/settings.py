@@ -27,6 +27,7 @@ from gateway.config.models import ModelName, ModelSection, model_faults, model_o
 from gateway.config.ray import RaySection
 from gateway.config.resilience import ResilienceSection
 from gateway.config.response_cache import CacheConfig
+from gateway.config.responses import ResponsesSection
 from gateway.config.section import OffIsAWord, Section
 from gateway.config.shadow import ShadowSection
 from gateway.config.state import AuditSection, StateConfig
@@ -162,6 +163,7 @@ class Settings(Section):
     admission: AdmissionConfig = AdmissionConfig()
     resilience: ResilienceSection = ResilienceSection()
     response_cache: CacheConfig = CacheConfig()
+    responses: ResponsesSection = ResponsesSection()
     fallback: FallbackSection = FallbackSection()
     shadow: ShadowSection = ShadowSection()
     tracing: TracingConfig = TracingConfig()

@@ -13,11 +13,12 @@ from gateway.contracts.messages.answer import MessagesErrorBody
 from gateway.contracts.messages.body import CountRequest
 from gateway.contracts.messages.request import counted_request
 from gateway.contracts.openai_answer import OpenAIErrorBody
-from gateway.contracts.responses.body import ResponsesBody, responses_request
+from gateway.contracts.responses.body import ResponsesBody
 from gateway.contracts.values import Caller, GenerateRequest
 from gateway.errors import DeadlineExceeded
 from gateway.http.exchange import Exchange
 from gateway.http.generate import origin_of
+from gateway.http.responses import asked_of
 from gateway.http.routes import KEY, Asking, CountedRoute, Edge, Json, errors
 from gateway.http.tokenize import BYTES_PER_TOKEN
 from gateway.ports import Services
@@ -64,7 +65,7 @@ async def input_tokens(
     given: Json[ResponsesBody], request: Request, services: Edge, caller: Asking
 ) -> ResponseTokens:
     """Tokens of a prompt; the body is that of ``/v1/responses``."""
-    asked = responses_request(given, origin_of(services, Exchange.of(request.scope), caller)).request
+    asked = (await asked_of(services, Exchange.of(request.scope), caller, given)).request
     count = await _counted(asked, request, services, caller)
     return {"object": "response.input_tokens", "input_tokens": count}
 

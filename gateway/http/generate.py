@@ -7,7 +7,7 @@ from typing import Final, Protocol
 from starlette.types import Receive, Scope, Send
 
 from gateway.contracts.agent_headers import agent_session, is_auxiliary
-from gateway.contracts.dialect import ContractDialect, ParsedRequest
+from gateway.contracts.dialect import ContractDialect, Frames, ParsedRequest
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Answer, Caller, GenerateRequest
 from gateway.errors import DeadlineExceeded, Internal, PublicError, RateLimited, public_error
@@ -114,7 +114,7 @@ class GenerationEndpoint:
             caller = caller_of(services, exchange)
             await services.limiter.enter(caller)
             body = await read_body(exchange, receive, services.limits.max_body_bytes)
-            asked = self._dialect.parse(body, origin_of(services, exchange, caller))
+            asked = await self._asked(exchange, caller, body)
             exchange.request_id = asked.request.request_id
             async with until_gone(exchange, receive, services.clock) as watch:
                 key = exchange.headers.get(b"idempotency-key")
@@ -138,8 +138,18 @@ class GenerationEndpoint:
         except CALLER_ERRORS as error:
             await refuse(exchange, error, self._dialect.error)
 
+    async def _asked(self, exchange: Exchange, caller: Caller, body: bytes) -> ParsedRequest:
+        return self._dialect.parse(body, origin_of(self._services, exchange, caller))
+
+    async def _keep(self, asked: ParsedRequest, frames: Frames, answer: Answer) -> None:
+        """What is stored of a streamed answer before its end is sent."""
+
+    async def _body(self, asked: ParsedRequest, answer: Answer) -> bytes:
+        """The body of a whole answer."""
+        return self._dialect.whole(asked, answer)
+
     async def _stream(self, exchange: Exchange, asked: ParsedRequest) -> None:
-        sink = StreamSink(exchange, self._dialect, asked)
+        sink = StreamSink(exchange, self._dialect, asked, self._keep)
         exchange.reported = True
         journey = run_journey(self._services, asked.request, sink, asked.further)
         if not sink.pings:
@@ -157,16 +167,16 @@ class GenerationEndpoint:
         exchange.reported = True
         await run_journey(self._services, asked.request, sink, asked.further)
         watch.release()
-        return self._outcome(exchange, asked, sink)
+        return await self._outcome(exchange, asked, sink)
 
-    def _outcome(self, exchange: Exchange, asked: ParsedRequest, sink: WholeSink) -> ReplayableReply:
+    async def _outcome(self, exchange: Exchange, asked: ParsedRequest, sink: WholeSink) -> ReplayableReply:
         answer = sink.answer
         if answer is None:
             error = sink.error or public_error(Internal("the request ended without an answer"))
             return ReplayableReply(error_reply(error, exchange.request_id, self._dialect.error), keep=False)
         exchange.trace_id = answer.trace_id or exchange.trace_id
         reply = Reply(
-            200, self._dialect.whole(asked, answer), headers=tuple(self._dialect.headers(answer.budget))
+            200, await self._body(asked, answer), headers=tuple(self._dialect.headers(answer.budget))
         )
         return ReplayableReply(reply, keep=_generated(answer))
 

@@ -15,9 +15,10 @@ from gateway.contracts.openai_answer import CompletionBody, OpenAIErrorBody
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.responses.answer import ResponseBody
 from gateway.contracts.responses.body import ResponsesBody
-from gateway.contracts.responses.stream import ResponsesDialect
 from gateway.http.generate import GenerationEndpoint
 from gateway.http.idempotency import Idempotency
+from gateway.http.responses import PATH as RESPONSES
+from gateway.http.responses import ResponsesEndpoint
 from gateway.http.routes import RawRoute, errors
 from gateway.ports import Services
 
@@ -37,7 +38,7 @@ ROUTES: Final = (
     RawRoute("/v1/chat/completions", "Chat", "openai", ChatRequest, CompletionBody, _REFUSED),
     RawRoute("/v1/completions", "Text", "openai", CompletionRequest, CompletionBody, _REFUSED),
     RawRoute("/v1/messages", "Messages", "anthropic", MessagesRequest, MessageBody, _REFUSED_MESSAGES),
-    RawRoute("/v1/responses", "Response", "openai", ResponsesBody, ResponseBody, _REFUSED),
+    RawRoute(RESPONSES, "Response", "openai", ResponsesBody, ResponseBody, _REFUSED),
 )
 
 
@@ -49,6 +50,8 @@ def generating(services: Services, idempotency: Idempotency) -> dict[str, ASGIAp
         "/v1/chat/completions": OpenAIDialect(chat=True, reasoning_fields=services.reasoning_fields),
         "/v1/completions": OpenAIDialect(chat=False),
         "/v1/messages": MessagesDialect(),
-        "/v1/responses": ResponsesDialect(),
     }
-    return {path: GenerationEndpoint(services, dialect, idempotency) for path, dialect in dialects.items()}
+    endpoints = {
+        path: GenerationEndpoint(services, dialect, idempotency) for path, dialect in dialects.items()
+    }
+    return {**endpoints, RESPONSES: ResponsesEndpoint(services, idempotency)}

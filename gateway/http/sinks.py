@@ -1,13 +1,13 @@
 """Where the journey's events go: one whole answer, server-sent events, or a WebSocket."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import orjson
 
 from budgeting.values import Plan
-from gateway.contracts.dialect import ContractDialect, Header, ParsedRequest
+from gateway.contracts.dialect import ContractDialect, Frames, Header, ParsedRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.native_answer import answer_event, done_event, error_event
 from gateway.contracts.values import Answer
@@ -15,7 +15,7 @@ from gateway.errors import PublicError
 from gateway.http.exchange import EVENT_STREAM, Exchange
 from gateway.http.respond import error_reply
 
-_STREAM_HEADERS: Final = (
+STREAM_HEADERS: Final = (
     (b"content-type", EVENT_STREAM),
     (b"x-accel-buffering", b"no"),  # proxies that buffer answers would hold tokens back
 )
@@ -56,13 +56,20 @@ PING_AFTER_CHECKS: Final = 2
 """A silent stream gets a ping after 10 to 15 s. Proxies close silent connections; nginx does after 60 s."""
 
 
+Keep = Callable[[ParsedRequest, Frames, Answer], Awaitable[None]]
+"""Stores an answer before its end is sent."""
+
+
 class StreamSink:
     """Server-sent events; 200 goes out with the first one, so an earlier failure has its own status.
 
     Where the contract has pings, a silence of :meth:`keep_alive` begins the answer as well.
     """
 
-    def __init__(self, exchange: Exchange, dialect: ContractDialect, asked: ParsedRequest) -> None:
+    def __init__(
+        self, exchange: Exchange, dialect: ContractDialect, asked: ParsedRequest, keep: Keep | None = None
+    ) -> None:
+        self._keep = keep
         self._exchange = exchange
         self._dialect = dialect
         self._asked = asked
@@ -125,6 +132,8 @@ class StreamSink:
     async def finish(self, answer: Answer) -> None:
         """Send the last events and end the response."""
         await self._end()
+        if self._keep is not None:
+            await self._keep(self._asked, self._frames, answer)
         data = self._frames.finish(answer)
         if not self._open:
             data = await self._opened(data)
@@ -145,7 +154,7 @@ class StreamSink:
 
     async def _opened(self, data: bytes) -> bytes:
         self._open = True
-        await self._exchange.start(200, (*_STREAM_HEADERS, *self._headers))
+        await self._exchange.start(200, (*STREAM_HEADERS, *self._headers))
         return self._frames.opening + data
 
 

@@ -95,6 +95,7 @@ class Gateway:
         yield "shadow", self.serving.shadow.shadow
         yield "first-ready", self.serving.first_ready
         yield "drain", self.serving.in_flight
+        yield "background-responses", self.serving.background
         if self.core.backends.engines.pools:
             yield "worker-inspections", self.serving.inspections
         yield "engine-counts", core.accounts.engine_counts

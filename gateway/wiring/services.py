@@ -86,6 +86,8 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         routing=RoutingAdmin(control.routing.projection, base.audit),
         shadow=ShadowAdmin(serving.shadow.pairs),
         usage=UsageAdmin(core.accounts.ledger.select),
+        responses=serving.responses,
+        background=serving.background,
     )
 
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import psutil
 
+from accounting.stored_responses import ResponseStore
 from budgeting.learned_counter import LearnedCounter
 from gateway.backends.workers.inspection import SAMPLE, Inspection, WorkerInspections
 from gateway.contracts.values import Answer
@@ -16,8 +17,10 @@ from gateway.health.probe import HealthProbe
 from gateway.http.respond import log_defect
 from gateway.journey import Journey
 from gateway.prompts.prefixes import PrefixWatch
+from gateway.requests.background import BackgroundResponses
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import Reporter
+from gateway.requests.stored_responses import StoredResponses
 from gateway.routing.revision import answering
 from gateway.shadow.guardrail import CanaryGuardrail
 from gateway.wiring.core import Core
@@ -37,6 +40,8 @@ class ServingParts:
     health: HealthProbe
     inspections: WorkerInspections
     first_ready: FirstReady
+    responses: StoredResponses
+    background: BackgroundResponses
 
 
 def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) -> ServingParts:
@@ -49,6 +54,9 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
     inspections = make_inspections(core)
     health = make_health(core, in_flight, inspections)
     guardrail = CanaryGuardrail(shadow.checks, core.control.canary.tally)
+    section, ledger = base.settings.responses, base.settings.ledger
+    store = ResponseStore(ledger.url, tenant_bytes=section.max_tenant_bytes) if section.store else None
+    responses = StoredResponses(store, section, base.unix_time)
     return ServingParts(
         in_flight=in_flight,
         shadow=shadow,
@@ -57,6 +65,8 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
         health=health,
         inspections=inspections,
         first_ready=first_ready(health, clock=base.clock, unix_time=base.unix_time),
+        responses=responses,
+        background=BackgroundResponses(responses, base.clock),
     )
 
 

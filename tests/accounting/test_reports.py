@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from accounting.ledger import Ledger
 from accounting.reports import DIMENSIONS, Page, Span, UsageReport
 from accounting.store import GenerationStore
 from accounting.store_schema import HEAD
+from accounting.stored_responses import ResponseStore, StoredResponse
 from accounting.tables import metadata
 from accounting.values import UsageRow
 from benchmarks.ledger_postgres import NoPostgres, postgres
@@ -237,3 +239,27 @@ async def test_the_migrations_make_the_tables_that_the_code_knows(bare: str) -> 
         )
     await engine.dispose()
     assert differences == []
+
+
+async def test_stored_responses_are_read_by_their_tenant_until_they_expire(url: str) -> None:
+    made = StoredResponse("acme", "resp_1", None, "queued", 10.0, 100.0, b"in", b"out", None, 20.0)
+    following = replace(made, response_id="resp_2", previous_id="resp_1", status="completed", created_at=11.0)
+    store, other = (ResponseStore(url, tenant_bytes=10) for _ in range(2))
+    try:
+        await store.put(made)
+        await store.put(following)
+        assert await other.get("acme", "resp_1", 99.0) == made
+        assert await other.thread("acme", "resp_2", 99.0, 9) == [made, following]
+        assert await other.get("umbra", "resp_1", 99.0) is None
+        assert await other.get("acme", "resp_1", 100.0) is None
+        assert [one.response_id for one in await other.abandoned(20.5, 9)] == ["resp_1"]
+        assert await other.keep_alive(made, 40.0) and not await other.abandoned(20.5, 9)
+        assert await other.finish(replace(made, status="failed", events=b"ev"))
+        assert not await store.finish(made) and not await store.keep_alive(made, 50.0)
+        await store.sweep(50.0)  # both together are larger than a tenant's share: the older one goes
+        assert await other.get("acme", "resp_1", 99.0) is None
+        assert await other.get("acme", "resp_2", 99.0) == following
+        assert await other.delete("acme", "resp_2") and not await other.delete("acme", "resp_2")
+    finally:
+        await store.close()
+        await other.close()

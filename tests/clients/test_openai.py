@@ -85,3 +85,27 @@ def test_a_response_is_parsed_into_a_model(client: openai.OpenAI) -> None:
     assert whole.output_parsed == Record.model_validate(RECORD)
     with client.responses.stream(model=MODEL, input=asked, text_format=Record) as events:
         assert events.get_final_response().output_parsed == Record.model_validate(RECORD)
+
+
+def test_stored_responses_are_read_followed_and_deleted(client: openai.OpenAI) -> None:
+    first = client.responses.create(model=MODEL, input="Hello")
+    second = client.responses.create(model=MODEL, input="And now?", previous_response_id=first.id)
+    assert client.responses.retrieve(second.id).output_text == second.output_text
+    told = client.responses.input_items.list(second.id, order="asc").data
+    assert told[0].type == told[-1].type == "message" and len(told) >= 3
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+
+
+def test_a_background_response_is_polled_and_its_stream_followed(client: openai.OpenAI) -> None:
+    begun = client.responses.create(model=MODEL, input="Hello", background=True)
+    assert begun.status in ("queued", "in_progress")
+    with client.responses.retrieve(begun.id, stream=True) as events:
+        seen = list(events)
+    assert seen[-1].type == "response.completed"
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    with client.responses.retrieve(begun.id, stream=True, starting_after=2) as events:
+        assert [event.sequence_number for event in events] == list(range(3, len(seen)))
+    ended = client.responses.retrieve(begun.id)
+    assert ended.status == "completed" and ended.output_text

@@ -147,7 +147,6 @@ def test_a_schema_and_a_named_tool_are_asked_for() -> None:
     [
         ({"store": True}, "store"),
         ({"background": True}, "background"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"input": []}, "input"),
         ({"input": " "}, "input"),

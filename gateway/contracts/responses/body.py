@@ -164,22 +164,19 @@ class ResponsesStreamOptions(Body):
 
 
 class ResponsesBody(Body):
-    """The body of ``POST /v1/responses``. No response is stored."""
+    """The body of ``POST /v1/responses``."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "background": (None, False),
         "client_metadata": (ANYTHING,),
         "context_management": (None, []),
         "conversation": (None,),
         "max_tool_calls": (None,),
         "moderation": (None,),
-        "previous_response_id": (None,),
         "prompt": (None,),
         "prompt_cache_options": (None,),
         "prompt_cache_retention": (None, "in_memory", "in-memory", "24h"),
         "safety_identifier": (ANYTHING,),
         "service_tier": (None, "auto", "default"),
-        "store": (None, False),
     }
     model: Name
     input: Input
@@ -216,6 +213,9 @@ class ResponsesBody(Body):
         | None
     ) = None
     metadata: Annotated[dict[str, Text], Field(max_length=MAX_METADATA)] | None = None
+    previous_response_id: Name | None = None
+    store: bool | None = None
+    background: bool | None = None
     prompt_cache_key: Label | None = None
     user: Label | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -225,10 +225,17 @@ class ResponsesBody(Body):
 
 
 class ResponsesRequest(ParsedRequest, frozen=True):
-    """A parsed request, what its response object repeats, and the namespaces of flattened tools."""
+    """A parsed request, what its response object repeats, and the namespaces of flattened tools.
+
+    ``items`` are its own input, for a response that is stored.
+    """
 
     echo: Mapping[str, Any] = MappingProxyType({})
     namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    store: bool = False
+    background: bool = False
+    previous_id: str | None = None
+    items: Sequence[Mapping[str, Any]] = ()
 
 
 _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
@@ -243,9 +250,20 @@ _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
 _NO_FIELDS: Final = SluiceFields()
 
 
-def responses_request(body: ResponsesBody, origin: RequestOrigin) -> ResponsesRequest:
-    """Map a validated body to the inside. Raises InvalidRequest: a rule between fields is broken."""
-    messages = tuple(_conversation(body))
+def responses_request(
+    body: ResponsesBody,
+    origin: RequestOrigin,
+    *,
+    stores: bool = False,
+    before: Sequence[Mapping[str, Any]] = (),
+) -> ResponsesRequest:
+    """Map a validated body to the inside. Raises InvalidRequest: a rule between fields is broken.
+
+    ``stores``: whether responses can be stored; ``before`` are the items of the conversation that it goes on
+    with.
+    """
+    store = _stores(body, stores)
+    messages = tuple(_conversation(body, [InputItem.model_validate(dict(one)) for one in before]))
     namespaces: dict[str, tuple[str, str]] = {}
     tools = named_tools(_flat(body.tools or (), namespaces))
     included = body.include or ()
@@ -290,18 +308,50 @@ def responses_request(body: ResponsesBody, origin: RequestOrigin) -> ResponsesRe
         fields={**_FIELDS, **{name: f"sluice.{name}" for name in native.__pydantic_fields_set__}},
         **own,
     )
-    return ResponsesRequest(request, echo=_echo(body), namespaces=namespaces)
+    return ResponsesRequest(
+        request,
+        echo={**_echo(body), "store": store},
+        namespaces=namespaces,
+        store=store,
+        background=bool(body.background),
+        previous_id=body.previous_response_id,
+        items=input_items(body, origin.generation_id) if store else (),
+    )
 
 
-def _conversation(body: ResponsesBody) -> Iterator[Message]:
+def input_items(body: ResponsesBody, generation_id: str) -> list[dict[str, Any]]:
+    """The items of ``input`` with ids, as ``input_items`` lists them."""
+    own = generation_id.removeprefix("gen_")
+    if isinstance(body.input, str):
+        text = [{"type": "input_text", "text": body.input}]
+        given = [{"type": "message", "role": "user", "content": text}]
+    else:
+        given = [one.model_dump(exclude_none=True) | {"type": one.type} for one in body.input]
+    return [{"id": f"item_{own}_{number}", "status": "completed", **one} for number, one in enumerate(given)]
+
+
+def _stores(body: ResponsesBody, stores: bool) -> bool:
+    """Whether the response is stored: at OpenAI it is unless the request says otherwise."""
+    if body.store and not stores:
+        raise not_allowed("store", "is true", "false, this gateway stores no responses")
+    store = stores if body.store is None else body.store
+    if body.background and not store:
+        raise not_allowed("background", "is true", "false where the response is not stored")
+    return store
+
+
+def _conversation(body: ResponsesBody, before: Sequence[InputItem]) -> Iterator[Message]:
     """The items as messages: an assistant's reasoning, text and calls in a row are one message."""
     if body.instructions:
         yield Message(Role.SYSTEM, body.instructions)
-    if isinstance(body.input, str):
-        yield Message(Role.USER, body.input)
-        return
+    own = body.input
+    if isinstance(own, str):
+        if not before:
+            yield Message(Role.USER, own)
+            return
+        own = [InputItem(type="message", role="user", content=own)]
     turn = _Turn()
-    for index, item in enumerate(body.input):
+    for index, item in enumerate((*before, *own), -len(before)):
         at = f"input.{index}"
         match item.type:
             case "reasoning":
@@ -468,17 +518,16 @@ def _echo(body: ResponsesBody) -> dict[str, Any]:
     text, reasoning = body.text, body.reasoning
     shape = None if text is None or text.format is None else text.format
     return {
-        "background": False,
+        "background": bool(body.background),
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
         "service_tier": "default",
-        "store": False,
         "temperature": body.temperature,
         "text": {
             "format": {"type": "text"}

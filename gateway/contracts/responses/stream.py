@@ -1,6 +1,6 @@
 """The stream of a response: one terminal event, numbered events, one item open at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import orjson
@@ -60,6 +60,8 @@ class ResponseFrames:
         self._number = OPENING_EVENTS
         self._items: list[Item] = []
         self._open: _Open | None = None
+        self._closing = b""
+        self._ended: dict[str, Any] | None = None
 
     @property
     def opening(self) -> bytes:
@@ -101,13 +103,27 @@ class ResponseFrames:
                 return b'%b%b%d,"delta":%b}\n\n' % (opened, item.head, self._next(), orjson.dumps(event.text))
         return b""
 
+    def ending(self, answer: Answer) -> dict[str, Any]:
+        """The response object of the terminal event; what is changed in it before :meth:`finish` is sent."""
+        if self._ended is None:
+            status = STATUS[answer.finish_reason]
+            self._closing = self._close("completed" if status == "completed" else "incomplete")
+            self._ended = ended(self._asked, answer, self._items)
+        return self._ended
+
     def finish(self, answer: Answer) -> bytes:
         """The one terminal event; an answer that was cut or has a fault is not ``completed``."""
-        status = STATUS[answer.finish_reason]
-        closing = self._close("completed" if status == "completed" else "incomplete")
-        return closing + _frame(
-            f"response.{status}", self._next(), response=ended(self._asked, answer, self._items)
-        )
+        response = self.ending(answer)
+        kind = f"response.{STATUS[answer.finish_reason]}"
+        return self._closing + _frame(kind, self._next(), response=response)
+
+    def state(self, status: str, **own: Any) -> dict[str, Any]:
+        """The response object with what there is."""
+        return response_body(self._asked, status, self._model, self._items, **own)
+
+    def stop(self, response: Mapping[str, Any]) -> bytes:
+        """The terminal event of a cancelled response."""
+        return self._close("incomplete") + _frame("response.incomplete", self._next(), response=response)
 
     def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
         """``response.failed`` with what there is."""

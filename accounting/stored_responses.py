@@ -1,0 +1,200 @@
+"""The table ``responses`` in the ledger's database: what clients of OpenAI's Responses asked to keep."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Index,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    RowMapping,
+    Table,
+    Text,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
+
+from accounting.store import GenerationStore
+from accounting.tables import metadata
+
+POOL_CONNECTIONS: Final = 4
+UNAVAILABLE: Final = "stored responses cannot be reached now"
+UNFINISHED: Final = ("queued", "in_progress")
+
+responses = Table(
+    "responses",
+    metadata,
+    Column("tenant", Text, nullable=False),
+    Column("response_id", Text, nullable=False),
+    Column("previous_id", Text),
+    Column("status", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    # Of an unfinished one: the gateway that runs it moves this on.
+    Column("alive_until", Double),
+    Column("size", BigInteger, nullable=False),
+    Column("input", LargeBinary, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    Column("events", LargeBinary),
+    PrimaryKeyConstraint("tenant", "response_id"),
+    Index("ix_responses_alive_until", "alive_until"),
+    Index("ix_responses_expires_at", "expires_at"),
+    Index("ix_responses_tenant_created_at", "tenant", "created_at"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """One response.
+
+    Args:
+        previous_id: of the response whose conversation it goes on with.
+        input: its own input items, as its caller compressed them.
+        body: the response object, likewise.
+        events: of a background response: its stream, likewise.
+    """
+
+    tenant: str
+    response_id: str
+    previous_id: str | None
+    status: str
+    created_at: float
+    expires_at: float
+    input: bytes
+    body: bytes
+    events: bytes | None = None
+    alive_until: float | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes of its tenant's share."""
+        return len(self.input) + len(self.body) + len(self.events or b"")
+
+
+_FIELDS: Final = tuple(one.name for one in fields(StoredResponse))
+
+
+class ResponseStore:
+    """Stores responses by tenant; any gateway on the database reads them. Methods raise LedgerUnavailable.
+
+    A tenant's oldest responses are deleted when all of them take more than ``tenant_bytes``.
+    """
+
+    def __init__(self, url: str, *, tenant_bytes: int) -> None:
+        self._store = GenerationStore(url, POOL_CONNECTIONS)
+        self._tenant_bytes = tenant_bytes
+
+    async def put(self, response: StoredResponse) -> None:
+        """Make it durable."""
+        async with self._store.transaction(UNAVAILABLE) as connection:
+            await connection.execute(insert(responses).values({**asdict(response), "size": response.size}))
+
+    async def finish(self, response: StoredResponse) -> bool:
+        """Replace an unfinished one; false when it was deleted, cancelled or ended by somebody else."""
+        async with self._store.transaction(UNAVAILABLE) as connection:
+            changed = await connection.execute(
+                _unfinished(response).values({**asdict(response), "size": response.size})
+            )
+            return changed.rowcount > 0
+
+    async def keep_alive(self, response: StoredResponse, until: float) -> bool:
+        """The gateway still runs it; false when it was deleted, cancelled or ended by somebody else."""
+        async with self._store.transaction(UNAVAILABLE) as connection:
+            changed = await connection.execute(
+                _unfinished(response).values(alive_until=until, status=response.status, body=response.body)
+            )
+            return changed.rowcount > 0
+
+    async def thread(self, tenant: str, response_id: str, now: float, most: int) -> list[StoredResponse]:
+        """The response and those before it, oldest first, without their streams.
+
+        Empty when one of them is not there, or is another tenant's.
+        """
+        columns = [one for one in responses.c if one.name in _FIELDS and one.name != "events"]
+        found: list[StoredResponse] = []
+        wanted: str | None = response_id
+        async with self._store.transaction(UNAVAILABLE) as connection:
+            while wanted is not None and len(found) < most:
+                query = select(*columns).where(
+                    responses.c.tenant == tenant,
+                    responses.c.response_id == wanted,
+                    responses.c.expires_at > now,
+                )
+                row = (await connection.execute(query)).mappings().first()
+                if row is None:
+                    return []
+                found.append(_response(row))
+                wanted = found[-1].previous_id
+        return found[::-1] if wanted is None else []
+
+    async def get(self, tenant: str, response_id: str, now: float) -> StoredResponse | None:
+        """The response, with its stream; ``None`` when it is not there, or is another tenant's."""
+        query = select(responses).where(
+            responses.c.tenant == tenant,
+            responses.c.response_id == response_id,
+            responses.c.expires_at > now,
+        )
+        async with self._store.transaction(UNAVAILABLE) as connection:
+            row = (await connection.execute(query)).mappings().first()
+        return None if row is None else _response(row)
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """Whether it was there."""
+        gone = delete(responses).where(responses.c.tenant == tenant, responses.c.response_id == response_id)
+        async with self._store.transaction(UNAVAILABLE) as connection:
+            return (await connection.execute(gone)).rowcount > 0
+
+    async def abandoned(self, now: float, most: int) -> list[StoredResponse]:
+        """Unfinished ones whose gateway has not said for a while that it runs them."""
+        query = (
+            select(responses)
+            .where(responses.c.status.in_(UNFINISHED), responses.c.alive_until < now)
+            .limit(most)
+        )
+        async with self._store.transaction(UNAVAILABLE) as connection:
+            return [_response(row) for row in (await connection.execute(query)).mappings()]
+
+    async def sweep(self, now: float) -> None:
+        """Delete what has expired, and the oldest of tenants over their share."""
+        async with self._store.transaction(UNAVAILABLE) as connection:
+            await connection.execute(delete(responses).where(responses.c.expires_at <= now))
+            taken = func.sum(responses.c.size)
+            over = select(responses.c.tenant).group_by(responses.c.tenant).having(taken > self._tenant_bytes)
+            for (tenant,) in (await connection.execute(over)).all():
+                newest = (
+                    select(responses.c.created_at, responses.c.size)
+                    .where(responses.c.tenant == tenant)
+                    .order_by(responses.c.created_at.desc(), responses.c.response_id)
+                )
+                room, oldest = self._tenant_bytes, None
+                for created_at, size in (await connection.execute(newest)).all():
+                    room -= size
+                    if room < 0:
+                        break
+                    oldest = created_at
+                surplus = delete(responses).where(responses.c.tenant == tenant)
+                if oldest is not None:
+                    surplus = surplus.where(responses.c.created_at < oldest)
+                await connection.execute(surplus)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._store.close(None)
+
+
+def _unfinished(response: StoredResponse) -> Any:
+    return update(responses).where(
+        responses.c.tenant == response.tenant,
+        responses.c.response_id == response.response_id,
+        responses.c.status.in_(UNFINISHED),
+    )
+
+
+def _response(row: RowMapping) -> StoredResponse:
+    return StoredResponse(**{name: row[name] for name in _FIELDS if name in row})

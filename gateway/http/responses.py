@@ -1,0 +1,209 @@
+"""OpenAI's Responses: the endpoint that generates, and what is done with stored ones."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any, Final, cast
+
+import orjson
+from fastapi import APIRouter, Query, Response
+from msgspec import structs
+from starlette.responses import StreamingResponse
+from typing_extensions import TypedDict
+
+from accounting.stored_responses import UNFINISHED
+from gateway.contracts.dialect import Frames, ParsedRequest
+from gateway.contracts.openai_answer import OpenAIErrorBody
+from gateway.contracts.refusals import not_allowed, parse
+from gateway.contracts.responses.answer import ResponseBody, ended, output_of
+from gateway.contracts.responses.body import ResponsesBody, ResponsesRequest, responses_request
+from gateway.contracts.responses.stream import ResponseFrames, ResponsesDialect
+from gateway.contracts.values import Answer, Caller
+from gateway.http.disconnect_watch import DisconnectWatch
+from gateway.http.exchange import Exchange, Reply
+from gateway.http.generate import GenerationEndpoint, origin_of, run_journey
+from gateway.http.idempotency import Idempotency, ReplayableReply
+from gateway.http.routes import KEY, Asking, CallerRoute, Edge, errors
+from gateway.http.sinks import STREAM_HEADERS
+from gateway.ports import Services
+from gateway.requests.background import number_of, split
+from gateway.requests.stored_responses import events_of, response_of
+
+PATH: Final = "/v1/responses"
+LOOK_S: Final = 1.0
+"""Pause between two looks at a response that runs on another gateway."""
+
+
+class ResponsesEndpoint(GenerationEndpoint):
+    """Stores a response before its end is sent, and goes on with stored ones."""
+
+    def __init__(self, services: Services, idempotency: Idempotency) -> None:
+        super().__init__(services, ResponsesDialect(), idempotency)
+
+    async def _asked(self, exchange: Exchange, caller: Caller, body: bytes) -> ParsedRequest:
+        return await asked_of(self._services, exchange, caller, parse(ResponsesBody, body))
+
+    async def _stream(self, exchange: Exchange, asked: ParsedRequest) -> None:
+        own = cast("ResponsesRequest", asked)
+        if not own.background:
+            await super()._stream(exchange, asked)
+            return
+        exchange.reported = True
+        run = await self._services.background.start(own, self._run)
+        await exchange.start(200, STREAM_HEADERS)
+        async for event in run.follow(-1):
+            await exchange.body(event, more=True)
+        await exchange.body(b"", more=False)
+
+    async def _whole(
+        self, exchange: Exchange, asked: ParsedRequest, watch: DisconnectWatch
+    ) -> ReplayableReply:
+        own = cast("ResponsesRequest", asked)
+        if not own.background:
+            return await super()._whole(exchange, asked, watch)
+        exchange.reported = True
+        run = await self._services.background.start(own, self._run)
+        return ReplayableReply(Reply(200, orjson.dumps(run.state())), keep=True)
+
+    async def _run(self, asked: ResponsesRequest, sink: Any) -> None:
+        # The answer is needed piece by piece, whether or not somebody follows it now.
+        await run_journey(self._services, structs.replace(asked.request, stream=True), sink)
+
+    async def _keep(self, asked: ParsedRequest, frames: Frames, answer: Answer) -> None:
+        own = cast("ResponsesRequest", asked)
+        if own.store:
+            response = cast("ResponseFrames", frames).ending(answer)
+            await self._services.responses.keep(own, response)
+
+    async def _body(self, asked: ParsedRequest, answer: Answer) -> bytes:
+        own = cast("ResponsesRequest", asked)
+        response = ended(own, answer, output_of(own, answer))
+        if own.store:
+            await self._services.responses.keep(own, response)
+        return orjson.dumps(response)
+
+
+async def asked_of(
+    services: Services, exchange: Exchange, caller: Caller, body: ResponsesBody
+) -> ResponsesRequest:
+    """The request, with the stored conversation before it. Raises UnknownResponse, InvalidRequest."""
+    before = await services.responses.before(caller.tenant, body.previous_response_id)
+    return responses_request(
+        body, origin_of(services, exchange, caller), stores=services.responses.enabled, before=before
+    )
+
+
+class DeletedBody(TypedDict):
+    """What is told of a deleted response."""
+
+    id: str
+    object: str
+    deleted: bool
+
+
+class InputItemsBody(TypedDict):
+    """A page of input items."""
+
+    object: str
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+router = APIRouter(
+    prefix=PATH,
+    tags=["openai"],
+    route_class=CallerRoute,
+    dependencies=[KEY],
+    responses=errors(400, 401, 404, 503, model=OpenAIErrorBody),
+)
+
+
+@router.get("/{response_id}", response_model=ResponseBody)
+async def show_response(
+    response_id: str,
+    services: Edge,
+    caller: Asking,
+    stream: bool = False,
+    starting_after: Annotated[int, Query(ge=-1)] = -1,
+) -> Response:
+    """A stored response; with ``stream``, the events of a background one, those after a number."""
+    row = await services.responses.get(caller.tenant, response_id)
+    response, run = response_of(row), services.background.of(caller.tenant, response_id)
+    if not stream:
+        running = run is not None and row.status in UNFINISHED
+        return _json(run.state() if run is not None and running else response)
+    if not response["background"]:
+        raise not_allowed("stream", "is true", "false for a response that was not created in the background")
+    follow = _stored(services, caller, response_id) if run is None else run.follow(starting_after)
+    headers = {name.decode(): value.decode() for name, value in STREAM_HEADERS}
+    return StreamingResponse(_after(follow, starting_after), headers=headers)
+
+
+@router.delete("/{response_id}", response_model=DeletedBody)
+async def delete_response(response_id: str, services: Edge, caller: Asking) -> DeletedBody:
+    """Delete a stored response; one that runs is ended."""
+    await services.responses.delete(caller.tenant, response_id)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.post("/{response_id}/cancel", response_model=ResponseBody)
+async def cancel_response(response_id: str, services: Edge, caller: Asking) -> Response:
+    """End a background response; one that has ended is shown as it is."""
+    row = await services.responses.get(caller.tenant, response_id)
+    if not response_of(row)["background"]:
+        raise not_allowed("response_id", "was not created in the background", "a background response")
+    if row.status not in UNFINISHED:
+        return _json(response_of(row))
+    return _json(await services.background.cancel(row))
+
+
+@router.get("/{response_id}/input_items", response_model=InputItemsBody)
+async def list_input_items(
+    response_id: str,
+    services: Edge,
+    caller: Asking,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: str = "desc",
+    after: str | None = None,
+) -> Response:
+    """What the model was given: the conversation before the response, and its own input."""
+    if order not in ("asc", "desc"):
+        raise not_allowed("order", "is another word", "asc or desc")
+    items = await services.responses.input_items(caller.tenant, response_id)
+    if order == "desc":
+        items = items[::-1]
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise not_allowed("after", "is no item of the response", "an id of the page before")
+        items = items[ids.index(after) + 1 :]
+    page: list[Mapping[str, Any]] = items[:limit]
+    body = {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(items) > limit,
+    }
+    return _json(body)
+
+
+async def _stored(services: Services, caller: Caller, response_id: str) -> AsyncIterator[bytes]:
+    """The stream of a response that does not run here, once it has ended."""
+    row = await services.responses.get(caller.tenant, response_id)
+    while row.status in UNFINISHED:
+        await asyncio.sleep(LOOK_S)
+        row = await services.responses.get(caller.tenant, response_id)
+    for event in split(events_of(row)):
+        yield event
+
+
+async def _after(events: AsyncIterator[bytes], number: int) -> AsyncIterator[bytes]:
+    async for event in events:
+        if number_of(event) > number:
+            yield event
+
+
+def _json(body: Mapping[str, Any]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")

@@ -1,0 +1,259 @@
+"""Responses that run on when their caller leaves."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import structlog
+
+from accounting.errors import LedgerUnavailable
+from accounting.stored_responses import StoredResponse
+from budgeting.values import Plan
+from gateway.contracts.events import Delta
+from gateway.contracts.responses.answer import failed
+from gateway.contracts.responses.body import ResponsesRequest
+from gateway.contracts.responses.stream import ResponseFrames
+from gateway.contracts.values import Answer
+from gateway.errors import BackendUnavailable, Internal, PublicError, RateLimited, public_error
+from gateway.generation.sink import Sink
+from gateway.requests.stored_responses import RETRY_MS, StoredResponses, response_of
+
+LOOK_S: Final = 2.0
+"""Pause between two signs of life of the responses that run here."""
+LEASE_S: Final = 15.0
+"""Without a sign of life for so long, a response's gateway is gone."""
+SWEEP_S: Final = 60.0
+"""Pause between two deletions of what has expired."""
+ABANDONED: Final = 100
+"""Most abandoned responses that are ended at one time."""
+
+_NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')
+
+
+class BackgroundRun:
+    """One response while it runs here: a sink that remembers its events.
+
+    Args:
+        most_bytes: of the events together.
+    """
+
+    def __init__(self, asked: ResponsesRequest, keep: StoredResponses, most_bytes: int) -> None:
+        self.asked = asked
+        self.frames = ResponseFrames(asked, asked.request.model or "")
+        self.task: asyncio.Task[None] | None = None
+        self.ended = False
+        self.events: list[bytes] = []
+        self._keep = keep
+        self._room = most_bytes
+        self._log = structlog.get_logger("gateway.responses")
+        self._news = asyncio.Event()
+
+    @property
+    def row(self) -> StoredResponse:
+        """It as it is now."""
+        return self._keep.packed(self.asked, self.state())
+
+    def state(self) -> dict[str, Any]:
+        """The response object, as far as it is."""
+        return self.frames.state("in_progress" if self.events else "queued")
+
+    def planned(self, plan: Plan, model: str) -> None:
+        """Events name what answers."""
+        if not self.events:
+            self.frames = ResponseFrames(self.asked, model)
+
+    async def delta(self, delta: Delta) -> None:
+        """Remember a piece."""
+        if delta.__class__ is not Delta:
+            self._add(self.frames.event(delta))
+        elif delta.text or delta.logprobs:
+            self._add(self.frames.delta(delta.text, delta.index, delta.logprobs, delta.token_ids))
+
+    async def finish(self, answer: Answer) -> None:
+        """Store the response, then show its end."""
+        response = self.frames.ending(answer)
+        await self._end(response, self.frames.finish(answer))
+
+    async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
+        """Store the failure, then show it."""
+        last = self.frames.fail(error, request_id, partial=bool(self.events))
+        await self._end(self.frames.state("failed", **_why(self.asked, error)), last)
+
+    def stop(self, response: dict[str, Any]) -> None:
+        """It was cancelled, which is stored already."""
+        if not self.ended:
+            self.events += split(b"" if self.events else self.frames.opening)
+            self.events += split(self.frames.stop(response))
+            self._over()
+
+    async def follow(self, after: int) -> AsyncIterator[bytes]:
+        """Its events beyond a number, as they come."""
+        at = after + 1
+        while True:
+            news = self._news
+            while at < len(self.events):
+                yield self.events[at]
+                at += 1
+            if self.ended:
+                return
+            await news.wait()
+
+    async def _end(self, response: dict[str, Any], last: bytes) -> None:
+        opening = b"" if self.events else self.frames.opening
+        last_events = split(opening + last)
+        whole = b"".join((*self.events, *last_events))
+        try:
+            await self._keep.store.finish(self._keep.packed(self.asked, response, whole))
+        except LedgerUnavailable as error:
+            # Another gateway, or this one, ends it as failed when its sign of life is too old.
+            self._log.warning("response not stored", response=response["id"], reason=str(error))
+        finally:
+            self.events += last_events
+            self._over()
+
+    def _over(self) -> None:
+        self.ended = True
+        self._tell()
+
+    def _add(self, data: bytes) -> None:
+        if not self.events:
+            data = self.frames.opening + data
+        self._room -= len(data)
+        if self._room < 0:
+            raise RateLimited("the stream of the response is larger than responses.max_bytes")
+        self.events += split(data)
+        self._tell()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+Run = Callable[[ResponsesRequest, Sink], Awaitable[None]]
+
+
+class BackgroundResponses:
+    """The responses that run in this process; :meth:`run` is their life.
+
+    One whose gateway died is ended as failed by any other gateway on the database. ``look_s`` is the pause
+    between two signs of life of all that run here.
+    """
+
+    def __init__(
+        self,
+        keep: StoredResponses | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        look_s: float = LOOK_S,
+    ) -> None:
+        self._keep = keep or StoredResponses()
+        self._look_s = look_s
+        self._clock = clock
+        self._runs: dict[tuple[str, str], BackgroundRun] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._log = structlog.get_logger("gateway.responses")
+
+    def of(self, tenant: str, response_id: str) -> BackgroundRun | None:
+        """The response, where it runs here."""
+        return self._runs.get((tenant, response_id))
+
+    async def start(self, asked: ResponsesRequest, run: Run) -> BackgroundRun:
+        """Store it as queued and begin. Raises BackendUnavailable, RateLimited."""
+        most = self._keep.section.max_background
+        if self._tasks is None or len(self._runs) >= most:
+            raise RateLimited(
+                f"{len(self._runs)} responses run in the background, the limit is {most}; try again",
+                param="background",
+                retry_after_ms=RETRY_MS,
+            )
+        begun = BackgroundRun(asked, self._keep, self._keep.section.max_bytes)
+        row = begun.row
+        try:
+            await self._keep.store.put(replace(row, alive_until=self._keep.now() + LEASE_S))
+        except LedgerUnavailable as error:
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        key = row.tenant, row.response_id
+        self._runs[key] = begun
+        begun.task = self._tasks.create_task(self._run(key, begun, run), name=row.response_id)
+        return begun
+
+    async def cancel(self, row: StoredResponse) -> dict[str, Any]:
+        """End a response as cancelled, wherever it runs; the response object, as it is if it has ended."""
+        response = response_of(row)
+        begun = self.of(row.tenant, row.response_id)
+        if begun is not None:
+            response = begun.frames.state("in_progress")
+        response["status"] = "cancelled"
+        if not await self._keep.end(row, response):
+            return response_of(await self._keep.get(row.tenant, row.response_id))
+        if begun is not None:
+            begun.stop(response)
+            if begun.task is not None:
+                begun.task.cancel()
+        return response
+
+    async def run(self) -> None:
+        """Run until cancelled; what runs then is ended as failed."""
+        if not self._keep.enabled:
+            return
+        swept = float("-inf")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                while True:
+                    try:
+                        await self._say_alive()
+                        await self._end_abandoned()
+                        if self._clock() - swept >= SWEEP_S:
+                            swept = self._clock()
+                            await self._keep.store.sweep(self._keep.now())
+                    except LedgerUnavailable as error:
+                        self._log.warning("stored responses away", reason=str(error))
+                    await asyncio.sleep(self._look_s)
+        finally:
+            self._tasks = None
+            await self._keep.store.close()
+
+    async def _run(self, key: tuple[str, str], begun: BackgroundRun, run: Run) -> None:
+        try:
+            await run(begun.asked, begun)
+        except asyncio.CancelledError:
+            if not begun.ended:
+                begun.stop(begun.frames.state("cancelled"))
+            raise
+        finally:
+            del self._runs[key]
+
+    async def _say_alive(self) -> None:
+        until = self._keep.now() + LEASE_S
+        for key, begun in list(self._runs.items()):
+            if begun.ended or await self._keep.store.keep_alive(begun.row, until):
+                continue
+            if not begun.ended and begun.task is not None and key in self._runs:
+                begun.task.cancel()  # deleted, or cancelled by another gateway
+
+    async def _end_abandoned(self) -> None:
+        now = self._keep.now()
+        gone = public_error(Internal("the gateway that ran the response has ended"))
+        for row in await self._keep.store.abandoned(now, ABANDONED):
+            response = {**response_of(row), "status": "failed"}
+            response["error"] = {"code": "server_error", "message": gone.message}
+            await self._keep.end(row, response)
+
+
+def split(data: bytes) -> list[bytes]:
+    """The events of a piece of a stream."""
+    return [one + b"\n\n" for one in data.split(b"\n\n") if one]
+
+
+def number_of(event: bytes) -> int:
+    """The ``sequence_number`` of an event."""
+    found = _NUMBER.search(event)
+    return -1 if found is None else int(found[1])
+
+
+def _why(asked: ResponsesRequest, error: PublicError) -> dict[str, Any]:
+    return {"error": failed(asked, error, "", ())["error"]}

@@ -1,0 +1,166 @@
+"""The responses that a tenant has stored: conversations go on from them, and clients read them again."""
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import orjson
+import structlog
+
+from accounting.errors import LedgerUnavailable
+from accounting.stored_responses import UNFINISHED, ResponseStore, StoredResponse
+from gateway.config.responses import ResponsesSection
+from gateway.contracts.responses.body import ResponsesRequest
+from gateway.errors import BackendUnavailable, UnknownResponse
+
+MAX_TURNS: Final = 4_096
+"""Most responses of one conversation."""
+_FAST: Final = 1
+"""Compression level: texts shrink to a third in 10 ms a megabyte."""
+RETRY_MS: Final = 1_000
+
+
+class StoredResponses:
+    """Packs and unpacks what is stored. Reading raises UnknownResponse, BackendUnavailable.
+
+    Args:
+        store: ``None``: responses are not stored here.
+    """
+
+    def __init__(
+        self,
+        store: ResponseStore | None = None,
+        section: ResponsesSection | None = None,
+        unix_time: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.section = section or ResponsesSection()
+        self._store = store
+        self._unix_time = unix_time
+        self._log = structlog.get_logger("gateway.responses")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether responses can be stored."""
+        return self._store is not None
+
+    @property
+    def store(self) -> ResponseStore:
+        """The store. Raises UnknownResponse where there is none."""
+        if self._store is None:
+            raise UnknownResponse("no response is stored here", param="response_id")
+        return self._store
+
+    def now(self) -> float:
+        """Unix seconds."""
+        return self._unix_time()
+
+    def packed(
+        self, asked: ResponsesRequest, response: Mapping[str, Any], events: bytes | None = None
+    ) -> StoredResponse:
+        """The row of a response."""
+        now = self._unix_time()
+        return StoredResponse(
+            tenant=asked.request.caller.tenant,
+            response_id=response["id"],
+            previous_id=asked.previous_id,
+            status=response["status"],
+            created_at=now,
+            expires_at=now + self.section.keep_seconds,
+            input=_pack(asked.items),
+            body=_pack(response),
+            events=None if events is None else zlib.compress(events, _FAST),
+        )
+
+    async def keep(self, asked: ResponsesRequest, response: dict[str, Any]) -> None:
+        """Store a response before its end is sent; where that fails, the response says so."""
+        row = self.packed(asked, response)
+        reason = f"larger than {self.section.max_bytes} bytes" if row.size > self.section.max_bytes else ""
+        if not reason:
+            try:
+                await self.store.put(row)
+            except LedgerUnavailable as error:
+                reason = str(error)
+        if reason:
+            response["store"] = False
+            response["sluice"]["warnings"] = [*response["sluice"]["warnings"], f"not stored: {reason}"]
+            self._log.warning("response not stored", response=response["id"], reason=reason)
+
+    async def before(self, tenant: str, previous_id: str | None) -> list[Mapping[str, Any]]:
+        """The items of the conversation that a request goes on with, oldest first."""
+        if previous_id is None:
+            return []
+        rows = await self._thread(tenant, previous_id, "previous_response_id")
+        if rows[-1].status in UNFINISHED:
+            raise UnknownResponse(f"{previous_id} has not ended yet", param="previous_response_id")
+        return [item for row in rows for item in (*_unpack(row.input), *_unpack(row.body)["output"])]
+
+    async def input_items(self, tenant: str, response_id: str) -> list[Mapping[str, Any]]:
+        """What the model was given for a response: the conversation before it and its own input."""
+        *earlier, last = await self._thread(tenant, response_id, "response_id")
+        before = [item for row in earlier for item in (*_unpack(row.input), *_unpack(row.body)["output"])]
+        return [*before, *_unpack(last.input)]
+
+    async def get(self, tenant: str, response_id: str) -> StoredResponse:
+        """The row of a response."""
+        try:
+            found = await self.store.get(tenant, response_id, self._unix_time())
+        except LedgerUnavailable as error:
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        if found is None:
+            raise _unknown(response_id, "response_id")
+        return found
+
+    async def delete(self, tenant: str, response_id: str) -> None:
+        """Delete a response; one that is running ends."""
+        try:
+            there = await self.store.delete(tenant, response_id)
+        except LedgerUnavailable as error:
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        if not there:
+            raise _unknown(response_id, "response_id")
+
+    async def end(self, row: StoredResponse, response: Mapping[str, Any]) -> bool:
+        """End an unfinished response in another's place; false when it has ended in between."""
+        ended = replace(row, status=response["status"], body=_pack(response), alive_until=None)
+        try:
+            return await self.store.finish(ended)
+        except LedgerUnavailable as error:
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+
+    async def _thread(self, tenant: str, response_id: str, param: str) -> Sequence[StoredResponse]:
+        try:
+            rows = await self.store.thread(tenant, response_id, self._unix_time(), MAX_TURNS)
+        except LedgerUnavailable as error:
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        if not rows:
+            raise _unknown(response_id, param)
+        return rows
+
+
+def response_of(row: StoredResponse) -> dict[str, Any]:
+    """The response object."""
+    found: dict[str, Any] = _unpack(row.body)
+    return found
+
+
+def events_of(row: StoredResponse) -> bytes:
+    """The stream of a background response."""
+    return zlib.decompress(row.events or _NOTHING)
+
+
+def _unknown(response_id: str, param: str) -> UnknownResponse:
+    return UnknownResponse(
+        f"no response {response_id!r} is stored, or one that it goes on with is not", param=param
+    )
+
+
+def _pack(value: object) -> bytes:
+    return zlib.compress(orjson.dumps(value), _FAST)
+
+
+def _unpack(data: bytes) -> Any:
+    return orjson.loads(zlib.decompress(data))
+
+
+_NOTHING: Final = zlib.compress(b"")

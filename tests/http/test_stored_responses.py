@@ -1,0 +1,290 @@
+"""Stored responses over HTTP: conversations go on from them, and clients read them again."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from accounting.stored_responses import ResponseStore
+from gateway.config.responses import ResponsesSection
+from gateway.errors import BackendUnavailable, public_error
+from gateway.requests.background import LEASE_S, BackgroundResponses
+from gateway.requests.stored_responses import StoredResponses
+from gateway.testing import OTHER_KEY, FakeJourney, fake_services
+from tests.contracts.responses_language import check
+from tests.contracts.test_responses_stream import events
+
+ASKED = {"model": "demo", "input": "What should I read?"}
+OTHER = {"authorization": f"Bearer {OTHER_KEY}"}
+Connect = Callable[[Any], Any]
+
+
+def held() -> FakeJourney:
+    """Its answer ends when a test lets it."""
+    return FakeJourney(pieces=("One ", "moment"), holds=True)
+
+
+class House:
+    """A gateway with stored responses; ``now`` is its Unix time."""
+
+    def __init__(self, connect: Connect, folder: Path, **section: Any) -> None:
+        self.connect = connect
+        self.now = 1_800_000_000.0
+        self.url = f"sqlite+aiosqlite:///{folder}/state.db"
+        self.section = ResponsesSection(**section)
+        self.numbers = itertools.count(1)
+
+    @asynccontextmanager
+    async def serving(self, journey: Any = None) -> AsyncIterator[httpx.AsyncClient]:
+        store = ResponseStore(self.url, tenant_bytes=self.section.max_tenant_bytes)
+        keep = StoredResponses(store, self.section, lambda: self.now)
+        self.background = BackgroundResponses(keep, lambda: self.now, look_s=0.02)
+        services = fake_services(
+            journey or FakeJourney(pieces=("One ", "moment")),
+            responses=keep,
+            background=self.background,
+            new_id=lambda kind: f"{kind}_{next(self.numbers)}",
+        )
+        async with asyncio.TaskGroup() as tasks, self.connect(services) as client:
+            running = tasks.create_task(self.background.run())
+            await asyncio.sleep(0)
+            yield client
+            running.cancel()
+
+
+@pytest.fixture
+def house(connect: Connect, tmp_path: Path) -> House:
+    return House(connect, tmp_path)
+
+
+async def made(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/responses", json={**ASKED, **fields})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_a_response_is_stored_unless_the_request_says_otherwise(house: House) -> None:
+    async with house.serving() as client:
+        kept, left = await made(client), await made(client, store=False)
+        assert (kept["store"], left["store"]) == (True, False)
+        assert (await client.get(f"/v1/responses/{kept['id']}")).json() == kept
+        unknown = await client.get(f"/v1/responses/{left['id']}")
+    assert unknown.status_code == 404
+    assert unknown.json()["error"]["code"] == "not_found"
+
+
+async def test_a_streamed_response_is_stored_before_its_end_is_sent(house: House) -> None:
+    async with (
+        house.serving() as client,
+        client.stream("POST", "/v1/responses", json={**ASKED, "stream": True}) as got,
+    ):
+        sent = events(await got.aread())
+        check(sent)
+        stored = await client.get(f"/v1/responses/{sent[-1]['response']['id']}")
+    assert stored.json() == sent[-1]["response"]
+
+
+async def test_a_conversation_goes_on_from_a_stored_response_on_any_gateway(house: House) -> None:
+    async with house.serving() as client:
+        first = await made(client, instructions="Be brief.")
+    journey = FakeJourney(pieces=("Another",))
+    async with house.serving(journey) as client:
+        second = await made(client, input="And then?", previous_response_id=first["id"])
+        third = await made(client, input="Why?", previous_response_id=second["id"])
+        items = (await client.get(f"/v1/responses/{third['id']}/input_items", params={"order": "asc"})).json()
+    assert second["previous_response_id"] == first["id"]
+    assert [(one.role, one.content) for one in journey.requests[-1].messages] == [
+        ("user", "What should I read?"),
+        ("assistant", "One moment"),
+        ("user", "And then?"),
+        ("assistant", "Another"),
+        ("user", "Why?"),
+    ]
+    texts = [item["content"][0]["text"] for item in items["data"]]
+    assert texts == ["What should I read?", "One moment", "And then?", "Another", "Why?"]
+
+
+async def test_input_items_come_in_pages(house: House) -> None:
+    async with house.serving() as client:
+        told = [{"role": "user", "content": f"line {n}"} for n in range(5)]
+        path = f"/v1/responses/{(await made(client, input=told))['id']}/input_items"
+        first = (await client.get(path, params={"limit": 2})).json()
+        rest = (await client.get(path, params={"after": first["last_id"], "limit": 10})).json()
+        wrong = await client.get(path, params={"after": "item_9"})
+    assert [one["content"] for one in first["data"]] == ["line 4", "line 3"]
+    assert first["has_more"] is True and rest["has_more"] is False
+    assert [one["content"] for one in rest["data"]] == ["line 2", "line 1", "line 0"]
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "after")
+
+
+async def test_another_tenants_response_is_an_unknown_one(house: House) -> None:
+    async with house.serving() as client:
+        kept = await made(client)
+        path = f"/v1/responses/{kept['id']}"
+        foreign = await client.get(path, headers=OTHER)
+        unknown = await client.get("/v1/responses/resp_nowhere", headers=OTHER)
+        shown = foreign.text.replace(kept["id"], "resp_nowhere")
+        assert (foreign.status_code, json.loads(shown)["error"]) == (404, unknown.json()["error"])
+        for method, where in (("DELETE", path), ("POST", f"{path}/cancel"), ("GET", f"{path}/input_items")):
+            assert (await client.request(method, where, headers=OTHER)).status_code == 404
+        follows = await client.post(
+            "/v1/responses", json={**ASKED, "previous_response_id": kept["id"]}, headers=OTHER
+        )
+        assert (follows.status_code, follows.json()["error"]["param"]) == (404, "previous_response_id")
+        assert (await client.get(path)).status_code == 200
+
+
+async def test_a_deleted_response_is_gone_and_so_is_what_goes_on_from_it(house: House) -> None:
+    async with house.serving() as client:
+        first = await made(client)
+        second = await made(client, previous_response_id=first["id"])
+        gone = await client.delete(f"/v1/responses/{first['id']}")
+        assert gone.json() == {"id": first["id"], "object": "response", "deleted": True}
+        assert (await client.delete(f"/v1/responses/{first['id']}")).status_code == 404
+        follows = await client.post("/v1/responses", json={**ASKED, "previous_response_id": second["id"]})
+    assert follows.status_code == 404
+
+
+async def test_responses_expire_and_a_tenants_oldest_make_room(connect: Connect, tmp_path: Path) -> None:
+    house = House(connect, tmp_path, keep_seconds=120, max_tenant_bytes=2_500)
+    async with house.serving() as client:
+        ids = []
+        for _ in range(8):
+            ids.append((await made(client))["id"])
+            house.now += 1
+        house.now += 55
+        await eventually_gone(client, ids[0])
+        assert (await client.get(f"/v1/responses/{ids[-1]}")).status_code == 200
+        house.now += 80
+        assert (await client.get(f"/v1/responses/{ids[-1]}")).status_code == 404
+
+
+async def eventually_gone(client: httpx.AsyncClient, response_id: str) -> None:
+    for _ in range(200):
+        if (await client.get(f"/v1/responses/{response_id}")).status_code == 404:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("it is still there")
+
+
+async def test_what_cannot_be_stored_is_answered_and_says_so(connect: Connect, tmp_path: Path) -> None:
+    house = House(connect, tmp_path, max_bytes=1024)
+    async with house.serving(FakeJourney(pieces=tuple(map(str, range(2_000))))) as client:
+        whole = await made(client)
+        streamed = await client.post("/v1/responses", json={**ASKED, "stream": True})
+    for response in (whole, events(streamed.content)[-1]["response"]):
+        assert response["store"] is False
+        assert "larger than 1024 bytes" in response["sluice"]["warnings"][-1]
+    (tmp_path / "sub").mkdir()
+    house.url = f"sqlite+aiosqlite:///{tmp_path}/nowhere/state.db"
+    async with house.serving() as client:
+        assert "not stored" in (await made(client))["sluice"]["warnings"][-1]
+        assert (await client.get("/v1/responses/resp_1")).status_code == 503
+
+
+async def test_a_gateway_that_stores_nothing_says_so(connect: Connect) -> None:
+    async with connect(fake_services()) as client:
+        assert (await made(client))["store"] is False
+        for fields, param in (({"store": True}, "store"), ({"background": True}, "background")):
+            refused = await client.post("/v1/responses", json={**ASKED, **fields})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        follows = await client.post("/v1/responses", json={**ASKED, "previous_response_id": "resp_1"})
+        assert follows.status_code == 404
+
+
+async def test_a_background_response_runs_on_and_can_be_followed_from_any_event(house: House) -> None:
+    journey = held()
+    async with house.serving(journey) as client:
+        begun = await made(client, background=True)
+        assert (begun["status"], begun["background"]) == ("queued", True)
+        path = f"/v1/responses/{begun['id']}"
+        assert (await client.get(path)).json()["status"] in ("queued", "in_progress")
+        early = await client.post("/v1/responses", json={**ASKED, "previous_response_id": begun["id"]})
+        assert early.status_code == 404
+        journey.resume()
+        live = await client.get(path, params={"stream": "true"})
+        sent = events(live.content)
+        check(sent)
+        assert (await client.get(path)).json() == sent[-1]["response"]
+        assert sent[-1]["response"]["output"][0]["content"][0]["text"] == "One moment"
+        for after in range(len(sent) - 1):
+            again = await client.get(path, params={"stream": "true", "starting_after": after})
+            assert events(again.content) == sent[after + 1 :]
+        over = await client.get(path, params={"stream": "true", "starting_after": len(sent) - 1})
+        assert over.content == b""
+
+
+async def test_a_background_stream_goes_on_when_its_caller_leaves(house: House) -> None:
+    journey, body = held(), {**ASKED, "background": True, "stream": True}
+    async with house.serving(journey) as client, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(client.post("/v1/responses", json=body))
+        await journey.started.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert journey.running == 1
+        journey.resume()
+        path = f"/v1/responses/resp_{journey.requests[0].generation_id.removeprefix('gen_')}"
+        found = await client.get(path, params={"stream": "true"})
+    check(events(found.content))
+    assert journey.finished == 1
+
+
+async def test_a_cancelled_background_response_frees_its_journey(house: House) -> None:
+    journey = held()
+    async with house.serving(journey) as client:
+        begun = await made(client, background=True)
+        path = f"/v1/responses/{begun['id']}"
+        await journey.started.wait()
+        run = house.background.of("acme", begun["id"])
+        assert run is not None and run.task is not None
+        assert (await client.post(f"{path}/cancel")).json()["status"] == "cancelled"
+        assert (await client.post(f"{path}/cancel")).json()["status"] == "cancelled"
+        found = (await client.get(path)).json()
+        await asyncio.wait([run.task])
+        assert journey.cancelled == 1
+        journey.resume()
+        refused = await client.post(f"/v1/responses/{(await made(client))['id']}/cancel")
+    assert found["status"] == "cancelled"
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_id")
+
+
+async def test_a_background_response_that_fails_says_why(house: House) -> None:
+    gone = public_error(BackendUnavailable("the worker is gone"))
+    async with house.serving(FakeJourney(pieces=("One ",), error=gone)) as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+        sent = events((await client.get(path, params={"stream": "true"})).content)
+        check(sent)
+        found = (await client.get(path)).json()
+    assert found["status"] == sent[-1]["response"]["status"] == "failed"
+    assert found["error"]["message"] == "the worker is gone"
+
+
+async def test_a_response_whose_gateway_died_is_ended_by_another(house: House) -> None:
+    journey = held()
+    async with house.serving(journey) as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+    house.now += LEASE_S + 1
+    async with house.serving() as client:
+        for _ in range(200):
+            found = (await client.get(path)).json()
+            if found["status"] == "failed":
+                break
+            await asyncio.sleep(0.1)
+    assert found["status"] == "failed" and "has ended" in found["error"]["message"]
+
+
+async def test_the_number_of_background_responses_is_bounded(connect: Connect, tmp_path: Path) -> None:
+    house = House(connect, tmp_path, max_background=1)
+    async with house.serving(held()) as client:
+        await made(client, background=True)
+        refused = await client.post("/v1/responses", json={**ASKED, "background": True})
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
