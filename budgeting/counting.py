@@ -318,11 +318,13 @@ class ChatTokenizer:
 
     def _pieces(self, messages: Sequence[Message]) -> list[tuple[int, ...] | None]:
         """Ids of each message of a conversation, where they are cached."""
-        return self._cache.get_all([(index == 0, one.without_parts) for index, one in enumerate(messages)])
+        return self._cache.get_all(
+            [(index == 0, one.without_parts if one.parts else one) for index, one in enumerate(messages)]
+        )
 
     def _piece(self, message: Message, *, first: bool) -> tuple[int, ...] | None:
         """Ids of one message in its place; none when it cannot be cut off cleanly."""
-        message = message.without_parts
+        message = message.without_parts if message.parts else message
         key = (first, message)
         ids = self._cache.get(key)
         if ids is not None:

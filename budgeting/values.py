@@ -128,7 +128,7 @@ class Message(Struct, frozen=True):
     @property
     def without_parts(self) -> "Message":
         """The message of its text alone."""
-        return replace(self, parts=()) if self.parts else self
+        return replace(self, parts=())
 
     @property
     def images(self) -> tuple[ImageContent, ...]:

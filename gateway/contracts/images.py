@@ -41,7 +41,7 @@ def joined(first: Message, second: Message, gap: str) -> Message:
 
 def image_features(messages: Sequence[Message]) -> frozenset[Feature]:
     """What a backend must have for the images of a conversation."""
-    return _IMAGES if any(one.parts for one in messages) else frozenset()
+    return _IMAGES if [one for one in messages if one.parts] else frozenset()
 
 
 def refuse_images(messages: Sequence[Message]) -> Sequence[Message]:

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -46,9 +46,14 @@ class ImageReader:
         self._holding = holding
         self._fetcher = fetcher
 
-    @contextmanager
-    def of(self, request: GenerateRequest) -> Iterator["RequestImages"]:
+    def of(self, request: GenerateRequest) -> AbstractContextManager["RequestImages"]:
         """The images of a request, in memory while the block runs."""
+        if Feature.IMAGES not in request.needs:
+            return nullcontext(RequestImages(request, self._bounds, None, _hold_nothing))
+        return self._of(request)
+
+    @contextmanager
+    def _of(self, request: GenerateRequest) -> Iterator["RequestImages"]:
         with self._holding(request.caller.tenant) as hold:
             yield RequestImages(request, self._bounds, self._fetcher, hold)
 
@@ -125,6 +130,10 @@ class RequestImages:
         url = image.url if image.url.startswith(prefix) else prefix + b64encode(data).decode()
         sha256 = hashlib.sha256(data).hexdigest()
         return ImageContent("", image.detail, "", header.width, header.height, sha256), url
+
+
+def _hold_nothing(size: int) -> None:
+    """For a request without images."""
 
 
 def _with_images(turn: Message, read: Mapping[str, tuple[ImageContent, str]]) -> Message:

@@ -69,7 +69,8 @@ class PoolTokens:
         body: dict[str, Any] = {
             "model": self._model,
             "messages": [
-                message_body(one.without_parts, reasoning="reasoning", custom=False) for one in messages
+                message_body(one.without_parts if one.parts else one, reasoning="reasoning", custom=False)
+                for one in messages
             ],
             "add_generation_prompt": add_generation_prompt,
         }
