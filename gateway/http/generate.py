@@ -115,9 +115,11 @@ class GenerationEndpoint:
             await services.limiter.enter(caller)
             body = await read_body(exchange, receive, services.limits.max_body_bytes)
             asked = await self._asked(exchange, caller, body)
+            key = exchange.headers.get(b"idempotency-key")
+            content = "" if key is None else fingerprint_of(scope["path"], body)
+            del body  # it may be long, and what it says is in the request
             exchange.request_id = asked.request.request_id
             async with until_gone(exchange, receive, services.clock) as watch:
-                key = exchange.headers.get(b"idempotency-key")
                 if asked.request.stream:
                     await self._stream(exchange, asked)
                 elif key is None:
@@ -126,7 +128,7 @@ class GenerationEndpoint:
                     once = self._idempotency.once(
                         caller.tenant,
                         key_of(key),
-                        fingerprint_of(scope["path"], body),
+                        content,
                         lambda: self._whole(exchange, asked, watch),
                         lambda: services.may_use(asked.request),
                     )

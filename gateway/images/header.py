@@ -15,6 +15,10 @@ class UnreadableImage(ValueError):
     """The bytes are not an image that is served; the message says what they are."""
 
 
+class TruncatedImage(UnreadableImage):
+    """More bytes might tell."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
     """Type and size, in pixels."""
@@ -29,7 +33,7 @@ def read_header(data: bytes) -> ImageHeader:
     try:
         header = _header(data)
     except (struct.error, IndexError):
-        raise UnreadableImage("ends too early") from None
+        raise TruncatedImage("ends too early") from None
     if not header.width or not header.height:
         raise UnreadableImage("has no pixels")
     return header
@@ -139,5 +143,5 @@ def _webp(data: bytes) -> ImageHeader:
     else:
         raise UnreadableImage("is a broken WebP")
     if len(data) < 30:
-        raise UnreadableImage("ends too early")
+        raise TruncatedImage("ends too early")
     return ImageHeader("image/webp", width, height)

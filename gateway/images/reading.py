@@ -19,12 +19,15 @@ from gateway.contracts.refusals import not_allowed
 from gateway.contracts.values import GenerateRequest
 from gateway.images.address import BadAddress
 from gateway.images.fetch import Hold, ImageFetcher
-from gateway.images.header import UnreadableImage, read_header
+from gateway.images.header import ImageHeader, TruncatedImage, UnreadableImage, read_header
 
 INLINE_BYTES: Final = 65_536
 """A shorter image is read on the event loop, in 0.2 ms."""
 _MAX_PREFIX: Final = 256
 """Longest beginning of a ``data:`` URL, up to the comma."""
+_PIECE_CHARS: Final = 1 << 20
+_PIECE_BYTES: Final = 3 << 18
+"""How much base64 is read or written at once: other threads run between two pieces."""
 _NO_IMAGES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -93,43 +96,66 @@ class RequestImages:
     async def _read(self, image: ImageContent, offload: Offload) -> tuple[ImageContent, str]:
         try:
             if image.url.startswith("data:"):
-                size, work = len(image.url), partial(self._decoded, image)
+                size, work = len(image.url), partial(self._given, image)
             elif self._fetcher is None:
                 raise BadAddress("is not a data: URL", "data:image/png;base64,…")
             else:
                 data = await self._fetcher.fetch(image.url, self._request.caller.tenant, self._hold)
                 self._hold(len(data) // 3)  # its base64 is kept, not the bytes
-                size, work = len(data), partial(self._checked, image, data)
+                size, work = len(data), partial(self._fetched, image, data)
             return work() if size <= INLINE_BYTES else await offload(work)
         except BadAddress as error:
             raise not_allowed(image.param, f"{error}", error.allowed) from None
 
-    def _decoded(self, image: ImageContent) -> tuple[ImageContent, str]:
-        comma = image.url.find(",", 0, _MAX_PREFIX)
-        if not image.url[: max(comma, 0)].endswith(";base64"):
+    def _given(self, image: ImageContent) -> tuple[ImageContent, str]:
+        """An image in the body; decoded piece by piece, so that it is not in memory a second time."""
+        url, start = image.url, image.url.find(",", 0, _MAX_PREFIX) + 1
+        if not url[:start].endswith(";base64,"):
             raise not_allowed(image.param, "is a data: URL without base64", "data:image/png;base64,…")
-        if (len(image.url) - comma) // 4 * 3 > self._bounds.max_bytes + 3:
+        if (len(url) - start) // 4 * 3 > self._bounds.max_bytes + 2:
             raise not_allowed(image.param, "is too large", f"{self._bounds.max_bytes} bytes or fewer")
+        digest, first = hashlib.sha256(), b""
         try:
-            data = b64decode(image.url[comma + 1 :], validate=True)
+            if url.find("=", start, -2) > 0:  # only the last piece may have padding
+                raise ValueError
+            for at in range(start, len(url), _PIECE_CHARS):
+                piece = b64decode(url[at : at + _PIECE_CHARS], validate=True)
+                digest.update(piece)
+                first = first or piece
         except ValueError:
             raise not_allowed(image.param, "is not valid base64", "base64 with its padding") from None
-        return self._checked(image, data)
+        header = self._header(image, first, lambda: b64decode(url[start:]))
+        prefix = f"data:{header.media_type};base64,"
+        return _named(image, header, digest.hexdigest()), (
+            url if url.startswith(prefix) else prefix + url[start:]
+        )
 
-    def _checked(self, image: ImageContent, data: bytes) -> tuple[ImageContent, str]:
-        """What the bytes are, whatever they are said to be, and their ``data:`` URL."""
-        bounds = self._bounds
+    def _fetched(self, image: ImageContent, data: bytes) -> tuple[ImageContent, str]:
+        header = self._header(image, data, lambda: data)
+        pieces = [
+            b64encode(data[at : at + _PIECE_BYTES]).decode() for at in range(0, len(data), _PIECE_BYTES)
+        ]
+        url = "".join([f"data:{header.media_type};base64,", *pieces])
+        return _named(image, header, hashlib.sha256(data).hexdigest()), url
+
+    def _header(self, image: ImageContent, first: bytes, whole: Callable[[], bytes]) -> ImageHeader:
+        """What the bytes are, whatever they are said to be."""
         try:
-            header = read_header(data)
+            try:
+                header = read_header(first)
+            except TruncatedImage:
+                header = read_header(whole())
         except UnreadableImage as error:
             allowed = "a PNG, JPEG, GIF or WebP with one picture"
             raise not_allowed(image.param, f"{error}", allowed) from None
-        if (pixels := header.width * header.height) > bounds.max_pixels:
-            raise not_allowed(image.param, f"has {pixels} pixels", f"{bounds.max_pixels} or fewer")
-        prefix = f"data:{header.media_type};base64,"
-        url = image.url if image.url.startswith(prefix) else prefix + b64encode(data).decode()
-        sha256 = hashlib.sha256(data).hexdigest()
-        return ImageContent("", image.detail, "", header.width, header.height, sha256), url
+        most = self._bounds.max_pixels
+        if (pixels := header.width * header.height) > most:
+            raise not_allowed(image.param, f"has {pixels} pixels", f"{most} or fewer")
+        return header
+
+
+def _named(image: ImageContent, header: ImageHeader, sha256: str) -> ImageContent:
+    return ImageContent("", image.detail, "", header.width, header.height, sha256)
 
 
 def _hold_nothing(size: int) -> None:

@@ -50,6 +50,8 @@ async def test_a_backend_gets_the_image_once_and_its_tokens_are_charged(build_ho
     assert plain.answer is not None and sink.answer is not None
     counted = [one.answer.budget.recent_turns for one in (plain, sink) if one.answer is not None]
     assert counted[1] == counted[0] + 2 * TOKENS
+    billed = house.outbox.rows[-1].input_tokens
+    assert billed == sink.answer.usage.input_tokens == len(work.token_ids), "what the backend reported"
     assert house.left_behind() == []
 
 

@@ -78,11 +78,11 @@ class Connection(asyncio.Protocol):
 
     # One exchange, in this order.
 
-    def send(self, request: bytes, *, first_s: float, idle_s: float, total_s: float) -> None:
+    def send(self, *request: bytes, first_s: float, idle_s: float, total_s: float) -> None:
         """Send a whole request. Raises ConnectionLost when the connection closed while it was idle.
 
         Args:
-            request: head and body.
+            request: head and body, in one piece or several.
             first_s: longest time until :meth:`flowing` is called.
             idle_s: longest time without a byte after that.
             total_s: longest time of the exchange.
@@ -96,7 +96,8 @@ class Connection(asyncio.Protocol):
         self._last_at, self._idle_s = now, idle_s
         self._first_by, self._total_by = now + first_s, now + total_s
         self._timer = self._loop.call_at(min(self._first_by, self._total_by), self._check_limits)
-        self._transport.write(request)
+        for piece in request:
+            self._transport.write(piece)
 
     async def head(self) -> int:
         """Wait for the head of the answer; its status. Raises TransportError."""
