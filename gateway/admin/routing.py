@@ -120,6 +120,8 @@ class AuditEntry(TypedDict):
     comment: str
     previous: NotRequired[str]
     """The hash of the record before; not in records of earlier versions."""
+    mac: NotRequired[str]
+    """The signature of the record, where the gateway has a key for it."""
     hash: str
 
 

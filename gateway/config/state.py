@@ -19,9 +19,13 @@ def earlier_file(url: str) -> str:
 
 
 class AuditSection(Section):
-    """``required``: an operator's change whose audit record cannot be written is refused."""
+    """``required``: an operator's change whose audit record cannot be written is refused.
+
+    ``key_file`` has the key that signs records, where the environment does not have it.
+    """
 
     required: bool = False
+    key_file: Annotated[str, Field(min_length=1)] | None = None
 
 
 class StateConfig(Section):

@@ -1,10 +1,15 @@
-"""The audit log: a record in the stream ``audit`` for each action of an operator, chained by hashes."""
+"""The audit log: a record in the stream ``audit`` for each action of an operator, chained by hashes.
+
+With a key each record is also signed (``mac``), so that who can write to the store can write no record.
+"""
 
 import asyncio
 import hashlib
+import hmac
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
@@ -15,6 +20,8 @@ from gateway.state.errors import Conflict, StateError
 from gateway.state.port import MAX_AUTHOR, MAX_READ, Record, StateStore
 
 STREAM = "audit"
+KEY_VARIABLE = "SLUICE_AUDIT_KEY"
+MIN_KEY_CHARS = 32
 # Longest target and comment of a record, in characters.
 MAX_TARGET = 256
 MAX_COMMENT = 1_000
@@ -22,6 +29,10 @@ MAX_COMMENT = 1_000
 _TRIES = 20
 
 T = TypeVar("T")
+
+
+class UnusableAuditKey(Exception):
+    """A key cannot be read or is too short; the message repeats none."""
 
 
 class AuditBroken(Exception):
@@ -35,24 +46,62 @@ class AuditChain:
     Args:
         records: how many.
         unchained: how many of them, the first ones, an earlier version wrote without a hash.
+        unsigned: how many of them, the first ones, were written before there was a key; 0 without one.
         hashes: of every record.
     """
 
     records: int
     unchained: int
+    unsigned: int
     hashes: Sequence[str]
+
+
+def read_keys(file: Path | None, environ: Mapping[str, str]) -> tuple[bytes, ...]:
+    """The keys in ``file``, else in SLUICE_AUDIT_KEY; none where there is neither.
+
+    One a line: the first one signs, all of them verify. Raises UnusableAuditKey.
+    """
+    where, text = str(file or KEY_VARIABLE), environ.get(KEY_VARIABLE)
+    if file is not None:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise UnusableAuditKey(f"{where}: cannot be read ({type(error).__name__})") from None
+    if not text and file is None:
+        return ()
+    keys = (text or "").split()
+    shortest = min(map(len, keys), default=0)
+    if shortest < MIN_KEY_CHARS:
+        raise UnusableAuditKey(
+            f"{where}: a key of {shortest} characters; allowed: {MIN_KEY_CHARS} or more; "
+            "make one with: openssl rand -hex 32"
+        )
+    return tuple(key.encode() for key in keys)
 
 
 def digest(entry: Mapping[str, Any]) -> str:
     """The SHA-256 of a record as it is shown: its JSON without ``hash``, keys in order, no spaces, UTF-8."""
-    told = {name: value for name, value in entry.items() if name != "hash"}
-    return hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(_json_without(entry, "hash")).hexdigest()
 
 
-def verify(entries: Iterable[Mapping[str, Any]]) -> AuditChain:
-    """Check the whole log, oldest record first. Raises AuditBroken."""
+def signature(entry: Mapping[str, Any], key: bytes) -> str:
+    """The HMAC-SHA-256 of a record's JSON without ``hash`` and ``mac``; ``previous`` is in it."""
+    return hmac.digest(key, _json_without(entry, "hash", "mac"), "sha256").hex()
+
+
+def _json_without(entry: Mapping[str, Any], *names: str) -> bytes:
+    told = {name: value for name, value in entry.items() if name not in names}
+    return orjson.dumps(told, option=orjson.OPT_SORT_KEYS)
+
+
+def verify(entries: Iterable[Mapping[str, Any]], keys: Sequence[bytes] = ()) -> AuditChain:
+    """Check the whole log, oldest record first; with ``keys`` the signatures too. Raises AuditBroken.
+
+    Each signature covers the hash of the record before, and so all records up to it. It does not show whether
+    later records were cut off.
+    """
     hashes: list[str] = []
-    unchained = 0
+    unchained = unsigned = 0
     for number, entry in enumerate(entries, 1):
         if entry["number"] != number:
             raise AuditBroken(f"record {number} is missing; record {entry['number']} comes instead")
@@ -62,26 +111,47 @@ def verify(entries: Iterable[Mapping[str, Any]]) -> AuditChain:
             unchained += 1
         elif entry.get("previous") != (hashes[-1] if hashes else ""):
             raise AuditBroken(f"record {number} does not hold the hash of the record before it")
+        if keys and "mac" not in entry and unsigned == len(hashes):
+            unsigned += 1
+        elif keys:
+            mac = str(entry.get("mac", ""))
+            if not any(hmac.compare_digest(mac.encode(), signature(entry, key).encode()) for key in keys):
+                raise AuditBroken(f"record {number} is not signed with the key")
         hashes.append(entry["hash"])
-    return AuditChain(len(hashes), unchained, hashes)
+    if hashes and unsigned == len(hashes):
+        raise AuditBroken(f"no record is signed, up to the last one, {unsigned}")
+    return AuditChain(len(hashes), unchained, unsigned, hashes)
+
+
+def _entry(number: int, stored: Mapping[str, Any]) -> dict[str, Any]:
+    at = datetime.fromtimestamp(stored["at"], UTC).isoformat(timespec="microseconds")
+    return {"number": number, **stored, "at": at}
 
 
 def _shown(record: Record) -> dict[str, Any]:
-    stored = orjson.loads(record.data)
-    at = datetime.fromtimestamp(stored["at"], UTC).isoformat(timespec="microseconds")
-    entry = {"number": record.number, **stored, "at": at}
+    entry = _entry(record.number, orjson.loads(record.data))
     return {**entry, "hash": digest(entry)}
 
 
 class Audit:
     """Appends records, each with the hash of the one before; each is also a line of the log.
 
+    The first of ``keys`` signs them.
+
     Fails open: when the store cannot be reached an error is logged and the record is in the log only. With
     ``required`` an attempt is recorded before it begins, and refused when that cannot be written.
     """
 
-    def __init__(self, store: StateStore, *, unix_time: Callable[[], float], required: bool = False) -> None:
+    def __init__(
+        self,
+        store: StateStore,
+        *,
+        unix_time: Callable[[], float],
+        required: bool = False,
+        keys: Sequence[bytes] = (),
+    ) -> None:
         self._store = store
+        self._keys = keys
         self._required = required
         self._appending = asyncio.Lock()
         self._unix_time = unix_time
@@ -117,13 +187,16 @@ class Audit:
         """Append it after the last record; its hash."""
         for left in reversed(range(_TRIES)):
             last = [_shown(one) for one in await self._store.read(STREAM, limit=1, newest_first=True)]
+            before = last[0]["number"] if last else 0
             chained = {**entry, "previous": last[0]["hash"] if last else ""}
+            if self._keys:
+                chained["mac"] = signature(_entry(before + 1, chained), self._keys[0])
             try:
                 record = await self._store.append(
                     STREAM,
                     orjson.dumps(chained),
                     author=str(entry["who"])[:MAX_AUTHOR] or "-",
-                    expected=last[0]["number"] if last else 0,
+                    expected=before,
                 )
             except Conflict:
                 if not left:

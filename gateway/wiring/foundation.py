@@ -5,13 +5,15 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.config.state import STATE_FOLDER
 from gateway.health.rolling_stats import RollingStats
 from gateway.images.reading import ImageReader
 from gateway.requests.body_memory import BODIES, BodyMemory
-from gateway.state.audit import Audit
+from gateway.state.audit import Audit, UnusableAuditKey, read_keys
 from gateway.weights.source import Weights, prepare
 from gateway.wiring.events import EventBus
 from gateway.wiring.images import make_image_reader
@@ -66,10 +68,23 @@ def make_foundation(
         rolling_stats=RollingStats(clock),
         tracing=make_tracing(settings.tracing, version()),
         state=state,
-        audit=Audit(state.store, unix_time=unix_time, required=settings.audit.required),
+        audit=Audit(
+            state.store,
+            unix_time=unix_time,
+            required=settings.audit.required,
+            keys=_audit_keys(settings),
+        ),
         bodies=bodies,
         images=make_image_reader(settings, bodies),
     )
+
+
+def _audit_keys(settings: Settings) -> tuple[bytes, ...]:
+    file = settings.audit.key_file
+    try:
+        return read_keys(Path(file) if file else None, os.environ)
+    except UnusableAuditKey as error:
+        raise ConfigError(f"audit.key_file: {error}" if file else str(error)) from None
 
 
 def version() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -186,32 +187,47 @@ def verify(
     head: Annotated[
         str | None, typer.Option(help="The hash that an earlier verify told: the log must still hold it.")
     ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="A file with the keys that records are signed with.")
+    ] = None,
 ) -> None:
     """Check that no record was changed, removed or put in between; tell the last one's hash.
 
+    With a key, of the file or of SLUICE_AUDIT_KEY, check the signatures as well.
+
     Example: sluice audit verify --head 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
     """
-    from gateway.state.audit import AuditBroken
+    from gateway.state.audit import AuditBroken, UnusableAuditKey, read_keys
     from gateway.state.audit import verify as verified
 
     try:
+        keys = read_keys(key_file, os.environ)
+    except UnusableAuditKey as error:
+        raise AdminError(str(error)) from None
+    try:
         if file is None:
-            found = verified(_records(gateway))
+            found = verified(_records(gateway), keys)
         else:
             with file.open(encoding="utf-8") as lines:
-                found = verified(map(json.loads, lines))
+                found = verified(map(json.loads, lines), keys)
     except AuditBroken as error:
         raise AdminError(f"the audit log was tampered with: {error}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AdminError(f"{file}: no exported audit log ({type(error).__name__})") from None
     if head is not None and head not in found.hashes:
         raise AdminError(f"the audit log was cut: no record has the hash {head}")
-    told = {"records": found.records, "unchained": found.unchained, "head": (found.hashes or [""])[-1]}
+    told = {
+        "records": found.records,
+        "unchained": found.unchained,
+        "signed": found.records - found.unsigned if keys else 0,
+        "head": (found.hashes or [""])[-1],
+    }
     gateway.show(told, _print_chain)
 
 
 def _print_chain(console: Console, told: Any) -> None:
     before = f", the first {told['unchained']} without hashes" if told["unchained"] else ""
+    before += f", {told['signed']} signed" if told["signed"] else ""
     print_lines(console, f"{told['records']} records{before}; the last one's hash: {told['head'] or 'none'}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,26 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
+from gateway.config.errors import ConfigError
+from gateway.config.settings import Settings
 from gateway.errors import BackendUnavailable
-from gateway.state.audit import STREAM, Audit, AuditBroken, verify
+from gateway.state.audit import STREAM, Audit, AuditBroken, UnusableAuditKey, digest, read_keys, verify
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.port import Record
+from gateway.wiring.foundation import make_foundation
 from ops.cli.main import app
 from ops.client import AdminClient
 
+KEY, OTHER = b"k" * 32, b"o" * 32
 
-def audit(streams: MemoryStreams, *, required: bool = False) -> Audit:
+
+def audit(streams: MemoryStreams, *, required: bool = False, keys: Sequence[bytes] = ()) -> Audit:
     store = MemoryStateStore(streams, unix_time=lambda: 1.0, poll_s=0.05)
-    return Audit(store, unix_time=lambda: 1_800_000_000.25, required=required)
+    return Audit(store, unix_time=lambda: 1_800_000_000.25, required=required, keys=keys)
 
 
-async def written(streams: MemoryStreams, count: int = 4) -> list[dict[str, Any]]:
-    log = audit(streams)
+async def written(streams: MemoryStreams, count: int = 4, keys: Sequence[bytes] = ()) -> list[dict[str, Any]]:
+    log = audit(streams, keys=keys)
     for number in range(count):
         await log.record(
             "key_1", "routing.apply", f"routing {number}", comment="漫画 \x7f\ud800"[: 3 + number % 2]
@@ -112,6 +118,110 @@ async def test_a_change_is_refused_before_it_begins_when_its_record_is_required_
     # Open unless it is configured: the line of the log has to do.
     await audit(streams).attempt("key_1", "key.revoke", "k", change)
     assert len(changes) == 3
+
+
+def chained_again(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The log as one without the key would write it, with right hashes."""
+    again: list[dict[str, Any]] = []
+    for one in entries:
+        other = {**one, "previous": again[-1]["hash"] if again else ""}
+        again.append({**other, "hash": digest(other)})
+    return again
+
+
+async def test_who_can_write_the_whole_chain_again_cannot_sign_it() -> None:
+    streams = MemoryStreams()
+    await written(streams, 2)
+    entries = await written(streams, 3, [KEY])
+    found = verify(entries, [KEY])
+    assert (found.records, found.unsigned) == (5, 2)
+    for at in range(5):
+        forged = chained_again([{**one, "who": "key_2"} if n == at else one for n, one in enumerate(entries)])
+        verify(forged)  # the hashes alone do not tell
+        with pytest.raises(AuditBroken, match=rf"record {max(at + 1, 3)} is not signed with the key"):
+            verify(forged, [KEY])
+    for n in (3, 4):
+        bare = [{k: v for k, v in one.items() if k != "mac" or one["number"] != n} for one in entries]
+        with pytest.raises(AuditBroken, match=f"record {n} |record {n + 1} "):
+            verify(chained_again(bare), [KEY])
+    with pytest.raises(AuditBroken, match="no record is signed"):
+        verify(chained_again([{k: v for k, v in one.items() if k != "mac"} for one in entries]), [KEY])
+    with pytest.raises(AuditBroken, match="record 3 is not signed with the key"):
+        verify(entries, [OTHER])
+
+
+async def test_a_new_key_signs_while_the_old_one_still_verifies() -> None:
+    streams = MemoryStreams()
+    await written(streams, 1, [KEY])
+    entries = await written(streams, 1, [OTHER, KEY])
+    assert verify(entries, [OTHER, KEY]).unsigned == 0
+    with pytest.raises(AuditBroken, match="record 2 is not signed"):
+        verify(entries, [KEY])
+
+
+def test_keys_are_read_from_a_file_or_the_environment_and_never_repeated(tmp_path: Path) -> None:
+    file, environ = tmp_path / "keys", {"SLUICE_AUDIT_KEY": KEY.decode()}
+    file.write_bytes(OTHER + b"\n" + KEY + b"\n")
+    assert read_keys(None, {}) == ()
+    assert read_keys(None, environ) == (KEY,)
+    assert read_keys(file, environ) == (OTHER, KEY)
+    for unusable in (b"", b"secret", OTHER + b"\nsecret", b"\xffsecret" * 9):
+        file.write_bytes(unusable)
+        with pytest.raises(UnusableAuditKey, match=r"32 or more|cannot be read") as refused:
+            read_keys(file, {})
+        assert "secret" not in str(refused.value)
+    with pytest.raises(UnusableAuditKey, match="cannot be read"):
+        read_keys(tmp_path / "none", environ)
+
+
+async def test_a_gateway_signs_with_the_key_of_its_environment_or_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "key"
+    sections: dict[str, Any] = {
+        "engine": {"kind": "none", "model": "models/demo"},
+        "backends": {"pool": {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "m"}},
+        "state": {"url": "memory://"},
+    }
+    keyed = {**sections, "audit": {"key_file": str(file)}}
+
+    async def record(sections: dict[str, Any]) -> list[dict[str, Any]]:
+        log = make_foundation(Settings.model_validate(sections)).audit
+        await log.record("key_1", "routing.apply", "routing")
+        return [dict(one) for one in await log.after(0)]
+
+    assert "mac" not in (await record(sections))[0]
+    monkeypatch.setenv("SLUICE_AUDIT_KEY", OTHER.decode())
+    assert verify(await record(sections), [OTHER]).unsigned == 0
+    file.write_bytes(KEY)
+    assert verify(await record(keyed), [KEY]).unsigned == 0
+    file.write_bytes(b"short")
+    with pytest.raises(ConfigError, match=r"^audit\.key_file: .*32 or more"):
+        await record(keyed)
+
+
+async def test_the_command_checks_signatures_where_it_has_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = MemoryStreams()
+    await written(streams, 1)
+    entries = await written(streams, 2, [KEY])
+    log, keys = tmp_path / "audit.jsonl", tmp_path / "keys"
+    log.write_text("".join(json.dumps(one) + "\n" for one in entries))
+    keys.write_bytes(KEY)
+
+    def verified(*words: str, code: int = 0) -> str:
+        done = CliRunner().invoke(app, ["audit", "verify", "--file", str(log), *words])
+        assert done.exit_code == code, done.output
+        return done.output
+
+    assert "signed" not in verified()
+    assert "3 records, 2 signed" in verified("--key-file", str(keys))
+    monkeypatch.setenv("SLUICE_AUDIT_KEY", OTHER.decode())
+    assert "record 2 is not signed with the key" in verified(code=1)
+    assert "3 records, 2 signed" in verified("--key-file", str(keys))
+    keys.write_text("short")
+    assert "32 or more" in verified("--key-file", str(keys), code=1)
 
 
 async def test_the_command_exports_and_verifies_and_finds_what_was_cut(
