@@ -44,6 +44,11 @@ def image_features(messages: Sequence[Message]) -> frozenset[Feature]:
     return _IMAGES if [one for one in messages if one.parts] else frozenset()
 
 
+def holds_data(messages: Sequence[Message]) -> bool:
+    """Whether an image itself is in the body, not its address."""
+    return any(image.url.startswith("data:") for one in messages if one.parts for image in one.images)
+
+
 def refuse_images(messages: Sequence[Message]) -> Sequence[Message]:
     """The messages. Raises InvalidRequest: one has an image, where only texts are counted."""
     for message in messages:

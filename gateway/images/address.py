@@ -74,7 +74,7 @@ def parse_address(url: str, hosts: Collection[str] = ()) -> ImageAddress:
     if not _HOST.fullmatch(f"[{host}]" if ":" in host else host) or port == 0:
         raise BadAddress("is not an address", "https://HOST/PATH")
     if hosts and not any(host == one or (one.startswith(".") and host.endswith(one)) for one in hosts):
-        raise BadAddress("is at a host that is not listed", ", ".join(hosts))
+        raise BadAddress("is at a host that is not listed", "a host of images.fetch_hosts")
     target = quote(parts.path or "/", safe="/:@!$&'()*+,;=~%-._")
     if parts.query:
         target += "?" + quote(parts.query, safe="/?:@!$&'()*+,;=~%-._")

@@ -82,6 +82,28 @@ async def test_a_response_is_stored_unless_the_request_says_otherwise(house: Hou
     assert unknown.json()["error"]["code"] == "not_found"
 
 
+def shown(url: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
+
+
+async def test_an_image_is_stored_by_its_address_alone(house: House) -> None:
+    journey = FakeJourney(pieces=("A cat.",))
+    async with house.serving(journey) as client:
+        held = await made(client, input=shown("data:image/png;base64,eA=="))
+        assert held["store"] is False
+        assert (await client.get(f"/v1/responses/{held['id']}")).status_code == 404
+        for field in ("store", "background"):
+            refused = await client.post(
+                "/v1/responses", json={**ASKED, "input": shown("data:,"), field: True}
+            )
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+        linked = await made(client, input=shown("https://example.org/a.png"))
+        assert linked["store"] is True
+        await made(client, input="And now?", previous_response_id=linked["id"])
+        [image] = journey.requests[-1].messages[0].images
+        assert image.url == "https://example.org/a.png"
+
+
 async def test_a_streamed_response_is_stored_before_its_end_is_sent(house: House) -> None:
     async with (
         house.serving() as client,

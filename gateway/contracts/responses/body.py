@@ -12,7 +12,7 @@ from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.fields import ANYTHING, Body, Label, MaxTokens, Name, Temperature, Text, TopP
 from gateway.contracts.formats import FormatBody, from_format
-from gateway.contracts.images import said
+from gateway.contracts.images import holds_data, said
 from gateway.contracts.native import SluiceFields, request_of
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
@@ -262,8 +262,8 @@ def responses_request(
     ``stores``: whether responses can be stored; ``before`` are the items of the conversation that it goes on
     with.
     """
-    store = _stores(body, stores)
     messages = tuple(_conversation(body, [InputItem.model_validate(dict(one)) for one in before]))
+    store = _stores(body, stores, holds_data(messages))
     namespaces: dict[str, tuple[str, str]] = {}
     tools = named_tools(_flat(body.tools or (), namespaces))
     included = body.include or ()
@@ -330,10 +330,16 @@ def input_items(body: ResponsesBody, generation_id: str) -> list[dict[str, Any]]
     return [{"id": f"item_{own}_{number}", "status": "completed", **one} for number, one in enumerate(given)]
 
 
-def _stores(body: ResponsesBody, stores: bool) -> bool:
-    """Whether the response is stored: at OpenAI it is unless the request says otherwise."""
+def _stores(body: ResponsesBody, stores: bool, holds_image: bool) -> bool:
+    """Whether the response is stored: at OpenAI it is unless the request says otherwise.
+
+    No input that holds an image is stored, and the response says so; one with an image's address is.
+    """
     if body.store and not stores:
         raise not_allowed("store", "is true", "false, this gateway stores no responses")
+    if body.store and holds_image:
+        raise not_allowed("store", "is true with an image in the input", "false, or the image's address")
+    stores = stores and not holds_image
     store = stores if body.store is None else body.store
     if body.background and not store:
         raise not_allowed("background", "is true", "false where the response is not stored")
