@@ -1,26 +1,36 @@
 """Hostile and ordinary shapes through the gateway's check: what becomes of each, and how long it takes.
 
 ``python -m benchmarks.grammar_bombs`` prints a line for each hostile shape, then the cost of the check for
-the ordinary ones, and what it does to this process: its longest pause and its memory.
+the ordinary ones, and what it does to this process: its longest pause and its memory. Then a gateway gets the
+hostile schemas from one tenant, ``CALLERS`` at a time, while another tenant asks for ordinary shapes at a
+steady rate, each of them new, and a probe asks ``/ping``.
 """
 
 import asyncio
+import itertools
 import json
 import statistics
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import aiohttp
 import psutil
 
+from benchmarks.routing_propagation import KEY, ROUTE, ready
+from benchmarks.tokenize_flood import SETTLE_S, gateway, observe
 from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.errors import GatewayError
 from gateway.generation.grammars import WORK, GrammarChecks
 from gateway.limited.process import LimitedProcess, Limits
 
 Schema = dict[str, Any]
+CALLERS = 12
+SECONDS = 15.0
 TEXT: Schema = {"type": "string"}
 
 
@@ -160,6 +170,63 @@ async def longest_pause(stop: asyncio.Event) -> float:
     return longest
 
 
+async def flood(client: aiohttp.ClientSession, url: str, key: str, statuses: Counter[int]) -> None:
+    """Hostile schemas one after the other, each new to the gateway, until cancelled."""
+    headers = {"authorization": f"Bearer {key}"}
+    for number in itertools.count():
+        for schema in HOSTILE_SCHEMAS.values():
+            body = _asking({**schema, "$comment": f"{id(headers)} {number}"})
+            async with client.post(f"{url}/v1/generate", json=body, headers=headers) as answer:
+                await answer.read()
+                statuses[answer.status] += 1
+
+
+def _asking(schema: Schema) -> Schema:
+    shape = {"type": "json_schema", "json_schema": {"name": "shape", "schema": schema}}
+    return {"route": ROUTE, "messages": [{"role": "user", "content": "hi"}], "response_format": shape}
+
+
+async def beside(url: str, pid: int) -> None:
+    """Print the other tenant's times and those of ``/ping``, alone and in the flood."""
+    statuses, others = Counter[int](), Counter[int]()
+    timeout, connector = aiohttp.ClientTimeout(total=60), aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as client:
+        await ready(client, url)
+        keys = {}
+        for tenant in ("flood", "other"):
+            admin = {"authorization": f"Bearer {KEY}"}
+            async with client.post(f"{url}/admin/keys", json={"tenant": tenant}, headers=admin) as made:
+                keys[tenant] = (await made.json())["key"]
+        new = itertools.count()
+
+        async def request(number: int) -> None:
+            fields = {"name": TEXT, f"field_{next(new)}": {"type": "integer"}}
+            body = _asking({"type": "object", "properties": fields, "required": ["name"]})
+            headers = {"authorization": f"Bearer {keys['other']}"}
+            async with client.post(f"{url}/v1/generate", json=body, headers=headers) as answer:
+                await answer.read()
+                others[answer.status] += 1
+
+        await observe(client, url, pid, request, SETTLE_S)
+        phases = {"alone": await observe(client, url, pid, request, SECONDS)}
+        async with asyncio.TaskGroup() as group:
+            callers = [group.create_task(flood(client, url, keys["flood"], statuses)) for _ in range(CALLERS)]
+            await asyncio.sleep(SETTLE_S)
+            phases["in the flood"] = await observe(client, url, pid, request, SECONDS)
+            for caller in callers:
+                caller.cancel()
+    for name, phase in phases.items():
+        pings = sorted(phase.probed_s)
+        p99 = pings[int(0.99 * len(pings))]
+        print(
+            f"{name}: shapes of the other tenant p50 {phase.quantile(0.5):.1f} ms,"
+            f" p99 {phase.quantile(0.99):.1f} ms;"
+            f" /ping p99 {p99 * 1e3:.1f} ms, longest {pings[-1] * 1e3:.1f} ms;"
+            f" gateway {max(phase.memory) / 2**20:.0f} MiB"
+        )
+    print(f"statuses of the flood: {dict(statuses)}; of the other tenant: {dict(others)}")
+
+
 async def main() -> None:
     """Print the figures."""
     from benchmarks.ordinary_shapes import ORDINARY
@@ -174,7 +241,7 @@ async def main() -> None:
             started = time.perf_counter()
             said = await verdict(checks, shape)
             print(f"{time.perf_counter() - started:7.3f} s  {name}: {said[:100]}")
-        first, again = [], []
+        first, again = list[float](), list[float]()
         for shape in ORDINARY.values():
             for times in (first, again):
                 started = time.perf_counter()
@@ -186,6 +253,8 @@ async def main() -> None:
     grown = (this.memory_info().rss - before) / 2**20
     print(f"longest pause of this process: {pause.result() * 1e3:.0f} ms; its memory grew by {grown:.1f} MiB")
     checks.close()
+    with tempfile.TemporaryDirectory() as folder, gateway(Path(folder)) as (url, pid):
+        await beside(url, pid)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -72,14 +72,17 @@ class Result:
     tokenized: dict[str, int]
 
 
-async def steady(client: aiohttp.ClientSession, url: str, seen: Seen, phase: Phase, seconds: float) -> None:
-    """The other tenant's requests, each when it is due."""
+Request = Callable[[int], Awaitable[object]]
+
+
+async def steady(request: Request, phase: Phase, seconds: float) -> None:
+    """The other tenant's requests by their numbers, each when it is due."""
     loop = asyncio.get_running_loop()
     end, due = loop.time() + seconds, loop.time()
 
     async def one(number: int) -> None:
         began = time.perf_counter()
-        await ask(client, url, f"session-{number}", seen)
+        await request(number)
         phase.asked_s.append(time.perf_counter() - began)
 
     async with asyncio.TaskGroup() as group:
@@ -108,12 +111,14 @@ async def sample(pid: int, phase: Phase) -> None:
         await asyncio.sleep(SAMPLE_EVERY_S)
 
 
-async def observe(client: aiohttp.ClientSession, url: str, pid: int, seen: Seen, seconds: float) -> Phase:
+async def observe(
+    client: aiohttp.ClientSession, url: str, pid: int, request: Request, seconds: float
+) -> Phase:
     """One phase."""
     phase = Phase()
     async with asyncio.TaskGroup() as group:
         watching = [group.create_task(probe(client, url, phase)), group.create_task(sample(pid, phase))]
-        await steady(client, url, seen, phase, seconds)
+        await steady(request, phase, seconds)
         for task in watching:
             task.cancel()
     return phase
@@ -159,6 +164,10 @@ async def flood(url: str, key: str, concurrency: int, size: int) -> None:
 async def measure(url: str, pid: int, folder: Path, concurrency: int, size: int, seconds: float) -> Result:
     """Alone, in the flood, and afterwards."""
     seen = Seen()
+
+    async def request(number: int) -> None:
+        await ask(client, url, f"session-{number}", seen)
+
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     headers = {"authorization": f"Bearer {KEY}"}
     connector = aiohttp.TCPConnector(limit=0)
@@ -166,16 +175,16 @@ async def measure(url: str, pid: int, folder: Path, concurrency: int, size: int,
         await ready(client, url)
         async with client.post(f"{url}/admin/keys", json={"tenant": "flood"}) as response:
             key = (await response.json())["key"]
-        await observe(client, url, pid, seen, SETTLE_S)
-        alone = await observe(client, url, pid, seen, seconds)
+        await observe(client, url, pid, request, SETTLE_S)
+        alone = await observe(client, url, pid, request, seconds)
         log = folder / "flood.log"
         command = python_module("benchmarks.tokenize_flood", "--attack", url, "--key", key)
         command += ("--concurrency", str(concurrency), "--bytes", str(size))
         with started(command, log):
             await asyncio.sleep(SETTLE_S)
-            flooded = await observe(client, url, pid, seen, seconds)
+            flooded = await observe(client, url, pid, request, seconds)
             lines = log.read_text().splitlines()
-        after = await observe(client, url, pid, seen, 2 * SETTLE_S)
+        after = await observe(client, url, pid, request, 2 * SETTLE_S)
     mib = 1 / (1 << 20)
     return Result(
         p50_alone_ms=alone.quantile(0.5),
