@@ -18,6 +18,7 @@ from gateway.admin.usage import UsageAdmin
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.openai_answer import REASONING_FIELDS, ReasoningField
 from gateway.contracts.origin import EdgeOutcome
+from gateway.contracts.responses.body import ReasoningSeal
 from gateway.contracts.values import Caller, GenerateRequest
 from gateway.generation.sink import Sink
 from gateway.keys.failed_logins import FailedLogins
@@ -80,6 +81,7 @@ class Services:
         open_metrics: ``/metrics`` asks for no key.
         reasoning_fields: the fields that carry a chat's reasoning.
         chaos: ``None`` unless deliberate faults are enabled.
+        seal: ``None`` without a key that reasoning is sealed with.
     """
 
     journey: JourneyRunner
@@ -116,4 +118,5 @@ class Services:
     time_limits: TimeLimits = field(default_factory=TimeLimits)
     failed_logins: FailedLogins = field(default_factory=FailedLogins)
     responses: StoredResponses = field(default_factory=StoredResponses)
+    seal: ReasoningSeal | None = None
     background: BackgroundResponses = field(default_factory=BackgroundResponses)

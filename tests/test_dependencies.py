@@ -84,7 +84,7 @@ def test_what_every_installation_brings_has_a_licence_that_allows_it() -> None:
         assert any(word in one for one in named for word in ALLOWED), f"{name}: {named}"
 
 
-LOCKS = {"light": ("embedded", "bedrock", "hub", "postgres", "redis", "s3"), "test": ("test",)}
+LOCKS = {"light": ("embedded", "bedrock", "hub", "postgres", "redis", "s3", "sealing"), "test": ("test",)}
 
 
 def required(extras: Iterable[str]) -> Iterator[Requirement]:

@@ -40,8 +40,12 @@ ENV_PREFIX = "SLUICE_"
 
 # The key of another Sluice, which may speak for its tenants.
 FRONT_KEY = "SLUICE_FRONT_KEY"
+# The keys that seal reasoning.
+SEAL_KEY = "SLUICE_SEAL_KEY"
 # Set for other purposes under the same prefix; not keys of the file.
-RESERVED_ENV = frozenset({"SLUICE_ADMIN_KEY", "SLUICE_AUDIT_KEY", FRONT_KEY, "SLUICE_URL", "SLUICE_CONFIG"})
+RESERVED_ENV = frozenset(
+    {"SLUICE_ADMIN_KEY", "SLUICE_AUDIT_KEY", SEAL_KEY, FRONT_KEY, "SLUICE_URL", "SLUICE_CONFIG"}
+)
 
 
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/?#@\s]+)$")]

@@ -88,7 +88,11 @@ async def asked_of(
     """The request, with the stored conversation before it. Raises UnknownResponse, InvalidRequest."""
     before = await services.responses.before(caller.tenant, body.previous_response_id)
     return responses_request(
-        body, origin_of(services, exchange, caller), stores=services.responses.enabled, before=before
+        body,
+        origin_of(services, exchange, caller),
+        stores=services.responses.enabled,
+        before=before,
+        seal=services.seal,
     )
 
 

@@ -9,7 +9,6 @@ import hmac
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
@@ -21,7 +20,6 @@ from gateway.state.port import MAX_AUTHOR, MAX_READ, Record, StateStore
 
 STREAM = "audit"
 KEY_VARIABLE = "SLUICE_AUDIT_KEY"
-MIN_KEY_CHARS = 32
 # Longest target and comment of a record, in characters.
 MAX_TARGET = 256
 MAX_COMMENT = 1_000
@@ -29,10 +27,6 @@ MAX_COMMENT = 1_000
 _TRIES = 20
 
 T = TypeVar("T")
-
-
-class UnusableAuditKey(Exception):
-    """A key cannot be read or is too short; the message repeats none."""
 
 
 class AuditBroken(Exception):
@@ -54,29 +48,6 @@ class AuditChain:
     unchained: int
     unsigned: int
     hashes: Sequence[str]
-
-
-def read_keys(file: Path | None, environ: Mapping[str, str]) -> tuple[bytes, ...]:
-    """The keys in ``file``, else in SLUICE_AUDIT_KEY; none where there is neither.
-
-    One a line: the first one signs, all of them verify. Raises UnusableAuditKey.
-    """
-    where, text = str(file or KEY_VARIABLE), environ.get(KEY_VARIABLE)
-    if file is not None:
-        try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as error:
-            raise UnusableAuditKey(f"{where}: cannot be read ({type(error).__name__})") from None
-    if not text and file is None:
-        return ()
-    keys = (text or "").split()
-    shortest = min(map(len, keys), default=0)
-    if shortest < MIN_KEY_CHARS:
-        raise UnusableAuditKey(
-            f"{where}: a key of {shortest} characters; allowed: {MIN_KEY_CHARS} or more; "
-            "make one with: openssl rand -hex 32"
-        )
-    return tuple(key.encode() for key in keys)
 
 
 def digest(entry: Mapping[str, Any]) -> str:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.config.errors import ConfigError
+from gateway.config.secret_keys import read_keys
 from gateway.config.settings import Settings
 from gateway.config.state import STATE_FOLDER
 from gateway.health.rolling_stats import RollingStats
 from gateway.images.reading import ImageReader
 from gateway.requests.body_memory import BODIES, BodyMemory
-from gateway.state.audit import Audit, UnusableAuditKey, read_keys
+from gateway.state.audit import KEY_VARIABLE, Audit
 from gateway.weights.source import Weights, prepare
 from gateway.wiring.events import EventBus
 from gateway.wiring.images import make_image_reader
@@ -80,11 +81,15 @@ def make_foundation(
 
 
 def _audit_keys(settings: Settings) -> tuple[bytes, ...]:
-    file = settings.audit.key_file
+    return keys_of("audit.key_file", settings.audit.key_file, KEY_VARIABLE)
+
+
+def keys_of(key: str, file: str | None, variable: str) -> tuple[bytes, ...]:
+    """The keys in the file of the configuration's ``key``, else in the variable. Raises ConfigError."""
     try:
-        return read_keys(Path(file) if file else None, os.environ)
-    except UnusableAuditKey as error:
-        raise ConfigError(f"audit.key_file: {error}" if file else str(error)) from None
+        return read_keys(variable, Path(file) if file else None, os.environ)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}" if file else str(error)) from None
 
 
 def version() -> str:

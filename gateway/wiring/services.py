@@ -14,8 +14,11 @@ from gateway.admin.prompts import PromptAdmin
 from gateway.admin.routing import RoutingAdmin
 from gateway.admin.shadow import ShadowAdmin
 from gateway.admin.usage import UsageAdmin
+from gateway.config.errors import ConfigError
+from gateway.config.settings import SEAL_KEY
 from gateway.contracts.evaluation_report import evaluation_key
 from gateway.contracts.openai_answer import REASONING_FIELDS
+from gateway.contracts.responses.body import ReasoningSeal
 from gateway.health.first_ready import OnceReady
 from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.usable_models import usable
@@ -25,6 +28,7 @@ from gateway.requests.edge_record import EdgeReporter
 from gateway.routing.revision import rules_naming
 from gateway.routing.target import may_use
 from gateway.wiring.core import Core
+from gateway.wiring.foundation import Foundation, keys_of
 from gateway.wiring.serving import ServingParts
 from observability.metrics import Metrics
 
@@ -58,6 +62,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
             request_timeout_s=server.request_timeout_seconds,
             cors_origins=server.cors_origins,
         ),
+        seal=make_seal(base),
         reasoning_fields=REASONING_FIELDS if server.reasoning_field == "both" else (server.reasoning_field,),
         bodies=base.bodies,
         clock=base.clock,
@@ -89,6 +94,18 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         responses=serving.responses,
         background=serving.background,
     )
+
+
+def make_seal(base: Foundation) -> ReasoningSeal | None:
+    """Seals reasoning; ``None`` without a key. Raises ConfigError: the key, or a package."""
+    keys = keys_of("responses.seal_key_file", base.settings.responses.seal_key_file, SEAL_KEY)
+    if not keys:
+        return None
+    try:
+        from gateway.keys.sealing import AesReasoningSeal
+    except ImportError:
+        raise ConfigError(f"{SEAL_KEY} needs cryptography: pip install 'sluice-gateway[sealing]'") from None
+    return AesReasoningSeal(keys)
 
 
 def make_admission_admin(core: Core) -> AdmissionAdmin:

@@ -197,12 +197,14 @@ def verify(
 
     Example: sluice audit verify --head 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
     """
-    from gateway.state.audit import AuditBroken, UnusableAuditKey, read_keys
+    from gateway.config.errors import ConfigError
+    from gateway.config.secret_keys import read_keys
+    from gateway.state.audit import KEY_VARIABLE, AuditBroken
     from gateway.state.audit import verify as verified
 
     try:
-        keys = read_keys(key_file, os.environ)
-    except UnusableAuditKey as error:
+        keys = read_keys(KEY_VARIABLE, key_file, os.environ)
+    except ConfigError as error:
         raise AdminError(str(error)) from None
     try:
         if file is None:

@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.config.errors import ConfigError
+from gateway.config.secret_keys import read_keys
 from gateway.config.settings import Settings
 from gateway.errors import BackendUnavailable
-from gateway.state.audit import STREAM, Audit, AuditBroken, UnusableAuditKey, digest, read_keys, verify
+from gateway.state.audit import KEY_VARIABLE, STREAM, Audit, AuditBroken, digest, verify
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.state.port import Record
 from gateway.wiring.foundation import make_foundation
@@ -162,16 +163,16 @@ async def test_a_new_key_signs_while_the_old_one_still_verifies() -> None:
 def test_keys_are_read_from_a_file_or_the_environment_and_never_repeated(tmp_path: Path) -> None:
     file, environ = tmp_path / "keys", {"SLUICE_AUDIT_KEY": KEY.decode()}
     file.write_bytes(OTHER + b"\n" + KEY + b"\n")
-    assert read_keys(None, {}) == ()
-    assert read_keys(None, environ) == (KEY,)
-    assert read_keys(file, environ) == (OTHER, KEY)
+    assert read_keys(KEY_VARIABLE, None, {}) == ()
+    assert read_keys(KEY_VARIABLE, None, environ) == (KEY,)
+    assert read_keys(KEY_VARIABLE, file, environ) == (OTHER, KEY)
     for unusable in (b"", b"secret", OTHER + b"\nsecret", b"\xffsecret" * 9):
         file.write_bytes(unusable)
-        with pytest.raises(UnusableAuditKey, match=r"32 or more|cannot be read") as refused:
-            read_keys(file, {})
+        with pytest.raises(ConfigError, match=r"32 or more|cannot be read") as refused:
+            read_keys(KEY_VARIABLE, file, {})
         assert "secret" not in str(refused.value)
-    with pytest.raises(UnusableAuditKey, match="cannot be read"):
-        read_keys(tmp_path / "none", environ)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_keys(KEY_VARIABLE, tmp_path / "none", environ)
 
 
 async def test_a_gateway_signs_with_the_key_of_its_environment_or_file(

@@ -117,7 +117,7 @@ def output_of(asked: ResponsesRequest, answer: Answer) -> list[Item]:
     """The items of a whole answer."""
     own, items = own_id(answer.generation_id), list[Item]()
     if answer.reasoning:
-        items.append(reasoning_item(f"rs_{own}_{len(items)}", answer.reasoning, "completed"))
+        items.append(reasoning_item(asked, f"rs_{own}_{len(items)}", answer.reasoning, "completed"))
     if answer.output_text or not (answer.tool_calls or items):
         items.append(
             message_item(f"msg_{own}_{len(items)}", answer.output_text, "completed", answer.logprobs or ())
@@ -129,10 +129,14 @@ def output_of(asked: ResponsesRequest, answer: Answer) -> list[Item]:
     return items
 
 
-def reasoning_item(item_id: str, text: str, status: str) -> Item:
-    """The model's reasoning."""
-    content = [{"type": "reasoning_text", "text": text}] if status != "in_progress" else []
-    return {"type": "reasoning", "id": item_id, "summary": [], "content": content, "status": status}
+def reasoning_item(asked: ResponsesRequest, item_id: str, text: str, status: str) -> Item:
+    """The model's reasoning, and the same sealed where that was asked for."""
+    item: Item = {"type": "reasoning", "id": item_id, "summary": [], "content": [], "status": status}
+    if status != "in_progress":
+        item["content"] = [{"type": "reasoning_text", "text": text}]
+        if asked.seal is not None:
+            item["encrypted_content"] = asked.seal(text)
+    return item
 
 
 def text_part(text: str, logprobs: Sequence[TokenLogprob] = ()) -> Item:

@@ -1,8 +1,9 @@
 """The body of ``POST /v1/responses``, mapped to the inside."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, Protocol, TypeVar
 
 from pydantic import Field, Tag
 from typing_extensions import TypeAliasType
@@ -28,6 +29,7 @@ MAX_METADATA: Final = 16
 NAMESPACE_JOINT: Final = "__"
 """Between a namespace and its member in the name that the model is given."""
 INCLUDED_LOGPROBS: Final = "message.output_text.logprobs"
+INCLUDED_SEALED: Final = "reasoning.encrypted_content"
 
 _LABELS: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
     dict.fromkeys(
@@ -224,10 +226,21 @@ class ResponsesBody(Body):
     sluice: SluiceFields | None = None
 
 
+class ReasoningSeal(Protocol):
+    """Seals reasoning for clients that send it back, bound to a tenant and a model."""
+
+    def seal(self, tenant: str, model: str, text: str) -> str:
+        """The text, sealed."""
+
+    def opened(self, tenant: str, model: str, sealed: str) -> str | None:
+        """The text; ``None`` when it was sealed elsewhere, for others, or is damaged."""
+
+
 class ResponsesRequest(ParsedRequest, frozen=True):
     """A parsed request, what its response object repeats, and the namespaces of flattened tools.
 
-    ``items`` are its own input, for a response that is stored.
+    ``items`` are its own input, for a response that is stored. ``seal`` makes the ``encrypted_content`` of
+    its reasoning, where that was asked for and there is a key.
     """
 
     echo: Mapping[str, Any] = MappingProxyType({})
@@ -236,6 +249,7 @@ class ResponsesRequest(ParsedRequest, frozen=True):
     background: bool = False
     previous_id: str | None = None
     items: Sequence[Mapping[str, Any]] = ()
+    seal: Callable[[str], str] | None = None
 
 
 _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
@@ -256,13 +270,16 @@ def responses_request(
     *,
     stores: bool = False,
     before: Sequence[Mapping[str, Any]] = (),
+    seal: ReasoningSeal | None = None,
 ) -> ResponsesRequest:
     """Map a validated body to the inside. Raises InvalidRequest: a rule between fields is broken.
 
     ``stores``: whether responses can be stored; ``before`` are the items of the conversation that it goes on
     with.
     """
-    messages = tuple(_conversation(body, [InputItem.model_validate(dict(one)) for one in before]))
+    bound = origin.caller.tenant, body.model
+    opened = _closed if seal is None else partial(seal.opened, *bound)
+    messages = tuple(_conversation(body, [InputItem.model_validate(dict(one)) for one in before], opened))
     store = _stores(body, stores, holds_data(messages))
     namespaces: dict[str, tuple[str, str]] = {}
     tools = named_tools(_flat(body.tools or (), namespaces))
@@ -316,6 +333,7 @@ def responses_request(
         background=bool(body.background),
         previous_id=body.previous_response_id,
         items=input_items(body, origin.generation_id) if store else (),
+        seal=partial(seal.seal, *bound) if seal is not None and INCLUDED_SEALED in included else None,
     )
 
 
@@ -346,7 +364,9 @@ def _stores(body: ResponsesBody, stores: bool, holds_image: bool) -> bool:
     return store
 
 
-def _conversation(body: ResponsesBody, before: Sequence[InputItem]) -> Iterator[Message]:
+def _conversation(
+    body: ResponsesBody, before: Sequence[InputItem], opened: Callable[[str], str | None]
+) -> Iterator[Message]:
     """The items as messages: an assistant's reasoning, text and calls in a row are one message."""
     if body.instructions:
         yield Message(Role.SYSTEM, body.instructions)
@@ -363,7 +383,7 @@ def _conversation(body: ResponsesBody, before: Sequence[InputItem]) -> Iterator[
             case "reasoning":
                 if turn.content is not None or turn.calls:
                     yield turn.taken()
-                turn.reasoning.append(_reasoning(item, at))
+                turn.reasoning.append(_reasoning(item, at, opened))
             case "function_call" | "custom_tool_call":
                 turn.calls.append(_call(item, at))
             case "message" if item.role == "assistant":
@@ -434,10 +454,21 @@ def _said(given: Sequence[ItemPart], at: str) -> Message:
     )
 
 
-def _reasoning(item: InputItem, at: str) -> str:
+def _closed(sealed: str) -> None:
+    """Without a key nothing can be opened."""
+
+
+def _reasoning(item: InputItem, at: str, opened: Callable[[str], str | None]) -> str:
+    """What was sealed here comes first: clients shorten or drop the content."""
+    if item.encrypted_content and (text := opened(item.encrypted_content)) is not None:
+        return text
     words = _words(item.content or (), f"{at}.content") or _words(item.summary or (), f"{at}.summary")
     if item.encrypted_content and not words:
-        raise not_allowed(f"{at}.encrypted_content", "was not written here", "reasoning with its content")
+        raise not_allowed(
+            f"{at}.encrypted_content",
+            "was not sealed here for this tenant and model",
+            "reasoning with its content",
+        )
     return words
 
 

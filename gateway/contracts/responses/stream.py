@@ -189,7 +189,7 @@ class ResponseFrames:
             return call_item(self._asked, item.item_id, call, status)
         if item.kind == "message":
             return message_item(item.item_id, text, status, item.logprobs)
-        return reasoning_item(item.item_id, text, status)
+        return reasoning_item(self._asked, item.item_id, text, status)
 
 
 _DELTAS: Final = {

@@ -1,0 +1,32 @@
+"""Keys that sign or seal: of a file, else of an environment variable."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from gateway.config.errors import ConfigError
+
+MIN_SECRET_CHARS: Final = 32
+
+
+def read_keys(variable: str, file: Path | None, environ: Mapping[str, str]) -> tuple[bytes, ...]:
+    """The keys in ``file``, else in the variable; none where there is neither.
+
+    One a line, the newest first. Raises ConfigError, whose message repeats no key.
+    """
+    where, text = str(file or variable), environ.get(variable)
+    if file is not None:
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise ConfigError(f"{where}: cannot be read ({type(error).__name__})") from None
+    if not text and file is None:
+        return ()
+    keys = (text or "").split()
+    shortest = min(map(len, keys), default=0)
+    if shortest < MIN_SECRET_CHARS:
+        raise ConfigError(
+            f"{where}: a key of {shortest} characters; allowed: {MIN_SECRET_CHARS} or more; "
+            "make one with: openssl rand -hex 32"
+        )
+    return tuple(key.encode() for key in keys)
