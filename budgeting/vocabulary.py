@@ -94,7 +94,7 @@ class Vocabulary:
 
     def shared(self, ids: Sequence[int]) -> tuple[int, ...]:
         """The same ids, as objects that every holder of an id has in common."""
-        return tuple(map(self._shared.__getitem__, ids))
+        return tuple(_in_parts(ids, self._shared.__getitem__))
 
     def rendered_ids(self, rendered: str, *, guarded: bool) -> list[int]:
         """Ids of what a template rendered; ``guarded`` when messages went through ``controls.guard``."""
@@ -201,7 +201,7 @@ def prepare_encode(folder: str) -> EncodeElsewhere:
     return encode
 
 
-def _in_parts(numbers: array[int], of: Callable[[int], int]) -> list[int]:
+def _in_parts(numbers: Sequence[int], of: Callable[[int], int]) -> list[int]:
     """``of`` each of the numbers; other threads may run between parts."""
     found: list[int] = []
     for start in range(0, len(numbers), _NUMBERS_AT_ONCE):
