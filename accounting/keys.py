@@ -173,8 +173,18 @@ class KeyRing:
         digest = self._digest_of(self._salt, given)
         for own in [record for known, record in self._first if hmac.compare_digest(digest, known)]:
             return own
-        if not is_stored or stored is self._decoy:
-            return None
+        return self._in_force(stored) if is_stored and stored is not self._decoy else None
+
+    def by_id(self, key_id: str) -> KeyRecord | None:
+        """The record of a key that is accepted now."""
+        if not self._enabled:
+            return LOCAL_OPERATOR
+        for own in [record for _, record in self._first if record.key_id == key_id]:
+            return own
+        stored = self._by_id.get(key_id)
+        return None if stored is None else self._in_force(stored)
+
+    def _in_force(self, stored: StoredKey) -> KeyRecord | None:
         expires_at = stored.record.expires_at
         return stored.record if expires_at is None or self._time() < expires_at else None
 

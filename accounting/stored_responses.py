@@ -42,6 +42,7 @@ responses = Table(
     Column("input", LargeBinary, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("events", LargeBinary),
+    Column("again", LargeBinary),
     PrimaryKeyConstraint("tenant", "response_id"),
     Index("ix_responses_alive_until", "alive_until"),
     Index("ix_responses_expires_at", "expires_at"),
@@ -58,6 +59,7 @@ class StoredResponse:
         input: its own input items, as its caller compressed them.
         body: the response object, likewise.
         events: of a background response: its stream, likewise.
+        again: of an unfinished one: what another gateway runs it again by; ``None``: it must not.
     """
 
     tenant: str
@@ -70,11 +72,12 @@ class StoredResponse:
     body: bytes
     events: bytes | None = None
     alive_until: float | None = None
+    again: bytes | None = None
 
     @property
     def size(self) -> int:
         """Bytes that it takes of its tenant's share."""
-        return len(self.input) + len(self.body) + len(self.events or b"")
+        return len(self.input) + len(self.body) + len(self.events or b"") + len(self.again or b"")
 
 
 _FIELDS: Final = tuple(one.name for one in fields(StoredResponse))
@@ -111,12 +114,23 @@ class ResponseStore:
             )
             return changed.rowcount > 0
 
+    async def not_again(self, response: StoredResponse) -> None:
+        """No other gateway may run it again."""
+        async with self._store.transaction(UNAVAILABLE) as connection:
+            await connection.execute(_unfinished(response).values(again=None))
+
+    async def claim(self, response: StoredResponse, now: float, until: float) -> bool:
+        """Run an abandoned one here, for the last time; false when another gateway does or it has ended."""
+        late = _unfinished(response).where(responses.c.alive_until < now)
+        async with self._store.transaction(UNAVAILABLE) as connection:
+            return (await connection.execute(late.values(alive_until=until, again=None))).rowcount > 0
+
     async def thread(self, tenant: str, response_id: str, now: float, most: int) -> list[StoredResponse]:
         """The response and those before it, oldest first, without their streams.
 
         Empty when one of them is not there, or is another tenant's.
         """
-        columns = [one for one in responses.c if one.name in _FIELDS and one.name != "events"]
+        columns = [one for one in responses.c if one.name in _FIELDS and one.name not in ("events", "again")]
         found: list[StoredResponse] = []
         wanted: str | None = response_id
         async with self._store.transaction(UNAVAILABLE) as connection:

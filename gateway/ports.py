@@ -45,6 +45,9 @@ class KeyAuthority(Protocol):
     def authenticate(self, bearer: str | None) -> Caller:
         """``bearer`` is the key as sent, without the scheme. Raises MissingKey or InvalidKey."""
 
+    def by_id(self, key_id: str) -> Caller:
+        """Who has a key, with its present rights. Raises InvalidKey."""
+
 
 class HealthService(Protocol):
     """The three tiers of health; each returns the body to send."""

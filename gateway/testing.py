@@ -154,6 +154,13 @@ class FakeKeys:
             raise InvalidKey("the key is not known")
         return caller
 
+    def by_id(self, key_id: str) -> Caller:
+        """Raises InvalidKey."""
+        for caller in self._callers.values():
+            if caller.key_id == key_id:
+                return caller
+        raise InvalidKey("the key was revoked")
+
 
 class FakeText:
     """A tokenizer of one token a byte."""

@@ -1,23 +1,30 @@
 """OpenAI's Responses: the endpoint that generates, and what is done with stored ones."""
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Final, cast
 
+import msgspec
 import orjson
 from fastapi import APIRouter, Query, Response
 from msgspec import structs
 from starlette.responses import StreamingResponse
 from typing_extensions import TypedDict
 
-from accounting.stored_responses import UNFINISHED
+from accounting.stored_responses import UNFINISHED, StoredResponse
+from gateway.contracts.agent_headers import agent_session, is_auxiliary
 from gateway.contracts.dialect import Frames, ParsedRequest
 from gateway.contracts.openai_answer import OpenAIErrorBody
+from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.answer import ResponseBody, ended, output_of
 from gateway.contracts.responses.body import ResponsesBody, ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponseFrames, ResponsesDialect
 from gateway.contracts.values import Answer, Caller
+from gateway.errors import InvalidKey
 from gateway.http.disconnect_watch import DisconnectWatch
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import GenerationEndpoint, origin_of, run_journey
@@ -40,7 +47,11 @@ class ResponsesEndpoint(GenerationEndpoint):
         super().__init__(services, ResponsesDialect(), idempotency)
 
     async def _asked(self, exchange: Exchange, caller: Caller, body: bytes) -> ParsedRequest:
-        return await asked_of(self._services, exchange, caller, parse(ResponsesBody, body))
+        asked = await asked_of(self._services, exchange, caller, parse(ResponsesBody, body))
+        # Who follows a stream has events that another run would not have; a front's tenant is not the key's.
+        if asked.background and not asked.request.stream and not caller.by_front:
+            asked = structs.replace(asked, again=_packed(asked, exchange, body))
+        return asked
 
     async def _stream(self, exchange: Exchange, asked: ParsedRequest) -> None:
         own = cast("ResponsesRequest", asked)
@@ -48,7 +59,7 @@ class ResponsesEndpoint(GenerationEndpoint):
             await super()._stream(exchange, asked)
             return
         exchange.reported = True
-        run = await self._services.background.start(own, self._run)
+        run = await self._services.background.start(own, partial(_run, self._services))
         await exchange.start(200, STREAM_HEADERS)
         async for event in run.follow(-1):
             await exchange.body(event, more=True)
@@ -61,12 +72,8 @@ class ResponsesEndpoint(GenerationEndpoint):
         if not own.background:
             return await super()._whole(exchange, asked, watch)
         exchange.reported = True
-        run = await self._services.background.start(own, self._run)
+        run = await self._services.background.start(own, partial(_run, self._services))
         return ReplayableReply(Reply(200, orjson.dumps(run.state())), keep=True)
-
-    async def _run(self, asked: ResponsesRequest, sink: Any) -> None:
-        # The answer is needed piece by piece, whether or not somebody follows it now.
-        await run_journey(self._services, structs.replace(asked.request, stream=True), sink)
 
     async def _keep(self, asked: ParsedRequest, frames: Frames, answer: Answer) -> None:
         own = cast("ResponsesRequest", asked)
@@ -94,6 +101,80 @@ async def asked_of(
         before=before,
         seal=services.seal,
     )
+
+
+async def _run(services: Services, asked: ResponsesRequest, sink: Any) -> None:
+    # The answer is needed piece by piece, whether or not somebody follows it now.
+    await run_journey(services, structs.replace(asked.request, stream=True), sink)
+
+
+class _Again(msgspec.Struct, frozen=True):
+    """What another gateway runs a background request again by."""
+
+    body: bytes
+    key_id: str
+    own_salt: str | None
+    request_id: str
+    trace_id: str
+    created: int
+    allow_fallback: bool
+    session_id: str | None
+    auxiliary: bool
+
+
+def _packed(asked: ResponsesRequest, exchange: Exchange, body: bytes) -> bytes:
+    request = asked.request
+    again = _Again(
+        body,
+        request.caller.key_id,
+        request.caller.own_salt,
+        request.request_id,
+        exchange.trace_id,
+        request.created,
+        exchange.allow_fallback,
+        agent_session(exchange.headers),
+        is_auxiliary(exchange.headers),
+    )
+    return zlib.compress(msgspec.msgpack.encode(again), 1)
+
+
+class ResponsesRerun:
+    """Runs background responses of gateways that died: once more, from the beginning."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def ready(self) -> bool:
+        """Whether this gateway takes requests."""
+        return self._services.health.ready()[0]
+
+    async def asked(self, row: StoredResponse) -> ResponsesRequest:
+        """The request again. Raises InvalidKey, and what the request could be refused with."""
+        services = self._services
+        again = msgspec.msgpack.decode(zlib.decompress(row.again or b""), type=_Again)
+        caller = replace(services.keys.by_id(again.key_id), own_salt=again.own_salt)
+        if caller.tenant != row.tenant:
+            raise InvalidKey("the key of the request is another tenant's now")
+        origin = RequestOrigin(
+            request_id=again.request_id,
+            generation_id=f"gen_{row.response_id.removeprefix('resp_')}",
+            caller=caller,
+            arrived_at=services.clock(),
+            created=again.created,
+            trace_id=again.trace_id,
+            allow_fallback=again.allow_fallback,
+            max_messages=services.limits.max_messages,
+            session_id=again.session_id,
+            auxiliary=again.auxiliary,
+        )
+        body = parse(ResponsesBody, again.body)
+        before = await services.responses.before(caller.tenant, body.previous_response_id)
+        return responses_request(body, origin, stores=True, before=before, seal=services.seal)
+
+    async def run(self, asked: ResponsesRequest, sink: Any) -> None:
+        """Run it; the ledger has it under an id of its own, since the first run may have a row."""
+        request = structs.replace(asked.request, generation_id=self._services.new_id("gen"), stream=True)
+        await run_journey(self._services, request, sink)
 
 
 class DeletedBody(TypedDict):
@@ -139,6 +220,8 @@ async def show_response(
         return _json(run.state() if run is not None and running else response)
     if not response["background"]:
         raise not_allowed("stream", "is true", "false for a response that was not created in the background")
+    if run is not None and not run.ended:
+        await services.background.show(run)
     follow = _stored(services, caller, response_id) if run is None else run.follow(starting_after)
     headers = {name.decode(): value.decode() for name, value in STREAM_HEADERS}
     return StreamingResponse(_after(follow, starting_after), headers=headers)

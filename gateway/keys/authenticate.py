@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from accounting.keys import KeyRing
+from accounting.keys import KeyRecord, KeyRing
 from gateway.contracts.values import Caller
 from gateway.errors import InvalidKey, MissingKey
 
@@ -30,20 +30,31 @@ class Keys:
         if record is not None:
             if self._ring.get(record.key_id) is not None:
                 self._on_use(record.key_id)
-            return Caller(
-                record.tenant,
-                record.role,
-                record.key_id,
-                record.max_priority,
-                record.routes,
-                record.adapters,
-                record.limits,
-                record.org,
-                budget=record.budget,
-                tools=record.tools,
-                models=record.models,
-                aliases=record.aliases,
-            )
+            return _caller(record)
         if bearer is None:
             raise MissingKey("send a key as 'Authorization: Bearer KEY'")
         raise InvalidKey("the key is not known here, was revoked or has expired")
+
+    def by_id(self, key_id: str) -> Caller:
+        """Who has this key, with its present rights. Raises InvalidKey."""
+        record = self._ring.by_id(key_id)
+        if record is None:
+            raise InvalidKey("the key of the request was revoked or has expired")
+        return _caller(record)
+
+
+def _caller(record: KeyRecord) -> Caller:
+    return Caller(
+        record.tenant,
+        record.role,
+        record.key_id,
+        record.max_priority,
+        record.routes,
+        record.adapters,
+        record.limits,
+        record.org,
+        budget=record.budget,
+        tools=record.tools,
+        models=record.models,
+        aliases=record.aliases,
+    )

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -28,7 +28,7 @@ LEASE_S: Final = 15.0
 SWEEP_S: Final = 60.0
 """Pause between two deletions of what has expired."""
 ABANDONED: Final = 100
-"""Most abandoned responses that are ended at one time."""
+"""Most abandoned responses that are looked at at one time."""
 
 _NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')
 
@@ -135,10 +135,24 @@ class BackgroundRun:
 Run = Callable[[ResponsesRequest, Sink], Awaitable[None]]
 
 
+class Rerun(Protocol):
+    """Runs a response of a gateway that died."""
+
+    def ready(self) -> bool:
+        """Whether this gateway takes requests."""
+
+    async def asked(self, row: StoredResponse) -> ResponsesRequest:
+        """The request, with its key's present rights. Raises what a request is refused with."""
+
+    async def run(self, asked: ResponsesRequest, sink: Sink) -> None:
+        """Run it to its end."""
+
+
 class BackgroundResponses:
     """The responses that run in this process; :meth:`run` is their life.
 
-    One whose gateway died is ended as failed by any other gateway on the database. ``look_s`` is the pause
+    One whose gateway died is run again, once, by any other gateway on the database, unless events of its
+    stream were given out: those it could not go on with. It is ended as failed then. ``look_s`` is the pause
     between two signs of life of all that run here.
     """
 
@@ -153,6 +167,7 @@ class BackgroundResponses:
         self._look_s = look_s
         self._clock = clock
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
+        self._rerun: Rerun | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._log = structlog.get_logger("gateway.responses")
 
@@ -160,25 +175,43 @@ class BackgroundResponses:
         """The response, where it runs here."""
         return self._runs.get((tenant, response_id))
 
+    def run_abandoned(self, rerun: Rerun) -> None:
+        """Run responses of gateways that died; without it they are ended as failed."""
+        self._rerun = rerun
+
+    async def show(self, begun: BackgroundRun) -> None:
+        """Events of its stream are given out from now on. Raises BackendUnavailable."""
+        try:
+            await self._keep.store.not_again(begun.row)
+        except LedgerUnavailable as error:
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+
     async def start(self, asked: ResponsesRequest, run: Run) -> BackgroundRun:
         """Store it as queued and begin. Raises BackendUnavailable, RateLimited."""
         most = self._keep.section.max_background
-        if self._tasks is None or len(self._runs) >= most:
+        if self._tasks is None or self._full:
             raise RateLimited(
                 f"{len(self._runs)} responses run in the background, the limit is {most}; try again",
                 param="background",
                 retry_after_ms=RETRY_MS,
             )
         begun = BackgroundRun(asked, self._keep, self._keep.section.max_bytes)
-        row = begun.row
+        row = replace(begun.row, alive_until=self._keep.now() + LEASE_S, again=asked.again)
         try:
-            await self._keep.store.put(replace(row, alive_until=self._keep.now() + LEASE_S))
+            await self._keep.store.put(row)
         except LedgerUnavailable as error:
             raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        self._begin(self._tasks, begun, row, run)
+        return begun
+
+    @property
+    def _full(self) -> bool:
+        return len(self._runs) >= self._keep.section.max_background
+
+    def _begin(self, tasks: asyncio.TaskGroup, begun: BackgroundRun, row: StoredResponse, run: Run) -> None:
         key = row.tenant, row.response_id
         self._runs[key] = begun
-        begun.task = self._tasks.create_task(self._run(key, begun, run), name=row.response_id)
-        return begun
+        begun.task = tasks.create_task(self._run(key, begun, run), name=row.response_id)
 
     async def cancel(self, row: StoredResponse) -> dict[str, Any]:
         """End a response as cancelled, wherever it runs; the response object, as it is if it has ended."""
@@ -196,7 +229,7 @@ class BackgroundResponses:
         return response
 
     async def run(self) -> None:
-        """Run until cancelled; what runs then is ended as failed."""
+        """Run until cancelled; what runs then is abandoned."""
         if not self._keep.enabled:
             return
         swept = float("-inf")
@@ -206,7 +239,7 @@ class BackgroundResponses:
                 while True:
                     try:
                         await self._say_alive()
-                        await self._end_abandoned()
+                        await self._take_abandoned(tasks)
                         if self._clock() - swept >= SWEEP_S:
                             swept = self._clock()
                             await self._keep.store.sweep(self._keep.now())
@@ -235,13 +268,31 @@ class BackgroundResponses:
             if not begun.ended and begun.task is not None and key in self._runs:
                 begun.task.cancel()  # deleted, or cancelled by another gateway
 
-    async def _end_abandoned(self) -> None:
+    async def _take_abandoned(self, tasks: asyncio.TaskGroup) -> None:
         now = self._keep.now()
         gone = public_error(Internal("the gateway that ran the response has ended"))
         for row in await self._keep.store.abandoned(now, ABANDONED):
-            response = {**response_of(row), "status": "failed"}
-            response["error"] = {"code": "server_error", "message": gone.message}
-            await self._keep.end(row, response)
+            if row.again is None or self._rerun is None:
+                await self._fail(row, gone)
+            elif not self._rerun.ready() or self._full:
+                continue  # for another gateway, or later
+            elif await self._keep.store.claim(row, now, now + LEASE_S):
+                await self._run_again(tasks, row, self._rerun)
+
+    async def _run_again(self, tasks: asyncio.TaskGroup, row: StoredResponse, rerun: Rerun) -> None:
+        try:
+            asked = await rerun.asked(row)
+        except Exception as error:
+            self._log.warning("not run again", response=row.response_id, reason=type(error).__name__)
+            await self._fail(row, public_error(error))
+        else:
+            self._log.info("run again", response=row.response_id)
+            begun = BackgroundRun(asked, self._keep, self._keep.section.max_bytes)
+            self._begin(tasks, begun, row, rerun.run)
+
+    async def _fail(self, row: StoredResponse, error: PublicError) -> None:
+        told = {"code": "server_error", "message": error.message}
+        await self._keep.end(row, {**response_of(row), "status": "failed", "error": told})
 
 
 def split(data: bytes) -> list[bytes]:

@@ -122,7 +122,7 @@ class StoredResponses:
 
     async def end(self, row: StoredResponse, response: Mapping[str, Any]) -> bool:
         """End an unfinished response in another's place; false when it has ended in between."""
-        ended = replace(row, status=response["status"], body=_pack(response), alive_until=None)
+        ended = replace(row, status=response["status"], body=_pack(response), alive_until=None, again=None)
         try:
             return await self.store.finish(ended)
         except LedgerUnavailable as error:

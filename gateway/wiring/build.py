@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from gateway.config.settings import Settings
+from gateway.http.responses import ResponsesRerun
 from gateway.wiring.backends import MakeEnginePool
 from gateway.wiring.core import make_core
 from gateway.wiring.observing import make_metrics
@@ -39,4 +40,6 @@ def build(
     serving = make_serving(core, observe)
     admission = make_admission_admin(core)
     metrics = make_metrics(core, serving, admission, dropped_log_lines)
-    return Gateway(core, serving, make_services(core, serving, admission, metrics))
+    services = make_services(core, serving, admission, metrics)
+    serving.background.run_abandoned(ResponsesRerun(services))
+    return Gateway(core, serving, services)

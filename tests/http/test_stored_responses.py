@@ -13,12 +13,14 @@ from typing import Any
 import httpx
 import pytest
 
-from accounting.stored_responses import ResponseStore
+from accounting.stored_responses import ResponseStore, StoredResponse
 from gateway.config.responses import ResponsesSection
-from gateway.errors import BackendUnavailable, public_error
+from gateway.contracts.values import Caller
+from gateway.errors import BackendUnavailable, InvalidKey, public_error
+from gateway.http.responses import ResponsesRerun
 from gateway.requests.background import LEASE_S, BackgroundResponses
 from gateway.requests.stored_responses import StoredResponses
-from gateway.testing import OTHER_KEY, FakeJourney, fake_services
+from gateway.testing import OTHER_KEY, FakeHealth, FakeJourney, FakeKeys, fake_services
 from tests.contracts.responses_language import check
 from tests.contracts.test_responses_stream import events
 
@@ -42,8 +44,16 @@ class House:
         self.section = ResponsesSection(**section)
         self.numbers = itertools.count(1)
 
+    async def row(self, path: str) -> StoredResponse:
+        """The response of acme as it is stored."""
+        store = ResponseStore(self.url, tenant_bytes=self.section.max_tenant_bytes)
+        found = await store.get("acme", path.rpartition("/")[2], self.now)
+        await store.close()
+        assert found is not None
+        return found
+
     @asynccontextmanager
-    async def serving(self, journey: Any = None) -> AsyncIterator[httpx.AsyncClient]:
+    async def serving(self, journey: Any = None, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
         store = ResponseStore(self.url, tenant_bytes=self.section.max_tenant_bytes)
         keep = StoredResponses(store, self.section, lambda: self.now)
         self.background = BackgroundResponses(keep, lambda: self.now, look_s=0.02)
@@ -52,7 +62,9 @@ class House:
             responses=keep,
             background=self.background,
             new_id=lambda kind: f"{kind}_{next(self.numbers)}",
+            **changes,
         )
+        self.background.run_abandoned(ResponsesRerun(services))
         async with asyncio.TaskGroup() as tasks, self.connect(services) as client:
             running = tasks.create_task(self.background.run())
             await asyncio.sleep(0)
@@ -290,18 +302,114 @@ async def test_a_background_response_that_fails_says_why(house: House) -> None:
     assert found["error"]["message"] == "the worker is gone"
 
 
-async def test_a_response_whose_gateway_died_is_ended_by_another(house: House) -> None:
-    journey = held()
+async def ended(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """The response at its end."""
+    for _ in range(3_000):
+        found: dict[str, Any] = (await client.get(path)).json()
+        if found["status"] not in ("queued", "in_progress"):
+            return found
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"it has not ended: {found}")
+
+
+async def test_a_response_whose_gateway_died_is_run_again_by_another(house: House) -> None:
+    async with house.serving() as client:
+        before = await made(client)
+    async with house.serving(held()) as client:
+        begun = await made(client, background=True, previous_response_id=before["id"], metadata={"a": "b"})
+    journey, path = FakeJourney(pieces=("Two ", "moments")), f"/v1/responses/{begun['id']}"
     async with house.serving(journey) as client:
+        # Its gateway may still live.
+        await asyncio.sleep(0.1)
+        assert not journey.requests
+        house.now += LEASE_S + 1
+        found = await ended(client, path)
+        sent = events((await client.get(path, params={"stream": "true"})).content)
+    check(sent)
+    assert (found["status"], sent[-1]["response"]) == ("completed", found)
+    assert found["output"][0]["content"][0]["text"] == "Two moments"
+    same = ("id", "created_at", "metadata", "previous_response_id", "store", "background")
+    assert [found[name] for name in same] == [begun[name] for name in same]
+    [request] = journey.requests
+    assert [one.content for one in request.messages] == [ASKED["input"], "One moment", ASKED["input"]]
+    # The first run may have a row of its own in the ledger.
+    assert request.generation_id != f"gen_{begun['id'].removeprefix('resp_')}"
+    assert (request.caller.tenant, request.caller.key_id) == ("acme", "key_1")
+
+
+async def test_one_of_several_gateways_runs_it_again(house: House) -> None:
+    async with house.serving(held()) as client:
         path = f"/v1/responses/{(await made(client, background=True))['id']}"
     house.now += LEASE_S + 1
+    journeys = FakeJourney(pieces=("One",)), FakeJourney(pieces=("One",))
+    async with house.serving(journeys[0]) as client, house.serving(journeys[1]):
+        assert (await ended(client, path))["status"] == "completed"
+    assert sum(len(one.requests) for one in journeys) == 1
+
+
+async def test_a_response_that_ended_two_gateways_is_not_run_a_third_time(house: House) -> None:
+    async with house.serving(held()) as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+    house.now += LEASE_S + 1
+    journey = held()
+    async with house.serving(journey), asyncio.timeout(60):
+        await journey.started.wait()
+    house.now += LEASE_S + 1
     async with house.serving() as client:
-        for _ in range(200):
-            found = (await client.get(path)).json()
-            if found["status"] == "failed":
-                break
-            await asyncio.sleep(0.1)
+        found = await ended(client, path)
     assert found["status"] == "failed" and "has ended" in found["error"]["message"]
+
+
+async def test_a_response_whose_stream_was_followed_is_not_run_again(house: House) -> None:
+    journey = held()
+    async with house.serving(journey) as client, asyncio.TaskGroup() as tasks:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+        following = tasks.create_task(client.get(path, params={"stream": "true"}))
+        for _ in range(3_000):
+            if (await house.row(path)).again is None:
+                break
+            await asyncio.sleep(0.02)
+        following.cancel()
+    streamed = FakeJourney(pieces=("One ",), holds=True)
+    async with house.serving(streamed) as client, asyncio.TaskGroup() as tasks:
+        body = {**ASKED, "background": True, "stream": True}
+        asking = tasks.create_task(client.post("/v1/responses", json=body))
+        await streamed.started.wait()
+        asking.cancel()
+    other = f"/v1/responses/resp_{streamed.requests[0].generation_id.removeprefix('gen_')}"
+    house.now += LEASE_S + 1
+    last = FakeJourney()
+    async with house.serving(last) as client:
+        for one in (path, other):
+            assert "has ended" in (await ended(client, one))["error"]["message"]
+    assert not last.requests
+
+
+async def test_a_response_is_not_run_again_for_a_key_that_was_revoked(house: House) -> None:
+    class Revoked(FakeKeys):
+        def by_id(self, key_id: str) -> Caller:
+            raise InvalidKey("the key was revoked")
+
+    async with house.serving(held()) as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+    house.now += LEASE_S + 1
+    journey = FakeJourney()
+    async with house.serving(journey, keys=Revoked()) as client:
+        found = await ended(client, path)
+    assert (found["status"], found["error"]["message"]) == ("failed", "the key was revoked")
+    assert not journey.requests
+
+
+async def test_a_gateway_that_is_not_ready_leaves_it_to_others(house: House) -> None:
+    async with house.serving(held()) as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+    house.now += LEASE_S + 1
+    health, journey = FakeHealth(is_ready=False), FakeJourney()
+    async with house.serving(journey, health=health) as client:
+        await asyncio.sleep(0.2)
+        assert (await client.get(path)).json()["status"] in ("queued", "in_progress") and not journey.requests
+        health.is_ready = True
+        assert (await ended(client, path))["status"] == "completed"
 
 
 async def test_the_number_of_background_responses_is_bounded(connect: Connect, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ class ResponsesRequest(ParsedRequest, frozen=True):
     """A parsed request, what its response object repeats, and the namespaces of flattened tools.
 
     ``items`` are its own input, for a response that is stored. ``seal`` makes the ``encrypted_content`` of
-    its reasoning, where that was asked for and there is a key.
+    its reasoning, where that was asked for and there is a key. ``again`` is what another gateway runs it by.
     """
 
     echo: Mapping[str, Any] = MappingProxyType({})
@@ -250,6 +250,7 @@ class ResponsesRequest(ParsedRequest, frozen=True):
     previous_id: str | None = None
     items: Sequence[Mapping[str, Any]] = ()
     seal: Callable[[str], str] | None = None
+    again: bytes | None = None
 
 
 _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
