@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from gateway.contracts.refusals import first_refusal, path_of
 from gateway.errors import PublicError, public_error
-from gateway.http import count_tokens, models, monitors, pages, responses, tokenize
+from gateway.http import count_tokens, embeddings, models, monitors, pages, responses, tokenize
 from gateway.http.admin import adapters, canary, chaos, evaluations, keys, process, prompts, routing, usage
 from gateway.http.exchange import Exchange
 from gateway.http.generating import ROUTES, generating
@@ -37,6 +37,7 @@ _ROUTERS: Final = (
     models.router,
     tokenize.router,
     count_tokens.router,
+    embeddings.router,
     count_tokens.responses,
     responses.router,
     adapters.router,

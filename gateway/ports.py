@@ -15,6 +15,7 @@ from gateway.admin.prompts import PromptAdmin
 from gateway.admin.routing import RoutingAdmin
 from gateway.admin.shadow import ShadowAdmin
 from gateway.admin.usage import UsageAdmin
+from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.openai_answer import REASONING_FIELDS, ReasoningField
 from gateway.contracts.origin import EdgeOutcome
@@ -37,6 +38,13 @@ class JourneyRunner(Protocol):
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
         """Every failure reaches ``sink.fail``; cancelling frees all the request holds."""
+
+
+class EmbeddingRunner(Protocol):
+    """Makes vectors."""
+
+    async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
+        """The vectors. Raises what callers see."""
 
 
 class KeyAuthority(Protocol):
@@ -88,6 +96,7 @@ class Services:
     """
 
     journey: JourneyRunner
+    embeddings: EmbeddingRunner
     may_use: Callable[[GenerateRequest], bool]
     keys: KeyAuthority
     limiter: KeyLimiter

@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import struct
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +16,7 @@ from msgspec import structs
 
 from budgeting.values import NO_KWARGS, Message, Plan, Tool
 from gateway.app import create_app
+from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.values import (
@@ -162,6 +165,15 @@ class FakeKeys:
         raise InvalidKey("the key was revoked")
 
 
+class FakeEmbeddings:
+    """The vector of an input is its length."""
+
+    async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
+        """Any model."""
+        vectors = [b64encode(struct.pack("<f", len(one))).decode() for one in request.inputs]
+        return EmbeddingsAnswer(request.model, vectors, len(vectors))
+
+
 class FakeText:
     """A tokenizer of one token a byte."""
 
@@ -253,6 +265,7 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
     services = Services(
         journey=journey or FakeJourney(),
         may_use=lambda request: True,
+        embeddings=FakeEmbeddings(),
         keys=FakeKeys(),
         limiter=KeyLimiter(),
         health=FakeHealth(),

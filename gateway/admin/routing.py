@@ -65,7 +65,7 @@ class RouteWeightBody(RoutePromoteBody):
 class RouteRollbackBody(RouteChangeBody):
     """The revision to go back to; unset: the last one of another content."""
 
-    to: Annotated[int, Field(ge=1)] | None = None
+    to: Annotated[int, Field(ge=1, lt=1 << 63)] | None = None
 
 
 class RevisionBody(TypedDict):

@@ -12,7 +12,7 @@ from admission.values import BackendLoad
 from budgeting.values import Message, Tool, ToolChoice
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
-from gateway.contracts.values import FinishReason, ResponseFormat, Sampling, Usage
+from gateway.contracts.values import Caller, FinishReason, ResponseFormat, Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
 from resilience.retry_budget import CallBudget
 
@@ -252,6 +252,46 @@ class Restarting(Protocol):
 
     async def wait_ready(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until it accepts work; whether it does. At once if it never will."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedPart:
+    """Inputs whose vectors are wanted; ``tokens`` are estimated.
+
+    Args:
+        truncate_to: longest input in tokens, -1: the model's; ``None``: longer ones are refused.
+    """
+
+    inputs: tuple[str | tuple[int, ...], ...]
+    tokens: int
+    dimensions: int | None
+    truncate_to: int | None
+    user: str | None
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """One vector an input, as base64 of little-endian 32-bit floats."""
+
+    vectors: tuple[str, ...]
+    input_tokens: int
+
+
+@runtime_checkable
+class Embeds(Protocol):
+    """A backend that makes vectors."""
+
+    name: str
+    kind: str
+    model: str
+
+    @property
+    def state(self) -> BackendState:
+        """Whether it takes work."""
+
+    async def embed(self, part: EmbedPart) -> Vectors:
+        """The vectors. Raises BackendFailure; cancelling frees what it holds."""
 
 
 @dataclass(frozen=True, slots=True)

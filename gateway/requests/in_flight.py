@@ -108,6 +108,14 @@ class InFlightRequests:
             if not self.in_flight:
                 self._empty.set()
 
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """``with counted()``: work without a generation is in flight. Raises Draining."""
+        if self._closed.is_set():
+            raise _draining()
+        with self.reporting():
+            yield
+
     async def drained(self) -> None:
         """Wait until new requests are refused and none is in flight."""
         await self._closed.wait()

@@ -39,6 +39,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
     server, fleet, chaos = base.settings.server, core.backends.fleet, core.backends.chaos
     return Services(
         journey=serving.journey,
+        embeddings=serving.embeddings,
         may_use=lambda request: may_use(
             request, control.revision(), core.backends.fleet, core.adapters.registry
         ),

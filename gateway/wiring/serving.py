@@ -10,6 +10,7 @@ from accounting.stored_responses import ResponseStore
 from budgeting.learned_counter import LearnedCounter
 from gateway.backends.workers.inspection import SAMPLE, Inspection, WorkerInspections
 from gateway.contracts.values import Answer
+from gateway.embedding.journey import EmbeddingJourney
 from gateway.generation.dispatcher import GenerationOutcome
 from gateway.generation.job import Job
 from gateway.health.first_ready import FirstReady
@@ -40,6 +41,7 @@ class ServingParts:
     health: HealthProbe
     inspections: WorkerInspections
     first_ready: FirstReady
+    embeddings: EmbeddingJourney
     responses: StoredResponses
     background: BackgroundResponses
 
@@ -65,6 +67,7 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
         health=health,
         inspections=inspections,
         first_ready=first_ready(health, clock=base.clock, unix_time=base.unix_time),
+        embeddings=make_embeddings(core, in_flight),
         responses=responses,
         background=BackgroundResponses(responses, base.clock),
     )
@@ -121,6 +124,23 @@ def make_journey(
         unix_time=base.unix_time,
         check_shape=model.grammars.checked,
         time_limit=partial(TimeLimit, TimeLimits(), base.settings.server.request_timeout_seconds),
+    )
+
+
+def make_embeddings(core: Core, in_flight: InFlightRequests) -> EmbeddingJourney:
+    """The journey of requests for vectors."""
+    base, control = core.base, core.control
+    return EmbeddingJourney(
+        in_flight=in_flight,
+        revision=control.revision,
+        fleet=core.backends.fleet,
+        admission=control.admission,
+        accounts=core.accounts.accounts,
+        limiter=core.access.limiter,
+        tracing=base.tracing,
+        emit=base.events.emit,
+        clock=base.clock,
+        unix_time=base.unix_time,
     )
 
 

@@ -38,6 +38,8 @@ LEFT_OUT = frozenset({"/admin/drain", "/health/deep"})
 KEPT: tuple[FuzzRequest, ...] = (
     # A time before the first that can be written: the refusal could not be put into words.
     FuzzRequest("POST", "/admin/keys", body=b'{"tenant":"a","expires_at":"0001-01-01T00:00:00+14:00"}'),
+    # A number of a revision that no database holds.
+    FuzzRequest("POST", "/admin/routing/rollback", body=b'{"to":10000000000000000000000000000000000000000}'),
 )
 
 

@@ -13,13 +13,14 @@ import structlog
 from adapters.values import Adapter
 from admission.values import BackendLoad
 from gateway.backends.partial_answer import check_partial, generate_rest
-from gateway.backends.port import Absence, BackendState, Completion, DeltaSink, Work
+from gateway.backends.port import Absence, BackendState, Completion, DeltaSink, EmbedPart, Vectors, Work
 from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.client import whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.dialect import (
     MAX_ECHOED_LOGPROBS,
+    SHARED_SALT,
     CompletionWriter,
     Dialect,
     echoed_logprobs,
@@ -34,10 +35,12 @@ from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.pool_model import ModelReading, PoolModel
 from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of, failure_of_transport
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
+from gateway.backends.workers.vectors import body_of, vectors_of
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
 from gateway.backends.workers.worker_choice import NO_WISH, Wish
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
+from gateway.contracts.front_headers import front_headers
 from observability.collectors import WorkerStatus
 from resilience.failures import BackendFailure, FailureKind
 
@@ -279,6 +282,39 @@ class WorkersBackend:
         if partial is None:
             return await self._generate(work, out)
         return await generate_rest(self._writer.splice(work, partial), self._generate, work, out)
+
+    async def embed(self, part: EmbedPart) -> Vectors:
+        """The vectors of some inputs; a worker that fails is replaced by another, each is tried once."""
+        body, headers = body_of(self.model, part), b""
+        if self._writer.dialect is Dialect.SLUICE:
+            headers = front_headers(part.caller.tenant, part.caller.org, SHARED_SALT)
+        tried: set[str] = set()
+        failure: BackendFailure | None = None
+        while len(tried) < self._max_attempts:
+            worker = self._pool.pick(NO_WISH, tried, self._clock())
+            if worker is None:
+                break
+            tried.add(worker.url)
+            ticket = self._pool.sent(worker, part.tokens, NO_WISH)
+            try:
+                vectors = await vectors_of(worker.client, self.model, body, headers, part.tokens)
+                worker.succeeded()
+                return vectors
+            except TransportError as error:
+                if not isinstance(error, ConnectionsInUse):
+                    await worker.broke(error)
+                    worker.failed(last=self._is_last(worker))
+                failure = failure_of_transport(error, delivered=False)
+            except BackendFailure as error:
+                if error.kind in _WORKERS_FAULT:
+                    worker.failed(last=self._is_last(worker))
+                failure = error
+            finally:
+                self._pool.ended(worker, ticket)
+            if failure.final or not failure.policy.other_backend:
+                break
+            self._log.info("worker failed", worker=worker.url, failure=failure.kind.value)
+        raise failure or self._none_in_service()
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         writer = self._writer

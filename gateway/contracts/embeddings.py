@@ -1,0 +1,147 @@
+"""OpenAI's embeddings: the body, and the answer."""
+
+from array import array
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Final, Literal
+
+import orjson
+from msgspec import Struct
+from pydantic import Field, Tag
+from typing_extensions import TypeAliasType, TypedDict
+
+from gateway.contracts.fields import ANYTHING, Body, Label, Name, Text
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.refusals import not_allowed
+from gateway.contracts.values import Caller
+
+MAX_INPUTS: Final = 2_048
+"""Most inputs of one request, as at OpenAI."""
+MAX_TOKEN_IDS: Final = 1_000_000
+CONTRACT: Final = "embeddings"
+
+TokenIds = TypeAliasType(
+    "TokenIds", Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(fail_fast=True)]
+)
+Texts = TypeAliasType("Texts", Annotated[list[Text], Field(fail_fast=True)])
+ListsOfIds = TypeAliasType("ListsOfIds", Annotated[list[TokenIds], Field(fail_fast=True)])
+
+EmbeddingInput = str | tuple[int, ...]
+
+
+class EmbeddingsBody(Body):
+    """The body of ``POST /v1/embeddings``."""
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "add_special_tokens": (None, True),
+        "priority": (None, 0),
+        "request_id": (ANYTHING,),
+        "truncation_side": (None,),
+    }
+    model: Name
+    input: Annotated[
+        Annotated[Text, Tag("~text")]
+        | Annotated[Texts, Tag("~texts")]
+        | Annotated[TokenIds, Tag("~ids")]
+        | Annotated[ListsOfIds, Tag("~lists")],
+        Field(union_mode="left_to_right"),
+    ]
+    dimensions: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = None
+    user: Label | None = None
+
+
+class EmbeddingBody(TypedDict):
+    """One vector: numbers, or the base64 of little-endian 32-bit floats."""
+
+    object: str
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsAnswerBody(TypedDict):
+    """The vectors, in the order of the inputs."""
+
+    object: str
+    model: str
+    data: list[EmbeddingBody]
+    usage: dict[str, int]
+
+
+class EmbeddingsRequest(Struct, frozen=True):
+    """A request for the vectors of some inputs."""
+
+    request_id: str
+    generation_id: str
+    caller: Caller
+    arrived_at: float
+    model: str
+    inputs: tuple[EmbeddingInput, ...]
+    dimensions: int | None = None
+    truncate_to: int | None = None
+    user: str | None = None
+    trace_id: str | None = None
+    trace_parent: str | None = None
+    trace_state: str | None = None
+
+
+class EmbeddingsAnswer(Struct, frozen=True):
+    """The vectors as base64, one an input, and the tokens of all inputs."""
+
+    model: str
+    vectors: Sequence[str]
+    input_tokens: int
+
+
+def embeddings_request(body: EmbeddingsBody, origin: RequestOrigin) -> EmbeddingsRequest:
+    """Map a validated body to the inside. Raises InvalidRequest."""
+    given = body.input
+    inputs: tuple[EmbeddingInput, ...]
+    if isinstance(given, str):
+        inputs = (given,)
+    elif given and isinstance(given[0], int):
+        inputs = (tuple(one for one in given if isinstance(one, int)),)
+    else:
+        inputs = tuple(one if isinstance(one, str) else tuple(_ids(one)) for one in given)
+    if not 0 < len(inputs) <= MAX_INPUTS:
+        raise not_allowed("input", f"has {len(inputs)} inputs", f"1 to {MAX_INPUTS}")
+    for index, one in enumerate(inputs):
+        if not one:
+            where = "input" if len(inputs) == 1 else f"input.{index}"
+            raise not_allowed(where, "is empty", "at least one character or token id")
+    return EmbeddingsRequest(
+        request_id=origin.request_id,
+        generation_id=origin.generation_id,
+        caller=origin.caller,
+        arrived_at=origin.arrived_at,
+        model=body.model,
+        inputs=inputs,
+        dimensions=body.dimensions,
+        truncate_to=body.truncate_prompt_tokens,
+        user=body.user,
+        trace_id=origin.trace_id,
+        trace_parent=origin.trace_parent,
+        trace_state=origin.trace_state,
+    )
+
+
+def _ids(given: object) -> Sequence[int]:
+    assert isinstance(given, list)
+    return given
+
+
+def embeddings_body(answer: EmbeddingsAnswer, *, floats: bool) -> bytes:
+    """The JSON body. Numbers are those of the base64, bit for bit."""
+    data = [
+        {"object": "embedding", "index": index, "embedding": _numbers(one) if floats else one}
+        for index, one in enumerate(answer.vectors)
+    ]
+    usage = {"prompt_tokens": answer.input_tokens, "total_tokens": answer.input_tokens}
+    return orjson.dumps({"object": "list", "model": answer.model, "data": data, "usage": usage})
+
+
+def _numbers(vector: str) -> list[float]:
+    numbers = array("f")
+    numbers.frombytes(b64decode(vector))
+    return numbers.tolist()

@@ -1,0 +1,290 @@
+"""The stages of a request for vectors, in order.
+
+::
+
+    HTTP → value → choose backends → limits → open account
+         → parts, each: admit → worker → vectors → respond → account
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from msgspec import structs
+
+from accounting.account import Accounts
+from accounting.values import UsageRow
+from admission.controller import AdmissionController
+from admission.errors import Refused
+from admission.values import Demand
+from budgeting.estimating import rough_text_tokens
+from gateway.backends.port import BackendState, EmbedPart, Embeds, Fleet, Vectors
+from gateway.contracts.embeddings import CONTRACT, EmbeddingInput, EmbeddingsAnswer, EmbeddingsRequest
+from gateway.contracts.openai_answer import sent_status
+from gateway.contracts.values import Caller, Contract
+from gateway.errors import UnknownModel, public_error
+from gateway.keys.rate_limits import KeyLimiter
+from gateway.requests.in_flight import InFlightRequests
+from gateway.requests.request_record import CLIENT_CLOSED_REQUEST
+from gateway.routing.revision import Revision
+from gateway.routing.target import nearest
+from observability.events import RequestRecord
+from observability.tracing import RootSpan, Tracing
+from resilience.failures import BackendFailure, FailureKind
+
+PART_TOKENS: Final = 8_192
+PART_INPUTS: Final = 64
+"""Most of one call to a worker, so that the parts of one request spread over workers."""
+AT_ONCE: Final = 8
+"""Most parts of one request at work at the same time."""
+PRIORITY: Final = -1
+"""Behind every chat: a person waits for that."""
+BYTES_PER_TOKEN: Final = 16
+"""What a waiting part keeps in memory for each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingJourney:
+    """Makes vectors; every part of a request is paid for once, however often it was tried."""
+
+    in_flight: InFlightRequests
+    revision: Callable[[], Revision]
+    fleet: Fleet
+    admission: AdmissionController
+    accounts: Accounts
+    limiter: KeyLimiter
+    tracing: Tracing
+    emit: Callable[[RequestRecord], None]
+    clock: Callable[[], float]
+    unix_time: Callable[[], float]
+
+    async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
+        """The vectors. Raises GatewayError, Refused, BackendFailure, NotRecorded."""
+        span = self.tracing.begin(
+            request.trace_parent,
+            trace_id=request.trace_id,
+            trace_state=request.trace_state,
+            ago_s=self.clock() - request.arrived_at,
+        )
+        bills: list[UsageRow] = []
+        try:
+            with self.in_flight.counted():
+                answer = await self._stages(request, span.trace_id, bills.append)
+        except asyncio.CancelledError:
+            self._report(request, span, bills, CLIENT_CLOSED_REQUEST, "cancelled", None)
+            raise
+        except Exception as error:
+            public = public_error(error)
+            self._report(
+                request, span, bills, sent_status(public, Contract.CHAT), public.code, public.message
+            )
+            raise
+        self._report(request, span, bills, 200, None, None)
+        return answer
+
+    async def _stages(
+        self, request: EmbeddingsRequest, trace_id: str, billed: Callable[[UsageRow], None]
+    ) -> EmbeddingsAnswer:
+        backends = self._backends(request)
+        parts = list(split(request.inputs))
+        tokens = sum(part.tokens for part in parts)
+        row = self._opening_row(request, trace_id)
+        cost = partial(self._cost, row, backends[0], tokens)
+        reservation = await self.limiter.reserve(request.caller, tokens, cost)
+        used = 0
+        try:
+            with self.accounts.open(row, None, billed) as account:
+                made = await self._made(request, parts, backends)
+                used = sum(one.vectors.input_tokens for one in made)
+                by = made[-1].backend
+                account.settle(
+                    structs.replace(
+                        row,
+                        backend=by.kind,
+                        backend_name=by.name,
+                        model=by.model,
+                        input_tokens=used,
+                        finish_reason="stop",
+                        total_ms=(self.clock() - request.arrived_at) * 1000,
+                    ).delivered()
+                )
+                await self.accounts.durable()
+        finally:
+            if reservation is not None:
+                reservation.settle(used)
+        return EmbeddingsAnswer(by.model, [one for part in made for one in part.vectors.vectors], used)
+
+    def _backends(self, request: EmbeddingsRequest) -> Sequence[Embeds]:
+        """Those that may answer, in the order of the configuration. Raises UnknownModel."""
+        caller, revision = request.caller, self.revision()
+        own = dict(caller.aliases)
+        named = own.get(request.model, request.model)
+        named = self.fleet.aliases.get(named, named)
+        reached = _reached(caller, revision)
+        usable = [
+            backend
+            for name, backend in self.fleet.backends.items()
+            if isinstance(backend, Embeds)
+            and caller.may_use(backend.model)
+            and (reached is None or name in reached)
+        ]
+        found = [one for one in usable if named in (one.model, one.name)]
+        if found:
+            return found
+        known = nearest(request.model, {one.model for one in usable})
+        raise UnknownModel(f"no worker makes vectors with {request.model!r}; {known}", param="model")
+
+    async def _made(
+        self, request: EmbeddingsRequest, parts: Sequence["InputPart"], backends: Sequence[Embeds]
+    ) -> list["PartVectors"]:
+        """The vectors of each part, in order; the first failure ends the others."""
+        at_once = asyncio.Semaphore(AT_ONCE)
+
+        async def one(part: InputPart) -> PartVectors:
+            async with at_once:
+                return await self._part(request, part, backends)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(part)) for part in parts]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _part(self, request: EmbeddingsRequest, part: "InputPart", backends: Sequence[Embeds]) -> "PartVectors":
+        """The vectors of a part, by the first backend that can."""
+        failure: Refused | BackendFailure | None = None
+        # Those that are not ready come last: they say why.
+        for backend in sorted(backends, key=lambda one: one.state is not BackendState.READY):
+            ask = EmbedPart(
+                part.inputs,
+                part.tokens,
+                request.dimensions,
+                request.truncate_to,
+                request.user,
+                request.caller,
+            )
+            try:
+                async with self.admission.admit(_demand(request, part, backend)):
+                    vectors = await backend.embed(ask)
+            except (Refused, BackendFailure) as error:
+                failure = error
+                if isinstance(error, BackendFailure) and not error.policy.other_backend:
+                    break
+                continue
+            if len(vectors.vectors) != len(part.inputs):
+                raise BackendFailure(
+                    FailureKind.INTERNAL,
+                    f"the worker gave {len(vectors.vectors)} vectors for {len(part.inputs)} inputs",
+                )
+            return PartVectors(backend, vectors)
+        assert failure is not None
+        raise failure
+
+    def _opening_row(self, request: EmbeddingsRequest, trace_id: str) -> UsageRow:
+        caller = request.caller
+        return UsageRow(
+            generation_id=request.generation_id,
+            request_id=request.request_id,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            contract=CONTRACT,
+            route=CONTRACT,
+            started_at=self.unix_time(),
+            kind="front" if caller.by_front else "request",
+            org=caller.org,
+            user_id=request.user,
+            revision=self.revision().number,
+            trace_id=trace_id,
+        )
+
+    def _cost(self, row: UsageRow, backend: Embeds, tokens: int) -> int:
+        used = structs.replace(row, backend_name=backend.name, model=backend.model, input_tokens=tokens)
+        return self.accounts.price(used).cost_nanousd
+
+    def _report(
+        self,
+        request: EmbeddingsRequest,
+        span: RootSpan,
+        bills: Sequence[UsageRow],
+        status: int,
+        code: str | None,
+        message: str | None,
+    ) -> None:
+        bill = bills[0] if bills else None
+        record = RequestRecord(
+            request_id=request.request_id,
+            generation_id=request.generation_id,
+            trace_id=span.trace_id,
+            tenant=request.caller.tenant,
+            contract=CONTRACT,
+            status=status,
+            total_ms=(self.clock() - request.arrived_at) * 1000,
+            route=CONTRACT,
+            model=bill.model if bill else request.model,
+            backend=bill.backend if bill else None,
+            backend_name=bill.backend_name if bill and bill.backend else None,
+            error_code=code,
+            error_message=message,
+            finish_reason="stop" if status == 200 else "cancelled" if code == "cancelled" else "error",
+            input_tokens=bill.input_tokens if bill else 0,
+            cost_nanousd=bill.cost_nanousd if bill and bill.price_version is not None else None,
+        )
+        self.tracing.finish(span, record)
+        self.emit(record)
+
+
+@dataclass(frozen=True, slots=True)
+class InputPart:
+    """Inputs that go to a worker together; ``tokens`` are estimated."""
+
+    inputs: tuple[EmbeddingInput, ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartVectors:
+    """The vectors of a part, and what made them."""
+
+    backend: Embeds
+    vectors: Vectors
+
+
+def split(inputs: Sequence[EmbeddingInput]) -> Iterator[InputPart]:
+    """The inputs in parts, in order: a part ends before it passes a bound, and has at least one."""
+    part = InputPart((), 0)
+    for one in inputs:
+        tokens = max(1, round(rough_text_tokens(one))) if isinstance(one, str) else len(one)
+        if part.inputs and (part.tokens + tokens > PART_TOKENS or len(part.inputs) >= PART_INPUTS):
+            yield part
+            part = InputPart((), 0)
+        part = replace(part, inputs=(*part.inputs, one), tokens=part.tokens + tokens)
+    yield part
+
+
+def _reached(caller: Caller, revision: Revision) -> set[str] | None:
+    """The backends that a key limited to routes reaches; ``None``: all."""
+    if caller.routes is None:
+        return None
+    return {
+        name
+        for route in caller.routes
+        if route in revision.routes
+        for name in revision.routes[route].backends
+    }
+
+
+def _demand(request: EmbeddingsRequest, part: InputPart, backend: Embeds) -> Demand:
+    return Demand(
+        backend=backend.name,
+        tenant=request.caller.tenant,
+        priority=PRIORITY,
+        input_tokens=part.tokens,
+        max_output_tokens=1,
+        arrived_at=request.arrived_at,
+        kind=(CONTRACT, backend.model),
+        cached_tokens=0,
+        size_bytes=BYTES_PER_TOKEN * part.tokens,
+    )

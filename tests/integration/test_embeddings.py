@@ -1,0 +1,171 @@
+"""Embeddings through a real gateway, by the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import time
+from array import array
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import yaml
+
+from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
+from tests.workers.vector_worker import MODEL, SIZE, VectorWorker, tokens_of, vector_of
+
+START_TIMEOUT_S = 120.0
+
+
+@asynccontextmanager
+async def serving(folder: Path, *workers: VectorWorker) -> AsyncIterator[LiveGateway]:
+    """A gateway in front of one pool of these; nothing but their addresses is configured."""
+    for one in workers:
+        await one.start()
+    pool = {
+        "kind": "openai",
+        "base_urls": [one.url for one in workers],
+        "price": {"input_usd_per_million": 1.0, "output_usd_per_million": 0.0},
+    }
+    config: dict[str, Any] = {
+        "backends": {"vectors": pool},
+        "routing": {"file": str(folder / "routing.yaml")},
+    }
+    config["models"] = {MODEL: {"aliases": ["text-embedding-3-small"]}}
+    route = {"backends": [{"name": "vectors", "weight": 100}], "fallback": []}
+    (folder / "routing.yaml").write_text(yaml.safe_dump({"routes": {"self_hosted_generation": route}}))
+    (folder / "sluice.yaml").write_text(yaml.safe_dump(config))
+    manager = gateway(folder, config=folder / "sluice.yaml")
+    live = await asyncio.to_thread(manager.__enter__)
+    try:
+        await asyncio.to_thread(wait_for, live, len(workers))
+        yield live
+    finally:
+        await asyncio.to_thread(manager.__exit__, None, None, None)
+        for one in workers:
+            await one.die()
+
+
+def wait_for(live: LiveGateway, workers: int) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while live.metric("sluice_worker_in_service") < workers:
+        assert time.monotonic() < deadline, live.log.read_text()
+        time.sleep(0.05)
+
+
+async def billed(live: LiveGateway, rows: int) -> list[tuple[str, str, int, int, int]]:
+    """So many rows, once they are there: contract, how it ended, tokens of the input, billed ones, cost."""
+    select = (
+        "select contract, finish_reason, input_tokens, billable_input_tokens, cost_nanousd from generations"
+    )
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        found = sqlite3.connect(live.folder / "ledger.db").execute(f"{select} order by started_at").fetchall()
+        if len(found) >= rows:
+            return found
+        assert time.monotonic() < deadline, found
+        await asyncio.sleep(0.05)
+
+
+async def test_the_official_client_gets_each_form_bit_for_bit_and_each_request_is_billed_once(
+    tmp_path: Path,
+) -> None:
+    worker = VectorWorker()
+    async with (
+        serving(tmp_path, worker) as live,
+        openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key=ADMIN_KEY, max_retries=0) as client,
+        httpx.AsyncClient(base_url=live.url, headers=live.headers, timeout=60) as plain,
+    ):
+        text, ids = "a book about the sea", [3, 1, 4]
+        for given, inputs in (
+            (text, [text]),
+            ([text, "x"], [text, "x"]),
+            (ids, [ids]),
+            ([ids, [9]], [ids, [9]]),
+        ):
+            # Without a word of the caller's the client asks for base64 and decodes it.
+            for form in ({}, {"encoding_format": "float"}):
+                made = await client.embeddings.create(model=MODEL, input=given, **form)
+                assert [array("f", one.embedding).tobytes() for one in made.data] == [
+                    vector_of(one).tobytes() for one in inputs
+                ]
+                assert [one.index for one in made.data] == list(range(len(inputs)))
+                assert made.usage.prompt_tokens == sum(map(tokens_of, inputs))
+                assert made.model == MODEL
+        short = await client.embeddings.create(model="text-embedding-3-small", input=text, dimensions=4)
+        assert len(short.data[0].embedding) == 4 and short.model == MODEL
+        raw = await plain.post(
+            "/v1/embeddings", json={"model": MODEL, "input": text, "encoding_format": "base64"}
+        )
+        assert b64decode(raw.json()["data"][0]["embedding"]) == vector_of(text).tobytes()
+        assert worker.requests[0].body.keys() == {"model", "input", "encoding_format"}
+        rows = await billed(live, 10)
+        assert rows[0] == ("embeddings", "stop", 5, 5, 5_000)
+        metrics = (await plain.get("/metrics")).text
+        assert "sluice_requests_total{" in metrics and 'route="embeddings"' in metrics
+
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await client.embeddings.create(model="bge-smal", input=text)
+        assert f"known: {MODEL}" in str(unknown.value)
+        for body, param in (
+            ({"input": []}, "input"),
+            ({"input": ["a", ""]}, "input.1"),
+            ({"input": ["a"] * 2_049}, "input"),
+            ({"input": [[1], []]}, "input.1"),
+            ({"input": [-1]}, "input"),
+            ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+            ({"input": "a", "unheard_of": 1}, "unheard_of"),
+        ):
+            refused = await plain.post("/v1/embeddings", json={"model": MODEL, **body})
+            assert refused.status_code == 400, (body, refused.text)
+            assert refused.json()["error"]["param"].startswith(param), refused.text
+        await client.embeddings.create(model=MODEL, input=text)
+        assert len(await billed(live, 11)) == 11
+
+
+async def test_a_killed_worker_loses_no_vector_and_doubles_none_on_the_bill(tmp_path: Path) -> None:
+    workers = VectorWorker(), VectorWorker(dies_after=3)
+    texts = [f"line {number} of the book" for number in range(1_000)]
+    async with (
+        serving(tmp_path, *workers) as live,
+        httpx.AsyncClient(base_url=live.url, headers=live.headers, timeout=60) as client,
+    ):
+        answer = (await client.post("/v1/embeddings", json={"model": MODEL, "input": texts})).json()
+        assert [array("f", one["embedding"]).tobytes() for one in answer["data"]] == [
+            vector_of(one).tobytes() for one in texts
+        ]
+        count = sum(map(tokens_of, texts))
+        assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
+        assert [row[1:4] for row in await billed(live, 1)] == [("stop", count, count)]
+        assert len(workers[1].requests) == 3 and len(workers[0].inputs) + 2 * 64 == len(texts)
+        await workers[0].die()
+        gone = await client.post("/v1/embeddings", json={"model": MODEL, "input": texts})
+        assert gone.status_code == 503 and gone.json()["error"]["sluice_code"] == "backend_unavailable"
+        assert (await billed(live, 2))[1][1:4] == ("error", 0, 0)
+
+
+async def test_a_server_that_answers_with_numbers_and_one_that_refuses(tmp_path: Path) -> None:
+    worker = VectorWorker(numbers=True)
+    async with (
+        serving(tmp_path, worker) as live,
+        httpx.AsyncClient(base_url=live.url, headers=live.headers, timeout=60) as client,
+    ):
+        asked = {"model": MODEL, "input": ["the sea"], "encoding_format": "base64"}
+        made = (await client.post("/v1/embeddings", json=asked)).json()
+        assert b64decode(made["data"][0]["embedding"]) == vector_of("the sea").tobytes()
+        assert len(b64decode(made["data"][0]["embedding"])) == 4 * SIZE
+        told = {"error": {"message": "maximum context length is 512 tokens", "code": 400}}
+
+        async def refuse(request: Any) -> None:
+            await request.whole(400, json.dumps(told).encode())
+
+        worker.behaviours[:] = [refuse]
+        long = await client.post("/v1/embeddings", json=asked)
+        assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
