@@ -153,7 +153,9 @@ class EmbeddingJourney:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _part(self, request: EmbeddingsRequest, part: "InputPart", backends: Sequence[Embeds]) -> "PartVectors":
+    async def _part(
+        self, request: EmbeddingsRequest, part: "InputPart", backends: Sequence[Embeds]
+    ) -> "PartVectors":
         """The vectors of a part, by the first backend that can."""
         failure: Refused | BackendFailure | None = None
         # Those that are not ready come last: they say why.
