@@ -125,16 +125,19 @@ class ResponseStore:
         async with self._store.transaction(UNAVAILABLE) as connection:
             return (await connection.execute(late.values(alive_until=until, again=None))).rowcount > 0
 
-    async def thread(self, tenant: str, response_id: str, now: float, most: int) -> list[StoredResponse]:
+    async def thread(
+        self, tenant: str, response_id: str, now: float, *, most: int, most_bytes: int
+    ) -> list[StoredResponse]:
         """The response and those before it, oldest first, without their streams.
 
-        Empty when one of them is not there, or is another tenant's.
+        Empty when one of them is not there, or is another tenant's. One over ``most`` or ``most_bytes`` lacks
+        its beginning: the first one has a ``previous_id``.
         """
         columns = [one for one in responses.c if one.name in _FIELDS and one.name not in ("events", "again")]
         found: list[StoredResponse] = []
         wanted: str | None = response_id
         async with self._store.transaction(UNAVAILABLE) as connection:
-            while wanted is not None and len(found) < most:
+            while wanted is not None and len(found) < most and most_bytes >= 0:
                 query = select(*columns).where(
                     responses.c.tenant == tenant,
                     responses.c.response_id == wanted,
@@ -145,7 +148,8 @@ class ResponseStore:
                     return []
                 found.append(_response(row))
                 wanted = found[-1].previous_id
-        return found[::-1] if wanted is None else []
+                most_bytes -= found[-1].size
+        return found[::-1]
 
     async def get(self, tenant: str, response_id: str, now: float) -> StoredResponse | None:
         """The response, with its stream; ``None`` when it is not there, or is another tenant's."""

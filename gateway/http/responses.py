@@ -93,7 +93,9 @@ async def asked_of(
     services: Services, exchange: Exchange, caller: Caller, body: ResponsesBody
 ) -> ResponsesRequest:
     """The request, with the stored conversation before it. Raises UnknownResponse, InvalidRequest."""
-    before = await services.responses.before(caller.tenant, body.previous_response_id)
+    before = await services.responses.before(
+        caller.tenant, body.previous_response_id, services.limits.max_body_bytes
+    )
     return responses_request(
         body,
         origin_of(services, exchange, caller),
@@ -168,7 +170,9 @@ class ResponsesRerun:
             auxiliary=again.auxiliary,
         )
         body = parse(ResponsesBody, again.body)
-        before = await services.responses.before(caller.tenant, body.previous_response_id)
+        before = await services.responses.before(
+            caller.tenant, body.previous_response_id, services.limits.max_body_bytes
+        )
         return responses_request(body, origin, stores=True, before=before, seal=services.seal)
 
     async def run(self, asked: ResponsesRequest, sink: Any) -> None:
@@ -257,7 +261,7 @@ async def list_input_items(
     """What the model was given: the conversation before the response, and its own input."""
     if order not in ("asc", "desc"):
         raise not_allowed("order", "is another word", "asc or desc")
-    items = await services.responses.input_items(caller.tenant, response_id)
+    items = await services.responses.input_items(caller.tenant, response_id, services.limits.max_body_bytes)
     if order == "desc":
         items = items[::-1]
     if after is not None:

@@ -11,8 +11,9 @@ import structlog
 from accounting.errors import LedgerUnavailable
 from accounting.stored_responses import UNFINISHED, ResponseStore, StoredResponse
 from gateway.config.responses import ResponsesSection
+from gateway.contracts.refusals import not_allowed
 from gateway.contracts.responses.body import ResponsesRequest
-from gateway.errors import BackendUnavailable, UnknownResponse
+from gateway.errors import BackendUnavailable, InvalidRequest, UnknownResponse
 
 MAX_TURNS: Final = 4_096
 """Most responses of one conversation."""
@@ -86,20 +87,30 @@ class StoredResponses:
             response["sluice"]["warnings"] = [*response["sluice"]["warnings"], f"not stored: {reason}"]
             self._log.warning("response not stored", response=response["id"], reason=reason)
 
-    async def before(self, tenant: str, previous_id: str | None) -> list[Mapping[str, Any]]:
-        """The items of the conversation that a request goes on with, oldest first."""
+    async def before(self, tenant: str, previous_id: str | None, max_bytes: int) -> list[Mapping[str, Any]]:
+        """The items of the conversation that a request goes on with, oldest first.
+
+        Raises InvalidRequest for one of more than ``max_bytes``.
+        """
         if previous_id is None:
             return []
-        rows = await self._thread(tenant, previous_id, "previous_response_id")
+        rows = await self._thread(tenant, previous_id, "previous_response_id", max_bytes)
         if rows[-1].status in UNFINISHED:
             raise UnknownResponse(f"{previous_id} has not ended yet", param="previous_response_id")
-        return [item for row in rows for item in (*_unpack(row.input), *_unpack(row.body)["output"])]
+        return [
+            item
+            for given, made in _items(rows, "previous_response_id", max_bytes)
+            for item in (*given, *made)
+        ]
 
-    async def input_items(self, tenant: str, response_id: str) -> list[Mapping[str, Any]]:
-        """What the model was given for a response: the conversation before it and its own input."""
-        *earlier, last = await self._thread(tenant, response_id, "response_id")
-        before = [item for row in earlier for item in (*_unpack(row.input), *_unpack(row.body)["output"])]
-        return [*before, *_unpack(last.input)]
+    async def input_items(self, tenant: str, response_id: str, max_bytes: int) -> list[Mapping[str, Any]]:
+        """What the model was given for a response: the conversation before it and its own input.
+
+        Raises InvalidRequest for more than ``max_bytes``.
+        """
+        rows = await self._thread(tenant, response_id, "response_id", max_bytes)
+        *earlier, (last, _) = _items(rows, "response_id", max_bytes)
+        return [*(item for given, made in earlier for item in (*given, *made)), *last]
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
         """The row of a response."""
@@ -128,13 +139,19 @@ class StoredResponses:
         except LedgerUnavailable as error:
             raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
 
-    async def _thread(self, tenant: str, response_id: str, param: str) -> Sequence[StoredResponse]:
+    async def _thread(
+        self, tenant: str, response_id: str, param: str, max_bytes: int
+    ) -> Sequence[StoredResponse]:
         try:
-            rows = await self.store.thread(tenant, response_id, self._unix_time(), MAX_TURNS)
+            rows = await self.store.thread(
+                tenant, response_id, self._unix_time(), most=MAX_TURNS, most_bytes=max_bytes
+            )
         except LedgerUnavailable as error:
             raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
         if not rows:
             raise _unknown(response_id, param)
+        if rows[0].previous_id is not None:
+            raise _too_long(param, max_bytes)
         return rows
 
 
@@ -153,6 +170,26 @@ def _unknown(response_id: str, param: str) -> UnknownResponse:
     return UnknownResponse(
         f"no response {response_id!r} is stored, or one that it goes on with is not", param=param
     )
+
+
+def _items(
+    rows: Sequence[StoredResponse], param: str, max_bytes: int
+) -> list[tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]]:
+    """The items that each response was given and has made; a few stored bytes may be many."""
+    found, room = [], max_bytes
+    for row in rows:
+        texts = []
+        for data in (row.input, row.body):
+            texts.append(zlib.decompressobj().decompress(data, room + 1))
+            room -= len(texts[-1])
+            if room < 0:
+                raise _too_long(param, max_bytes)
+        found.append((orjson.loads(texts[0]), orjson.loads(texts[1])["output"]))
+    return found
+
+
+def _too_long(param: str, max_bytes: int) -> InvalidRequest:
+    return not_allowed(param, "is of a conversation that is too long", f"{max_bytes} bytes or fewer in all")
 
 
 def _pack(value: object) -> bytes:

@@ -18,6 +18,7 @@ from gateway.config.responses import ResponsesSection
 from gateway.contracts.values import Caller
 from gateway.errors import BackendUnavailable, InvalidKey, public_error
 from gateway.http.responses import ResponsesRerun
+from gateway.ports import HttpLimits
 from gateway.requests.background import LEASE_S, BackgroundResponses
 from gateway.requests.stored_responses import StoredResponses
 from gateway.testing import OTHER_KEY, FakeHealth, FakeJourney, FakeKeys, fake_services
@@ -145,6 +146,29 @@ async def test_a_conversation_goes_on_from_a_stored_response_on_any_gateway(hous
     ]
     texts = [item["content"][0]["text"] for item in items["data"]]
     assert texts == ["What should I read?", "One moment", "And then?", "Another", "Why?"]
+
+
+async def test_a_stored_conversation_is_as_long_as_a_body_at_most(house: House) -> None:
+    # 40 kB that are stored in a few hundred bytes.
+    long, limits = {"input": "x" * 40_000}, HttpLimits(max_body_bytes=100_000)
+    async with house.serving(limits=limits) as client:
+        ids = [(await made(client, **long))["id"]]
+        ids.append((await made(client, **long, previous_response_id=ids[-1]))["id"])
+        ids.append((await made(client, **long, previous_response_id=ids[-1]))["id"])
+        body = {**ASKED, "previous_response_id": ids[-1]}
+        followed = await client.post("/v1/responses", json=body)
+        counted = await client.post("/v1/responses/input_tokens", json=body)
+        listed = await client.get(f"/v1/responses/{ids[-1]}/input_items")
+        shown = await client.get(f"/v1/responses/{ids[-1]}")
+        before = await client.get(f"/v1/responses/{ids[-2]}/input_items")
+    for reply, param in (
+        (followed, "previous_response_id"),
+        (counted, "previous_response_id"),
+        (listed, "response_id"),
+    ):
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+        assert "100000 bytes" in reply.json()["error"]["message"]
+    assert (shown.status_code, before.status_code) == (200, 200)
 
 
 async def test_input_items_come_in_pages(house: House) -> None:
