@@ -30,6 +30,10 @@ WITHOUT_PREFILL = ("claude-opus-4-6", "claude-sonnet-4-6")
 NO_PREFILL = (
     "This model does not support assistant message prefill. The conversation must end with a user message."
 )
+# The fields of InvokeModel's bodies for embeddings, and the tokens that each text is said to have.
+TITAN_FIELDS = ("inputText", "dimensions", "normalize")
+COHERE_FIELDS = ("texts", "input_type", "embedding_types", "truncate", "output_dimension")
+TOKENS_EACH = 3
 # Longest that a scripted hang lasts, should the other side not hang up.
 LONGEST_HANG_S = 60.0
 
@@ -189,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, state: StandIn) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        found = re.fullmatch(r"(?:/[^/]+)*?/model/([^/]+)/(converse|converse-stream)", self.path)
+        found = re.fullmatch(r"(?:/[^/]+)*?/model/([^/]+)/(converse|converse-stream|invoke)", self.path)
         region = re.search(
             r"Credential=[^/]+/\d+/([^/]+)/bedrock/aws4_request", self.headers["Authorization"] or ""
         )
@@ -204,6 +208,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._hang()
         if act.status > 200:
             return self._refuse(act.status, act.error, act.message, act.retry_after)
+        if operation == "invoke":
+            return self._embed(request)
         faults = state.checker.faults(operation, request)
         if faults:
             return self._refuse(400, "ValidationException", "; ".join(faults))
@@ -219,6 +225,21 @@ class _Handler(BaseHTTPRequestHandler):
         if operation == "converse":
             return self._send(200, told.whole())
         self._stream(act, told)
+
+    def _embed(self, request: dict[str, Any]) -> None:
+        """Vectors as Titan and Cohere answer: the text as a number, and a third."""
+        titan = "titan" in request["modelId"]
+        allowed = TITAN_FIELDS if titan else COHERE_FIELDS
+        texts = [request.get("inputText")] if titan else request.get("texts", [])
+        if not request.keys() <= {"modelId", *allowed} or not 0 < len(texts) <= 96 or not all(texts):
+            return self._refuse(400, "ValidationException", "Malformed input request")
+        vectors = [[float(text), 1 / 3] for text in texts]
+        if titan:
+            return self._send(200, {"embedding": vectors[0], "inputTextTokenCount": TOKENS_EACH})
+        if not {"input_type", "texts"} <= request.keys():
+            return self._refuse(400, "ValidationException", "input_type is required")
+        tokens = {"X-Amzn-Bedrock-Input-Token-Count": str(TOKENS_EACH * len(texts))}
+        self._send(200, {"embeddings": {"float": vectors}, "response_type": "embeddings_by_type"}, tokens)
 
     def _stream(self, act: Behaviour, told: _Answer) -> None:
         self.send_response(200)

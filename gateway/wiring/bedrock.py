@@ -7,10 +7,11 @@ import structlog
 
 from budgeting.estimating import EstimatingCounter
 from budgeting.values import Message
-from gateway.backends.bedrock.backend import FEATURES, BedrockBackend
+from gateway.backends.bedrock.backend import FEATURES, BedrockBackend, BedrockEmbeddings
 from gateway.backends.bedrock.models import cacheable_from, caches_tools, takes_prefill, takes_schemas
 from gateway.backends.bedrock.request import ConverseWriter
 from gateway.backends.bedrock.transport import Transport
+from gateway.backends.bedrock.vectors import family_of
 from gateway.config.backends import BedrockSection
 from gateway.config.errors import ConfigError
 from gateway.contracts.features import Feature
@@ -43,7 +44,8 @@ def make_bedrock(
     def failed(region: str, failure: BackendFailure) -> None:
         log.info("region failed", region=region, failure=failure.kind.value, reason=str(failure))
 
-    return BedrockBackend(
+    make = BedrockBackend if family_of(section.model_id) is None else BedrockEmbeddings
+    return make(
         name,
         section,
         writer=ConverseWriter(

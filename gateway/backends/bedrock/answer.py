@@ -60,8 +60,16 @@ class ConverseUsage:
         return self.fresh_tokens + self.cache_read_tokens + self.cache_write_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class InvokedModel:
+    """The answer of InvokeModel; ``input_tokens`` are those of its header, 0 where it has none."""
+
+    body: bytes
+    input_tokens: int
+
+
 # A piece of the answer has no tokens yet, and the name of a tool as it was sent to Bedrock.
-Event = Delta | ConverseStop | ConverseUsage
+Event = Delta | ConverseStop | ConverseUsage | InvokedModel
 
 
 def events_of_stream(stream: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
@@ -188,7 +196,7 @@ class ConverseReader:
                 run.append(event)
             elif isinstance(event, ConverseStop):
                 self._reason = event.reason
-            else:
+            elif isinstance(event, ConverseUsage):
                 self.usage = event
         if run:
             given += self._joined(run)

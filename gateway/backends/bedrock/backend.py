@@ -2,22 +2,24 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import structlog
 
 from admission.values import BackendLoad
 from budgeting.estimating import EstimatingCounter, rough_tokens
 from budgeting.values import Message, Role
-from gateway.backends.bedrock.answer import ConverseReader
+from gateway.backends.bedrock.answer import ConverseReader, InvokedModel
 from gateway.backends.bedrock.call import EventBatches, Lanes
 from gateway.backends.bedrock.request import ConverseWriter
 from gateway.backends.bedrock.tools import ConverseTools, tools_as_messages
 from gateway.backends.bedrock.transport import Transport
+from gateway.backends.bedrock.vectors import family_of
 from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest
-from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, EmbedPart, Vectors, Work
 from gateway.config.backends import BedrockSection
 from gateway.contracts.features import Feature
 from resilience.failures import BackendFailure, FailureKind
@@ -134,17 +136,7 @@ class BedrockBackend:
         started_at = self._clock()
         try:
             async with asyncio.timeout(self._total_timeout_s) as limit:
-                await self._lanes.enter()
-                call = EventBatches(asyncio.get_running_loop())
-                try:
-                    thread = self._threads.submit(self._transport.ask, request, call)
-                except RuntimeError as error:
-                    self._lanes.leave()
-                    raise BackendFailure(
-                        FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped"
-                    ) from error
-                self._calls.add(call)
-                thread.add_done_callback(partial(self._ended, call, asyncio.get_running_loop()))
+                call = await self._call(request)
                 share = rough_tokens(own) / rough_tokens(sent)
                 waited_s = self._clock() - started_at
                 estimated_input = round(estimate.expected * share) + work.image_tokens
@@ -153,10 +145,24 @@ class BedrockBackend:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise BackendFailure(
-                FailureKind.TIMEOUT,
-                f"{self.name} took longer than {self._total_timeout_s:g} s (total_timeout_seconds)",
-            ) from error
+            raise self._too_slow() from error
+
+    async def _call(self, request: Mapping[str, Any]) -> EventBatches:
+        """Begin a call in a thread, once there is a lane."""
+        await self._lanes.enter()
+        call = EventBatches(asyncio.get_running_loop())
+        try:
+            thread = self._threads.submit(self._transport.ask, request, call)
+        except RuntimeError as error:
+            self._lanes.leave()
+            raise BackendFailure(FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped") from error
+        self._calls.add(call)
+        thread.add_done_callback(partial(self._ended, call, asyncio.get_running_loop()))
+        return call
+
+    def _too_slow(self) -> BackendFailure:
+        text = f"{self.name} took longer than {self._total_timeout_s:g} s (total_timeout_seconds)"
+        return BackendFailure(FailureKind.TIMEOUT, text)
 
     async def _relay(
         self, call: EventBatches, reader: ConverseReader, sent: Sequence[Message], out: DeltaSink
@@ -206,3 +212,43 @@ class BedrockBackend:
         self._calls.discard(call)
         self._lanes.leave()
         call.left()
+
+
+class BedrockEmbeddings(BedrockBackend):
+    """Implements :class:`gateway.backends.port.Embeds` too. Bedrock refuses to generate with such a model."""
+
+    async def embed(self, part: EmbedPart) -> Vectors:
+        """The vectors. The calls of a part follow each other; parts of a request run at the same time."""
+        family = family_of(self.model)
+        if family is None:
+            raise BackendFailure(
+                FailureKind.INVALID_INPUT, f"{self.model} makes no embeddings", param="model"
+            )
+        vectors: list[str] = []
+        tokens = 0
+        try:
+            async with asyncio.timeout(self._total_timeout_s) as limit:
+                for request in family.requests(self.model, part):
+                    made, used = family.vectors(await self._invoked(request))
+                    vectors += made
+                    tokens += used
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise self._too_slow() from error
+        return Vectors(tuple(vectors), tokens or part.tokens)
+
+    async def _invoked(self, request: Mapping[str, Any]) -> InvokedModel:
+        call = await self._call(request)
+        try:
+            over = False
+            while not over:
+                events, over = await call.take()
+                for event in events:
+                    if isinstance(event, InvokedModel):
+                        await call.wait_left(LEAVE_WAIT_S)
+                        return event
+            raise BackendFailure(FailureKind.STREAM_BROKEN, f"{self.name} gave no answer")
+        finally:
+            call.cut()
+            await call.wait_left(LEAVE_WAIT_S)

@@ -7,6 +7,7 @@ from typing import Any
 from gateway.backends.bedrock.answer import (
     ConverseUsage,
     Event,
+    InvokedModel,
     events_of_answer,
     events_of_stream,
 )
@@ -20,6 +21,9 @@ from resilience.failures import BackendFailure, FailureKind
 MAX_COOL_DOWN_S = 60.0
 # Longest Retry-After that is believed, seconds.
 MAX_RETRY_AFTER_S = 300.0
+
+
+_TOKENS_HEADER = "x-amzn-bedrock-input-token-count"
 
 
 class Regions:
@@ -133,6 +137,11 @@ class Transport:
 
     def _events(self, region: str, request: Mapping[str, Any]) -> Iterator[Event]:
         client = self._client(region)
+        if "body" in request:
+            answer = client.invoke_model(**request)
+            tokens = answer["ResponseMetadata"]["HTTPHeaders"].get(_TOKENS_HEADER, "")
+            yield InvokedModel(answer["body"].read(), int(tokens) if tokens.isdecimal() else 0)
+            return
         if not self._section.streaming:
             yield from events_of_answer(client.converse(**request))
             return

@@ -1,0 +1,124 @@
+"""Embeddings of Titan and Cohere on Bedrock: the requests of InvokeModel, and their answers."""
+
+from array import array
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import orjson
+
+from gateway.backends.bedrock.answer import InvokedModel
+from gateway.backends.port import EmbedPart
+from resilience.failures import BackendFailure, FailureKind
+
+COHERE_TEXTS: Final = 96
+"""Most texts of one call, by Cohere's contract on Bedrock. Titan takes one."""
+
+
+class _Titan(msgspec.Struct):
+    embedding: list[float]
+    inputTextTokenCount: int
+
+
+class _ByType(msgspec.Struct):
+    float: list[list[float]]
+
+
+class _Cohere(msgspec.Struct):
+    embeddings: _ByType
+
+
+_read_titan = msgspec.json.Decoder(_Titan).decode
+_read_cohere = msgspec.json.Decoder(_Cohere).decode
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingFamily:
+    """How models of one maker are asked.
+
+    Args:
+        texts: most texts of a call.
+        dimensions: the field for the length of a vector; ``None``: the model has one length.
+        truncates: whether the model can cut texts that are too long.
+    """
+
+    texts: int
+    dimensions: str | None
+    truncates: bool
+    body: Callable[[Sequence[str], bool], dict[str, Any]]
+    read: Callable[[InvokedModel], tuple[list[list[float]], int]]
+
+    def requests(self, model_id: str, part: EmbedPart) -> Iterator[Mapping[str, Any]]:
+        """The calls for a part, in order. Raises BackendFailure: what the model cannot be asked for."""
+        texts = [one for one in part.inputs if isinstance(one, str)]
+        if len(texts) < len(part.inputs):
+            raise _refused(model_id, "input", "takes texts, no token ids")
+        if part.dimensions is not None and self.dimensions is None:
+            raise _refused(model_id, "dimensions", "has vectors of one length")
+        if part.truncate_to is not None and not (self.truncates and part.truncate_to == -1):
+            allowed = "cuts texts at its own length alone (-1)" if self.truncates else "cuts no texts"
+            raise _refused(model_id, "truncate_prompt_tokens", allowed)
+        for start in range(0, len(texts), self.texts):
+            body = self.body(texts[start : start + self.texts], part.truncate_to is not None)
+            if part.dimensions is not None and self.dimensions is not None:
+                body[self.dimensions] = part.dimensions
+            yield {
+                "modelId": model_id,
+                "contentType": "application/json",
+                "accept": "application/json",
+                "body": orjson.dumps(body),
+            }
+
+    def vectors(self, answer: InvokedModel) -> tuple[tuple[str, ...], int]:
+        """The vectors as base64 of 32-bit floats, and the tokens. Raises BackendFailure: not readable."""
+        try:
+            vectors, tokens = self.read(answer)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            text = "Bedrock's answer has no embeddings that can be read"
+            raise BackendFailure(FailureKind.STREAM_BROKEN, text) from None
+        return tuple([b64encode(array("f", one)).decode() for one in vectors]), tokens
+
+
+def family_of(model_id: str) -> EmbeddingFamily | None:
+    """How a model makes embeddings; ``None``: it generates. A profile's id contains the model's id."""
+    return next((family for part, family in _FAMILIES if part in model_id), None)
+
+
+def _refused(model_id: str, param: str, why: str) -> BackendFailure:
+    return BackendFailure(FailureKind.INVALID_INPUT, f"{model_id} {why}; {param} is refused", param=param)
+
+
+def _titan_body(texts: Sequence[str], cut: bool) -> dict[str, Any]:
+    return {"inputText": texts[0]}
+
+
+def _titan_answer(answer: InvokedModel) -> tuple[list[list[float]], int]:
+    read = _read_titan(answer.body)
+    return [read.embedding], read.inputTextTokenCount
+
+
+def _cohere_body(texts: Sequence[str], cut: bool) -> dict[str, Any]:
+    return {
+        "texts": texts,
+        # OpenAI's contract does not say what a text is for.
+        "input_type": "search_document",
+        "embedding_types": ["float"],
+        "truncate": "END" if cut else "NONE",
+    }
+
+
+def _cohere_answer(answer: InvokedModel) -> tuple[list[list[float]], int]:
+    return _read_cohere(answer.body).embeddings.float, answer.input_tokens
+
+
+_FAMILIES = (
+    ("amazon.titan-embed-text-v2", EmbeddingFamily(1, "dimensions", False, _titan_body, _titan_answer)),
+    ("amazon.titan-embed-", EmbeddingFamily(1, None, False, _titan_body, _titan_answer)),
+    (
+        "cohere.embed-v4",
+        EmbeddingFamily(COHERE_TEXTS, "output_dimension", True, _cohere_body, _cohere_answer),
+    ),
+    ("cohere.embed-", EmbeddingFamily(COHERE_TEXTS, None, True, _cohere_body, _cohere_answer)),
+)
