@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from gateway.contracts.responses.stream import ResponsesDialect
 from gateway.errors import InvalidRequest
 from gateway.keys.sealing import AesReasoningSeal
 from gateway.testing import FakeJourney, answer_for, fake_services
-from gateway.wiring.foundation import keys_of
+from gateway.wiring.foundation import make_foundation
+from gateway.wiring.services import make_seal
 from tests.contracts.responses_language import check
 from tests.contracts.test_responses_requests import ORIGIN
 from tests.contracts.test_responses_stream import events
@@ -130,12 +132,28 @@ async def test_the_path_seals_with_the_services_key(connect: Any) -> None:
     assert journey.requests[-1].messages[0].reasoning == WORDS
 
 
-def test_the_keys_are_in_the_environment_or_a_file(monkeypatch: Any, tmp_path: Any) -> None:
-    assert Settings().responses.seal_key_file is None
+def test_the_keys_are_in_the_environment_or_a_file(monkeypatch: Any, tmp_path: Path) -> None:
+    def made(**responses: Any) -> ReasoningSeal | None:
+        sections = {
+            "engine": {"kind": "none", "model": "models/demo"},
+            "backends": {"pool": {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "m"}},
+            "state": {"url": "memory://"},
+            "ledger": {"url": f"sqlite+aiosqlite:///{tmp_path}/ledger.db"},
+        }
+        return make_seal(make_foundation(Settings.model_validate({**sections, "responses": responses})))
+
+    assert made() is None
     monkeypatch.setenv("SLUICE_SEAL_KEY", "short")
-    with pytest.raises(ConfigError, match="32 or more") as refused:
-        keys_of("responses.seal_key_file", None, "SLUICE_SEAL_KEY")
+    with pytest.raises(ConfigError, match=r"^SLUICE_SEAL_KEY: .*32 or more") as refused:
+        made()
     assert "short" not in str(refused.value)
+    monkeypatch.setenv("SLUICE_SEAL_KEY", FOREIGN.decode())
+    foreign = made()
     file = tmp_path / "keys"
+    with pytest.raises(ConfigError, match=r"^responses.seal_key_file: .*cannot be read"):
+        made(seal_key_file=str(file))
     file.write_bytes(NEW + b"\n" + OLD + b"\n")
-    assert keys_of("responses.seal_key_file", str(file), "SLUICE_SEAL_KEY") == (NEW, OLD)
+    own = made(seal_key_file=str(file))
+    assert foreign is not None and own is not None
+    assert SEAL.opened("acme", "demo", own.seal("acme", "demo", WORDS)) == WORDS
+    assert SEAL.opened("acme", "demo", foreign.seal("acme", "demo", WORDS)) is None
