@@ -23,8 +23,9 @@ from gateway.contracts.fields import Body, Priority
 from gateway.contracts.front_headers import WORD
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import InvalidRequest
+from gateway.keys.ceilings import NANOUSD
 from gateway.keys.last_used import KeyUse
-from gateway.keys.rate_limits import NANOUSD, budget_of
+from gateway.keys.rate_limits import budget_of
 from gateway.keys.registry import KeyProjection
 from gateway.state.audit import Audit
 

@@ -122,6 +122,7 @@ class AuthConfig(Section):
     default_concurrent_requests: Annotated[int, Field(ge=1, le=1_000_000)] | None = 1_024
     default_requests_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = 600_000
     default_tokens_per_minute: Annotated[int, Field(ge=1, le=1_000_000_000_000)] | None = 1_000_000_000
+    default_usd_per_minute: Annotated[float, Field(ge=0.01, le=1_000_000)] | None = 1_000.0
     tenant_budgets: Annotated[dict[str, TenantBudget], Field(max_length=10_000)] = Field(default={})
 
 
@@ -220,6 +221,11 @@ class Settings(Section):
         if section is None or section.capabilities is None:
             return frozenset(images)
         return features_without(section.capabilities) | images
+
+    @property
+    def priced(self) -> bool:
+        """Whether anything has a price."""
+        return self.ledger.prices is not None or any(map(self.price, self.backends))
 
     def price(self, name: str) -> PriceConfig | None:
         """What a backend costs: its own price, else that of its model."""

@@ -5,11 +5,12 @@ from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 
-from accounting.keys import CallerRole, KeyLimits
+from accounting.keys import NO_BUDGET, CallerRole, KeyLimits
 from gateway.contracts.values import Caller
 from gateway.errors import RateLimited
 
 MINUTE_S = 60.0
+NANOUSD = 10**9
 
 
 class Ceilings:
@@ -21,16 +22,26 @@ class Ceilings:
     Args:
         limits: of requests and tokens per minute; a key's own limit replaces the one of its kind.
         concurrent: most requests of one key at a time; ``None``: any number.
+        nanousd_per_minute: most money; a key with a budget has that instead. ``None``: any amount.
     """
 
-    def __init__(self, limits: KeyLimits, concurrent: int | None, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        limits: KeyLimits,
+        concurrent: int | None,
+        *,
+        clock: Callable[[], float],
+        nanousd_per_minute: int | None = None,
+    ) -> None:
         self._limits = limits
+        self._nanousd = nanousd_per_minute
         self._concurrent = concurrent
         self._clock = clock
         self._ends_at = 0.0
         # By key, so bounded by the number of keys.
         self._requests: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
+        self._money: Counter[str] = Counter()
         self._running: Counter[str] = Counter()
 
     def count_request(self, caller: Caller) -> None:
@@ -42,6 +53,11 @@ class Ceilings:
         """Count what a request is expected to use. Raises RateLimited."""
         if caller.limits.tokens_per_minute is None:
             self._count("tokens_per_minute", self._limits.tokens_per_minute, self._tokens, caller, tokens)
+
+    def count_money(self, caller: Caller, cost: Callable[[], int]) -> None:
+        """Count what a request may cost, nano US dollars. Raises RateLimited."""
+        if self._nanousd is not None and caller.budget == NO_BUDGET and caller.role is CallerRole.CALLER:
+            self._count("usd_per_minute", self._nanousd, self._money, caller, cost(), NANOUSD)
 
     def running(self, caller: Caller) -> "Running":
         """The block in which a request of the key runs. Raises RateLimited."""
@@ -55,20 +71,29 @@ class Ceilings:
             )
         return Running(self._running if counted else None, key_id)
 
-    def _count(self, name: str, limit: int | None, used: Counter[str], caller: Caller, amount: int) -> None:
+    def _count(
+        self,
+        name: str,
+        limit: int | None,
+        used: Counter[str],
+        caller: Caller,
+        amount: int,
+        unit: int = 1,
+    ) -> None:
         if limit is None or caller.role is not CallerRole.CALLER:
             return
         now = self._clock()
         if now >= self._ends_at:
             self._requests.clear()
             self._tokens.clear()
+            self._money.clear()
             self._ends_at = now + MINUTE_S
         before = used[caller.key_id]
         if before and before + amount > limit:
             wait_s = self._ends_at - now
             raise RateLimited(
-                f"{name}: the request needs {amount}, the limit of keys without one of their own is {limit}; "
-                f"come again in {math.ceil(wait_s)} s",
+                f"{name}: the request needs {amount / unit:.15g}, the limit of keys without one of their own "
+                f"is {limit / unit:.15g}; come again in {math.ceil(wait_s)} s",
                 retry_after_ms=max(1, math.ceil(wait_s * 1000)),
             )
         used[caller.key_id] = before + amount

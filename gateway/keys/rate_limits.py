@@ -26,13 +26,12 @@ from accounting.values import UsageRow
 from gateway.contracts.values import Caller
 from gateway.errors import BudgetExceeded, QuotaExceeded, RateLimited
 from gateway.generation.answer_stream import AnswerStream
-from gateway.keys.ceilings import NO_CEILINGS, Ceilings
+from gateway.keys.ceilings import NANOUSD, NO_CEILINGS, Ceilings
 from gateway.keys.shared_limits import SharedLimits
 
 Header = tuple[bytes, bytes]
 _DAY = "tokens_per_day"
 _LOCAL = "local"
-NANOUSD = 10**9
 
 
 def duration(seconds: float) -> str:
@@ -178,6 +177,7 @@ class KeyLimiter:
             BudgetExceeded: over the money of a day or a month, of the key or its tenant.
         """
         self._ceilings.count_tokens(caller, tokens)
+        self._ceilings.count_money(caller, cost)
         quotas, spent, limits = self._quotas, self._spent, caller.limits
         if quotas is None or spent is None:
             return None

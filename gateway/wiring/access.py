@@ -10,7 +10,7 @@ from accounting.quotas import Quotas
 from gateway.config.errors import ConfigError
 from gateway.config.settings import FRONT_KEY, Settings
 from gateway.keys.authenticate import Keys
-from gateway.keys.ceilings import Ceilings
+from gateway.keys.ceilings import NANOUSD, Ceilings
 from gateway.keys.last_used import STREAM as USE_STREAM
 from gateway.keys.last_used import KeyUse
 from gateway.keys.rate_limits import KeyLimiter, budget_of
@@ -111,7 +111,13 @@ def make_ceilings(base: Foundation) -> Ceilings:
     """The limits of keys without any."""
     auth = base.settings.auth
     per_minute = KeyLimits(auth.default_requests_per_minute, auth.default_tokens_per_minute)
-    return Ceilings(per_minute, auth.default_concurrent_requests, clock=base.clock)
+    usd = auth.default_usd_per_minute if base.settings.priced else None
+    return Ceilings(
+        per_minute,
+        auth.default_concurrent_requests,
+        clock=base.clock,
+        nanousd_per_minute=None if usd is None else round(usd * NANOUSD),
+    )
 
 
 def make_keys(ring: KeyRing, state: StateParts, *, unix_time: Callable[[], float]) -> KeyParts:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from accounting.keys import CallerRole, KeyLimits
+from accounting.keys import Budget, CallerRole, KeyLimits
 from gateway.config.settings import Settings
 from gateway.contracts.values import Caller
 from gateway.errors import RateLimited
@@ -40,6 +41,34 @@ def test_requests_and_tokens_of_a_minute_are_counted_for_each_key() -> None:
     clock.now += 40.0
     ceilings.count_request(CALLER)
     ceilings.count_tokens(CALLER, 60)
+
+
+def test_money_of_a_minute_is_counted_for_keys_without_a_budget() -> None:
+    clock = Clock()
+    ceilings = Ceilings(KeyLimits(), None, clock=clock, nanousd_per_minute=2 * 10**9)
+    ceilings.count_money(CALLER, lambda: 15 * 10**8)
+    with pytest.raises(RateLimited, match=r"usd_per_minute: the request needs 0\.6, .* is 2; come again"):
+        ceilings.count_money(CALLER, lambda: 6 * 10**8)
+    for free in (replace(CALLER, budget=Budget(1)), replace(CALLER, role=CallerRole.ADMIN)):
+        ceilings.count_money(free, lambda: 10**12)
+    clock.now += 60.0
+    ceilings.count_money(CALLER, lambda: 6 * 10**8)
+
+
+def test_without_a_ceiling_of_money_no_cost_is_computed() -> None:
+    Ceilings(KeyLimits(), None, clock=Clock()).count_money(CALLER, lambda: pytest.fail("it was computed"))
+
+
+@pytest.mark.parametrize(
+    ("sections", "priced"),
+    [
+        ({}, False),
+        ({"ledger": {"prices": "prices.yaml"}}, True),
+        ({"models": {"demo": {"price": {"input_usd_per_million": 1, "output_usd_per_million": 2}}}}, True),
+    ],
+)
+def test_money_has_a_ceiling_where_something_has_a_price(sections: dict[str, Any], priced: bool) -> None:
+    assert Settings.model_validate(sections).priced is priced
 
 
 def test_one_request_above_the_tokens_of_a_minute_is_let_through() -> None:

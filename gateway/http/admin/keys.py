@@ -6,7 +6,8 @@ from typing_extensions import TypedDict
 from accounting.keys import KeyLimits
 from gateway.admin.keys import KeyBody, KeyMadeBody, KeyShown
 from gateway.http.routes import OPERATORS, AdminRoute, Author, Edge, Json
-from gateway.keys.rate_limits import NANOUSD, budget_of
+from gateway.keys.ceilings import NANOUSD
+from gateway.keys.rate_limits import budget_of
 from gateway.ports import Services
 
 router = APIRouter(prefix="/admin/keys", route_class=AdminRoute, **OPERATORS)
