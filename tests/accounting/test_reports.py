@@ -249,10 +249,13 @@ async def test_stored_responses_are_read_by_their_tenant_until_they_expire(url: 
         await store.put(made)
         await store.put(following)
         assert await other.get("acme", "resp_1", 99.0) == made
-        assert await other.thread("acme", "resp_2", 99.0, 9) == [made, following]
+        assert await other.thread("acme", "resp_2", 99.0, most=9, most_bytes=9) == [made, following]
+        for bound in ({"most": 1, "most_bytes": 9}, {"most": 9, "most_bytes": 4}):
+            assert await other.thread("acme", "resp_2", 99.0, **bound) == [following]
         assert await other.get("umbra", "resp_1", 99.0) is None
         assert await other.get("acme", "resp_1", 100.0) is None
         assert [one.response_id for one in await other.abandoned(20.5, 9)] == ["resp_1"]
+        assert await other.claim(made, 20.5, 40.0) and not await store.claim(made, 20.5, 40.0)
         assert await other.keep_alive(made, 40.0) and not await other.abandoned(20.5, 9)
         assert await other.finish(replace(made, status="failed", events=b"ev"))
         assert not await store.finish(made) and not await store.keep_alive(made, 50.0)
