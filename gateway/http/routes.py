@@ -1,6 +1,7 @@
 """The routes on FastAPI, with the edge's own checks before it; and raw ASGI apps in the OpenAPI document."""
 
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import nullcontext
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Final, TypeVar
@@ -61,7 +62,8 @@ class EdgeRoute(APIRoute):
     FastAPI reads a body of any size before it resolves a dependency. So the key, the role and the body's
     bounds come first here, as on the raw endpoints. Work of the methods ``ends_with_caller`` is cancelled
     when the caller leaves. An operator's change is not: once begun it is finished and audited. A ``counted``
-    request counts against the key's requests a minute, before its body is read.
+    request counts against the key's requests a minute, before its body is read, and while it runs against
+    those at a time.
     """
 
     role: ClassVar[CallerRole | None] = None
@@ -83,10 +85,15 @@ class EdgeRoute(APIRoute):
             raw = b""
             if self.body_field is not None:
                 raw = await read_body(exchange, request.receive, services.limits.max_body_bytes)
-            work = handle(_ReadRequest(request, raw or b"{}"))
+            running = services.limiter.running(await _caller(request)) if self.counted else nullcontext()
+
+            async def work() -> Response:
+                with running:
+                    return await handle(_ReadRequest(request, raw or b"{}"))
+
             if request.method not in self.ends_with_caller:
-                return await work
-            return await run_until_gone(work, exchange, request.receive, services.clock)
+                return await work()
+            return await run_until_gone(work(), exchange, request.receive, services.clock)
 
         return checked
 

@@ -43,3 +43,24 @@ async def test_too_many_at_a_time_are_429_with_retry_after_and_none_is_kept_back
         assert [(await one).status_code for one in held] == [200, 200]
         assert (await ask()).status_code == 200
     assert not limiter._ceilings._running
+
+
+async def test_what_generates_nothing_counts_among_those_at_a_time_too(connect: Connect) -> None:
+    limiter = KeyLimiter(ceilings=Ceilings(KeyLimits(), 1, clock=time.monotonic))
+    journey = FakeJourney(holds=True)
+    headers = {"Authorization": f"Bearer {CALLER_KEY}"}
+    async with connect(fake_services(journey, limiter=limiter)) as client, asyncio.TaskGroup() as asking:
+        held = asking.create_task(client.post("/v1/chat/completions", json=BODY, headers=headers))
+        async with asyncio.timeout(60):
+            await arrivals(journey, 1)
+        paths = {
+            "/tokenize": {"model": "demo", "prompt": "hi"},
+            "/v1/embeddings": {"model": "demo", "input": "hi"},
+        }
+        for path, body in paths.items():
+            assert (await client.post(path, json=body, headers=headers)).status_code == 429
+        journey.resume()
+        assert (await held).status_code == 200
+        for path, body in paths.items():
+            assert (await client.post(path, json=body, headers=headers)).status_code == 200
+    assert not limiter._ceilings._running
