@@ -144,7 +144,9 @@ async def test_a_killed_worker_loses_no_vector_and_doubles_none_on_the_bill(tmp_
         count = sum(map(tokens_of, texts))
         assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
         assert [row[1:4] for row in await billed(live, 1)] == [("stop", count, count)]
-        assert len(workers[1].requests) == 3 and len(workers[0].inputs) + 2 * 64 == len(texts)
+        # What the killed worker has answered, two parts at most, was not asked for again.
+        asked = workers[0].inputs
+        assert len(workers[1].requests) >= 3 and len(texts) - 2 * 64 <= len(asked) == len(set(asked))
         await workers[0].die()
         gone = await client.post("/v1/embeddings", json={"model": MODEL, "input": texts})
         assert gone.status_code == 503 and gone.json()["error"]["sluice_code"] == "backend_unavailable"
