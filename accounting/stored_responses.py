@@ -1,5 +1,8 @@
 """The table ``responses`` in the ledger's database: what clients of OpenAI's Responses asked to keep."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
@@ -19,11 +22,15 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.errors import LedgerUnavailable
 from accounting.store import GenerationStore
 from accounting.tables import metadata
 
 POOL_CONNECTIONS: Final = 4
+# Longest wait of an answer for the database: a sync of a busy disk takes a second.
+TIMEOUT_S: Final = 5.0
 UNAVAILABLE: Final = "stored responses cannot be reached now"
 UNFINISHED: Final = ("queued", "in_progress")
 
@@ -95,12 +102,12 @@ class ResponseStore:
 
     async def put(self, response: StoredResponse) -> None:
         """Make it durable."""
-        async with self._store.transaction(UNAVAILABLE) as connection:
+        async with self._transaction() as connection:
             await connection.execute(insert(responses).values({**asdict(response), "size": response.size}))
 
     async def finish(self, response: StoredResponse) -> bool:
         """Replace an unfinished one; false when it was deleted, cancelled or ended by somebody else."""
-        async with self._store.transaction(UNAVAILABLE) as connection:
+        async with self._transaction() as connection:
             changed = await connection.execute(
                 _unfinished(response).values({**asdict(response), "size": response.size})
             )
@@ -108,7 +115,7 @@ class ResponseStore:
 
     async def keep_alive(self, response: StoredResponse, until: float) -> bool:
         """The gateway still runs it; false when it was deleted, cancelled or ended by somebody else."""
-        async with self._store.transaction(UNAVAILABLE) as connection:
+        async with self._transaction() as connection:
             changed = await connection.execute(
                 _unfinished(response).values(alive_until=until, status=response.status, body=response.body)
             )
@@ -116,13 +123,13 @@ class ResponseStore:
 
     async def not_again(self, response: StoredResponse) -> None:
         """No other gateway may run it again."""
-        async with self._store.transaction(UNAVAILABLE) as connection:
+        async with self._transaction() as connection:
             await connection.execute(_unfinished(response).values(again=None))
 
     async def claim(self, response: StoredResponse, now: float, until: float) -> bool:
         """Run an abandoned one here, for the last time; false when another gateway does or it has ended."""
         late = _unfinished(response).where(responses.c.alive_until < now)
-        async with self._store.transaction(UNAVAILABLE) as connection:
+        async with self._transaction() as connection:
             return (await connection.execute(late.values(alive_until=until, again=None))).rowcount > 0
 
     async def thread(
@@ -136,7 +143,7 @@ class ResponseStore:
         columns = [one for one in responses.c if one.name in _FIELDS and one.name not in ("events", "again")]
         found: list[StoredResponse] = []
         wanted: str | None = response_id
-        async with self._store.transaction(UNAVAILABLE) as connection:
+        async with self._transaction() as connection:
             while wanted is not None and len(found) < most and most_bytes >= 0:
                 query = select(*columns).where(
                     responses.c.tenant == tenant,
@@ -158,14 +165,14 @@ class ResponseStore:
             responses.c.response_id == response_id,
             responses.c.expires_at > now,
         )
-        async with self._store.transaction(UNAVAILABLE) as connection:
+        async with self._transaction() as connection:
             row = (await connection.execute(query)).mappings().first()
         return None if row is None else _response(row)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Whether it was there."""
         gone = delete(responses).where(responses.c.tenant == tenant, responses.c.response_id == response_id)
-        async with self._store.transaction(UNAVAILABLE) as connection:
+        async with self._transaction() as connection:
             return (await connection.execute(gone)).rowcount > 0
 
     async def abandoned(self, now: float, most: int) -> list[StoredResponse]:
@@ -175,12 +182,12 @@ class ResponseStore:
             .where(responses.c.status.in_(UNFINISHED), responses.c.alive_until < now)
             .limit(most)
         )
-        async with self._store.transaction(UNAVAILABLE) as connection:
+        async with self._transaction() as connection:
             return [_response(row) for row in (await connection.execute(query)).mappings()]
 
     async def sweep(self, now: float) -> None:
         """Delete what has expired, and the oldest of tenants over their share."""
-        async with self._store.transaction(UNAVAILABLE) as connection:
+        async with self._transaction() as connection:
             await connection.execute(delete(responses).where(responses.c.expires_at <= now))
             taken = func.sum(responses.c.size)
             over = select(responses.c.tenant).group_by(responses.c.tenant).having(taken > self._tenant_bytes)
@@ -200,6 +207,14 @@ class ResponseStore:
                 if oldest is not None:
                     surplus = surplus.where(responses.c.created_at < oldest)
                 await connection.execute(surplus)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
+        try:
+            async with asyncio.timeout(TIMEOUT_S), self._store.transaction(UNAVAILABLE) as connection:
+                yield connection
+        except TimeoutError as error:
+            raise LedgerUnavailable(f"{UNAVAILABLE} (no answer within {TIMEOUT_S:g} s)") from error
 
     async def close(self) -> None:
         """Close the connections."""

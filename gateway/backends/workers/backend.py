@@ -297,7 +297,9 @@ class WorkersBackend:
             tried.add(worker.url)
             ticket = self._pool.sent(worker, part.tokens, NO_WISH)
             try:
-                vectors = await vectors_of(worker.client, self.model, body, headers, part.tokens)
+                vectors = await vectors_of(
+                    worker.client, self.model, body, headers, part.tokens, len(part.inputs)
+                )
                 worker.succeeded()
                 return vectors
             except TransportError as error:

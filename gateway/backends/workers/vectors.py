@@ -1,7 +1,8 @@
 """One call of a worker's ``/embeddings``."""
 
 from array import array
-from base64 import b64encode
+from base64 import b64decode, b64encode
+from math import isfinite
 from typing import Final
 
 import msgspec
@@ -20,7 +21,7 @@ MAX_ANSWER_BYTES: Final = 64 << 20
 
 class _Vector(msgspec.Struct):
     embedding: str | list[float]
-    index: int = 0
+    index: int | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -42,7 +43,9 @@ def body_of(model: str, part: EmbedPart) -> bytes:
     return orjson.dumps({"model": model, "input": part.inputs, "encoding_format": "base64", **asked})
 
 
-async def vectors_of(client: WorkerClient, model: str, body: bytes, headers: bytes, tokens: int) -> Vectors:
+async def vectors_of(
+    client: WorkerClient, model: str, body: bytes, headers: bytes, tokens: int, inputs: int
+) -> Vectors:
     """Ask. Raises TransportError, BackendFailure; ``tokens`` are those of a worker that reports none."""
     connection = await client.post(PATH, body, headers)
     try:
@@ -59,16 +62,29 @@ async def vectors_of(client: WorkerClient, model: str, body: bytes, headers: byt
         connection.release()
     try:
         answer = _read(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        vectors = {
+            place if one.index is None else one.index: _numbers(one.embedding)
+            for place, one in enumerate(answer.data)
+        }
+    except (msgspec.DecodeError, ValueError):
         raise BadHttp("its embeddings are not OpenAI's") from None
+    if len(answer.data) != inputs or vectors.keys() != set(range(inputs)):
+        raise BadHttp(f"it gave {len(answer.data)} embeddings for {inputs} inputs, or one of them twice")
+    if len({len(one) for one in vectors.values()}) != 1 or not all(map(_is_usable, vectors.values())):
+        raise BadHttp("its embeddings are empty, not finite or of several lengths")
     usage = answer.usage
     reported = None if usage is None else usage.prompt_tokens
-    in_order = sorted(answer.data, key=lambda one: one.index)
     return Vectors(
-        tuple([_base64(one.embedding) for one in in_order]), tokens if reported is None else reported
+        tuple([b64encode(vectors[index]).decode() for index in range(inputs)]),
+        tokens if reported is None else reported,
     )
 
 
-def _base64(vector: str | list[float]) -> str:
-    """Servers that do not know ``encoding_format`` answer with numbers."""
-    return vector if isinstance(vector, str) else b64encode(array("f", vector)).decode()
+def _numbers(vector: str | list[float]) -> "array[float]":
+    """The numbers; servers that do not know ``encoding_format`` give them as such. Raises ValueError."""
+    return array("f", b64decode(vector, validate=True) if isinstance(vector, str) else vector)
+
+
+def _is_usable(vector: "array[float]") -> bool:
+    """Whether it is of finite numbers. A sum with others is not finite, and costs the least to look at."""
+    return bool(vector) and isfinite(sum(vector))

@@ -1,0 +1,63 @@
+"""Answers of a worker's ``/embeddings`` that cannot be given to a caller."""
+
+from __future__ import annotations
+
+from array import array
+from base64 import b64encode
+from typing import Any
+
+import pytest
+
+from gateway.backends.port import EmbedPart
+from gateway.contracts.values import Caller, CallerRole
+from resilience.failures import BackendFailure, FailureKind
+from tests.workers.raw_worker import RawWorker, pool, refuses
+from tests.workers.vector_worker import VectorWorker, vector_of
+
+INPUTS = ("one", "two", "three")
+PART = EmbedPart(INPUTS, 3, None, None, None, Caller("acme", CallerRole.CALLER, "key_1"))
+GOOD = [{"index": index, "embedding": vector_of(text).tolist()} for index, text in enumerate(INPUTS)]
+
+
+def same(*numbers: float) -> list[dict[str, Any]]:
+    coded = b64encode(array("f", numbers)).decode()
+    return [{"index": index, "embedding": coded} for index in range(3)]
+
+
+UNUSABLE = {
+    "one too few": GOOD[:2],
+    "one twice": [GOOD[0], GOOD[1], GOOD[1]],
+    "an index beyond the inputs": [GOOD[0], GOOD[1], {**GOOD[2], "index": 3}],
+    "of several lengths": [GOOD[0], GOOD[1], {"index": 2, "embedding": [1.0]}],
+    "empty": same(),
+    "not a number": same(1.0, float("nan")),
+    "infinite": same(float("-inf"), float("inf")),
+    "beyond 32 bits": [{"index": index, "embedding": [1e300]} for index in range(3)],
+    "no base64": [{"index": index, "embedding": "*"} for index in range(3)],
+    "a part of a number": [{"index": index, "embedding": "AAAA"} for index in range(3)],
+}
+
+
+@pytest.mark.parametrize("data", UNUSABLE.values(), ids=UNUSABLE)
+async def test_unusable_vectors_are_asked_for_on_another_worker(data: Any) -> None:
+    bad, good = RawWorker([refuses(200, {"data": data})]), VectorWorker()
+    async with pool(bad, good, affinity=False) as backend:
+        for _ in range(3):  # the choice may begin with either
+            made = await backend.embed(PART)
+            assert list(made.vectors) == [b64encode(vector_of(text)).decode() for text in INPUTS]
+    assert bad.requests
+
+
+@pytest.mark.parametrize("data", UNUSABLE.values(), ids=UNUSABLE)
+async def test_unusable_vectors_of_the_only_worker_are_an_error(data: Any) -> None:
+    async with pool(RawWorker([refuses(200, {"data": data})])) as backend:
+        with pytest.raises(BackendFailure, match="embedding") as caught:
+            await backend.embed(PART)
+        assert caught.value.kind is FailureKind.BACKEND_UNAVAILABLE
+
+
+async def test_vectors_without_an_index_are_in_the_order_of_the_inputs() -> None:
+    data = [{"embedding": one["embedding"]} for one in GOOD]
+    async with pool(RawWorker([refuses(200, {"data": data})])) as backend:
+        made = await backend.embed(PART)
+    assert list(made.vectors) == [b64encode(vector_of(text)).decode() for text in INPUTS]
