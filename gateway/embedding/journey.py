@@ -183,6 +183,8 @@ class EmbeddingJourney:
                 )
             return PartVectors(backend, vectors)
         assert failure is not None
+        if isinstance(failure, BackendFailure) and failure.kind is FailureKind.MODEL_NOT_FOUND:
+            raise UnknownModel(f"the workers of {request.model!r} make no vectors", param="model")
         raise failure
 
     def _opening_row(self, request: EmbeddingsRequest, trace_id: str) -> UsageRow:

@@ -95,14 +95,17 @@ async def test_the_next_region_makes_them_when_one_cannot(bedrock: StandIn, make
 async def test_a_refusal_and_a_call_that_takes_too_long_leave_no_call(
     bedrock: StandIn, make: MakeBackend
 ) -> None:
-    backend = make(model_id=TITAN, total_timeout_seconds=1)
-    assert isinstance(backend, BedrockEmbeddings)
     bedrock.script(Behaviour(status=403, error="AccessDeniedException"), Behaviour(hang_before=True))
-    for kind in (FailureKind.ACCESS_DENIED, FailureKind.TIMEOUT):
+    for limits, kind in (
+        ({}, FailureKind.ACCESS_DENIED),
+        ({"total_timeout_seconds": 1}, FailureKind.TIMEOUT),
+    ):
+        backend = make(model_id=TITAN, **limits)
+        assert isinstance(backend, BedrockEmbeddings)
         with pytest.raises(BackendFailure) as caught:
             await backend.embed(part())
         assert caught.value.kind is kind
-    await at_rest(backend, bedrock)
+        await at_rest(backend)
 
 
 def test_a_model_that_generates_makes_none(make: MakeBackend) -> None:

@@ -156,6 +156,13 @@ async def test_a_fault_of_the_request_is_asked_once_and_costs_nothing() -> None:
     assert not house.left_behind()
 
 
+async def test_a_model_that_makes_no_vectors_is_an_unknown_one_here() -> None:
+    house = House(Maker("pool", fails=[gone(FailureKind.MODEL_NOT_FOUND)]))
+    with pytest.raises(UnknownModel, match="make no vectors"):
+        await house.run("a")
+    assert house.records[0].status == 404
+
+
 async def test_a_part_that_fails_everywhere_ends_the_others_and_bills_nothing() -> None:
     house = House(Maker("pool", fails=[gone()]))
     with pytest.raises(BackendFailure):

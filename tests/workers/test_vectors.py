@@ -40,7 +40,7 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("data", UNUSABLE.values(), ids=UNUSABLE)
 async def test_unusable_vectors_are_asked_for_on_another_worker(data: Any) -> None:
-    bad, good = RawWorker([refuses(200, {"data": data})]), VectorWorker()
+    bad, good = RawWorker([refuses(200, {"data": data})]), VectorWorker(model="base")
     async with pool(bad, good, affinity=False) as backend:
         for _ in range(3):  # the choice may begin with either
             made = await backend.embed(PART)
