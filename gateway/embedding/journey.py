@@ -133,6 +133,8 @@ class EmbeddingJourney:
         found = [one for one in usable if named in (one.model, one.name)]
         if found:
             return found
+        if not usable:
+            raise UnknownModel("no backend here makes vectors; configure workers that do", param="model")
         known = nearest(request.model, {one.model for one in usable})
         raise UnknownModel(f"no worker makes vectors with {request.model!r}; {known}", param="model")
 

@@ -209,6 +209,12 @@ async def test_a_key_reaches_its_own_models_names_and_routes_alone() -> None:
     assert (await house.run("a", caller=replace(CALLER, routes=("only",)))).model == "bge"
 
 
+async def test_a_gateway_without_workers_says_what_is_missing() -> None:
+    house = House(Maker("pool"))
+    with pytest.raises(UnknownModel, match="configure workers that do"):
+        await house.run("a", caller=replace(CALLER, models=("other",)))
+
+
 async def test_a_gateway_that_drains_takes_no_more() -> None:
     house = House(Maker("pool"))
     house.in_flight.drain()
