@@ -135,7 +135,7 @@ async def test_a_killed_worker_loses_no_vector_and_doubles_none_on_the_bill(tmp_
     texts = [f"line {number} of the book" for number in range(1_000)]
     async with (
         serving(tmp_path, *workers) as live,
-        httpx.AsyncClient(base_url=live.url, headers=live.headers, timeout=60) as client,
+        httpx.AsyncClient(base_url=live.url, headers=live.headers, timeout=300) as client,
     ):
         answer = (await client.post("/v1/embeddings", json={"model": MODEL, "input": texts})).json()
         assert [array("f", one["embedding"]).tobytes() for one in answer["data"]] == [
@@ -157,7 +157,7 @@ async def test_a_server_that_answers_with_numbers_and_one_that_refuses(tmp_path:
     worker = VectorWorker(numbers=True)
     async with (
         serving(tmp_path, worker) as live,
-        httpx.AsyncClient(base_url=live.url, headers=live.headers, timeout=60) as client,
+        httpx.AsyncClient(base_url=live.url, headers=live.headers, timeout=300) as client,
     ):
         asked = {"model": MODEL, "input": ["the sea"], "encoding_format": "base64"}
         made = (await client.post("/v1/embeddings", json=asked)).json()
