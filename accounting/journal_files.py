@@ -92,15 +92,20 @@ def create(folder: Path, new_name: Callable[[], str]) -> JournalSegment:
 def orphans(folder: Path) -> Iterator[JournalSegment]:
     """Lock and return the files of ended processes, oldest first. Raises OSError."""
     for path in folder.glob(f"*{SUFFIX}{_NEW}"):
-        unfinished = _adopt(path)
-        if unfinished is not None and time.time() - os.fstat(unfinished.fd).st_mtime > UNFINISHED_S:
+        # A younger file is not touched: its process may not have locked it yet, and would fail to.
+        if _is_unfinished(path) and (unfinished := _adopt(path)) is not None:
             unfinished.remove()
-        elif unfinished is not None:
-            unfinished.release()
     for path in sorted(folder.glob(f"*{SUFFIX}"), key=lambda one: one.name):
         segment = _adopt(path)
         if segment is not None:
             yield segment
+
+
+def _is_unfinished(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > UNFINISHED_S
+    except FileNotFoundError:
+        return False
 
 
 def _adopt(path: Path) -> JournalSegment | None:

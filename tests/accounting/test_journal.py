@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -318,6 +320,36 @@ async def test_a_damaged_file_gives_what_can_be_read_and_is_set_aside(tmp_path: 
     [replayed] = [event for event in told if isinstance(event, RowsReplayed)]
     assert (replayed.count, replayed.damaged_bytes) == (1, len(bad) + len(frame(row("gen_3"))))
     assert [path.name for path in (tmp_path / "journal").iterdir()] == [f"0{SUFFIX}{DAMAGED}"]
+
+
+def test_a_file_that_a_killed_process_did_not_finish_is_removed_after_a_minute(tmp_path: Path) -> None:
+    young, old = (tmp_path / f"{name}{SUFFIX}.new" for name in ("young", "old"))
+    young.touch()
+    old.touch()
+    os.utime(old, (time.time() - 61, time.time() - 61))
+    assert list(orphans(tmp_path)) == []
+    assert young.exists() and not old.exists()
+
+
+def test_files_are_created_while_another_process_looks_for_orphans(tmp_path: Path) -> None:
+    names_ = names()
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            for segment in orphans(tmp_path):
+                segment.release()
+
+    lookers = [threading.Thread(target=look) for _ in range(3)]
+    for looker in lookers:
+        looker.start()
+    try:
+        for _ in range(300):
+            create(tmp_path, names_).remove()
+    finally:
+        ended.set()
+        for looker in lookers:
+            looker.join()
 
 
 # While the database is away
