@@ -262,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
                 last_block = block
             self._chunk(event("contentBlockDelta", {"delta": delta, "contentBlockIndex": block}))
         self._chunk(event("contentBlockStop", {"contentBlockIndex": last_block or 0}))
-        last = event("messageStop", {"stopReason": told.stop_reason})
+        last = event("messageStop", {"stopReason": told.stop_reason, **told.fields})
         if act.fault != "no_usage":
             last += event("metadata", {"usage": told.usage, "metrics": {"latencyMs": 7}})
         self._chunk(last)
@@ -365,11 +365,15 @@ class _Answer:
         most = config.get("maxTokens", len(pieces))
         self.pieces = pieces[:most]
         self.stop_reason = "tool_use" if act.calls else "end_turn"
+        self.fields: dict[str, Any] = {}
         if most < len(pieces):
             self.stop_reason = "max_tokens"
         for number, (_, piece) in enumerate(self.pieces):
-            if any(stop in piece.get("text", "") for stop in config.get("stopSequences", ())):
+            reached = [one for one in config.get("stopSequences", ()) if one in piece.get("text", "")]
+            if reached:
                 self.pieces, self.stop_reason = self.pieces[:number], "stop_sequence"
+                if "/stop_sequence" in request.get("additionalModelResponseFieldPaths", ()):
+                    self.fields = {"additionalModelResponseFields": {"stop_sequence": reached[0]}}
                 break
         self.stop_reason = act.stop_reason or self.stop_reason
         names = len({block for block, _ in self.pieces if block in self.starts})
@@ -399,6 +403,7 @@ class _Answer:
         return {
             "output": {"message": {"role": "assistant", "content": content}},
             "stopReason": self.stop_reason,
+            **self.fields,
             "usage": self.usage,
             "metrics": {"latencyMs": 7},
         }

@@ -73,8 +73,12 @@ class ContractDialect(Protocol):
     def headers(self, cuts: Cuts) -> Sequence[Header]:
         """Headers that the contract adds to an answer, whole or streamed."""
 
-    def frames(self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None) -> Frames:
-        """The frames of a stream; ``model`` and ``plan``: what answers, and to what, where it is known."""
+    def frames(
+        self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
+    ) -> Frames:
+        """The frames of a stream; ``model`` and ``plan``: what answers, and to what, where it is known;
+        ``cached_tokens``: those that the first piece names.
+        """
 
     def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
         """HTTP status and JSON body of an error."""

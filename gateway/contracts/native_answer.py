@@ -203,7 +203,7 @@ class NativeDialect:
         return ()
 
     def frames(
-        self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None
+        self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
     ) -> NativeFrames:
         """The frames of a stream."""
         return NativeFrames()

@@ -203,7 +203,9 @@ class OpenAIDialect:
         """``x-sluice-trimmed`` when something was left out."""
         return trimmed_headers(cuts)
 
-    def frames(self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None) -> ChunkFrames:
+    def frames(
+        self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
+    ) -> ChunkFrames:
         """A stream of ``chat.completion.chunk`` or ``text_completion`` objects."""
         return ChunkFrames(
             asked,

@@ -75,6 +75,7 @@ class StreamSink:
         self._asked = asked
         self._frames = dialect.frames(asked)
         self._headers: Sequence[Header] = ()
+        self._planned: tuple[str, Plan] | None = None
         self._open = False
         self._sent = 0
         self._pinging: asyncio.Event | None = None
@@ -84,10 +85,13 @@ class StreamSink:
         """The headers report what the prompt left out; each event, what answers."""
         if not self._open:
             self._headers = self._dialect.headers(plan)
+            self._planned = model, plan
             self._frames = self._dialect.frames(self._asked, model, plan)
 
     async def delta(self, delta: Delta) -> None:
         """Send one event; text without text, log-probabilities and requested ids is none."""
+        if delta.cached_tokens and self._planned is not None and not self._open:
+            self._frames = self._dialect.frames(self._asked, *self._planned, delta.cached_tokens)
         if delta.__class__ is not Delta:
             data = self._frames.event(delta)
         elif delta.text or delta.logprobs or (delta.token_ids and self._asked.token_ids):

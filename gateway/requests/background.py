@@ -30,6 +30,7 @@ SWEEP_S: Final = 60.0
 ABANDONED: Final = 100
 """Most abandoned responses that are looked at at one time."""
 
+_GONE: Final = public_error(Internal("the gateway that ran the response has ended"))
 _NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')
 
 
@@ -85,9 +86,12 @@ class BackgroundRun:
     def stop(self, response: dict[str, Any]) -> None:
         """It was cancelled, which is stored already."""
         if not self.ended:
-            self.events += split(b"" if self.events else self.frames.opening)
-            self.events += split(self.frames.stop(response))
-            self._over()
+            self._show_end(self.frames.stop(response))
+
+    def abandon(self, error: PublicError) -> None:
+        """This gateway ends; what is stored is for another one to end."""
+        if not self.ended:
+            self._show_end(self.frames.fail(error, "", partial=bool(self.events)))
 
     async def follow(self, after: int) -> AsyncIterator[bytes]:
         """Its events beyond a number, as they come."""
@@ -102,19 +106,20 @@ class BackgroundRun:
             await news.wait()
 
     async def _end(self, response: dict[str, Any], last: bytes) -> None:
-        opening = b"" if self.events else self.frames.opening
-        last_events = split(opening + last)
-        whole = b"".join((*self.events, *last_events))
+        whole = b"".join((*self.events, self._last(last)))
         try:
             await self._keep.store.finish(self._keep.packed(self.asked, response, whole))
         except LedgerUnavailable as error:
             # Another gateway, or this one, ends it as failed when its sign of life is too old.
             self._log.warning("response not stored", response=response["id"], reason=str(error))
         finally:
-            self.events += last_events
-            self._over()
+            self._show_end(last)
 
-    def _over(self) -> None:
+    def _last(self, data: bytes) -> bytes:
+        return data if self.events else self.frames.opening + data
+
+    def _show_end(self, last: bytes) -> None:
+        self.events += split(self._last(last))
         self.ended = True
         self._tell()
 
@@ -232,29 +237,36 @@ class BackgroundResponses:
         """Run until cancelled; what runs then is abandoned."""
         if not self._keep.enabled:
             return
-        swept = float("-inf")
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                while True:
-                    try:
-                        await self._say_alive()
-                        await self._take_abandoned(tasks)
-                        if self._clock() - swept >= SWEEP_S:
-                            swept = self._clock()
-                            await self._keep.store.sweep(self._keep.now())
-                    except LedgerUnavailable as error:
-                        self._log.warning("stored responses away", reason=str(error))
-                    await asyncio.sleep(self._look_s)
+                try:
+                    await self._look(tasks)
+                finally:
+                    self._tasks = None
         finally:
-            self._tasks = None
             await self._keep.store.close()
+
+    async def _look(self, tasks: asyncio.TaskGroup) -> None:
+        swept = float("-inf")
+        while True:
+            try:
+                await self._say_alive()
+                await self._take_abandoned(tasks)
+                if self._clock() - swept >= SWEEP_S:
+                    swept = self._clock()
+                    await self._keep.store.sweep(self._keep.now())
+            except LedgerUnavailable as error:
+                self._log.warning("stored responses away", reason=str(error))
+            await asyncio.sleep(self._look_s)
 
     async def _run(self, key: tuple[str, str], begun: BackgroundRun, run: Run) -> None:
         try:
             await run(begun.asked, begun)
         except asyncio.CancelledError:
-            if not begun.ended:
+            if self._tasks is None:
+                begun.abandon(_GONE)
+            else:
                 begun.stop(begun.frames.state("cancelled"))
             raise
         finally:
@@ -270,10 +282,9 @@ class BackgroundResponses:
 
     async def _take_abandoned(self, tasks: asyncio.TaskGroup) -> None:
         now = self._keep.now()
-        gone = public_error(Internal("the gateway that ran the response has ended"))
         for row in await self._keep.store.abandoned(now, ABANDONED):
             if row.again is None or self._rerun is None:
-                await self._fail(row, gone)
+                await self._fail(row, _GONE)
             elif not self._rerun.ready() or self._full:
                 continue  # for another gateway, or later
             elif await self._keep.store.claim(row, now, now + LEASE_S):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from benchmarks.bedrock.stand_in import ANSWER, Behaviour, StandIn
 from budgeting.values import ImageContent, Message
 from gateway.backends.bedrock.answer import BlankStops
+from gateway.backends.bedrock.backend import BedrockBackend
 from gateway.contracts.events import Delta
 from gateway.contracts.values import FinishReason, Usage
 from resilience.failures import FailureKind
@@ -125,6 +126,24 @@ async def test_max_tokens_and_stop_sequences_are_honoured(bedrock: StandIn, make
     assert (short.text, short.completion.finish_reason) == ("Vinland Saga", FinishReason.LENGTH)
     stopped = await hear(backend, work(stop=("Vagabond",)))
     assert (stopped.text, stopped.completion.finish_reason) == ("Vinland Saga and", FinishReason.STOP)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_the_stop_string_that_ended_the_answer_is_named_where_it_is_known(
+    bedrock: StandIn, make: MakeBackend, streaming: bool
+) -> None:
+    claude = make(model_id="us.anthropic.claude-3-7-sonnet-20250219-v1:0", streaming=streaming)
+    nova = make(model_id="us.amazon.nova-pro-v1:0", streaming=streaming)
+
+    async def named(backend: BedrockBackend, *stops: str) -> str | None:
+        return (await hear(backend, work(stop=stops))).completion.stop_sequence
+
+    assert await named(claude, "Vagabond", "END") == "Vagabond"
+    assert bedrock.last["additionalModelResponseFieldPaths"] == ["/stop_sequence"]
+    assert await named(claude, "END", "\n") is None
+    assert await named(nova, "Vagabond") == "Vagabond"
+    assert await named(nova, "Vagabond", "END") is None
+    assert "additionalModelResponseFieldPaths" not in bedrock.last
 
 
 async def test_a_guardrail_goes_with_every_request(bedrock: StandIn, make: MakeBackend) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from budgeting.values import Plan, SectionCounts
 from gateway.contracts.events import Delta
 from gateway.contracts.values import GenerateRequest
 from gateway.errors import PublicError
@@ -18,6 +19,7 @@ from tests.virtual_time import in_virtual_time
 
 ASKED = {"model": "demo", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 NO_KEY = {"authorization": ""}
+PLAN = Plan((), tuple(range(8)), SectionCounts(recent_turns=8), 8, 0)
 BUSY = PublicError(503, "queue_full", "the gateway is busy", retry_after_ms=1_200)
 
 
@@ -63,6 +65,28 @@ def test_a_silent_stream_gets_a_ping_after_ten_to_fifteen_seconds(
     assert events[0]["type"] == "message_start"
     assert events.count({"type": "ping"}) == pings
     check_grammar(events)
+
+
+async def test_a_stream_opens_with_the_part_of_the_prompt_that_was_cached(connect: Any) -> None:
+    class Cached(FakeJourney):
+        async def _run(self, request: GenerateRequest, sink: Sink) -> None:
+            answer = answer_for(request, " Hello")
+            sink.planned(PLAN, "demo")
+            await sink.delta(Delta(" ", 1, cached_tokens=6))
+            await sink.delta(Delta("Hello", 1))
+            await sink.finish(answer)
+
+    async with connect(fake_services(Cached())) as client:
+        response = await client.post("/v1/messages", json={**ASKED, "stream": True})
+    start, block, *_ = parsed(response.content)
+    usage = start["message"]["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (2, 6)
+    assert start["message"]["model"] == "demo"
+    assert block["type"] == "content_block_start"
+    assert (
+        "".join(one["delta"].get("text", "") for one in parsed(response.content) if "delta" in one)
+        == " Hello"
+    )
 
 
 def test_what_fails_after_a_ping_is_an_event(connect: Any) -> None:

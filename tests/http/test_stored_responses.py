@@ -315,6 +315,19 @@ async def test_a_cancelled_background_response_frees_its_journey(house: House) -
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_id")
 
 
+async def test_who_follows_a_response_when_its_gateway_stops_is_told_that_it_failed(house: House) -> None:
+    journey = held()
+    async with house.serving(journey) as client:
+        begun = await made(client, background=True)
+        await journey.started.wait()
+        run = house.background.of("acme", begun["id"])
+        assert run is not None and run.task is not None
+    [*_, last] = events(b"".join([event async for event in run.follow(-1)]))
+    assert last["type"] == "response.failed"
+    assert last["response"]["error"]["message"] == "the gateway that ran the response has ended"
+    assert (await house.row(f"/v1/responses/{begun['id']}")).status in ("queued", "in_progress")
+
+
 async def test_a_background_response_that_fails_says_why(house: House) -> None:
     gone = public_error(BackendUnavailable("the worker is gone"))
     async with house.serving(FakeJourney(pieces=("One ",), error=gone)) as client:

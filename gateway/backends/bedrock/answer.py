@@ -39,9 +39,10 @@ _AFTER_CALLS = frozenset({"tool_use", "end_turn"})
 
 @dataclass(frozen=True, slots=True)
 class ConverseStop:
-    """Bedrock's stop reason."""
+    """Bedrock's stop reason, and the stop string that ended the answer where the model names it."""
 
     reason: str
+    sequence: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def events_of_stream(stream: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
             if event["contentBlockStop"]["contentBlockIndex"] in calls:
                 yield ToolEnd("", 0)
         elif "messageStop" in event:
-            yield ConverseStop(event["messageStop"]["stopReason"])
+            yield _stop(event["messageStop"])
         elif "metadata" in event:
             yield _usage(event["metadata"])
 
@@ -109,11 +110,17 @@ def events_of_answer(answer: Mapping[str, Any]) -> Iterator[Event]:
             yield ToolEnd("", 0)
         elif text := block.get("reasoningContent", _NOTHING).get("reasoningText", _NOTHING).get("text"):
             yield Reasoning(text, 0)
-    yield ConverseStop(answer["stopReason"])
+    yield _stop(answer)
     yield _usage(answer)
 
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def _stop(end: Mapping[str, Any]) -> ConverseStop:
+    fields = end.get("additionalModelResponseFields")
+    named = fields.get("stop_sequence") if isinstance(fields, Mapping) else None
+    return ConverseStop(end["stopReason"], named if isinstance(named, str) else None)
 
 
 def _usage(metadata: Mapping[str, Any]) -> ConverseUsage:
@@ -162,7 +169,9 @@ class ConverseReader:
         self._counted = 0
         self._reasoning = 0
         self._given = False
+        self._stops = tuple(stops_for_bedrock(stops))
         self._reason: str | None = None
+        self._sequence: str | None = None
         self.usage: ConverseUsage | None = None
 
     @property
@@ -173,7 +182,7 @@ class ConverseReader:
     @property
     def cut(self) -> bool:
         """Whether the answer has ended before the model, at a stop string that was not sent to Bedrock."""
-        return self._blank.reached
+        return self._blank.reached is not None
 
     @property
     def complete(self) -> bool:
@@ -195,7 +204,7 @@ class ConverseReader:
                     run = []
                 run.append(event)
             elif isinstance(event, ConverseStop):
-                self._reason = event.reason
+                self._reason, self._sequence = event.reason, event.sequence
             elif isinstance(event, ConverseUsage):
                 self.usage = event
         if run:
@@ -282,7 +291,18 @@ class ConverseReader:
         if text or missing or cached_tokens:
             rest.append(Delta(text, missing, cached_tokens=cached_tokens))
         usage = replace(usage, reasoning_tokens=min(self._reasoning, usage.output_tokens))
-        return rest, Completion(reason, usage, self._queue_wait_s, warnings=self._warnings())
+        completion = Completion(
+            reason, usage, self._queue_wait_s, warnings=self._warnings(), stop_sequence=self._stop_sequence()
+        )
+        return rest, completion
+
+    def _stop_sequence(self) -> str | None:
+        """The stop string that ended the answer; where the model does not name it, a single one."""
+        if self.cut:
+            return self._blank.reached
+        if self._reason != "stop_sequence":
+            return None
+        return self._stops[0] if len(self._stops) == 1 else self._sequence
 
     def _warnings(self) -> tuple[str, ...]:
         if not (self._left_out and self._tools.single):
@@ -316,19 +336,19 @@ class BlankStops:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple([stop for stop in stops if stop and not stop.strip()])
         self._held = ""
-        self.reached = False
+        self.reached: str | None = None
 
     def push(self, text: str) -> str:
         """The part of the next piece to pass on; nothing once a stop string was ``reached``."""
         if not self._stops:
             return text
-        if self.reached:
+        if self.reached is not None:
             return ""
         text, self._held = self._held + text, ""
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.reached = True
-            return text[: min(found)]
+            at, self.reached = min(found)
+            return text[:at]
         most = max(_partial_match(stop, text) for stop in self._stops)
         if most:
             text, self._held = text[:-most], text[-most:]

@@ -53,6 +53,11 @@ def caches_tools(model_id: str) -> bool:
     return "anthropic.claude" in model_id
 
 
+def names_stop(model_id: str) -> bool:
+    """Whether the model names the stop string that ended its answer, in a field that Converse passes on."""
+    return "anthropic.claude" in model_id
+
+
 def takes_schemas(model_id: str) -> bool:
     """Whether the model's answers and calls can be bound to a JSON schema."""
     return any(part in model_id for part in _STRUCTURED)

@@ -25,6 +25,7 @@ from budgeting.forms import Form
 from budgeting.sections import CONTEXT_TITLE, EVIDENCE_TITLE, SUMMARY_TITLE
 from budgeting.values import AudioContent, ImageContent, Message, Role
 from gateway.backends.bedrock.answer import stops_for_bedrock
+from gateway.backends.bedrock.models import names_stop
 from gateway.backends.bedrock.tools import ConverseTools, closed, refuse, result, tools_as_messages
 from gateway.backends.port import Work
 from gateway.config.backends import BedrockGuardrail
@@ -69,12 +70,12 @@ class ConverseWriter:
             _append_partial(turns, work.partial.text.rstrip())
         if not turns:
             refuse("messages: a turn with some text is needed")
-        sampling = work.sampling
+        sampling, stops = work.sampling, stops_for_bedrock(work.sampling.stop)
         config = {
             "maxTokens": None if work.open_ended else sampling.max_tokens,
             "temperature": None if sampling.temperature is None else min(sampling.temperature, 1.0),
             "topP": sampling.top_p,
-            "stopSequences": stops_for_bedrock(sampling.stop) or None,
+            "stopSequences": stops or None,
         }
         request: dict[str, Any] = {
             "modelId": self.model_id,
@@ -90,6 +91,8 @@ class ConverseWriter:
             request["system"] = [{"text": one.content} for one in system]
             if self.worth_caching((*cached, *system)):
                 request["system"].append(CACHE_POINT)
+        if names_stop(self.model_id) and len(stops) > 1:
+            request["additionalModelResponseFieldPaths"] = ["/stop_sequence"]
         if work.response_format.type is not FormatType.TEXT:
             request["outputConfig"] = self._output_config(work.response_format)
         if self.guardrail is not None:

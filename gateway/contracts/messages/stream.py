@@ -39,15 +39,15 @@ class BlockFrames:
 
     Args:
         model: what answers.
-        input_tokens: the whole prompt's, where it is planned; the last usage tells how many were cached.
+        usage: of the prompt, as far as it is known when the stream opens.
     """
 
     ping: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, asked: ParsedRequest, model: str, input_tokens: int = 0) -> None:
+    def __init__(self, asked: ParsedRequest, model: str, usage: Usage) -> None:
         self._asked = asked
         head = message_head(asked, model, [])
-        head["usage"] = message_usage(Usage(input_tokens=input_tokens))
+        head["usage"] = message_usage(usage)
         self.opening = event("message_start", {"message": head})
         self._block: str | None = None
         self._index = -1
@@ -144,10 +144,13 @@ class MessagesDialect:
         """``x-sluice-trimmed`` when something was left out."""
         return trimmed_headers(cuts)
 
-    def frames(self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None) -> BlockFrames:
+    def frames(
+        self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
+    ) -> BlockFrames:
         """A stream of blocks."""
         tokens = 0 if plan is None else plan.counts.total
-        return BlockFrames(asked, model or asked.request.model or "", tokens)
+        usage = Usage(tokens, 0, min(cached_tokens, tokens))
+        return BlockFrames(asked, model or asked.request.model or "", usage)
 
     def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
         """Anthropic's error object."""

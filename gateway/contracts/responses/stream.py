@@ -224,7 +224,7 @@ class ResponsesDialect:
         return trimmed_headers(cuts)
 
     def frames(
-        self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None
+        self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
     ) -> ResponseFrames:
         """A stream of typed events."""
         return ResponseFrames(cast("ResponsesRequest", asked), model or asked.request.model or "")
