@@ -130,7 +130,15 @@ class Callers:
     first_token_s: list[float] = field(default_factory=list)
 
 
-def configure(folder: Path, *, port: int, worker: int, ledger: str, durability: str = "group") -> None:
+def configure(
+    folder: Path,
+    *,
+    port: int,
+    worker: int,
+    ledger: str,
+    durability: str = "group",
+    state: str = "memory://",
+) -> None:
     """Write a gateway's files."""
     settings = {
         "server": {"host": "127.0.0.1", "port": port},
@@ -143,7 +151,7 @@ def configure(folder: Path, *, port: int, worker: int, ledger: str, durability: 
                 "price": {"input_usd_per_million": 1.0, "output_usd_per_million": 3.0},
             }
         },
-        "state": {"url": "memory://"},
+        "state": {"url": state},
         "ledger": {"url": ledger, "durability": durability, "journal_folder": str(folder / "journal")},
         "routing": {"file": str(folder / "routing.yaml")},
         "admission": {"max_wait_ms": 600_000},
@@ -154,10 +162,10 @@ def configure(folder: Path, *, port: int, worker: int, ledger: str, durability: 
 
 
 @contextlib.contextmanager
-def worker(folder: Path) -> Iterator[int]:
+def worker(folder: Path, token_s: float = 0.0) -> Iterator[int]:
     """A running worker's port."""
     port = free_port()
-    with started(python_module("benchmarks.ledger_worker", port), folder / "worker.log"):
+    with started(python_module("benchmarks.ledger_worker", port, token_s), folder / "worker.log"):
         yield port
 
 

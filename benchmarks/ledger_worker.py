@@ -1,12 +1,13 @@
 """A worker whose answers have different lengths, so that a sum of tokens that is right is right by right.
 
-    python -m benchmarks.ledger_worker PORT
+    python -m benchmarks.ledger_worker PORT [SECONDS A TOKEN]
 
 It speaks vLLM's dialect of OpenAI's chat completions, streamed and whole, and counts as an engine does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import sys
@@ -21,7 +22,8 @@ MODEL = "base"
 class Worker:
     """The endpoints; ``prompt`` and ``generated`` are all tokens so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, token_s: float = 0.0) -> None:
+        self._token_s = token_s
         self._numbers = itertools.count()
         self.prompt = self.generated = 0
 
@@ -49,7 +51,8 @@ class Worker:
         chunk = {**told, "object": "chat.completion.chunk"}
         for place in range(answer):
             ended = "stop" if place == answer - 1 else None
-            choice = {"index": 0, "delta": {"content": "word "}, "finish_reason": ended}
+            choice = {"index": 0, "delta": {"content": f"word{number}.{place} "}, "finish_reason": ended}
+            await asyncio.sleep(self._token_s)
             await response.write(_event({**chunk, "choices": [choice]}))
         await response.write(_event({**chunk, "choices": [], "usage": usage}) + b"data: [DONE]\n\n")
         await response.write_eof()
@@ -72,9 +75,9 @@ class Worker:
         return web.Response(text="\n".join(lines) + "\n")
 
 
-def app() -> web.Application:
+def app(token_s: float = 0.0) -> web.Application:
     """The server."""
-    worker, made = Worker(), web.Application()
+    worker, made = Worker(token_s), web.Application()
     made.router.add_post("/v1/chat/completions", worker.complete)
     made.router.add_get("/v1/models", worker.models)
     made.router.add_get("/health", worker.models)
@@ -87,4 +90,6 @@ def _event(value: object) -> bytes:
 
 
 if __name__ == "__main__":
-    web.run_app(app(), host="127.0.0.1", port=int(sys.argv[1]), access_log=None, print=None)
+    web.run_app(
+        app(*map(float, sys.argv[2:3])), host="127.0.0.1", port=int(sys.argv[1]), access_log=None, print=None
+    )
