@@ -223,6 +223,9 @@ class Engine:
         for index, (chunk, token) in enumerate(zip(chunks, result.tokens, strict=True)):
             if index in result.failed:
                 outputs.append(self._fail(chunk.sequence, NAN_OUTPUT))
+            elif (vector := result.embeddings.get(index)) is not None:
+                self._drop(chunk.sequence)
+                outputs.append(self._output(chunk.sequence, "", (), SequenceEnd.STOP, embedding=vector))
             elif token is not None:
                 entry = self._entries[chunk.sequence.request.request_id]
                 outputs.append(self._append(entry, token, now, result.logprobs.get(index)))
@@ -301,6 +304,7 @@ class Engine:
         error: str | None = None,
         detail: str | None = None,
         logprobs: tuple[TokenIdLogprob, ...] = (),
+        embedding: bytes = b"",
     ) -> SequenceOutput:
         timed = reason is not None or sequence.num_sampled == 1
         return SequenceOutput(
@@ -317,4 +321,5 @@ class Engine:
             stop_reason=stop_reason,
             logprobs=logprobs,
             detail=detail,
+            embedding=embedding,
         )

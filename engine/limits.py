@@ -17,7 +17,9 @@ def check_request(request: GenerationRequest, info: EngineInfo) -> None:
     prompt, partial = request.prompt_token_ids, request.partial_token_ids
     if not prompt:
         raise NoPromptTokens("the prompt has no tokens")
-    if len(prompt) + len(partial) >= info.max_model_len:
+    if request.embed and len(prompt) > info.max_model_len:
+        raise PromptTooLong(f"the text has {len(prompt)} tokens; allowed: at most {info.max_model_len}")
+    if not request.embed and len(prompt) + len(partial) >= info.max_model_len:
         rest = f" and {len(partial)} of its answer" if partial else ""
         raise PromptTooLong(
             f"the prompt has {len(prompt)} tokens{rest}; "

@@ -34,19 +34,21 @@ class OutOfMemory(Exception):
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """``tokens[i]`` was sampled for chunk i, or is None; ``failed`` are the chunks with a NaN or infinity;
-    ``logprobs`` are those asked for, by chunk.
+    ``logprobs`` are those asked for, by chunk. ``embeddings`` are the vectors of the chunks that complete a
+    text to embed, see ``SequenceOutput.embedding``.
     """
 
     tokens: list[int | None]
     failed: frozenset[int]
     logprobs: dict[int, TokenIdLogprob] = field(default_factory=dict)
+    embeddings: dict[int, bytes] = field(default_factory=dict)
 
 
 class Runner(Protocol):
     """What the engine needs: runs chunks as one step; raises OutOfMemory with nothing done."""
 
     def run(self, chunks: Seq[Chunk]) -> StepResult:
-        """Computes all chunks, and samples a token for each that is its sequence's last."""
+        """Computes all chunks; for each that is its sequence's last samples a token, or makes its vector."""
         ...
 
 
@@ -107,12 +109,12 @@ class ModelRunner:
         order = list(chain.from_iterable(members))
         ordered = [chunks[index] for index in order]
         starts = np.array([chunk.start for chunk in ordered])
-        logits = self._compute(ordered, starts, [len(group) for group in members])
+        logits, sums = self._compute(ordered, starts, [len(group) for group in members])
         # One row a chunk. A chunk's last token attends to all before it, so a NaN of any of them is here too.
         failed = set(_rows_not_finite(logits))
         if failed:
             logits = logits.nan_to_num(0.0, 0.0, 0.0)
-        sampling = [at for at, chunk in enumerate(ordered) if chunk.is_last]
+        sampling = [at for at, chunk in enumerate(ordered) if chunk.is_last and at not in sums]
         results: list[int | None] = [None] * len(chunks)
         logprobs: dict[int, TokenIdLogprob] = {}
         if sampling:
@@ -125,10 +127,18 @@ class ModelRunner:
         for at in failed:
             # Earlier blocks are finite, and other sequences may share them.
             self._scrub(ordered[at].sequence.blocks[starts[at] // self._block_size :])
-        return StepResult(results, frozenset(order[at] for at in failed), logprobs)
+        embeddings = {order[at]: _unit_vector(total) for at, total in sums.items() if ordered[at].is_last}
+        for at, total in sums.items():
+            ordered[at].sequence.hidden_sum = total
+        return StepResult(results, frozenset(order[at] for at in failed), logprobs, embeddings)
 
-    def _compute(self, chunks: list[Chunk], starts: IntArray, sizes: list[int]) -> torch.Tensor:
-        """The logits after the last token of each chunk; the chunks are in groups of these sizes."""
+    def _compute(
+        self, chunks: list[Chunk], starts: IntArray, sizes: list[int]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The logits after the last token of each chunk, and the sums of hidden states of texts to embed.
+
+        The chunks are in groups of these sizes.
+        """
         model, device = self._model, self._model.device
         tables = self._tables[[chunk.sequence.row for chunk in chunks]]
         lengths = np.array([chunk.length for chunk in chunks])
@@ -139,7 +149,8 @@ class ModelRunner:
         slots = blocks * self._block_size + places % self._block_size
         contexts = starts + lengths
         lora = self._lora_batch(chunks, lengths)
-        is_decode = len(token_ids) == len(chunks)
+        embeds = [at for at, chunk in enumerate(chunks) if chunk.sequence.request.embed]
+        is_decode = len(token_ids) == len(chunks) and not embeds
         # Adapters are laid out for the tokens there are.
         padding = 0 if is_decode or lora is not None else -len(token_ids) % _ROWS_MULTIPLE
         fillers = (0, 0, self._spare_block * self._block_size)
@@ -148,19 +159,26 @@ class ModelRunner:
             for one, filler in zip((token_ids, places, slots), fillers, strict=True)
         ]
         if self._fixed is not None and is_decode and lora is None:
-            return self._fixed.run((*inputs, torch.from_numpy(tables), torch.from_numpy(contexts)))
+            return self._fixed.run((*inputs, torch.from_numpy(tables), torch.from_numpy(contexts))), {}
 
         def plan(widths: IntArray) -> Plan:
             return model.attention.plan(Batch(widths, contexts, tables, sizes))
 
         ends_of_chunks = None
-        if not is_decode:
+        if not is_decode and not embeds:
             ones = np.ones_like(lengths)
             rows = torch.from_numpy(ends - 1).to(device)
             ends_of_chunks = Ends(rows, plan(ones), self._lora_batch(chunks, ones))
         tokens, positions, written = (one.to(device) for one in inputs)
         hidden = model.forward(tokens, positions, written, plan(lengths), self._cache, lora, ends_of_chunks)
-        return model.logits(hidden)
+        if not embeds:
+            return model.logits(hidden), {}
+        sums = {}
+        for at in embeds:
+            total = hidden[ends[at] - lengths[at] : ends[at]].sum(dim=0, dtype=torch.float32)
+            before = chunks[at].sequence.hidden_sum
+            sums[at] = total if before is None or starts[at] == 0 else before + total
+        return model.logits(hidden[torch.from_numpy(ends - 1).to(device)]), sums
 
     def _lora_batch(self, chunks: list[Chunk], lengths: IntArray) -> LoraBatch | None:
         if self._adapters.is_empty:
@@ -192,6 +210,12 @@ def _rows_not_finite(values: torch.Tensor) -> list[int]:
         return []
     rows: list[int] = (~finite).nonzero().squeeze(1).tolist()
     return rows
+
+
+def _unit_vector(total: torch.Tensor) -> bytes:
+    """A sum has the direction of the mean."""
+    numbers = torch.nn.functional.normalize(total, dim=0).cpu().numpy()
+    return numbers.astype("<f4").tobytes()
 
 
 def _draw_of(chunk: Chunk) -> Draw:

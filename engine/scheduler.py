@@ -110,7 +110,7 @@ class Scheduler:
         for chunk in chunks:
             sequence = chunk.sequence
             end = sequence.num_computed = chunk.end
-            if self._prefix_caching and end % block_size < chunk.length:  # it filled a block
+            if self._caches(sequence) and end % block_size < chunk.length:  # it filled a block
                 self._extend_digests(sequence)
                 for index in range(chunk.start // block_size, end // block_size):
                     self._pool.remember(sequence.blocks[index], sequence.digests[index])
@@ -166,7 +166,7 @@ class Scheduler:
         """Gives the first waiting sequence a row and all of its blocks, or nothing when it has to wait."""
         pool = self._pool
         cached: list[int] = []
-        if self._prefix_caching:
+        if self._caches(sequence):
             self._extend_digests(sequence)
             usable = sequence.digests[: (sequence.num_tokens - 1) // pool.block_size]  # one token is computed
             cached = pool.cache.find(usable)
@@ -180,7 +180,7 @@ class Scheduler:
         sequence.num_computed = len(cached) * pool.block_size
         if not sequence.preemptions:
             self.prompt_tokens += sequence.num_prompt
-        if self._prefix_caching and not sequence.preemptions:  # one that returns finds its own blocks
+        if self._caches(sequence) and not sequence.preemptions:  # one that returns finds its own blocks
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
             self.prefix_queries += sequence.num_prompt
             self.prefix_hits += sequence.num_cached
@@ -189,6 +189,10 @@ class Scheduler:
         sequence.row = self._free_rows.pop()
         insort(self.running, sequence, key=_by_rank)
         return True
+
+    def _caches(self, sequence: Sequence) -> bool:
+        """Whether its prefix may come from the cache. An embedding needs the hidden states of every token."""
+        return self._prefix_caching and not sequence.request.embed
 
     def _is_being_computed(self, digest: bytes, index: int) -> bool:
         """True when a running sequence will compute a block ``index`` with this identity."""

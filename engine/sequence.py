@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from engine.values import GenerationRequest
 
 if TYPE_CHECKING:  # the scheduler knows sequences, and no tensors
+    import torch
+
     from engine.penalties import Adjustments
     from engine.structured import Matcher
 
@@ -42,7 +44,8 @@ class Sequence:
 
     ``num_cached`` are the prompt tokens that came from the prefix cache; ``rank`` orders sequences, the most
     important first; ``digests`` are the identities of the first blocks, as far as they were needed.
-    ``adjustments`` and ``matcher`` follow the output, so a preemption leaves them as they are.
+    ``adjustments`` and ``matcher`` follow the output, so a preemption leaves them as they are. ``hidden_sum``
+    adds up the hidden states of the computed tokens of a text to embed.
     """
 
     request: GenerationRequest
@@ -62,6 +65,7 @@ class Sequence:
     first_token_at: float | None = None
     adjustments: "Adjustments | None" = None
     matcher: "Matcher | None" = None
+    hidden_sum: "torch.Tensor | None" = None
 
     def __post_init__(self) -> None:
         self.token_ids = [*self.request.prompt_token_ids, *self.request.partial_token_ids]

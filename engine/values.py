@@ -79,6 +79,9 @@ class GenerationRequest:
     the first tokens of the answer, from another call; this call continues as if it had sampled them. Seed,
     penalties, format and stop strings apply to the whole answer; ``sampling.max_tokens``, the output's text
     and its counts to the rest only.
+
+    With ``embed`` the last hidden states of the prompt's tokens are averaged, and nothing is generated; of
+    ``sampling`` nothing is used. Such a request takes no cached prefix and leaves none.
     """
 
     request_id: str
@@ -88,6 +91,7 @@ class GenerationRequest:
     cache_salt: str | None = None
     adapter_id: str | None = None
     partial_token_ids: tuple[int, ...] = ()
+    embed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,8 @@ class SequenceOutput:
     scheduled) and ``prefill_s`` (first scheduled to first token) are set on the output with the first token
     and on the last one. ``stop_reason`` is the matched stop string or stop id. ``error`` is a stable code
     when ``finish_reason`` is ERROR, ``detail`` one line that explains it. ``logprobs`` has an entry for each
-    of ``token_ids`` when they were asked for.
+    of ``token_ids`` when they were asked for. ``embedding`` is the vector of length 1 that was asked for, as
+    little-endian 32-bit floats.
     """
 
     request_id: str
@@ -123,6 +128,7 @@ class SequenceOutput:
     stop_reason: str | int | None = None
     logprobs: tuple[TokenIdLogprob, ...] = ()
     detail: str | None = None
+    embedding: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,4 +236,5 @@ def coalesce(request_id: str, outputs: Seq[SequenceOutput]) -> SequenceOutput:
         stop_reason=last.stop_reason,
         logprobs=logprobs,
         detail=last.detail,
+        embedding=last.embedding,
     )

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from admission.values import BackendLoad
 from engine import errors
@@ -19,10 +19,21 @@ from engine.values import (
 )
 from engine.values import SequenceEnd as EngineFinish
 from engine.values import TokenIdLogprob as EngineLogprob
+from gateway.backends.embedded_failures import failure_of
+from gateway.backends.embedded_vectors import EmbeddedVectors
 from gateway.backends.hermes import CallReader
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import check_partial
-from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work, filled
+from gateway.backends.port import (
+    BackendState,
+    Completion,
+    Continue,
+    DeltaSink,
+    EmbedPart,
+    Vectors,
+    Work,
+    filled,
+)
 from gateway.contracts.events import Delta
 from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
 from gateway.contracts.values import (
@@ -33,7 +44,6 @@ from gateway.contracts.values import (
     TokenLogprob,
     Usage,
 )
-from resilience.failures import BackendFailure, FailureKind
 
 FEATURES = KNOWN_FEATURES
 CONTINUES = frozenset({Continue.TOKENS, Continue.SHAPED, Continue.EVENTS})
@@ -49,13 +59,14 @@ _FINISH: Mapping[EngineFinish, FinishReason] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedBackend:
-    """Generates on the engine in the gateway's own process tree.
+    """Generates on the engine in the gateway's own process tree; implements ``Embeds`` too.
 
     Args:
         client: the engine's client; started and stopped by the gateway's lifespan.
         defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller sets none.
         max_running: most sequences that one batch takes.
         adapters: the LoRA adapters that the engine holds; shared by all backends of one engine.
+        vectors: makes vectors on the engine; shared in the same way.
         calls_tools: the model's chat template shows tools, and calls as :class:`CallReader` reads them.
     """
 
@@ -69,6 +80,7 @@ class EmbeddedBackend:
     max_running: int
     token_bytes: Callable[[int], bytes]
     adapters: LoraSlots
+    vectors: EmbeddedVectors
     share_prefixes: bool = False
     calls_tools: bool = False
 
@@ -109,7 +121,7 @@ class EmbeddedBackend:
                 while going:
                     for ticket, output in await receive_any(going):
                         if output.finish_reason is EngineFinish.ERROR:
-                            raise _failure(output.error or "internal", output.detail)
+                            raise failure_of(output.error or "internal", output.detail)
                         index = going[ticket]
                         reader = readers.get(index)
                         if output.token_ids or output.text:
@@ -126,8 +138,15 @@ class EmbeddedBackend:
                             del going[ticket]
                             ends[index] = _completion(output, reason)
         except errors.EngineError as error:
-            raise _failure(error.code, str(error)) from error
+            raise failure_of(error.code, str(error)) from error
         return _joined([ends[index] for index in range(work.sampling.n)])
+
+    async def embed(self, part: EmbedPart) -> Vectors:
+        """The vectors; leaving early aborts the sequences at once. Raises BackendFailure, RateLimited."""
+        try:
+            return await self.vectors.of(part, self.model)
+        except errors.EngineError as error:
+            raise failure_of(error.code, str(error)) from error
 
     async def _readers(self, work: Work, out: DeltaSink) -> dict[int, CallReader]:
         """What finds the calls in each choice's text; one that resumes an answer has read what there is."""
@@ -240,41 +259,3 @@ def load_of(signals: EngineSignals, max_running: int) -> BackendLoad:
         block_size=signals.block_size,
         max_running=max_running,
     )
-
-
-# The engine's stable codes, by what they mean to the gateway; any other code is ``internal``.
-_KINDS: Mapping[str, FailureKind] = MappingProxyType(
-    {
-        "nan_output": FailureKind.NAN_OUTPUT,
-        "out_of_memory": FailureKind.CUDA_OOM,
-        errors.EngineDead.code: FailureKind.ENGINE_DEAD,
-        errors.PromptTooLong.code: FailureKind.TOKEN_LIMIT_EXCEEDED,
-        errors.NoPromptTokens.code: FailureKind.INVALID_INPUT,
-        errors.UnknownToken.code: FailureKind.INVALID_INPUT,
-        errors.InvalidSampling.code: FailureKind.INVALID_INPUT,
-        errors.InvalidGrammar.code: FailureKind.INVALID_INPUT,
-        errors.EngineBusy.code: FailureKind.THROTTLED,
-        errors.NoAdapterRoom.code: FailureKind.THROTTLED,
-        errors.AdapterNotFound.code: FailureKind.MODEL_NOT_FOUND,
-        errors.AdapterUnreadable.code: FailureKind.MODEL_NOT_FOUND,
-        errors.AdapterUnsupported.code: FailureKind.MODEL_NOT_FOUND,
-        errors.AdapterMismatch.code: FailureKind.MODEL_NOT_FOUND,
-        errors.RequestedAdapterMissing.code: FailureKind.MODEL_NOT_FOUND,
-    }
-)
-
-
-_SAMPLING: Final = frozenset(one.name for one in fields(Sampling))
-
-
-def _failure(code: str, message: str | None = None) -> BackendFailure:
-    kind = _KINDS.get(code, FailureKind.INTERNAL)
-    return BackendFailure(kind, message or f"the engine reported {code}", param=_param(code, message or ""))
-
-
-def _param(code: str, message: str) -> str | None:
-    """The field at fault; the engine's messages on sampling begin with it."""
-    if code == errors.InvalidGrammar.code:
-        return "response_format"
-    first = message.partition(" ")[0]
-    return first if code == errors.InvalidSampling.code and first in _SAMPLING else None

@@ -11,6 +11,7 @@ from engine.client import EngineClient
 from engine.errors import EngineDead
 from engine.values import EngineConfig, EngineSignals
 from gateway.backends.embedded import EmbeddedBackend, state_of
+from gateway.backends.embedded_vectors import EmbeddedVectors, EncodePart
 from gateway.backends.host import EngineFacts
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.port import Backend, BackendState
@@ -24,6 +25,7 @@ class EmbeddedHost:
     Args:
         defaults: sampling of the checkpoint, used where the caller sets none.
         on_step: takes the counter of preemptions after each step.
+        encode: makes token ids of texts to embed.
         on_death: called once, when the engine's process dies.
     """
 
@@ -38,6 +40,7 @@ class EmbeddedHost:
         on_step: Callable[[int], None],
         on_death: Callable[[EngineDead], None],
         make_slots: MakeSlots = LoraSlots,
+        encode: EncodePart,
         calls_tools: bool = False,
     ) -> None:
         self._config = config
@@ -52,6 +55,7 @@ class EmbeddedHost:
 
         self._client = EngineClient(config, on_signals=on_signals, on_death=on_death)
         self._adapters = make_slots(HeldAdapters(self._client), config.max_loras)
+        self._vectors = EmbeddedVectors(self._client, encode)
         # What has loaded.
         self.facts: EngineFacts | None = None
 
@@ -130,6 +134,7 @@ class EmbeddedHost:
             max_running=self._config.max_num_seqs,
             token_bytes=self._token_bytes,
             adapters=self._adapters,
+            vectors=self._vectors,
             share_prefixes=self._share_prefixes,
             calls_tools=self._calls_tools,
         )

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from adapters.values import Adapter
 from admission.values import BackendLoad
@@ -225,6 +225,19 @@ class DelegatingBackend(ABC):
     def load(self) -> BackendLoad | None:  # noqa: D102
         return self.delegate.load
 
+    async def embed(self, part: "EmbedPart") -> "Vectors":
+        """The delegate's vectors. Raises BackendFailure, also where the delegate makes none."""
+        if not isinstance(self.delegate, Embeds):
+            raise BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{self.name} makes no vectors")
+        return await self.delegate.embed(part)
+
+
+def makes_vectors(backend: Backend) -> TypeGuard["Embeds"]:
+    """Whether a backend makes vectors; what delegates does when its delegate does."""
+    while isinstance(backend, DelegatingBackend):
+        backend = backend.delegate
+    return isinstance(backend, Embeds)
+
 
 @dataclass(frozen=True, slots=True)
 class Absence:
@@ -291,7 +304,10 @@ class Embeds(Protocol):
         """Whether it takes work."""
 
     async def embed(self, part: EmbedPart) -> Vectors:
-        """The vectors. Raises BackendFailure; cancelling frees what it holds."""
+        """The vectors; cancelling frees what it holds.
+
+        Raises BackendFailure; RateLimited: the tenant has too many texts here.
+        """
 
 
 @dataclass(frozen=True, slots=True)

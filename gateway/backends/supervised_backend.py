@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from gateway.backends.port import (
     Completion,
     DelegatingBackend,
     DeltaSink,
+    EmbedPart,
+    Vectors,
     Work,
 )
 from gateway.contracts.features import Feature
@@ -134,10 +137,20 @@ class SupervisedBackend(DelegatingBackend):
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate on the engine that runs now; its death fails the call."""
+        with self._working():
+            return await self.delegate.generate(work, out)
+
+    async def embed(self, part: EmbedPart) -> Vectors:
+        """Vectors of the engine that runs now; its death fails the call."""
+        with self._working():
+            return await super().embed(part)
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
         self._host.check_ready(self._name)
         self._host.working()
         try:
-            return await self.delegate.generate(work, out)
+            yield
         except BackendFailure as failure:
             if failure.kind is FailureKind.ENGINE_DEAD:
                 self._host.notice_death()

@@ -15,10 +15,14 @@ class CardKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """One entry of ``GET /v1/models``: a base model, an adapter, a backend or an alias of a model."""
+    """One entry of ``GET /v1/models``: a base model, an adapter, a backend or an alias of a model.
+
+    ``pooling``: how the engine in process makes vectors of the model's hidden states.
+    """
 
     id: str
     root: str
     parent: str | None = None
     max_model_len: int | None = None
     kind: CardKind = CardKind.BASE
+    pooling: str | None = None

@@ -20,11 +20,11 @@ from admission.controller import AdmissionController
 from admission.errors import Refused
 from admission.values import Demand
 from budgeting.estimating import rough_text_tokens
-from gateway.backends.port import BackendState, EmbedPart, Embeds, Fleet, Vectors
+from gateway.backends.port import BackendState, EmbedPart, Embeds, Fleet, Vectors, makes_vectors
 from gateway.contracts.embeddings import CONTRACT, EmbeddingInput, EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.openai_answer import sent_status
 from gateway.contracts.values import Caller, Contract
-from gateway.errors import UnknownModel, public_error
+from gateway.errors import RateLimited, UnknownModel, public_error
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import CLIENT_CLOSED_REQUEST
@@ -126,7 +126,7 @@ class EmbeddingJourney:
         usable = [
             backend
             for name, backend in self.fleet.backends.items()
-            if isinstance(backend, Embeds)
+            if makes_vectors(backend)
             and caller.may_use(backend.model)
             and (reached is None or name in reached)
         ]
@@ -171,8 +171,13 @@ class EmbeddingJourney:
                 request.caller,
             )
             try:
-                async with self.admission.admit(_demand(request, part, backend)):
-                    vectors = await backend.embed(ask)
+                async with self.admission.admit(_demand(request, part, backend)) as slot:
+                    try:
+                        vectors = await backend.embed(ask)
+                    except (BackendFailure, RateLimited) as error:
+                        if isinstance(error, RateLimited) or not error.counts:
+                            slot.ignored()  # a fault of the request says nothing about the backend
+                        raise
             except (Refused, BackendFailure) as error:
                 failure = error
                 if isinstance(error, BackendFailure) and not error.policy.other_backend:

@@ -17,7 +17,11 @@ from gateway.ports import Services
 
 
 class ModelBody(TypedDict):
-    """OpenAI's model object, with the fields that vLLM adds; ``counted_by`` says how prompts are counted."""
+    """OpenAI's model object, with the fields that vLLM adds; ``counted_by`` says how prompts are counted.
+
+    ``pooling`` says how the engine in process makes vectors of hidden states: ``mean``. It is null for other
+    models: their workers decide that, if they make vectors at all.
+    """
 
     id: str
     object: str
@@ -27,6 +31,7 @@ class ModelBody(TypedDict):
     parent: str | None
     max_model_len: int | None
     counted_by: str
+    pooling: str | None
 
 
 class ModelListBody(TypedDict):
@@ -107,6 +112,7 @@ def _body(card: ModelCard, created: int, services: Services) -> ModelBody:
         "parent": card.parent,
         "max_model_len": card.max_model_len,
         "counted_by": services.counted_by(card.parent or card.root),
+        "pooling": card.pooling,
     }
 
 

@@ -1,10 +1,16 @@
 """The models shown to callers: base models and their aliases, adapters and theirs, backends."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
 
 from adapters.registry import AdapterRegistry
 from gateway.backends.port import Fleet
 from gateway.contracts.model_card import CardKind, ModelCard
+
+POOLING: Final[Mapping[str, str]] = MappingProxyType({"embedded": "mean"})
+"""How engines in process make vectors, by their kind."""
 
 
 def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str], int]) -> Sequence[ModelCard]:
@@ -28,4 +34,5 @@ def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str],
         ModelCard(alias, model, None, length(model), CardKind.ALIAS)
         for alias, model in sorted(fleet.aliases.items())
     ]
-    return cards
+    pooled = {one.model: POOLING.get(one.kind) for one in fleet.backends.values()}
+    return [replace(card, pooling=pooled.get(card.root)) for card in cards]

@@ -9,9 +9,10 @@ from typing import Protocol
 import structlog
 from prometheus_client.registry import Collector
 
+from gateway.backends.embedded_vectors import EncodePart
 from gateway.backends.faulty import Chaos, FaultPlan, faulty
 from gateway.backends.host import Resident
-from gateway.backends.port import Backend, Fleet
+from gateway.backends.port import Backend, EmbedPart, Fleet
 from gateway.backends.supervised import SupervisedHost
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.loras import WorkerLoras
@@ -131,6 +132,7 @@ def make_backends(
             on_step=stepped,
             emit=base.events.emit,
             make_slots=adapters.loader.make_slots,
+            encode=part_encoder(model),
         )
 
     backends: dict[str, Backend] = {}
@@ -182,6 +184,20 @@ def make_backends(
     )
     faulty_backends, chaos = make_chaos(base.settings.chaos, engines.backends)
     return BackendParts(engines, Fleet(faulty_backends, base.settings.model_aliases), chaos, link, summaries)
+
+
+def part_encoder(model: ModelParts) -> EncodePart:
+    """Tokenizes texts for the engine's model, in threads that tenants share."""
+
+    async def encode(part: EmbedPart) -> Sequence[Sequence[int]]:
+        texts = sum(len(one) for one in part.inputs if isinstance(one, str))
+
+        def ids() -> list[Sequence[int]]:
+            return [model.tokenizer.encode(one) if isinstance(one, str) else one for one in part.inputs]
+
+        return await model.threads.run(part.caller.tenant, texts, ids) if texts else ids()
+
+    return encode
 
 
 def make_chaos(

@@ -9,6 +9,7 @@ from budgeting.tokenizer_files import read_tokenizer_files
 from engine.errors import EngineDead
 from engine.values import EngineConfig
 from gateway.backends.embedded_host import EmbeddedHost
+from gateway.backends.embedded_vectors import EncodePart, ids_alone
 from gateway.backends.hermes import CALL_START
 from gateway.backends.host import EngineHost, MakeHost
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
@@ -29,10 +30,11 @@ def make_engine(
     on_step: Callable[[int], None],
     emit: Callable[[SupervisorEvent], None],
     make_slots: MakeSlots,
+    encode: EncodePart,
 ) -> SupervisedHost | None:
     """The engine of ``settings.engine``, not started; ``None`` when its kind is ``none``."""
     section = settings.engine
-    make = engine_maker(settings, token_bytes, make_slots)
+    make = engine_maker(settings, token_bytes, make_slots, encode)
     if make is None:
         return None
     return SupervisedHost(
@@ -50,7 +52,10 @@ def make_engine(
 
 
 def engine_maker(
-    settings: Settings, token_bytes: Callable[[int], bytes], make_slots: MakeSlots = LoraSlots
+    settings: Settings,
+    token_bytes: Callable[[int], bytes],
+    make_slots: MakeSlots = LoraSlots,
+    encode: EncodePart = ids_alone,
 ) -> MakeHost | None:
     """What makes an engine of the configured kind; the files that it needs are read here, once."""
     section = settings.engine
@@ -77,6 +82,7 @@ def engine_maker(
                 on_step=on_step,
                 on_death=on_death,
                 make_slots=make_slots,
+                encode=encode,
             )
 
         return embedded

@@ -24,6 +24,7 @@ import yaml
 from adapters.values import Adapter
 from engine.values import EngineConfig
 from gateway.backends.embedded_host import EmbeddedHost
+from gateway.backends.embedded_vectors import ids_alone
 from gateway.backends.port import BackendState, Continue
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.backends.workers.backend import WorkersBackend
@@ -79,6 +80,7 @@ async def embedded(folder: Path) -> AsyncIterator[Specimen]:
         defaults=sampling_defaults(DEMO_MODEL),
         token_bytes=tokenizer.token_bytes,
         share_prefixes=False,
+        encode=ids_alone,
         on_step=lambda preemptions: None,
         on_death=lambda error: None,
     )

@@ -156,6 +156,16 @@ async def test_a_fault_of_the_request_is_asked_once_and_costs_nothing() -> None:
     assert not house.left_behind()
 
 
+async def test_faults_of_requests_leave_the_backend_in_service_for_others() -> None:
+    faults = 40
+    maker = Maker("pool", fails=[gone(FailureKind.INVALID_INPUT) for _ in range(faults)])
+    house = House(maker)
+    for _ in range(faults):
+        with pytest.raises(BackendFailure):
+            await house.run("a")
+    assert (await house.run("a")).vectors == ["a"]
+
+
 async def test_a_model_that_makes_no_vectors_is_an_unknown_one_here() -> None:
     house = House(Maker("pool", fails=[gone(FailureKind.MODEL_NOT_FOUND)]))
     with pytest.raises(UnknownModel, match="make no vectors"):

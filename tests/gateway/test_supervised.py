@@ -20,6 +20,7 @@ from engine.client import EngineClient
 from engine.errors import EngineDead, EngineStartError
 from engine.values import EngineConfig
 from gateway.backends.embedded_host import EmbeddedHost
+from gateway.backends.embedded_vectors import ids_alone
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
 from gateway.backends.port import Backend, BackendState, Completion, DeltaSink, Restarting, Work
 from gateway.backends.scripted import ScriptedBackend
@@ -447,6 +448,7 @@ def embedded(*, max_loras: int = 0) -> MakeHost:
             defaults=Sampling(),
             token_bytes=demo_tokenizer().token_bytes,
             share_prefixes=False,
+            encode=ids_alone,
             on_step=on_step,
             on_death=on_death,
         )

@@ -171,3 +171,71 @@ async def test_a_server_that_answers_with_numbers_and_one_that_refuses(tmp_path:
         worker.behaviours[:] = [refuse]
         long = await client.post("/v1/embeddings", json=asked)
         assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def own_vectors(live: LiveGateway, **body: Any) -> httpx.Response:
+    """What the engine in process answers."""
+    return httpx.post(
+        f"{live.url}/v1/embeddings", json={"model": "demo", **body}, headers=live.headers, timeout=120
+    )
+
+
+def vectors_in(answer: httpx.Response) -> list[list[float]]:
+    assert answer.status_code == 200, answer.text
+    data = answer.json()["data"]
+    assert [one["index"] for one in data] == list(range(len(data)))
+    return [one["embedding"] for one in data]
+
+
+def cosine(one: list[float], other: list[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+def test_the_engine_in_process_makes_vectors_in_order_each_the_same_in_any_batch(live: LiveGateway) -> None:
+    texts = [f"Who wrote volume {number} of Berserk?" for number in range(150)]
+    answer = own_vectors(live, input=texts)
+    found = vectors_in(answer)
+    assert answer.json()["model"] == "demo"
+    cards = httpx.get(f"{live.url}/v1/models", headers=live.headers, timeout=60).json()["data"]
+    assert {one["id"]: one["pooling"] for one in cards if one["parent"] is None} == {"demo": "mean"}
+    for number in (0, 77, 149):
+        alone = own_vectors(live, input=texts[number])
+        [vector] = vectors_in(alone)
+        assert len(vector) == len(found[number])
+        assert cosine(vector, vector) == pytest.approx(1.0, abs=1e-4)
+        assert cosine(vector, found[number]) == pytest.approx(1.0, abs=1e-4)
+        assert alone.json()["usage"]["prompt_tokens"] > 5
+    near = cosine(found[3], found[4])
+    [other] = vectors_in(own_vectors(live, input="the sea in winter"))
+    assert cosine(found[3], other) < near < 1.0
+
+
+def test_the_engine_in_process_cuts_texts_when_told_and_refuses_what_it_cannot(live: LiveGateway) -> None:
+    ids = [[one + 5 for one in range(100)]]
+    [whole], [cut] = (vectors_in(own_vectors(live, input=one)) for one in (ids, [ids[0][:40]]))
+    [asked_to_cut] = vectors_in(own_vectors(live, input=ids, truncate_prompt_tokens=40))
+    assert cosine(asked_to_cut, cut) == pytest.approx(1.0, abs=1e-4) != cosine(asked_to_cut, whole)
+    long = "a book about the sea " * 4_000
+    assert own_vectors(live, input=long, truncate_prompt_tokens=-1).status_code == 200
+    refused = own_vectors(live, input=long)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    refused = own_vectors(live, input="a", dimensions=8)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "dimensions")
+    # Such faults are the caller's: they leave the backend in service, however many they are.
+    for _ in range(20):
+        refused = own_vectors(live, input=[[10_000_000]])
+        assert refused.status_code == 400, refused.text
+    assert own_vectors(live, input="a").status_code == 200
+
+
+def test_a_caller_who_leaves_frees_the_engine_in_process(live: LiveGateway) -> None:
+    texts = [f"{number} " + "a book about the sea " * 100 for number in range(400)]
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{live.url}/v1/embeddings",
+            json={"model": "demo", "input": texts},
+            headers=live.headers,
+            timeout=0.3,
+        )
+    live.wait_until_idle()

@@ -1,0 +1,73 @@
+"""Vectors of the embedded engine: the mean of the last hidden states, of length 1."""
+
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from itertools import count
+from typing import Final
+
+from engine.client import EngineClient, EngineTicket, receive_any
+from engine.values import GenerationRequest, SamplingParams, SequenceEnd
+from gateway.backends.embedded_failures import failure_of
+from gateway.backends.port import EmbedPart, Vectors
+from resilience.failures import BackendFailure, FailureKind
+
+EncodePart = Callable[[EmbedPart], Awaitable[Sequence[Sequence[int]]]]
+"""The token ids of each input. Raises BackendFailure; RateLimited: too many texts of the tenant wait."""
+
+
+AT_ONCE: Final = 16
+"""Most inputs of a part in the engine. Parts of all requests stay below the engine's ``max_waiting`` so."""
+PRIORITY: Final = -1
+"""The engine computes chats first."""
+_UNUSED: Final = SamplingParams(max_tokens=1)
+
+
+async def ids_alone(part: EmbedPart) -> Sequence[Sequence[int]]:
+    """For an engine without a tokenizer: no texts. Raises BackendFailure."""
+    ids = [one for one in part.inputs if not isinstance(one, str)]
+    if len(ids) < len(part.inputs):
+        raise BackendFailure(FailureKind.INVALID_INPUT, "the engine takes token ids, no texts", param="input")
+    return ids
+
+
+class EmbeddedVectors:
+    """Asks one engine for the vectors of texts; all backends on the engine share it."""
+
+    def __init__(self, client: EngineClient, encode: EncodePart) -> None:
+        self._client = client
+        self._encode = encode
+        self._numbers = count()
+
+    async def of(self, part: EmbedPart, model: str) -> Vectors:
+        """The vectors; leaving early aborts the sequences. Raises BackendFailure, EngineError."""
+        if part.dimensions is not None:
+            raise BackendFailure(
+                FailureKind.INVALID_INPUT, f"{model} has vectors of one length", param="dimensions"
+            )
+        longest = self._longest(part)
+        inputs = [ids[:longest] for ids in await self._encode(part)]
+        vectors: dict[int, str] = {}
+        tokens = 0
+        going: dict[EngineTicket, int] = {}
+        with ExitStack() as held:
+            for index, ids in enumerate(inputs):
+                request = GenerationRequest(
+                    f"embedding {next(self._numbers)}", tuple(ids), _UNUSED, PRIORITY, embed=True
+                )
+                going[held.enter_context(self._client.submit(request))] = index
+                while going and (len(going) >= AT_ONCE or index + 1 == len(inputs)):
+                    for ticket, output in await receive_any(going):
+                        if output.finish_reason is SequenceEnd.STOP:
+                            vectors[going.pop(ticket)] = b64encode(output.embedding).decode()
+                            tokens += output.prompt_tokens
+                        elif output.finish_reason is not None:
+                            raise failure_of(output.error or "internal", output.detail)
+        return Vectors(tuple([vectors[index] for index in range(len(inputs))]), tokens)
+
+    def _longest(self, part: EmbedPart) -> int | None:
+        """Tokens at which inputs are cut; ``None``: they are not."""
+        info = self._client.info
+        if part.truncate_to == -1:
+            return None if info is None else info.max_model_len
+        return part.truncate_to
