@@ -41,7 +41,10 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """A price and the generations that it covers; ``None`` is any."""
+    """A price and the generations that it covers; ``None`` is any.
+
+    A backend ``pool/model`` is one of the models of a pool; what covers the pool covers it too.
+    """
 
     price: Price
     backend: str | None = None
@@ -49,14 +52,16 @@ class Tariff:
     adapter: str | None = None
 
     @property
-    def specificity(self) -> tuple[bool, bool, bool]:
-        """Its specificity: the adapter before the model before the backend."""
-        return (self.adapter is not None, self.model is not None, self.backend is not None)
+    def specificity(self) -> tuple[bool, bool, bool, bool]:
+        """Its specificity: the adapter before the model before the backend before its pool."""
+        backend = self.backend
+        of_pool = backend is not None and "/" in backend
+        return (self.adapter is not None, self.model is not None, backend is not None, of_pool)
 
     def covers(self, backend: str | None, model: str | None, adapter: str | None) -> bool:
         """Whether it covers such a generation."""
         return (
-            self.backend in (None, backend)
+            self.backend in (None, backend, None if backend is None else backend.partition("/")[0])
             and self.model in (None, model)
             and self.adapter in (None, adapter)
         )
@@ -139,13 +144,16 @@ class PriceBook:
         return msgspec.structs.replace(row, cost_nanousd=cost, price_version=version.version)
 
 
-def with_backends(book: PriceBook, backends: Mapping[str, Price], *, version: str) -> PriceBook:
-    """The book with the prices of backends' own sections added; where the file has none, in a version named
-    ``version``. Raises PriceError when a backend has a price in both places.
+def with_backends(
+    book: PriceBook, backends: Mapping[str, Price], *, version: str, models: Sequence[Tariff] = ()
+) -> PriceBook:
+    """The book with the prices of backends' own sections and of ``models`` that pools may serve added; where
+    the file has none, in a version named ``version``. Raises PriceError when a backend has a price in both
+    places.
     """
-    if not backends:
+    if not backends and not models:
         return book
-    own = tuple(Tariff(price, backend=name) for name, price in sorted(backends.items()))
+    own = (*(Tariff(price, backend=name) for name, price in sorted(backends.items())), *models)
     for one in book.versions:
         for tariff in one.tariffs:
             if tariff.backend in backends and tariff.model is None and tariff.adapter is None:

@@ -128,7 +128,8 @@ class LegLimits:
 
     def enter(self, leg: str, estimate: LegUsage) -> Permit | None:
         """A place in the leg for a request that uses at most ``estimate``; ``None`` at its limit."""
-        bounds = self._legs.get(leg, self._unbounded)
+        # A leg ``pool/model`` is one of the models of a pool, which share its bounds.
+        bounds = self._legs.get(leg.partition("/")[0], self._unbounded)
         reserved = bounds.limit.price.cost_nanousd(estimate)
         reason = bounds.try_enter(reserved)
         if reason is not None:

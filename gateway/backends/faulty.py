@@ -9,7 +9,16 @@ from types import MappingProxyType
 
 import structlog
 
-from gateway.backends.port import Absence, Backend, Completion, DelegatingBackend, DeltaSink, Restarting, Work
+from gateway.backends.port import (
+    Absence,
+    Backend,
+    Completion,
+    DelegatingBackend,
+    DeltaSink,
+    Restarting,
+    Work,
+    configured_name,
+)
 from gateway.config.chaos import FaultRule
 from gateway.contracts.events import Delta
 from gateway.errors import InvalidRequest
@@ -40,7 +49,7 @@ class FaultPlan:
         """The fault for the next call of ``backend``."""
         chosen: int | None = None
         for number, rule in enumerate(self.rules):
-            if rule.backend != backend:
+            if rule.backend != configured_name(backend):
                 continue
             self._seen[number] += 1
             if chosen is None and self._hits(number, rule):

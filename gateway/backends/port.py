@@ -312,7 +312,10 @@ class Embeds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All configured backends; the set is fixed while the gateway runs, their state is not.
+    """All backends by name.
+
+    A pool whose workers serve several models has a backend for each, named ``pool/model``, as long as they
+    serve it. The others are fixed while the gateway runs.
 
     ``aliases`` are further names of base models, with the model's id.
     """
@@ -331,8 +334,14 @@ class Fleet:
         return any(backend.state is BackendState.READY for backend in self.backends.values())
 
     def load(self, name: str) -> BackendLoad | None:
-        """A backend's load as last reported."""
-        return self.backends[name].load
+        """A backend's load as last reported; ``None`` also for a model that its pool has no more."""
+        backend = self.backends.get(name)
+        return None if backend is None else backend.load
+
+
+def configured_name(backend: str) -> str:
+    """The name in the configuration of a backend: that of the pool where it is one of its models."""
+    return backend.partition("/")[0]
 
 
 def features_asked(sampling: Sampling, response_format: ResponseFormat) -> frozenset[Feature]:

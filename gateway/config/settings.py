@@ -225,7 +225,8 @@ class Settings(Section):
     @property
     def priced(self) -> bool:
         """Whether anything has a price."""
-        return self.ledger.prices is not None or any(map(self.price, self.backends))
+        own = any(section.price for section in self.models.values())
+        return own or self.ledger.prices is not None or any(map(self.price, self.backends))
 
     def price(self, name: str) -> PriceConfig | None:
         """What a backend costs: its own price, else that of its model."""

@@ -7,7 +7,7 @@ from adapters.events import AdapterReplacedByBase
 from admission.controller import AdmissionController
 from admission.errors import Refused
 from admission.values import Demand, Reason
-from gateway.backends.port import Backend, BackendState, Completion, Restarting
+from gateway.backends.port import Backend, BackendState, Completion, Restarting, configured_name
 from gateway.contracts.events import Delta, Reasoning
 from gateway.contracts.values import Answer, Fallback, FinishReason, Usage
 from gateway.generation.answer_cache import AnswerCache
@@ -131,7 +131,7 @@ class FallbackChain:
         primary = job.primary
         policy = FallbackPolicy(
             primary.name,
-            job.fallback,
+            self._legs(job),
             job.target.route.resume,
             on_engine=self._on_engine,
             in_hand=isinstance(cause, BackendFailure) and stream.started_at is not None,
@@ -144,7 +144,8 @@ class FallbackChain:
                 await self._wait(policy, step, job, stream)
                 waited = True
             elif isinstance(step, TryBackend):
-                outcome = await self._try(policy, self._backends[step.backend], job, stream, waited=waited)
+                backend = primary if step.backend == primary.name else self._backends[step.backend]
+                outcome = await self._try(policy, backend, job, stream, waited=waited)
                 if outcome is not None:
                     return self._with_fallback(outcome, cause, job)
             else:
@@ -183,7 +184,7 @@ class FallbackChain:
         if primary.state is BackendState.READY:
             back_in_s = 0.0
         return Situation(
-            able=lambda name: self._able(self._backends[name], job, stream),
+            able=lambda name: self._able(self._backends.get(name), job, stream),
             back_in_s=back_in_s,
             restarts=(
                 isinstance(primary, Restarting)
@@ -196,7 +197,18 @@ class FallbackChain:
             in_time=_worth_waiting(job, back_in_s, left_s - job.fallback_reserve_s, loading=loading),
         )
 
-    def _able(self, backend: Backend, job: Job, stream: AnswerStream) -> bool:
+    def _legs(self, job: Job) -> tuple[str, ...]:
+        """The chain; of a pool of several models the one with the request's model alone, where it has it."""
+        legs, model = job.fallback, job.primary.model
+        models = {leg: self._backends[leg].model for leg in legs if "/" in leg and leg in self._backends}
+        having = {configured_name(leg) for leg in models if models[leg] == model}
+        return tuple(
+            leg for leg in legs if configured_name(leg) not in having or models.get(leg, model) == model
+        )
+
+    def _able(self, backend: Backend | None, job: Job, stream: AnswerStream) -> bool:
+        if backend is None:  # its pool does not serve the model any more
+            return False
         if backend.state is not BackendState.READY or job.required_features - backend.features:
             return False
         if not job.request.caller.may_use(backend.model):

@@ -111,11 +111,17 @@ class Asker:
     idle_share: float
 
     def idle(self, backend: str) -> bool:
-        """Whether the backend is ready, its queue is empty, and enough of it is free."""
-        if self.backends[backend].state is not BackendState.READY:
+        """Whether the backend is ready, its queue is empty, and enough of it is free.
+
+        Also true for a pool of several models, which :meth:`ask` refuses.
+        """
+        found = self.backends.get(backend)
+        if found is None:
+            return True
+        if found.state is not BackendState.READY:
             return False
         gate, now = self.admission.gate(backend), self.clock()
-        load = self.backends[backend].load
+        load = found.load
         return (
             not gate.depth
             and gate.circuit.state(now) is CircuitState.CLOSED
@@ -127,10 +133,12 @@ class Asker:
         """Send the copied request to the copy's backend, once.
 
         Raises:
-            NotAsked: the key may not use the model; the backend lacks a feature, idle capacity or budget; or
-                the redactor failed, so that nothing may be sent.
+            NotAsked: the key may not use the model; the backend lacks a feature, idle capacity or budget;
+                it is a pool of several models; or the redactor failed, so that nothing may be sent.
         """
-        backend = self.backends[copy.backend]
+        backend = self.backends.get(copy.backend)
+        if backend is None:
+            raise NotAsked(ShadowOutcome.UNABLE)
         request = _quiet(copy.request, self.new_id(), self.clock())
         asked = features_asked(request.sampling, request.response_format) | (request.needs & TOOL_FEATURES)
         if (asked - HINTS) - backend.features:

@@ -49,7 +49,8 @@ class Judge:
 
     async def judge(self, copy: Copy, texts: JudgedPair) -> str | None:
         """``primary``, ``shadow``, ``tie`` or ``unclear``; ``None`` without a verdict."""
-        if self.random.random() >= self.sample or not self.asker.idle(self.backend):
+        judge = self.asker.backends.get(self.backend)
+        if judge is None or self.random.random() >= self.sample or not self.asker.idle(self.backend):
             return None
         turned = self.random.random() < 0.5
         first, second = (texts.shadow, texts.primary) if turned else (texts.primary, texts.shadow)
@@ -64,7 +65,7 @@ class Judge:
                 + "Which is better: A, B or T?",
             ),
         )
-        ids = await self.asker.encode(self.asker.backends[self.backend].model, messages)
+        ids = await self.asker.encode(judge.model, messages)
         request = structs.replace(
             copy.request,
             messages=messages,

@@ -1,7 +1,7 @@
 """The layer of accounting: the price book, the ledger, and the engines' own token counters."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from accounting.engine_counts import EngineCounts, HourlyCounts
 from accounting.errors import PriceError
 from accounting.ledger import Ledger
 from accounting.options import LedgerOptions
-from accounting.prices import Price, PriceBook, with_backends
+from accounting.prices import Price, PriceBook, Tariff, with_backends
+from gateway.config.backends import PriceConfig
 from gateway.config.errors import ConfigError
 from gateway.config.price_file import read_price_file
 from gateway.config.settings import Settings
@@ -85,14 +86,19 @@ def make_prices(settings: Settings) -> PriceBook:
     Raises ConfigError: the file cannot be used, or prices a backend that a section prices too.
     """
     path = settings.ledger.prices
-    own: dict[str, Price] = {}
-    for name in settings.backends:
-        if (given := settings.price(name)) is not None:
-            price = price_of(given)
-            own[name] = Price(price.input_nanousd, price.output_nanousd, price.cached_nanousd)
+    own = {name: _price(one) for name in settings.backends if (one := settings.price(name)) is not None}
+    found = [
+        Tariff(_price(section.price), backend=backend, model=named)
+        for name, pool in settings.backends.items()
+        if pool.kind == "openai" and pool.model is None and pool.price is None
+        for model, section in settings.models.items()
+        if section.price is not None and (not section.backends or name in section.backends)
+        # Rows of an adapter have its id for a model.
+        for backend, named in ((name, model), (f"{name}/{model}", None))
+    ]
     try:
         book = PriceBook() if path is None else read_price_file(Path(path))
-        return with_backends(book, own, version=_name_of(own))
+        return with_backends(book, own, version=_name_of(own, found), models=found)
     except PriceError as error:
         raise ConfigError(str(error)) from None
 
@@ -121,10 +127,16 @@ def leg_prices(
     return price
 
 
-def _name_of(prices: Mapping[str, Price]) -> str:
+def _price(given: PriceConfig) -> Price:
+    price = price_of(given)
+    return Price(price.input_nanousd, price.output_nanousd, price.cached_nanousd)
+
+
+def _name_of(prices: Mapping[str, Price], found: Sequence[Tariff]) -> str:
     """A version name that changes with the prices."""
+    named = {**prices, **{f"{one.backend}/{one.model}": one.price for one in found}}
     text = ";".join(
         f"{name}={one.input_nanousd},{one.output_nanousd},{one.cached_nanousd}"
-        for name, one in sorted(prices.items())
+        for name, one in sorted(named.items())
     )
     return f"config-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

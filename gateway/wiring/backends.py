@@ -1,9 +1,9 @@
 """The layer of backends: the engine in process, pools of workers, Bedrock, and injected faults."""
 
-import os
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -16,8 +16,8 @@ from gateway.backends.port import Backend, EmbedPart, Fleet
 from gateway.backends.supervised import SupervisedHost
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.loras import WorkerLoras
-from gateway.backends.workers.tokenizer_check import TokenizerCheck
-from gateway.config.backends import BackendConfig, BedrockSection, EngineBackend, OpenAIBackend
+from gateway.backends.workers.serving_pool import ServingPool
+from gateway.config.backends import BedrockSection, EngineBackend, OpenAIBackend
 from gateway.config.chaos import ChaosSection
 from gateway.config.errors import ConfigError
 from gateway.errors import InvalidRequest
@@ -26,10 +26,10 @@ from gateway.wiring.adapters import AdapterParts
 from gateway.wiring.bedrock import make_bedrock
 from gateway.wiring.engine import make_engine
 from gateway.wiring.events import AdmissionLink
+from gateway.wiring.fleet import FleetParts, make_pool
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts, make_engine_summarizer
 from gateway.wiring.served_models import ServedModels
-from gateway.wiring.workers import make_workers
 from observability.collectors import WorkerStatus, chaos_families, hedge_families, worker_families
 from observability.scrape import ScrapeCollector
 from resilience.supervisor import EngineRestarted
@@ -56,26 +56,27 @@ MakeEnginePool = Callable[[str, PoolLinks], ResidentBackend]
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """What generates: the engine in process, if there is one, every backend by name, and their loops."""
+    """What generates: the engine in process, if there is one, its backends by name, pools, and all loops."""
 
     host: SupervisedHost | None
-    backends: Mapping[str, Backend]
+    engine_backends: Mapping[str, Backend]
+    pools: Mapping[str, ServingPool]
     residents: Mapping[str, Resident]
 
     @property
     def on_engine(self) -> Collection[str]:
         """The names of the backends on the engine in process."""
-        return self.backends.keys() - self.residents.keys()
+        return self.engine_backends.keys()
 
     @property
     def gate(self) -> str | None:
         """The admission gate that all backends on the engine in process share."""
         return min(self.on_engine, default=None)
 
-    @property
-    def pools(self) -> Mapping[str, WorkersBackend]:
-        """The pools of workers."""
-        return {name: one for name, one in self.backends.items() if isinstance(one, WorkersBackend)}
+    def on_workers(self) -> Iterator[WorkersBackend]:
+        """The backends on pools of workers: one for each model."""
+        for pool in self.pools.values():
+            yield from pool.serving
 
     def loras(self) -> Sequence[WorkerLoras]:
         """What is loaded on the workers in service that this gateway loads adapters on."""
@@ -88,10 +89,14 @@ class Engines:
 
 @dataclass(frozen=True, slots=True)
 class BackendParts:
-    """The backends; those of ``fleet`` have the faults that ``chaos`` controls, those of ``engines`` none."""
+    """The backends; those of ``fleet`` have the faults that ``chaos`` controls, those of ``engines`` none.
+
+    ``models_of`` names the backends of each pool that serves several models.
+    """
 
     engines: Engines
     fleet: Fleet
+    models_of: Mapping[str, Sequence[str]]
     chaos: Chaos | None
     admission: AdmissionLink
     summaries: EngineSummarizer | None
@@ -99,7 +104,7 @@ class BackendParts:
     def collectors(self) -> Iterator[Collector]:
         """For the metrics."""
         yield ScrapeCollector(worker_families, self.engines.workers)
-        yield hedge_collector(self.engines.pools)
+        yield hedge_collector(self.engines.on_workers)
         if self.chaos is not None:
             plan = self.chaos.plan
             yield ScrapeCollector(chaos_families, lambda: plan.injected)
@@ -135,55 +140,39 @@ def make_backends(
             encode=part_encoder(model),
         )
 
-    backends: dict[str, Backend] = {}
-    residents: dict[str, Resident] = {}
-    served = ServedModels(
-        base.settings, model.models, model.tokenizers, model.canonicalizer, backends, base.clock
+    wrap, chaos = make_chaos(base.settings.chaos, base.settings.backends)
+    fleet = FleetParts(
+        ServedModels(base.settings, model.models, model.tokenizers, model.canonicalizer, base.clock), wrap
     )
-
-    def resident(name: str, section: BackendConfig) -> ResidentBackend | None:
+    residents: dict[str, Resident] = {}
+    for name, section in base.settings.backends.items():
         match section:
-            case EngineBackend():
-                pool = PoolLinks(lambda: link.queued(name), limit_context)
-                return None if engine_pool is None else engine_pool(name, pool)
+            case EngineBackend() if engine_pool is not None:
+                links = PoolLinks(partial(link.queued, name), limit_context)
+                fleet.sources[name] = residents[name] = engine_pool(name, links)
+            case EngineBackend() if host is not None:
+                without = base.settings.incapable(base.settings.engine.model_id)
+                fleet.sources[name] = host.backend(name, section.unknown_fields.features, without)
             case OpenAIBackend():
-                tokenizer = model.models.of(section.model or "").tokenizer
-                return make_workers(
-                    name,
-                    section,
-                    token_bytes=tokenizer.token_bytes,
-                    read=served.read,
-                    reading=served.hosted(section),
-                    clock=base.clock,
-                    environ=os.environ,
-                    bring=adapters.source.bring,
-                    check=TokenizerCheck.of(tokenizer) if section.prompt == "auto" else None,
-                    incapable=base.settings.incapable,
-                )
+                fleet.sources[name] = residents[name] = make_pool(name, section, base, model, adapters, fleet)
             case BedrockSection():
-                return make_bedrock(
-                    name, section, clock=base.clock, without=base.settings.incapable(section.model_id)
+                without = base.settings.incapable(section.model_id)
+                fleet.sources[name] = residents[name] = make_bedrock(
+                    name, section, clock=base.clock, without=without
                 )
-
-    for backend, config in base.settings.backends.items():
-        made = resident(backend, config)
-        if made is not None:
-            backends[backend] = residents[backend] = made
-        elif host is not None and isinstance(config, EngineBackend):
-            without = base.settings.incapable(base.settings.engine.model_id)
-            backends[backend] = host.backend(backend, config.unknown_fields.features, without)
-    engines = Engines(host, backends, residents)
+    fleet.refresh()
+    engines = Engines(host, fleet.backends_but(residents), fleet.pools, residents)
     adapters.loader.attach_workers(engines.loras)
     summaries = make_engine_summarizer(
         text,
         model.tokenizer,
         versions=model.versions,
-        backends=engines.backends,
+        backends=engines.engine_backends,
         on_engine=engines.on_engine,
         new_id=base.new_id,
     )
-    faulty_backends, chaos = make_chaos(base.settings.chaos, engines.backends)
-    return BackendParts(engines, Fleet(faulty_backends, base.settings.model_aliases), chaos, link, summaries)
+    whole = Fleet(fleet.backends, base.settings.model_aliases)
+    return BackendParts(engines, whole, fleet.models_of, chaos, link, summaries)
 
 
 def part_encoder(model: ModelParts) -> EncodePart:
@@ -201,11 +190,11 @@ def part_encoder(model: ModelParts) -> EncodePart:
 
 
 def make_chaos(
-    section: ChaosSection, backends: Mapping[str, Backend]
-) -> tuple[Mapping[str, Backend], Chaos | None]:
-    """The backends, wrapped only when faults are wanted. Raises ConfigError: a rule's backend."""
+    section: ChaosSection, backends: Collection[str]
+) -> tuple[Callable[[Backend], Backend], Chaos | None]:
+    """Wraps backends, when faults are wanted, and their control. Raises ConfigError: a rule's backend."""
     if not section.enabled:
-        return backends, None
+        return lambda backend: backend, None
     structlog.get_logger("gateway").warning(
         "FAULTS ARE MADE ON PURPOSE: chaos.enabled is true; never serve real callers like this"
     )
@@ -215,16 +204,16 @@ def make_chaos(
         chaos.replace(section.faults)
     except InvalidRequest as error:
         raise ConfigError(f"chaos.{error.param}: {error.message}") from None
-    return {name: faulty(backend, plan) for name, backend in backends.items()}, chaos
+    return lambda backend: faulty(backend, plan), chaos
 
 
 def hedge_collector(
-    pools: Mapping[str, WorkersBackend],
+    serving: Callable[[], Iterable[WorkersBackend]],
 ) -> ScrapeCollector[Mapping[str, tuple[int, int, int]]]:
     """Reads the pools that hedge."""
 
     def read() -> Mapping[str, tuple[int, int, int]]:
-        counts = {name: pool.hedging for name, pool in pools.items()}
+        counts = {one.name: one.hedging for one in serving()}
         return {
             name: (one.won, one.sent - one.won, one.refused)
             for name, one in counts.items()

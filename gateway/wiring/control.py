@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +20,12 @@ from gateway.routing.evaluations import BackendEvaluations, digest_of
 from gateway.routing.projection import STREAM, RoutingProjection, Seed
 from gateway.routing.revision import (
     DEFAULT_ROUTE,
-    Revision,
     RoutingFileError,
     default_routing,
     make_revision,
     read_routing,
 )
+from gateway.routing.served_routes import ServedRoutes
 from gateway.wiring.adapters import AdapterParts
 from gateway.wiring.backends import BackendParts
 from gateway.wiring.foundation import Foundation
@@ -76,18 +76,17 @@ class CanaryParts:
 
 @dataclass(frozen=True, slots=True)
 class ControlParts:
-    """Which backend answers a request, and when; ``limits`` are those of routes without their own."""
+    """Which backend answers a request, and when; ``limits`` are those of routes without their own.
+
+    ``revision`` returns the routing in force.
+    """
 
     routing: RoutingParts
+    revision: ServedRoutes
     canary: CanaryParts
     evaluations: BackendEvaluations
     limits: AdmissionLimits
     admission: AdmissionController
-
-    @property
-    def revision(self) -> Callable[[], Revision]:
-        """Returns the routing revision in force."""
-        return self.routing.projection.current
 
 
 def make_control(
@@ -95,7 +94,7 @@ def make_control(
 ) -> ControlParts:
     """Build it. A wrong routing file is an error only when the state store has no revision."""
     limits = base.settings.admission.limits()
-    known = KnownNames(backends.fleet.backends, model.versions.ids, adapters.registry.servable, limits)
+    known = KnownNames(tuple(base.settings.backends), model.versions.ids, adapters.registry.servable, limits)
     routing = make_routing(base, known)
     engines = backends.engines
     admission = AdmissionController(
@@ -108,7 +107,8 @@ def make_control(
     )
     backends.admission.attach(admission, engines.gate)
     canary = make_canary(base, routing.projection)
-    return ControlParts(routing, canary, make_evaluations(base), limits, admission)
+    revision = ServedRoutes(routing.projection.current, backends.models_of)
+    return ControlParts(routing, revision, canary, make_evaluations(base), limits, admission)
 
 
 def make_evaluations(base: Foundation) -> BackendEvaluations:

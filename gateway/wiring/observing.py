@@ -43,7 +43,7 @@ def make_metrics(
     metrics = Metrics(
         version=base.version,
         known_routes=core.control.routing.file_routes,
-        known_backends=fleet.backends,
+        known_backends=tuple(fleet.backends),
         known_prompt_versions=core.model.versions.ids,
     )
     read_figures(metrics, core, serving)

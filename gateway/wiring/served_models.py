@@ -2,7 +2,7 @@
 
 import asyncio
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Set
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from budgeting.counter import PromptCounter
 from budgeting.errors import TokenizerError
 from budgeting.estimating import EstimatingCounter
 from budgeting.learned_counter import LearnedCounter
-from gateway.backends.port import Backend, Work
+from gateway.backends.port import Work
 from gateway.backends.workers.inspection import ServedModel
 from gateway.backends.workers.pool_model import ModelReading
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
@@ -35,9 +35,6 @@ class ServedModels:
     ``engine.tokenizer`` or ``engine.model`` where it is set; that
     in the folder that the worker names, where it is readable here; the one in the hub's cache. Without any,
     the workers count, or prompts are estimated (:class:`budgeting.learned_counter.LearnedCounter`).
-
-    Args:
-        backends: all of them; filled later.
     """
 
     def __init__(
@@ -46,23 +43,24 @@ class ServedModels:
         models: Models,
         tokenizers: Tokenizers,
         canonicalizer: Canonicalizer,
-        backends: Mapping[str, Backend],
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._models = models
         self._tokenizers = tokenizers
         self._canonicalizer = canonicalizer
-        self._backends = backends
         self._clock = clock
         self._estimates = EstimatingCounter()
-        self._found: set[str] = set()
+        # By model, the lengths at the pools that serve it.
+        self._found: dict[str, dict[str, int | None]] = {}
         engine = settings.engine
         self._engine_names_one = engine.tokenizer is not None or "model" in engine.model_fields_set
         self._log = structlog.get_logger("gateway.workers")
 
-    async def read(self, found: ServedModel, length: int | None, ask: Ask | None = None) -> ModelReading:
-        """The reading of this model; those found earlier that no backend serves any more are forgotten."""
+    async def read(
+        self, pool: str, found: ServedModel, length: int | None, ask: Ask | None = None
+    ) -> ModelReading:
+        """The reading of a pool's model."""
         engine, models = self._settings.engine, self._models
         if engine.kind != "none" and found.id == engine.model_id:
             return await asyncio.to_thread(_reading, models.tokenizer(found.id))
@@ -71,12 +69,19 @@ class ServedModels:
         if tokenizer is None:
             workers = None if ask is None else PoolTokens(found.id, ask, self._clock)
             tokenizer = learned = LearnedCounter(found.id, self._estimates, workers)
-        self._put(found.id, tokenizer, length)
-        self._found.add(found.id)
-        for other in self._found - {found.id} - {one.model for one in self._backends.values()}:
-            self._found.remove(other)
-            models.remove(other)
+        self._found.setdefault(found.id, {})[pool] = length
+        self._put(found.id, tokenizer)
         return await asyncio.to_thread(_reading, tokenizer) if learned is None else _reading_of(learned)
+
+    def forget(self, pool: str, gone: Set[str]) -> None:
+        """A pool does not serve these models any more."""
+        for model in gone & self._found.keys():
+            self._found[model].pop(pool, None)
+            if self._found[model]:
+                self._models.of(model).limit(self._length(model))
+            else:
+                del self._found[model]
+                self._models.remove(model)
 
     def hosted(self, section: OpenAIBackend) -> ModelReading | None:
         """The reading of a hosted service's model, which is not listed; ``None``: a tokenizer is named."""
@@ -85,15 +90,26 @@ class ServedModels:
         if section.dialect != "openai" or model is None or named:
             return None
         counter = LearnedCounter(model, self._estimates, None)
-        self._put(model, counter, None)
+        self._put(model, counter)
         return _reading_of(counter)
 
-    def _put(self, model: str, tokenizer: PromptCounter, length: int | None) -> None:
+    def _length(self, model: str) -> int:
+        """The shortest of the pools', and of what is configured."""
         engine, section = self._settings.engine, self._settings.models.get(model, ModelSection())
-        given = [section.max_model_len] if section.max_model_len else []
-        if not given and "max_model_len" in engine.model_fields_set:
-            given = [engine.max_model_len]
-        longest = min([*given, *([length] if length else [])], default=engine.max_model_len)
+        lengths = {one for one in self._found.get(model, {}).values() if one}
+        if len(lengths) > 1:
+            self._log.warning(
+                "pools differ in length; the shortest holds", model=model, lengths=sorted(lengths)
+            )
+        if section.max_model_len:
+            lengths.add(section.max_model_len)
+        elif "max_model_len" in engine.model_fields_set:
+            lengths.add(engine.max_model_len)
+        return min(lengths, default=engine.max_model_len)
+
+    def _put(self, model: str, tokenizer: PromptCounter) -> None:
+        engine, section = self._settings.engine, self._settings.models.get(model, ModelSection())
+        longest = self._length(model)
         text = ModelText(
             tokenizer,
             longest,

@@ -150,14 +150,15 @@ def make_inspections(core: Core) -> WorkerInspections:
 
     async def ask(generate: bool) -> dict[str, list[Inspection]]:
         found = {}
-        for name, pool in pools.items():
+        for pool in pools.values():
             await pool.follow()
-            text = models.of(pool.model)
-            counter = text.tokenizer
-            ids = None
-            if not isinstance(counter, LearnedCounter):
-                ids = counter.encode(SAMPLE, add_special_tokens=False)
-            found[name] = await pool.inspect(ids, text.max_model_len, generate=generate)
+            for one in pool.serving:
+                text = models.of(one.model)
+                counter = text.tokenizer
+                ids = None
+                if not isinstance(counter, LearnedCounter):
+                    ids = counter.encode(SAMPLE, add_special_tokens=False)
+                found[one.name] = await one.inspect(ids, text.max_model_len, generate=generate)
         return found
 
     return WorkerInspections(ask)
@@ -178,7 +179,7 @@ def make_health(core: Core, in_flight: InFlightRequests, inspections: WorkerInsp
         engine_figures=(lambda: None) if host is None else host.figures,
         state_store_ok=lambda: base.state.ready,
         inspections=inspections,
-        routes=lambda: answering(routing.current()) if routing.in_force is not None else {},
+        routes=lambda: answering(core.control.revision()) if routing.in_force is not None else {},
         clock=base.clock,
         started_at=base.clock(),
     )

@@ -1,13 +1,12 @@
 """Builds a pool of workers from its section of the configuration."""
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Set
 from types import MappingProxyType
 
 from adapters.values import Adapter
 from gateway.backends.workers.backend import WorkersBackend
-from gateway.backends.workers.client import Timeouts, Whole, WorkerClient
+from gateway.backends.workers.client import Timeouts, WorkerClient
 from gateway.backends.workers.dialect import FEATURES, CompletionWriter, Dialect
 from gateway.backends.workers.header_template import HeaderTemplate
 from gateway.backends.workers.health import HealthRules
@@ -16,12 +15,13 @@ from gateway.backends.workers.in_service import WorkersInService
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.pool_model import ModelReading, PoolModel, ReadModel
+from gateway.backends.workers.serving_pool import ServingPool
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker import WatchRules, Worker
 from gateway.backends.workers.worker_choice import WorkerChoice
 from gateway.config.backends import OpenAIBackend
 from gateway.contracts.features import Feature
-from gateway.wiring.worker_connections import make_connections
+from gateway.wiring.worker_connections import WorkerConnections, make_connections
 
 # A Sluice as worker must not answer with a fallback: this gateway has its own fallback chain and ledger.
 NO_FALLBACK = ("prefer", "sluice-no-fallback")
@@ -47,12 +47,14 @@ def make_workers(
     bring: Callable[[Adapter], Awaitable[None]] = already_there,
     check: TokenizerCheck | None = None,
     incapable: Callable[[str], frozenset[Feature]] = lambda model: frozenset(),
-) -> WorkersBackend:
+    changed: Callable[[ServingPool, Set[str]], None] = lambda pool, gone: None,
+) -> ServingPool:
     """Build the pool; nothing connects yet. Raises ConfigError: the key, a certificate or the proxy.
 
     ``read`` gets the model that the workers list; ``reading`` is of the configured one until then. ``bring``
     puts an adapter's files into the gateway's folder before a worker loads them. ``check`` says whether a
-    worker has the gateway's tokenizer; ``incapable``, which features a model lacks.
+    worker has the gateway's tokenizer; ``incapable``, which features a model lacks. ``changed`` is of
+    :class:`ServingPool`.
     """
     detect = section.dialect == "auto"
     dialect = Dialect.VLLM if detect else Dialect(section.dialect)
@@ -65,61 +67,73 @@ def make_workers(
         index_blocks=section.affinity_index_blocks,
         affinity=section.affinity,
     )
-    in_service = WorkersInService(clock)
     headers = (NO_FALLBACK,) if detect or dialect is Dialect.SLUICE else ()
     connections = make_connections(name, section, headers, environ)
     lists_models = dialect is Dialect.VLLM and Feature.LORA in features
+    watch = _watch_rules(section, dialect, lists_models)
+    loras = _lora_maker(section, bring, clock) if section.load_adapters else None
     workers = [
-        Worker(
-            url,
-            make_client=connections.client,
-            timeouts=_timeouts(section),
-            max_connections=section.max_connections,
-            rules=_health_rules(section),
-            watch=_watch_rules(section, dialect, lists_models),
-            max_running=section.max_running,
-            clock=clock,
-            presence=in_service,
-            on_return=choice.forget,
-            make_loras=_lora_maker(section, bring, clock) if section.load_adapters else None,
-        )
+        _make_worker(url, section, connections, watch, on_return=choice.forget, loras=loras, clock=clock)
         for url in urls
     ]
-    ask = None if dialect is Dialect.OPENAI else partial(_ask_one, workers)
-    model = PoolModel(name, section.model, read, in_service, ask, reading)
-    backend = WorkersBackend(
+
+    def make(model: str) -> WorkersBackend:
+        return WorkersBackend(
+            name,
+            model=PoolModel(model, read, reading, known=model != name or model == section.model),
+            workers=workers,
+            writer=_writer(section, model, dialect, connections.templates),
+            pool=WorkerPool(workers, choice, max_running=section.max_running, random=random.Random()),
+            presence=WorkersInService(clock),
+            features=features,
+            incapable=incapable,
+            token_bytes=token_bytes,
+            block_tokens=section.affinity_block_tokens,
+            max_attempts=section.max_attempts,
+            clock=clock,
+            check=None if dialect is Dialect.OPENAI else check,
+            prompt_auto=section.prompt == "auto",
+            hedging=_hedging(section),
+        )
+
+    pool = ServingPool(
         name,
-        model=model,
-        workers=workers,
-        writer=_writer(section, model.id, dialect, connections.templates),
-        pool=WorkerPool(workers, choice, max_running=section.max_running, random=random.Random()),
-        presence=in_service,
-        features=features,
-        incapable=incapable,
-        token_bytes=token_bytes,
-        block_tokens=section.affinity_block_tokens,
-        max_attempts=section.max_attempts,
-        clock=clock,
-        check=check,
-        prompt_auto=section.prompt == "auto",
-        hedging=_hedging(section),
+        workers,
+        section.model,
+        make=make,
+        changed=changed,
         background=connections.key.watch,
+        clock=clock,
     )
     # A configured model of a hosted service need not be in its list.
     if section.model is None or dialect is not Dialect.OPENAI:
         for worker in workers:
-            worker.detect(
-                backend.detected,
-                backend.listed,
-                lambda: None if dialect is Dialect.OPENAI else backend.tokenizer_check(),
-                kind=detect or dialect is Dialect.SLUICE,
-            )
-    return backend
+            worker.detect(pool.detected, pool.listed, pool.checks, kind=detect or dialect is Dialect.SLUICE)
+    return pool
 
 
-async def _ask_one(workers: Sequence[Worker], path: str, body: bytes, timeout_s: float) -> Whole | None:
-    serving = [one for one in workers if one.health.in_service]
-    return await random.choice(serving).client.get(path, timeout_s=timeout_s, body=body) if serving else None
+def _make_worker(
+    url: str,
+    section: OpenAIBackend,
+    connections: WorkerConnections,
+    watch: WatchRules,
+    *,
+    on_return: Callable[[str], None],
+    loras: Callable[[WorkerClient], WorkerLoras] | None,
+    clock: Callable[[], float],
+) -> Worker:
+    return Worker(
+        url,
+        make_client=connections.client,
+        timeouts=_timeouts(section),
+        max_connections=section.max_connections,
+        rules=_health_rules(section),
+        watch=watch,
+        max_running=section.max_running,
+        clock=clock,
+        on_return=on_return,
+        make_loras=loras,
+    )
 
 
 def _writer(

@@ -148,16 +148,16 @@ def test_a_backend_that_restarts_still_does_behind_the_faults() -> None:
 
 
 def test_nothing_is_wrapped_unless_it_is_asked_for() -> None:
-    backends = {"local": ScriptedBackend()}
-    same, chaos = make_chaos(ChaosSection(faults=(rule(),)), backends)
-    assert same is backends and chaos is None
-    wrapped, chaos = make_chaos(ChaosSection(enabled=True), backends)
-    assert isinstance(wrapped["local"], FaultyBackend) and chaos is not None
+    backend = ScriptedBackend()
+    wrap, chaos = make_chaos(ChaosSection(faults=(rule(),)), ["local"])
+    assert wrap(backend) is backend and chaos is None
+    wrap, chaos = make_chaos(ChaosSection(enabled=True), ["local"])
+    assert isinstance(wrap(backend), FaultyBackend) and chaos is not None
 
 
 def test_a_rule_for_a_backend_that_is_not_there_stops_the_start() -> None:
     with pytest.raises(ConfigError, match=r"chaos\.faults\.0\.backend: .*'local'.*allowed: gpu"):
-        make_chaos(ChaosSection(enabled=True, faults=(rule(),)), {"gpu": ScriptedBackend("gpu")})
+        make_chaos(ChaosSection(enabled=True, faults=(rule(),)), ["gpu"])
 
 
 def test_a_rule_is_chosen_by_count_or_by_chance() -> None:

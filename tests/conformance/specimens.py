@@ -150,7 +150,7 @@ async def remote(
             **options,
         }
     )
-    backend = make_workers(
+    serving = make_workers(
         "worker",
         section,
         token_bytes=tokenizer.token_bytes,
@@ -158,16 +158,17 @@ async def remote(
         environ={"WORKER_KEY": ADMIN_KEY},
         check=TokenizerCheck.of(tokenizer),
     )
+    [backend] = serving.serving
     async with asyncio.TaskGroup() as group, httpx.AsyncClient(timeout=60) as client:
 
         async def idle() -> bool:
             answer = await client.get(f"{url}/metrics")
             figures = read_figures(answer.text)
             assert figures is not None
-            here = any(one.in_flight for one in backend.status()) or connections_in_use(backend)
+            here = any(one.in_flight for one in serving.status()) or connections_in_use(backend)
             return not (here or figures.running or figures.waiting or figures.kv_usage)
 
-        loops = group.create_task(backend.run())
+        loops = group.create_task(serving.run())
         for _ in range(2400):
             if backend.state is BackendState.READY:
                 break

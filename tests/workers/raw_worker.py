@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +13,15 @@ from typing import Any
 from budgeting.values import Message, Role
 from gateway.backends.port import Work
 from gateway.backends.workers.backend import WorkersBackend
+from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool_model import ReadModel
-from gateway.backends.workers.tokenizer_check import SAMPLES, TokenizerCheck, body_of
+from gateway.backends.workers.serving_pool import ServingPool
+from gateway.backends.workers.tokenizer_check import SAMPLES, TokenizerCheck
 from gateway.config.backends import OpenAIBackend
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Sampling
 from gateway.wiring.workers import make_workers
+from observability.collectors import WorkerStatus
 
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -133,6 +136,7 @@ class RawWorker:
     models: Callable[[], bytes] | None = None
     tokenize: Callable[[str], list[int]] | None = None
     requests: list[Request] = field(default_factory=list)
+    tokenized: list[str | None] = field(default_factory=list)  # the models of the prompts
     gone: int = 0
     probes: int = 0
     port: int = 0
@@ -193,6 +197,7 @@ class RawWorker:
         if path == "/tokenize":
             messages = request.body.get("messages", [{"content": request.body.get("prompt")}])
             text = "".join(one["content"] for one in messages)
+            self.tokenized.append(request.body.get("model"))
             ids = None if self.tokenize is None else self.tokenize(text)
             await request.whole(404 if ids is None else 200, json.dumps({"tokens": ids}).encode())
             return True
@@ -224,18 +229,19 @@ async def pool(
     for worker in workers:
         if started:
             await worker.start()
-    backend = make(*[worker.url for worker in workers], **changes)
+    serving = make_pool(*[worker.url for worker in workers], **changes)
+    [backend] = serving.serving
     others = asyncio.all_tasks()
     try:
         async with asyncio.TaskGroup() as group:
-            loops = group.create_task(backend.run())
+            loops = group.create_task(serving.run())
             if started and ready:
-                await until(lambda: all(one.state == "in_service" for one in backend.status()))
+                await until(lambda: all(one.state == "in_service" for one in state_of(backend)))
             yield backend
-            assert [one.in_flight for one in backend.status()] == [0] * len(workers)
+            assert [one.in_flight for one in state_of(backend)] == [0] * len(workers)
             await until(lambda: in_use(backend) == 0)
             loops.cancel()
-        await until(lambda: sum(one.connections for one in backend.status()) == 0)
+        await until(lambda: sum(one.connections for one in state_of(backend)) == 0)
     finally:
         for worker in workers:
             await worker.die()
@@ -244,18 +250,25 @@ async def pool(
 
 # The pool's gateway has a tokenizer whose ids are bytes, and a template that writes contents alone.
 SAMPLES_OF_BYTES = tuple(
-    (body_of(messages), tuple("".join(one.content for one in messages).encode())) for messages in SAMPLES
+    (messages, tuple("".join(one.content for one in messages).encode())) for messages in SAMPLES
 )
 
 
-def make(
+def make(*urls: str, **changes: Any) -> WorkersBackend:
+    """The only model of a pool that does not run."""
+    [backend] = make_pool(*urls, **changes).serving
+    return backend
+
+
+def make_pool(
     *urls: str,
     environ: dict[str, str] | None = None,
     reasons: bool = False,
     read: ReadModel | None = None,
     incapable: Callable[[str], frozenset[Feature]] = lambda model: frozenset(),
+    changed: Callable[[ServingPool, Set[str]], None] = lambda pool, gone: None,
     **changes: Any,
-) -> WorkersBackend:
+) -> ServingPool:
     section = OpenAIBackend.model_validate(
         {"kind": "openai", "base_urls": list(urls), "model": "base", **QUICK, **changes}
     )
@@ -269,12 +282,30 @@ def make(
         environ=environ or {},
         check=TokenizerCheck(SAMPLES_OF_BYTES, reasons),
         incapable=incapable,
+        changed=changed,
     )
 
 
 def token_bytes(token: int) -> bytes:
     """Token ids that are bytes."""
     return bytes([token]) if token < 256 else b""
+
+
+def state_of(backend: WorkersBackend) -> list[WorkerStatus]:
+    """The state of the workers that serve the model."""
+    now = asyncio.get_running_loop().time()
+    return [worker.status(now) for worker in backend._workers.values()]
+
+
+async def follow(backend: WorkersBackend) -> None:
+    """The workers are asked for their models."""
+    for worker in tuple(backend._workers.values()):
+        await worker.follow()
+
+
+def loras_of(backend: WorkersBackend) -> list[WorkerLoras]:
+    """The adapters of the workers in service."""
+    return [one.loras for one in backend._workers.values() if one.loras and one.health.in_service]
 
 
 def in_use(backend: WorkersBackend) -> int:

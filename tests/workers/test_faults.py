@@ -25,6 +25,7 @@ from tests.workers.raw_worker import (
     pool,
     refuses,
     sends,
+    state_of,
     until,
     work,
 )
@@ -190,7 +191,7 @@ async def test_a_worker_that_dies_loses_no_request_that_had_not_streamed() -> No
             await until(lambda: len(dying.requests) >= 5)
             await dying.die()
         assert [task.result().text for task in heard] == ["x"] * 20
-        await until(lambda: backend.status()[0].state == "ejected")
+        await until(lambda: state_of(backend)[0].state == "ejected")
         assert backend.state is BackendState.READY
 
 
@@ -198,11 +199,11 @@ async def test_a_worker_that_comes_back_is_given_requests_again() -> None:
     first, second = RawWorker([GOOD]), RawWorker([GOOD])
     async with pool(first, second, affinity=False) as backend:
         await first.die()
-        await until(lambda: backend.status()[0].state == "ejected")
+        await until(lambda: state_of(backend)[0].state == "ejected")
         before = len(first.requests)
         await hear(backend, work())
         await first.start()
-        await until(lambda: backend.status()[0].state == "in_service")
+        await until(lambda: state_of(backend)[0].state == "in_service")
         async with asyncio.TaskGroup() as group:
             for _ in range(8):
                 group.create_task(hear(backend, work()))
@@ -248,7 +249,7 @@ async def test_a_worker_that_fails_time_and_again_is_ejected_and_its_peer_serves
     async with pool(bad, good, affinity=False, eject_seconds=60) as backend:
         for _ in range(12):
             assert (await hear(backend, work())).text == "Hello there"
-        assert backend.status()[0].state == "ejected"
+        assert state_of(backend)[0].state == "ejected"
         assert len(bad.requests) == 3
 
 
@@ -261,7 +262,7 @@ async def test_a_connection_closed_while_idle_costs_nobody_a_request() -> None:
     async with pool(worker) as backend:
         for _ in range(5):
             assert (await hear(backend, work())).text == "Hello there"
-        assert backend.status()[0].ejections == 0
+        assert state_of(backend)[0].ejections == 0
 
 
 async def test_a_reset_that_races_the_next_request_is_tried_again_on_a_new_connection() -> None:
@@ -327,7 +328,7 @@ async def test_no_more_connections_than_allowed_are_opened() -> None:
             heard = [group.create_task(_outcome(backend)) for _ in range(5)]
         kinds = [task.result() for task in heard]
         assert kinds.count("x") == 2 and kinds.count(FailureKind.THROTTLED) == 3
-        assert backend.status()[0].ejections == 0
+        assert state_of(backend)[0].ejections == 0
 
 
 async def _outcome(backend: object) -> object:
@@ -340,7 +341,7 @@ async def _outcome(backend: object) -> object:
 async def test_refused_connections_are_a_quick_failure() -> None:
     async with pool(RawWorker([GOOD]), RawWorker([GOOD]), affinity=False) as backend:
         pass
-    lonely = make(*[one.url for one in backend.status()])
+    lonely = make(*[one.url for one in state_of(backend)])
     with pytest.raises(BackendFailure) as caught:
         await hear(lonely, work())
     assert caught.value.kind is FailureKind.BACKEND_UNAVAILABLE

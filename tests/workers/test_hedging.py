@@ -199,10 +199,10 @@ async def test_the_counts_are_metrics() -> None:
     async with warmed(quick_then(SILENT), quick_then(answers("x"))) as backend:
         await hear(backend, work())
         registry = CollectorRegistry()
-        registry.register(hedge_collector({"pool": backend}))
+        registry.register(hedge_collector(lambda: [backend]))
         shown = generate_latest(registry).decode()
-    assert 'sluice_hedged_requests_total{backend="pool",result="won"} 1.0' in shown
-    assert 'sluice_hedged_requests_total{backend="pool",result="lost"} 0.0' in shown
+    assert 'sluice_hedged_requests_total{backend="worker",result="won"} 1.0' in shown
+    assert 'sluice_hedged_requests_total{backend="worker",result="lost"} 0.0' in shown
 
 
 class Steps:

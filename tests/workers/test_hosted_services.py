@@ -27,7 +27,7 @@ from gateway.wiring.worker_connections import make_connections
 from resilience.failures import BackendFailure, FailureKind
 from tests.integration.live import gateway
 from tests.workers.authority import Authority, TunnelProxy
-from tests.workers.raw_worker import RawWorker, answers, pool, refuses, until, work
+from tests.workers.raw_worker import RawWorker, answers, pool, refuses, state_of, until, work
 
 ROOT = Path(__file__).parents[2]
 
@@ -237,7 +237,7 @@ async def test_a_service_that_asks_for_a_pause_gets_no_requests_meanwhile_and_an
         for _ in range(6):
             assert await text_of(backend) == "hi"
         assert len(busy.requests) == 1 and len(idle.requests) == 6
-        weights = {one.url: one.weight for one in backend.status()}
+        weights = {one.url: one.weight for one in state_of(backend)}
         assert weights == {busy.url: 0.0, idle.url: 1.0}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.backends.port import Continue, PartialAnswer
 from tests.conformance.harness import hear
-from tests.workers.raw_worker import RawWorker, answers, pool, until, work
+from tests.workers.raw_worker import RawWorker, answers, pool, state_of, until, work
 
 GOOD = answers("Hello", " there")
 
@@ -100,9 +100,9 @@ async def test_a_sluice_is_probed_where_it_says_whether_it_can_answer() -> None:
         seen = worker.probes
         assert seen >= 1
         worker.healthy = False
-        await until(lambda: backend.status()[0].state == "ejected")
+        await until(lambda: state_of(backend)[0].state == "ejected")
         worker.healthy = True
-        await until(lambda: backend.status()[0].state == "in_service")
+        await until(lambda: state_of(backend)[0].state == "in_service")
         assert worker.probes == seen
 
 
@@ -172,10 +172,10 @@ async def test_a_worker_that_comes_back_with_another_tokenizer_gets_messages_and
 
     async def restarted(tokenize: Callable[[str], list[int]]) -> str:
         worker.healthy = False
-        await until(lambda: backend.status()[0].state == "ejected")
+        await until(lambda: state_of(backend)[0].state == "ejected")
         worker.tokenize = tokenize
         worker.healthy = True
-        await until(lambda: backend.status()[0].state == "in_service")
+        await until(lambda: state_of(backend)[0].state == "in_service")
         await hear(backend, work())
         return worker.requests[-1].path
 

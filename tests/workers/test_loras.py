@@ -19,7 +19,18 @@ from gateway.config.backends import OpenAIBackend
 from gateway.wiring.workers import make_workers
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
-from tests.workers.raw_worker import QUICK, RawWorker, Request, answers, make, pool, token_bytes, until, work
+from tests.workers.raw_worker import (
+    QUICK,
+    RawWorker,
+    Request,
+    answers,
+    make,
+    pool,
+    state_of,
+    token_bytes,
+    until,
+    work,
+)
 
 MANGA = Adapter("manga_v3", 1, "base", "/store/aaa")
 STYLE = Adapter("style_v1", 2, "base", "/store/bbb")
@@ -152,7 +163,7 @@ async def test_a_worker_that_never_knows_what_it_loads_is_asked_twice_and_no_mor
         failure = await refused(backend)
         assert (failure.kind, failure.param) == (FailureKind.MODEL_NOT_FOUND, "adapter_id")
         assert await ask(backend, None) == "Hello"
-        assert backend.status()[0].ejections == 0
+        assert state_of(backend)[0].ejections == 0
     assert len(worker.loads) == 2
     assert worker.asked == [loaded_name(MANGA, None)] * 2 + ["base"]
 
@@ -220,7 +231,7 @@ async def test_a_worker_that_may_not_load_says_what_to_start_it_with_and_serves_
         await refused(backend)
         assert len(worker.requests) == 1, "it is not asked again at once"
         assert await ask(backend, None) == "Hello"
-        assert backend.status()[0].ejections == 0
+        assert state_of(backend)[0].ejections == 0
 
 
 @pytest.mark.parametrize("status", [404, 500])
@@ -252,10 +263,10 @@ async def test_after_a_workers_restart_its_adapters_are_loaded_again() -> None:
     async with loading(worker) as backend:
         await ask(backend)
         await worker.die()
-        await until(lambda: backend.status()[0].state == "ejected")
+        await until(lambda: state_of(backend)[0].state == "ejected")
         worker.listed.clear()
         await worker.start()
-        await until(lambda: backend.status()[0].state == "in_service")
+        await until(lambda: state_of(backend)[0].state == "in_service")
         assert await ask(backend) == "Hello"
     assert len(worker.loads) == 2
 
@@ -273,10 +284,11 @@ async def test_the_files_are_brought_before_the_worker_is_told_of_them() -> None
         {"kind": "openai", "base_urls": [worker.url], "model": "base", "load_adapters": True, **QUICK}
     )
     clock = asyncio.get_running_loop().time
-    backend = make_workers("worker", section, token_bytes=token_bytes, clock=clock, environ={}, bring=bring)
+    serving = make_workers("worker", section, token_bytes=token_bytes, clock=clock, environ={}, bring=bring)
+    [backend] = serving.serving
     async with asyncio.TaskGroup() as group:
-        loops = group.create_task(backend.run())
-        await until(lambda: backend.status()[0].state == "in_service")
+        loops = group.create_task(serving.run())
+        await until(lambda: state_of(backend)[0].state == "in_service")
         await ask(backend)
         failure = await refused(backend, STYLE)
         loops.cancel()

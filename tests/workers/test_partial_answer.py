@@ -24,7 +24,7 @@ from tests.workers.raw_worker import (
     answers,
     ending,
     event,
-    make,
+    make_pool,
     piece,
     pool,
     token_bytes,
@@ -203,7 +203,9 @@ async def test_a_worker_killed_in_the_middle_of_a_stream_is_noticed_at_once() ->
     assert process.stdout is not None
     try:
         port = int(await process.stdout.readline())
-        backend = make(f"http://127.0.0.1:{port}/v1", idle_timeout_seconds=20, total_timeout_seconds=20)
+        url = f"http://127.0.0.1:{port}/v1"
+        serving = make_pool(url, idle_timeout_seconds=20, total_timeout_seconds=20)
+        [backend] = serving.serving
         heard: list[Delta] = []
         killed_at = 0.0
 
@@ -215,7 +217,7 @@ async def test_a_worker_killed_in_the_middle_of_a_stream_is_noticed_at_once() ->
                 killed_at = time.monotonic()
 
         async with asyncio.TaskGroup() as group:
-            loops = group.create_task(backend.run())
+            loops = group.create_task(serving.run())
             await until(lambda: backend.state is BackendState.READY)
             with pytest.raises(BackendFailure) as caught:
                 await backend.generate(work(), out)

@@ -31,7 +31,17 @@ from observability.scrape import ScrapeCollector
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
 from tests.integration.live import gateway
-from tests.workers.raw_worker import RawWorker, answers, make, pool, refuses, until, work
+from tests.workers.raw_worker import (
+    RawWorker,
+    answers,
+    make,
+    make_pool,
+    pool,
+    refuses,
+    state_of,
+    until,
+    work,
+)
 
 GOOD = answers("Hello", " there", prompt=5, cached=3)
 ROOT = Path(__file__).parents[2]
@@ -49,7 +59,7 @@ async def test_the_key_is_sent_and_in_no_error() -> None:
         with pytest.raises(BackendFailure, match="api_key_env") as caught:
             await hear(backend, work())
         assert worker.requests[0].headers["authorization"] == f"Bearer {key}"
-        assert key not in str(caught.value) and key not in repr(backend.status())
+        assert key not in str(caught.value) and key not in repr(state_of(backend))
 
 
 async def test_a_key_that_is_not_there_or_cannot_be_sent_names_its_variable() -> None:
@@ -70,7 +80,7 @@ async def test_connections_are_kept_and_used_again() -> None:
     async with pool(worker) as backend:
         for _ in range(10):
             await hear(backend, work())
-        assert backend.status()[0].connections == 1
+        assert state_of(backend)[0].connections == 1
 
 
 async def test_a_connection_idle_for_long_is_not_used_again() -> None:
@@ -79,7 +89,7 @@ async def test_a_connection_idle_for_long_is_not_used_again() -> None:
         await hear(backend, work())
         await asyncio.sleep(0.1)
         await hear(backend, work())
-        await until(lambda: backend.status()[0].connections == 1)
+        await until(lambda: state_of(backend)[0].connections == 1)
 
 
 def conversation(name: str, turns: int) -> list[int]:
@@ -124,7 +134,7 @@ async def test_metrics_of_the_workers_make_the_pools_load() -> None:
     )
     workers = [RawWorker([GOOD], metrics=text), RawWorker([GOOD], metrics=text)]
     async with pool(*workers) as backend:
-        await until(lambda: all(one.running == 3 for one in backend.status()))
+        await until(lambda: all(one.running == 3 for one in state_of(backend)))
         load = backend.load
         assert load is not None
         assert (load.running, load.waiting, load.kv_usage) == (6, 4, 0.5)
@@ -134,11 +144,11 @@ async def test_metrics_of_the_workers_make_the_pools_load() -> None:
 async def test_every_worker_is_shown_in_the_metrics() -> None:
     there, gone = RawWorker([GOOD], metrics="vllm:num_requests_running 3\n"), RawWorker([GOOD])
     async with pool(there, gone, affinity=False) as backend:
-        await until(lambda: backend.status()[0].running == 3)
+        await until(lambda: state_of(backend)[0].running == 3)
         await gone.die()
-        await until(lambda: backend.status()[1].state == "ejected")
+        await until(lambda: state_of(backend)[1].state == "ejected")
         registry = CollectorRegistry()
-        registry.register(ScrapeCollector(worker_families, lambda: {"pool": backend.status()}))
+        registry.register(ScrapeCollector(worker_families, lambda: {"pool": state_of(backend)}))
         labels = [{"backend": "pool", "worker": one.url} for one in (there, gone)]
         values = [registry.get_sample_value("sluice_worker_in_service", one) for one in labels]
         assert values == [1, 0]
@@ -163,9 +173,10 @@ async def test_a_server_without_a_health_path_is_asked_for_its_models() -> None:
 
     server = await asyncio.start_server(behave, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    backend = make(f"http://127.0.0.1:{port}/v1")
+    serving = make_pool(f"http://127.0.0.1:{port}/v1")
+    [backend] = serving.serving
     async with server, asyncio.TaskGroup() as group:
-        loops = group.create_task(backend.run())
+        loops = group.create_task(serving.run())
         await until(lambda: backend.state is BackendState.READY)
         loops.cancel()
     assert backend.state is BackendState.STOPPED
@@ -177,7 +188,7 @@ async def test_a_model_that_one_worker_lacks_is_looked_for_on_another_and_ejects
     async with pool(lacking, having, affinity=False) as backend:
         for _ in range(8):
             assert (await hear(backend, work(adapter=adapter))).text == "Hello there"
-        assert [one.ejections for one in backend.status()] == [0, 0]
+        assert [one.ejections for one in state_of(backend)] == [0, 0]
 
 
 @pytest.mark.parametrize("status", [400, 422])

@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from gateway.backends.port import BackendState
-from gateway.backends.workers.in_service import WorkersInService
-from gateway.backends.workers.inspection import ServedModel, offer_of
+from gateway.backends.workers.inspection import ServedModel, offers_of
 from gateway.backends.workers.pool_model import ModelReading, PoolModel
-from gateway.backends.workers.tokenizer_check import TokenizerCheck
+from gateway.backends.workers.serving_pool import ServingPool
+from gateway.backends.workers.tokenizer_check import SAMPLES, TokenizerCheck
 from gateway.backends.workers.worker_tokens import Ask
 from gateway.contracts.features import TOOL_FEATURES, Feature
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
-from tests.workers.raw_worker import RawWorker, Request, answers, pool, until, work
+from tests.workers.raw_worker import (
+    SAMPLES_OF_BYTES,
+    RawWorker,
+    Request,
+    answers,
+    follow,
+    make_pool,
+    pool,
+    until,
+    work,
+)
 
 BIG = ServedModel("big", 4096, "/models/big")
 SMALL = ServedModel("small", 1024, "/models/small")
 LORA = ServedModel("style", 4096, "/loras/style", parent="big")
 HOSTED = ServedModel("gpt-x")
-SLUICE = [ServedModel("demo", 4096, "demo", owned_by="sluice"), ServedModel("other", None, owned_by="sluice")]
+# An alias comes first there; the adapter and the name of a backend are no models.
+SLUICE = [
+    ServedModel("auto", 4096, "demo", owned_by="sluice"),
+    ServedModel("demo", 4096, "demo", owned_by="sluice"),
+    ServedModel("local", 4096, "demo", parent="demo", owned_by="sluice"),
+    ServedModel("other", None, "other", owned_by="sluice"),
+]
 
 
 @pytest.mark.parametrize(
     ("models", "configured", "offered"),
     [
-        ([BIG, LORA], None, BIG),
-        (SLUICE, None, SLUICE[0]),
-        ([ServedModel("a", 9, "/m"), ServedModel("b", 9, "/m")], None, ServedModel("a", 9, "/m")),
-        ([BIG, SMALL], None, "serves several models (big, small); name one as model, and write a backend for each"),
+        ([BIG, LORA], None, (BIG,)),
+        (SLUICE, None, (SLUICE[1], SLUICE[3])),
+        ([ServedModel("a", 9, "/m"), ServedModel("b", 9, "/m")], None, (ServedModel("a", 9, "/m"),)),
+        ([BIG, SMALL], None, (BIG, SMALL)),
+        ([ServedModel(f"m{n}") for n in range(257)], None, "lists 257 models; name one as model, 256 or fewer are served without"),
         ([LORA], None, "lists no model; load one first"),
         (None, None, "does not list its models; name one as model"),
-        ([BIG, SMALL], "small", SMALL),
+        ([BIG, SMALL], "small", [SMALL]),
         ([BIG], "small", "serves big, and not small"),
         ([HOSTED], "small", None),
         (None, "small", None),
@@ -44,46 +63,28 @@ SLUICE = [ServedModel("demo", 4096, "demo", owned_by="sluice"), ServedModel("oth
 def test_what_a_pool_uses_of_a_workers_list(
     models: Sequence[ServedModel] | None, configured: str | None, offered: object
 ) -> None:
-    assert offer_of(models, configured) == offered
+    assert offers_of(models, configured) == offered
 
 
 class Reader:
     """Keeps what became known."""
 
-    def __init__(self) -> None:
+    def __init__(self, checks: Mapping[str, TokenizerCheck] | None = None) -> None:
         self.found: list[tuple[str, int | None]] = []
+        self.checks = checks or {}
 
     async def __call__(self, found: ServedModel, length: int | None, ask: Ask | None) -> ModelReading:
         self.found.append((found.id, length))
-        return ModelReading(lambda token: bytes([token]), TokenizerCheck())
-
-
-def in_service(*urls: str) -> WorkersInService:
-    presence = WorkersInService(lambda: 0.0)
-    for url in urls:
-        presence.came(url)
-    return presence
+        return ModelReading(lambda token: bytes([token]), self.checks.get(found.id, TokenizerCheck()))
 
 
 async def test_the_shortest_length_of_the_workers_holds() -> None:
     reader = Reader()
-    model = PoolModel("pool", None, reader, in_service("a", "b"))
-    assert model.id == "pool"
-    assert await model.listed("a", [BIG]) is None
-    assert await model.listed("b", [ServedModel("big", 2048, "/models/big")]) is None
-    assert await model.listed("a", [BIG]) is None
+    model = PoolModel("pool", reader)
+    await model.listed("a", BIG)
+    await model.listed("b", ServedModel("big", 2048, "/models/big"))
+    await model.listed("a", BIG)
     assert (model.id, reader.found) == ("big", [("big", 4096), ("big", 2048)])
-
-
-async def test_a_worker_with_another_model_is_refused_while_one_with_the_first_serves() -> None:
-    presence = in_service("a", "b")
-    model = PoolModel("pool", None, Reader(), presence)
-    await model.listed("a", [BIG])
-    refused = await model.listed("b", [SMALL])
-    assert refused is not None and "serves small, and the pool's other workers big" in refused
-    presence.left("a")
-    assert await model.listed("b", [SMALL]) is None
-    assert model.id == "small"
 
 
 def listing(*models: tuple[str, int]) -> bytes:
@@ -98,7 +99,7 @@ async def test_requests_name_what_the_worker_lists_and_follow_a_change() -> None
         assert (backend.model, reader.found) == ("big", [("big", 4096)])
         await hear(backend, work())
         listed[0] = listing(("small", 1024))
-        await backend.follow()
+        await follow(backend)
         assert (backend.model, reader.found[-1]) == ("small", ("small", 1024))
         await hear(backend, work())
     assert [request.body["model"] for request in worker.requests] == ["big", "small"]
@@ -114,15 +115,100 @@ async def test_a_pool_that_follows_its_workers_can_what_their_model_can() -> Non
     async with following(worker, Reader(), incapable=incapable) as backend:
         before = backend.features
         listed[0] = listing(("small", 1024))
-        await backend.follow()
+        await follow(backend)
         assert Feature.TOOLS in before and backend.features == before - TOOL_FEATURES
 
 
-async def test_a_worker_of_several_models_takes_nothing_and_says_why_until_it_has_one() -> None:
-    listed = [listing(("big", 4096), ("small", 1024))]
+def names(pool: ServingPool) -> list[tuple[str, str, bool]]:
+    """The names and models of a pool's backends, and whether a worker serves each."""
+    return [(one.name, one.model, one.state is BackendState.READY) for one in pool.serving]
+
+
+@asynccontextmanager
+async def discovering(
+    *workers: RawWorker, checks: Mapping[str, TokenizerCheck] | None = None, **changes: Any
+) -> AsyncIterator[tuple[ServingPool, Reader, list[Set[str]]]]:
+    """A running pool that learns its models from the workers; what it read, and the models that went."""
+    reader, gone = Reader(checks), list[Set[str]]()
+    for worker in workers:
+        await worker.start()
+    serving = make_pool(
+        *[one.url for one in workers],
+        read=reader,
+        changed=lambda pool, models: gone.append(models),
+        **{"model": None, **changes},
+    )
+    async with asyncio.TaskGroup() as group:
+        loops = group.create_task(serving.run())
+        await until(lambda: all(one.state == "in_service" for one in serving.status()))
+        yield serving, reader, gone
+        loops.cancel()
+    for worker in workers:
+        await worker.die()
+
+
+async def test_workers_of_several_models_serve_each_of_them() -> None:
+    both = RawWorker([answers("a")] * 2, models=lambda: listing(("big", 4096), ("small", 1024)))
+    one = RawWorker([answers("b")] * 4, models=lambda: listing(("small", 512)))
+    async with discovering(both, one, affinity=False) as (serving, reader, _):
+        assert names(serving) == [("worker/big", "big", True), ("worker/small", "small", True)]
+        assert sorted(reader.found)[:2] == [("big", 4096), ("small", 512)]
+        big, small = serving.serving
+        assert (await hear(big, work())).text == "a" and (await hear(big, work())).text == "a"
+        assert "b" in {(await hear(small, work())).text for _ in range(2)}
+        assert {request.body["model"] for request in one.requests} == {"small"}
+        assert [request.body["model"] for request in both.requests][:2] == ["big", "big"]
+
+
+async def test_a_model_that_appears_is_served_and_one_that_goes_ends() -> None:
+    listed = [listing(("big", 4096))]
+    worker = RawWorker([answers("Yes")] * 2, models=lambda: listed[0])
+    async with discovering(worker) as (serving, _, gone):
+        assert names(serving) == [("worker", "big", True)] and gone == [{"worker"}]
+        listed[0] = listing(("big", 4096), ("small", 1024))
+        await serving.follow()
+        assert names(serving) == [("worker/big", "big", True), ("worker/small", "small", True)]
+        big, small = serving.serving
+        await hear(small, work())
+        listed[0] = listing(("small", 1024))
+        await serving.follow()
+        assert serving.serving == (small,) and names(serving) == [("worker", "small", True)]
+        assert big.state is BackendState.STOPPED and gone == [{"worker"}, set(), {"big"}]
+        assert not await big.wait_ready(60)
+
+
+async def test_a_model_whose_only_worker_dies_is_away_and_the_other_model_is_served() -> None:
+    dying = RawWorker([], models=lambda: listing(("big", 4096)))
+    living = RawWorker([answers("Yes")], models=lambda: listing(("small", 1024)))
+    async with discovering(dying, living) as (serving, _, _):
+        await dying.die()
+        await until(lambda: names(serving)[0] == ("worker/big", "big", False))
+        big, small = serving.serving
+        with pytest.raises(BackendFailure, match="no worker of worker/big is in service"):
+            await hear(big, work())
+        await hear(small, work())
+
+
+async def test_only_the_models_whose_tokenizer_the_worker_has_get_ids() -> None:
+    def of_bytes(text: str) -> list[int]:
+        return list(text.encode())
+
+    checks = {"big": TokenizerCheck(SAMPLES_OF_BYTES), "small": TokenizerCheck([(SAMPLES[0], (1, 2))])}
+    worker = RawWorker(
+        [answers("Yes")], models=lambda: listing(("big", 4096), ("small", 1024)), tokenize=of_bytes
+    )
+    async with discovering(worker, checks=checks) as (serving, _, _):
+        for backend in serving.serving:
+            await hear(backend, work())
+    assert worker.tokenized[:3] == ["big", "big", "small"]
+    assert [request.path for request in worker.requests] == ["/v1/completions", "/v1/chat/completions"]
+
+
+async def test_a_worker_that_lists_no_model_takes_nothing_and_says_why_until_it_has_one() -> None:
+    listed = [listing()]
     worker = RawWorker([answers("Yes")], models=lambda: listed[0])
     async with following(worker, Reader(), ready=False) as backend:
-        await until(lambda: "several models" in backend.absence.reason)
+        await until(lambda: "lists no model" in backend.absence.reason)
         assert backend.state is BackendState.STARTING and not backend.absence.loading
         listed[0] = listing(("small", 1024))
         await until(lambda: backend.state is BackendState.READY)

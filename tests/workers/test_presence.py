@@ -20,6 +20,7 @@ from tests.workers.raw_worker import (
     chunk,
     piece,
     pool,
+    state_of,
     until,
     work,
 )
@@ -54,7 +55,7 @@ async def test_a_worker_that_dies_under_a_stream_is_out_of_service_when_the_stre
                 await hear(backend, work())
             except BackendFailure as error:
                 failures.append(error)
-                assert [one.state for one in backend.status()] == ["ejected", "in_service"]
+                assert [one.state for one in state_of(backend)] == ["ejected", "in_service"]
         [failure] = failures
         assert failure.kind is FailureKind.STREAM_BROKEN and failure.isolated
 
@@ -124,7 +125,7 @@ async def test_whoever_waits_goes_on_with_the_first_worker_that_answers_again() 
         assert all(wait.result() for wait in waits)
         assert backend.ready_in_s is None
         assert (await hear(backend, work())).text == "Hello there"
-        assert [status.state for status in backend.status()] == ["ejected", "in_service"]
+        assert [status.state for status in state_of(backend)] == ["ejected", "in_service"]
 
 
 async def test_before_a_worker_has_ever_been_there_nobody_can_tell_when_one_will_be() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from budgeting.values import Message, Role
-from gateway.backends.port import Backend, Work
-from gateway.backends.scripted import ScriptedBackend
+from gateway.backends.port import Work
 from gateway.backends.workers.inspection import ServedModel
 from gateway.config.backends import OpenAIBackend
 from gateway.config.settings import Settings
@@ -38,15 +37,12 @@ class Gateway:
         )
         default = ModelText(tokenizers.of(engine.tokenizer_folder), engine.max_model_len, canonicalizer)
         self.models = Models(default)
-        self.backends: dict[str, Backend] = {}
-        self.found = ServedModels(
-            self.settings, self.models, tokenizers, canonicalizer, self.backends, lambda: 0.0
-        )
+        self.found = ServedModels(self.settings, self.models, tokenizers, canonicalizer, lambda: 0.0)
 
 
 async def test_a_readable_folder_of_the_worker_is_the_models_tokenizer() -> None:
     gateway = Gateway()
-    reading = await gateway.found.read(ServedModel("qwen", 2048, str(DEMO)), 2048)
+    reading = await gateway.found.read("pool", ServedModel("qwen", 2048, str(DEMO)), 2048)
     assert reading.check is not None and reading.check.samples
     assert gateway.models.length("qwen") == 2048
     assert gateway.models.tokenizer("qwen") is not gateway.models.default.tokenizer
@@ -55,27 +51,27 @@ async def test_a_readable_folder_of_the_worker_is_the_models_tokenizer() -> None
 @pytest.mark.parametrize("root", [None, "/nowhere", "org/model-that-nobody-has-fetched", "not a repo/id"])
 async def test_without_one_prompts_are_estimated_and_sent_as_messages(root: str | None) -> None:
     gateway = Gateway()
-    reading = await gateway.found.read(ServedModel("qwen", 2048, root), 2048)
+    reading = await gateway.found.read("pool", ServedModel("qwen", 2048, root), 2048)
     assert gateway.models.of("qwen").encoder == "an estimate (±30%)"
     assert reading.check is None
 
 
 async def test_the_named_tokenizer_of_the_engine_counts_for_all() -> None:
     gateway = Gateway(engine={"tokenizer": str(DEMO)})
-    await gateway.found.read(ServedModel("qwen", 2048), 2048)
+    await gateway.found.read("pool", ServedModel("qwen", 2048), 2048)
     assert gateway.models.tokenizer("qwen") is gateway.models.default.tokenizer
 
 
 async def test_a_damaged_tokenizer_of_the_worker_does_not_take_the_model_away(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     gateway = Gateway()
-    await gateway.found.read(ServedModel("qwen", 2048, str(tmp_path)), 2048)
+    await gateway.found.read("pool", ServedModel("qwen", 2048, str(tmp_path)), 2048)
     assert gateway.models.of("qwen").encoder == "an estimate (±30%)"
 
 
 async def test_an_estimate_learns_from_what_the_workers_report() -> None:
     gateway = Gateway()
-    reading = await gateway.found.read(ServedModel("qwen", 2048), 2048)
+    reading = await gateway.found.read("pool", ServedModel("qwen", 2048), 2048)
     assert reading.learn is not None
     said = Message(Role.USER, "word " * 400)
     before = len(gateway.models.tokenizer("qwen").encode_parts([said], ()).token_ids)
@@ -114,16 +110,19 @@ async def test_what_is_configured_bounds_what_the_worker_reports(
     sections: dict[str, Any], reported: int | None, length: int
 ) -> None:
     gateway = Gateway(**sections)
-    await gateway.found.read(ServedModel("qwen", reported), reported)
+    await gateway.found.read("pool", ServedModel("qwen", reported), reported)
     assert gateway.models.length("qwen") == length
 
 
-async def test_a_model_that_no_backend_serves_any_more_is_forgotten() -> None:
+async def test_a_model_is_as_long_as_the_shortest_pool_that_serves_it_and_forgotten_with_the_last() -> None:
     gateway = Gateway()
-    await gateway.found.read(ServedModel("first", 1024), 1024)
-    gateway.backends["pool"] = ScriptedBackend("pool", model="second")
-    await gateway.found.read(ServedModel("second", 2048), 2048)
-    assert list(gateway.models.texts) == ["second"]
+    await gateway.found.read("short", ServedModel("qwen", 1024), 1024)
+    await gateway.found.read("long", ServedModel("qwen", 2048), 2048)
+    assert gateway.models.length("qwen") == 1024
+    gateway.found.forget("short", {"qwen", "another"})
+    assert gateway.models.length("qwen") == 2048
+    gateway.found.forget("long", {"qwen"})
+    assert not gateway.models.texts
 
 
 def test_no_engine_is_loaded_where_only_workers_are_named() -> None:

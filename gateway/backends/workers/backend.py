@@ -1,8 +1,9 @@
-"""The pool of workers as one backend."""
+"""A model of a pool of workers as one backend."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ from gateway.backends.partial_answer import check_partial, generate_rest
 from gateway.backends.port import Absence, BackendState, Completion, DeltaSink, EmbedPart, Vectors, Work
 from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.answer import CompletionReader
-from gateway.backends.workers.client import whole_body
+from gateway.backends.workers.client import Whole, whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.dialect import (
     MAX_ECHOED_LOGPROBS,
@@ -41,7 +42,6 @@ from gateway.backends.workers.worker_choice import NO_WISH, Wish
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.front_headers import front_headers
-from observability.collectors import WorkerStatus
 from resilience.failures import BackendFailure, FailureKind
 
 # Longest error answer that is read, bytes.
@@ -67,15 +67,16 @@ _WORKERS_FAULT = frozenset(
 class WorkersBackend:
     """Generates on one of several workers; retries on another when one fails before its first token.
 
-    Also a :class:`gateway.backends.port.Restarting`: callers can wait until a worker is in service.
+    Also a :class:`gateway.backends.port.Restarting`: callers can wait until a worker is in service. The
+    workers are those of a :class:`gateway.backends.workers.serving_pool.ServingPool` that list the model.
 
     Args:
         block_tokens: tokens of a block of the fingerprint.
         max_attempts: most workers that one request is tried on.
         incapable: the features that a model lacks, whatever the workers support.
+        check: of the model's tokenizer; ``None``: prompts are not sent as ids.
         prompt_auto: send prompts as token ids while every worker has the gateway's tokenizer.
         hedging: when a late request is sent to a second worker too; ``None``: never.
-        background: runs as long as the pool, such as what reads its key again.
     """
 
     kind = "openai"
@@ -97,7 +98,6 @@ class WorkersBackend:
         check: TokenizerCheck | None = None,
         prompt_auto: bool = False,
         hedging: HedgePolicy | None = None,
-        background: Callable[[], Awaitable[None]] | None = None,
         incapable: Callable[[str], frozenset[Feature]] = lambda model: frozenset(),
     ) -> None:
         self.name = name
@@ -111,15 +111,14 @@ class WorkersBackend:
         self._workers = {worker.url: worker for worker in workers}
         self._writer = writer
         self._pool = pool
-        self._presence = presence
+        self.presence = presence
         self._token_bytes = token_bytes
-        self._check = check
+        self.check = check
         self._learn: Callable[[Work, int], None] | None = None
         self._block_tokens = block_tokens
         self._max_attempts = max_attempts
         self._clock = clock
         self.hedging = hedging
-        self._background = background
         self._prompt_auto = prompt_auto
         self._same_tokenizer: dict[str, bool] = {}
         self._stopped = False
@@ -133,7 +132,7 @@ class WorkersBackend:
         """``READY`` while a worker is in service, else ``STARTING``; ``STOPPED`` after :meth:`run`."""
         if self._stopped:
             return BackendState.STOPPED
-        return BackendState.STARTING if self._presence.none else BackendState.READY
+        return BackendState.STARTING if self.presence.none else BackendState.READY
 
     @property
     def ready_in_s(self) -> float | None:
@@ -141,7 +140,7 @@ class WorkersBackend:
 
         ``None`` while one is in service, and before the first one has been.
         """
-        away_s = self._presence.away_s
+        away_s = self.presence.away_s
         return None if away_s is None or self._stopped else max(LOOK_S, away_s)
 
     @property
@@ -160,7 +159,7 @@ class WorkersBackend:
     async def wait_ready(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until a worker is in service; whether one is."""
         if not self._stopped:
-            await self._presence.wait(timeout_s)
+            await self.presence.wait(timeout_s)
         return self.state is BackendState.READY
 
     @property
@@ -168,26 +167,46 @@ class WorkersBackend:
         """The load of all workers in service; ``None`` while none of them reports its figures."""
         return self._pool.load(self._clock())
 
-    def tokenizer_check(self) -> TokenizerCheck | None:
-        """Of the tokenizer of the model that the workers serve now; ``None``: prompts are not sent as ids."""
-        return self._check
+    def serve_by(self, workers: Sequence[Worker]) -> None:
+        """The workers that serve the model from now on."""
+        if list(self._workers) == [worker.url for worker in workers]:
+            return
+        for url in self._workers.keys() - {worker.url for worker in workers}:
+            self._model.gone(url)
+            self._same_tokenizer.pop(url, None)
+        self._workers = {worker.url: worker for worker in workers}
+        self._pool.resize(workers)
 
-    async def listed(self, url: str, models: Sequence[ServedModel] | None) -> str | None:
-        """A worker listed its models; why it cannot be used, if so, as the end of a sentence."""
-        trouble = await self._model.listed(url, models)
+    async def listed(self, url: str, found: ServedModel) -> None:
+        """A worker lists the model, or the one that the workers serve instead of it."""
+        before = self._model.lengths
+        asks = None if self._writer.dialect is Dialect.OPENAI else self.ask
+        await self._model.listed(url, found, asks)
+        if len(lengths := self._model.lengths) > 1 and lengths != before:
+            self._log.warning(
+                "workers differ in length; the shortest holds", model=found.id, lengths=sorted(lengths)
+            )
         if self._model.id != self.model:
             self._log.info("workers' model", model=self._model.id)
             self.model = self._model.id
             self.features = self._features - self._incapable(self.model)
-            self._writer = replace(self._writer, model=self.model)
+            # Prompts go as messages until a worker has passed the check of this model's tokenizer.
+            ids = self._writer.token_ids and not self._prompt_auto
+            self._writer = replace(self._writer, model=self.model, token_ids=ids)
             self._same_tokenizer.clear()
         if (reading := self._model.reading) is not None:
             self._take(reading)
-        return trouble
+
+    async def ask(self, path: str, body: bytes, timeout_s: float) -> Whole | None:
+        """The answer of one of the workers in service, ``None`` when there is none."""
+        serving = [one for one in self._workers.values() if one.health.in_service]
+        return (
+            await random.choice(serving).client.get(path, timeout_s=timeout_s, body=body) if serving else None
+        )
 
     def _take(self, reading: ModelReading) -> None:
         self._token_bytes = reading.token_bytes
-        self._check = reading.check if self._prompt_auto else None
+        self.check = reading.check if self._prompt_auto else None
         self._learn = reading.learn
         if reading.learn is None:
             self._writer = replace(self._writer, knows_vocabulary=True)
@@ -196,13 +215,23 @@ class WorkersBackend:
             self._writer = replace(self._writer, knows_vocabulary=False, token_ids=False)
             self.continues = self._writer.continues
 
-    async def follow(self) -> None:
-        """Ask every worker for its models."""
+    async def inspect(
+        self, sample_ids: Sequence[int] | None, max_model_len: int, *, generate: bool
+    ) -> list[Inspection]:
+        """Ask every worker about the model, in the order of the configuration."""
+        model = self.model if self._model.known else None
         async with asyncio.TaskGroup() as tasks:
-            for worker in self._workers.values():
-                tasks.create_task(worker.follow(), name=f"models {worker.url}")
+            asked = [
+                tasks.create_task(
+                    worker.inspect(
+                        model, sample_ids=sample_ids, max_model_len=max_model_len, generate=generate
+                    )
+                )
+                for worker in self._workers.values()
+            ]
+        return [one.result() for one in asked]
 
-    def detected(self, url: str, is_sluice: bool, same_tokenizer: bool) -> None:
+    def detected(self, url: str, is_sluice: bool, *, same_tokenizer: bool) -> None:
         """A worker was detected: write requests for a Sluice from now on if it is one.
 
         Prompts go as token ids while all workers detected so far have the gateway's tokenizer.
@@ -215,50 +244,10 @@ class WorkersBackend:
             writer = replace(writer, dialect=Dialect.SLUICE, loads=False)
         self._writer, self.continues = writer, writer.continues
 
-    def loras(self) -> list[WorkerLoras]:
-        """The loader of each worker in service on which this gateway loads adapters."""
-        serving = (worker.loras for worker in self._workers.values() if worker.health.in_service)
-        return [one for one in serving if one is not None]
-
-    async def inspect(
-        self, sample_ids: Sequence[int] | None, max_model_len: int, *, generate: bool
-    ) -> list[Inspection]:
-        """Ask every worker what it serves, in the order of the configuration."""
-        async with asyncio.TaskGroup() as tasks:
-            asked = [
-                tasks.create_task(
-                    worker.inspect(
-                        self._model.configured,
-                        sample_ids=sample_ids,
-                        max_model_len=max_model_len,
-                        generate=generate,
-                    )
-                )
-                for worker in self._workers.values()
-            ]
-        return [one.result() for one in asked]
-
-    def status(self) -> tuple[WorkerStatus, ...]:
-        """Each worker, in the order of the configuration."""
-        now = self._clock()
-        return tuple([worker.status(now) for worker in self._workers.values()])
-
-    def counted(self) -> dict[str, tuple[int, int]]:
-        """Prompt and generated tokens since the worker's start, for each worker that reports them."""
-        counts = {worker.url: worker.load.counted for worker in self._workers.values()}
-        return {url: tokens for url, tokens in counts.items() if tokens is not None}
-
-    async def run(self) -> None:
-        """Probe and scrape every worker until cancelled; closes every connection then."""
-        try:
-            async with asyncio.TaskGroup() as loops:
-                for worker in self._workers.values():
-                    loops.create_task(worker.run(), name=f"worker {worker.url}")
-                if self._background is not None:
-                    await self._background()
-        finally:
-            self._stopped = True
-            self._presence.close()
+    def stop(self) -> None:
+        """No worker will come into service any more: end every wait."""
+        self._stopped = True
+        self.presence.close()
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate. Leaving early closes the connection, which ends the generation on the worker.
@@ -337,7 +326,7 @@ class WorkersBackend:
                 return await self._hedged(self.hedging, worker, request, tried, attempt)
             except BackendFailure as error:
                 failure = error
-            if failure.kind in _WORKERS_FAULT and (self._presence.none or self._others_serve(tried)):
+            if failure.kind in _WORKERS_FAULT and (self.presence.none or self._others_serve(tried)):
                 # The worker's health has counted the failure, so the pool's circuit breaker must not. When no
                 # worker is left the pool's state reports it; an open circuit would outlast a worker's return.
                 failure.isolated = True
@@ -448,7 +437,7 @@ class WorkersBackend:
                     worker.lost(name)
                     self._pool.lost(worker.url, name)
                 elif failure.kind is FailureKind.MODEL_NOT_FOUND:
-                    worker.model_missing()
+                    worker.detect_again()
                 raise failure
             if not connection.content_type.startswith(EVENT_STREAM):
                 raise BadHttp(f"it answered {_printable(connection.content_type)} instead of {EVENT_STREAM}")
@@ -488,9 +477,9 @@ class WorkersBackend:
         if len(self._workers) == 1:
             return NO_WISH
         adapter = self._writer.adapter_name(work)
-        chain = chain_of(
-            work.token_ids, self._block_tokens, salt_number(self._writer.cache_salt(work), adapter)
-        )
+        # The workers' indexes are of all models of the pool.
+        salt = salt_number(self._writer.cache_salt(work), adapter or self.model)
+        chain = chain_of(work.token_ids, self._block_tokens, salt)
         return Wish(chain, work.prefix_tokens // self._block_tokens, adapter)
 
     def _is_last(self, worker: Worker) -> bool:

@@ -1,4 +1,4 @@
-"""Which workers of a pool are in service: whether there is one, and since when there is none."""
+"""Which workers of a model are in service: whether there is one, and since when there is none."""
 
 import asyncio
 import contextlib
@@ -41,8 +41,14 @@ class WorkersInService:
         return None if self._left_at is None else max(0.0, self._clock() - self._left_at)
 
     def join(self, url: str, look: Callable[[], None]) -> None:
-        """Add a worker of the pool; ``look`` triggers a probe of it."""
+        """Add a worker; ``look`` triggers a probe of it."""
         self._looks[url] = look
+
+    def quit(self, url: str) -> None:
+        """Remove a worker: it serves other models now."""
+        self._looks.pop(url, None)
+        if url in self._serving:
+            self.left(url)
 
     def came(self, url: str) -> None:
         """The worker came into service."""

@@ -20,6 +20,8 @@ from gateway.contracts.front_headers import SPEAKING
 INSPECT_S = 30.0
 TIMEOUT_S = 10.0
 MAX_SHOWN = 10
+# Models of one pool: each has figures, a queue and a breaker of its own.
+MAX_MODELS = 256
 # Splits differently in most tokenizers.
 SAMPLE = "Sluice asks: naïve café, 日本語 — 12,345 tokens?\n\tdef f(x): return x"
 
@@ -75,27 +77,34 @@ def _read(body: bytes) -> _Models:
     return msgspec.json.decode(body, type=_Models)
 
 
-def offer_of(models: Sequence[ServedModel] | None, configured: str | None) -> ServedModel | str | None:
-    """The entry of a worker's list that a pool uses, or why there is none, as the end of a sentence.
+def offers_of(
+    models: Sequence[ServedModel] | None, configured: str | None
+) -> Sequence[ServedModel] | str | None:
+    """The entries of a worker's list that a pool uses, or why there is none, as the end of a sentence.
 
     ``None``: the worker has no such list, or one that does not have the configured model and may be partial:
-    those of hosted services report no lengths. Several names of one folder are one model; of a Sluice it is
-    the first.
+    those of hosted services report no lengths. Several names of one folder are one model, by the first of
+    them; those of a Sluice are the model and its aliases.
     """
     bases = [one for one in models or () if one.parent is None]
-    names = ", ".join(sorted(one.id for one in bases)[:MAX_SHOWN])
     if configured is not None:
-        found = next((one for one in models or () if one.id == configured), None)
-        if found is None and bases and all(one.max_model_len for one in bases):
+        found = [one for one in models or () if one.id == configured]
+        if not found and bases and all(one.max_model_len for one in bases):
+            names = ", ".join(sorted(one.id for one in bases)[:MAX_SHOWN])
             return f"serves {names}, and not {configured}"
-        return found
+        return found[:1] or None
     if models is None:
         return "does not list its models; name one as model"
     if not bases:
         return "lists no model; load one first"
-    if len({one.root or one.id for one in bases}) > 1 and bases[0].owned_by != "sluice":
-        return f"serves several models ({names}); name one as model, and write a backend for each"
-    return bases[0]
+    by_root: dict[str, ServedModel] = {}
+    for one in bases:
+        root = one.root or one.id
+        if root not in by_root or one.id == root:
+            by_root[root] = one
+    if len(by_root) > MAX_MODELS:
+        return f"lists {len(by_root)} models; name one as model, {MAX_MODELS} or fewer are served without"
+    return tuple(by_root.values())
 
 
 async def inspect(
@@ -128,11 +137,10 @@ async def inspect(
         except msgspec.DecodeError:
             return _unusable(url, "its list of models is not OpenAI's; does base_urls end in /v1?")
         listed = models.data
-        offered = offer_of(listed, model)
+        offered = offers_of(listed, model)
         if model is None and isinstance(offered, str):
-            fault, _, hint = offered.partition("; ")
-            return _unusable(url, f"{fault}; {hint}")
-        found = None if isinstance(offered, str) else offered
+            return _unusable(url, offered)
+        found = None if isinstance(offered, str) or not offered else offered[0]
         if models.sluice_role is not None and models.sluice_role not in SPEAKING:
             faults.append(
                 f"its key there is of the role '{models.sluice_role}', so it books all to that key's tenant; "

@@ -1,4 +1,4 @@
-"""The workers of one pool: their load together, and the choice of a worker for a request; sans-I/O.
+"""The workers of one model: their load together, and the choice of a worker for a request; sans-I/O.
 
 In a pool of at most ``WHOLE_UP_TO`` workers every one is examined for each request. In a larger pool that
 would cost milliseconds (with a thousand workers, ``docs/fleet-simulation.md``), so there
@@ -72,14 +72,19 @@ class WorkerPool(Generic[M]):
         random: random.Random,
         whole_up_to: int = WHOLE_UP_TO,
     ) -> None:
-        self._members = {member.url: member for member in members}
         self._choice = choice
         self._max_running = max_running
         self._random = random
-        self._large = len(members) > whole_up_to
-        self._only = members[0] if len(members) == 1 else None
+        self._whole_up_to = whole_up_to
+        self.resize(members)
         self._hints = Hints()
         self._in_flight = 0
+
+    def resize(self, members: Sequence[M]) -> None:
+        """Replace the workers."""
+        self._members = {member.url: member for member in members}
+        self._large = len(members) > self._whole_up_to
+        self._only = members[0] if len(members) == 1 else None
         self._snapshot: _Snapshot[M] | None = None
 
     def sent(self, member: M, prompt_tokens: int, wish: Wish) -> int:
@@ -142,7 +147,7 @@ class WorkerPool(Generic[M]):
         views = [
             member.view(now)
             for name in names
-            if name not in tried and _takes_requests(member := members[name], now)
+            if name not in tried and (member := members.get(name)) and _takes_requests(member, now)
         ]
         share = (snapshot.others + self._in_flight + 1.0) / snapshot.weight
         chosen = self._choice.choose(wish, views, share)

@@ -1,13 +1,11 @@
-"""The model of a pool: the configured one, or what its workers say that they serve."""
+"""A model of a pool: the configured one, or one that its workers list."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.backends.port import Work
-from gateway.backends.workers.in_service import WorkersInService
-from gateway.backends.workers.inspection import ServedModel, offer_of
+from gateway.backends.workers.inspection import ServedModel
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker_tokens import Ask
 
@@ -35,55 +33,46 @@ class ReadModel(Protocol):
 
 
 class PoolModel:
-    """Follows what the workers of one pool list.
+    """One model of a pool: its length is the shortest that its workers list.
 
     Args:
-        configured: the model's id; ``None``: the workers say it. Until then the id is the pool's ``name``.
-        presence: knows the workers in service.
-        ask: reaches one of them; see :class:`ReadModel`.
-        reading: of the configured model, until a worker lists it.
+        model: its id, the pool's name until the workers say one.
+        known: whether that is a model's id.
+        reading: of a configured model, until a worker lists it.
     """
 
     def __init__(
         self,
-        name: str,
-        configured: str | None,
+        model: str,
         read: ReadModel | None,
-        presence: WorkersInService,
-        ask: Ask | None = None,
         reading: ModelReading | None = None,
+        *,
+        known: bool = True,
     ) -> None:
-        self.id = configured or name
-        self.configured = configured
+        self.id = model
+        self.known = known
         self.reading = reading
         self._read = read
-        self._presence = presence
-        self._ask = ask
         self._lengths: dict[str, int | None] = {}  # by worker, so bounded as they are
         self._adopted: tuple[str, int | None, str | None] | None = None
-        self._one_at_a_time = asyncio.Lock()
 
-    async def listed(self, url: str, models: Sequence[ServedModel] | None) -> str | None:
-        """Take a worker's list; why the worker cannot be used, if so, as the end of a sentence."""
-        async with self._one_at_a_time:
-            return await self._take(url, models)
+    @property
+    def lengths(self) -> Set[int]:
+        """The lengths that its workers list."""
+        return {one for one in self._lengths.values() if one}
 
-    async def _take(self, url: str, models: Sequence[ServedModel] | None) -> str | None:
-        found = offer_of(models, self.configured)
-        if found is None:
-            return None
-        if isinstance(found, str):
-            self._lengths.pop(url, None)
-            return found
+    async def listed(self, url: str, found: ServedModel, ask: Ask | None = None) -> None:
+        """A worker lists the model; another id than before replaces it. ``ask`` is of :class:`ReadModel`."""
         if found.id != self.id:
-            if any(one != url and one in self._lengths for one in self._presence.serving):
-                return f"serves {found.id}, and the pool's other workers {self.id}; give each its own backend"
             self._lengths.clear()
         self._lengths[url] = found.max_model_len
-        length = min((one for one in self._lengths.values() if one), default=None)
+        length = min(self.lengths, default=None)
         adopted = (found.id, length, found.root)
         if self._read is not None and adopted != self._adopted:
-            self.reading = await self._read(found, length, self._ask)
+            self.reading = await self._read(found, length, ask)
             self._adopted = adopted
-        self.id = found.id
-        return None
+        self.id, self.known = found.id, True
+
+    def gone(self, url: str) -> None:
+        """A worker does not list the model any more."""
+        self._lengths.pop(url, None)

@@ -42,11 +42,11 @@ class TokenizerCheck:
     """What ``/tokenize`` of a worker must answer.
 
     Args:
-        samples: bodies of requests, each with the gateway's own ids; without any, no worker is the same.
+        samples: conversations, each with the gateway's own ids; without any, no worker is the same.
         reasons: whether the vocabulary has marks of reasoning parts.
     """
 
-    samples: Sequence[tuple[bytes, tuple[int, ...]]] = ()
+    samples: Sequence[tuple[Sequence[Message], tuple[int, ...]]] = ()
     reasons: bool = False
 
     @classmethod
@@ -55,25 +55,26 @@ class TokenizerCheck:
         samples = []
         for messages in SAMPLES:
             try:
-                samples.append((body_of(tokenizer.as_sent(messages, 1)), tokenizer.encode_chat(messages)))
+                samples.append((tokenizer.as_sent(messages, 1), tokenizer.encode_chat(messages)))
             except TemplateRefused:
                 continue
         marks = (tokenizer.encode(mark, add_special_tokens=False) for mark in REASONING_MARKS)
         return cls(tuple(samples), any(len(ids) == 1 for ids in marks))
 
-    async def passes(self, worker: WorkerClient, timeout_s: float) -> bool:
+    async def passes(self, worker: WorkerClient, model: str, timeout_s: float) -> bool:
         """Whether the worker gives the gateway's ids for every sample. Raises TransportError."""
-        for body, ids in self.samples:
+        for messages, ids in self.samples:
+            body = body_of(model, messages)
             answer = await worker.get(TOKENIZE_PATH, timeout_s=timeout_s, body=body)
             if answer.status != 200 or _tokens_of(answer.body) != ids:
                 return False
         return bool(self.samples)
 
 
-def body_of(messages: Sequence[Message]) -> bytes:
+def body_of(model: str, messages: Sequence[Message]) -> bytes:
     """The body of ``/tokenize`` for a conversation."""
     shown = [{"role": one.role, "content": one.content} for one in messages]
-    return orjson.dumps({"messages": shown, "add_generation_prompt": True})
+    return orjson.dumps({"model": model, "messages": shown, "add_generation_prompt": True})
 
 
 def _tokens_of(body: bytes) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -56,8 +56,13 @@ class WatchRules:
 OnListed = Callable[[str, Sequence[ServedModel] | None], Awaitable[str | None]]
 
 
-def _no_check() -> None:
-    return None
+# By model, of those whose prompts may go as token ids.
+Checks = Mapping[str, TokenizerCheck]
+OnDetected = Callable[[str, bool, Collection[str]], None]
+
+
+def _no_checks(url: str) -> Checks:
+    return {}
 
 
 def _listed(answer: Whole) -> Sequence[ServedModel] | None:
@@ -75,7 +80,6 @@ class Worker:
         timeouts: limits of a request's exchange.
         max_connections: most connections for requests.
         max_running: most sequences of its batch; 0 when unknown.
-        presence: informed when it comes into service and when it leaves.
         on_return: called when it returns to service: its cache may be empty.
         make_loras: makes the loader of its adapters; ``None``: the gateway loads none.
     """
@@ -91,7 +95,6 @@ class Worker:
         watch: WatchRules,
         max_running: int,
         clock: Callable[[], float],
-        presence: WorkersInService,
         on_return: Callable[[str], None],
         make_loras: Callable[[WorkerClient], WorkerLoras] | None = None,
     ) -> None:
@@ -110,46 +113,63 @@ class Worker:
         )
         self._watch = watch
         self._clock = clock
-        self._presence = presence
+        self._presences: tuple[WorkersInService, ...] = ()
         self._on_return = on_return
-        self._on_detected: Callable[[str, bool, bool], None] | None = None
+        self._on_detected: OnDetected | None = None
         self._on_listed: OnListed | None = None
         self._unusable: str | None = None  # why, by its list of models
-        self._check: Callable[[], TokenizerCheck | None] = _no_check
+        self._checks: Callable[[str], Checks] = _no_checks
         self._is_sluice: bool | None = False
         self._detected = True
         self._lists_models = watch.lists_models
         self._wake = asyncio.Event()
         self._probed = asyncio.Event()  # set at a probe's outcome; a new one for each probe
-        presence.join(url, self._wake.set)
         self._probe_path = watch.probe_path
         self._no_metrics = False
         self._log = structlog.get_logger("gateway.workers").bind(worker=url)
 
     def detect(
         self,
-        on_detected: Callable[[str, bool, bool], None],
+        on_detected: OnDetected,
         on_listed: OnListed,
-        check: Callable[[], TokenizerCheck | None],
+        checks: Callable[[str], Checks],
         *,
         kind: bool,
     ) -> None:
         """Detect what the worker is before each return to service.
 
         Args:
-            on_detected: gets its URL, whether it is a Sluice, and whether it passed the check.
+            on_detected: gets its URL, whether it is a Sluice, and the models whose check it passed.
             on_listed: gets its URL and the models that it lists, ``None`` where it lists none; says why it
                 cannot be used, if so.
-            check: of its tokenizer, for the model that it lists; ``None``: it is not asked.
+            checks: of its tokenizers, by its URL.
             kind: whether it may be a Sluice.
         """
         self._on_detected = on_detected
         self._on_listed = on_listed
-        self._check = check
+        self._checks = checks
         self._is_sluice = None if kind else False
 
-    def model_missing(self) -> None:
-        """It has answered that it does not have the pool's model: ask it for its models at once."""
+    @property
+    def _none_in_service(self) -> bool:
+        """Whether one of its models has no worker in service."""
+        return any(one.none for one in self._presences)
+
+    def serve(self, presences: Sequence[WorkersInService]) -> None:
+        """The workers in service of each model that it serves, instead of those before."""
+        for one in self._presences:
+            if one not in presences:
+                one.quit(self.url)
+        for one in presences:
+            one.join(self.url, self._wake.set)
+            if self.health.in_service:
+                one.came(self.url)
+        self._presences = tuple(presences)
+
+    def detect_again(self) -> None:
+        """Ask for its models and their tokenizers at once: it has answered that it does not have one of them,
+        or it lists another one.
+        """
         self._detected = False
         self._wake.set()
 
@@ -266,7 +286,7 @@ class Worker:
             if good and not (self.health.in_service and self._detected):
                 good = await self._detect()
             now = self._clock()
-            if good and self.health.probe_succeeded(now, alone=self._presence.none):
+            if good and self.health.probe_succeeded(now, alone=self._none_in_service):
                 self._log.info("worker in service")
                 self._returned()
             elif not good and self.health.probe_failed(now):
@@ -280,8 +300,8 @@ class Worker:
     async def _sleep(self, now: float) -> None:
         """Sleep until the next probe: its time, the end of an ejection, or a wake-up."""
         wait_s, back_s = self._watch.probe_interval_s, self.health.returns_in(now)
-        if self._presence.none:
-            wait_s = min(wait_s, self._presence.look_s)
+        if self._none_in_service:
+            wait_s = min(wait_s, *(one.look_s for one in self._presences))
         elif back_s > 0.0:
             wait_s = min(wait_s, back_s)
         with contextlib.suppress(TimeoutError):
@@ -318,18 +338,21 @@ class Worker:
         on_detected, timeout_s = self._on_detected, self._watch.probe_timeout_s
         if on_detected is None:
             return True
-        first, same = self._is_sluice is None, False
+        first, same = self._is_sluice is None, set[str]()
         if not await self.follow():
             return False
         is_sluice_now = self._is_sluice is True
         self._detected = True
-        check = self._check()
-        if check is not None and (is_sluice_now or not check.reasons):
+        for model, check in self._checks(self.url).items():
+            if check.reasons and not is_sluice_now:
+                continue
             try:
-                same = await check.passes(self._watcher, timeout_s)
+                if await check.passes(self._watcher, model, timeout_s):
+                    same.add(model)
             except TransportError:
                 self._detected = False
-        self._log.info("worker detected", sluice=is_sluice_now, same_tokenizer=same)
+                break
+        self._log.info("worker detected", sluice=is_sluice_now, same_tokenizer=sorted(same))
         on_detected(self.url, is_sluice_now, same)
         return await self._probe() if first and is_sluice_now else True
 
@@ -340,10 +363,12 @@ class Worker:
 
     def _left(self, reason: str) -> None:
         self._log.warning("worker ejected", reason=reason, ejections=self.health.ejections)
-        self._presence.left(self.url)
+        for one in self._presences:
+            one.left(self.url)
 
     def _returned(self) -> None:
-        self._presence.came(self.url)
+        for one in self._presences:
+            one.came(self.url)
         self._listed = frozenset()
         if self.loras is not None:
             self.loras.forget()

@@ -1,0 +1,147 @@
+"""The workers of one backend of the configuration, and the models that they serve."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
+
+from gateway.backends.workers.backend import WorkersBackend
+from gateway.backends.workers.inspection import ServedModel, offers_of
+from gateway.backends.workers.loras import WorkerLoras
+from gateway.backends.workers.tokenizer_check import TokenizerCheck
+from gateway.backends.workers.worker import Worker
+from observability.collectors import WorkerStatus
+
+
+class ServingPool:
+    """Probes the workers of a pool, and has a :class:`WorkersBackend` for each model that they list.
+
+    A backend has the pool's name while it is the only one, else that name, a slash and the model's id.
+    Without a configured model there is one before any is listed: it becomes the first model's.
+
+    Args:
+        configured: the model's id; ``None``: the workers say what they serve.
+        make: makes the backend of a model on all workers.
+        changed: called with the pool when its models or their names have changed, and with the models that
+            are gone.
+        background: runs as long as the pool, such as what reads its key again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        workers: Sequence[Worker],
+        configured: str | None,
+        *,
+        make: Callable[[str], WorkersBackend],
+        changed: Callable[["ServingPool", Set[str]], None],
+        background: Callable[[], Awaitable[None]],
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.configured = configured
+        self._workers = {worker.url: worker for worker in workers}
+        self._make = make
+        self._changed = changed
+        self._background = background
+        self._clock = clock
+        # The models and their backends, in the order of their names.
+        self.serving: tuple[WorkersBackend, ...] = (make(configured or name),)
+        self._listed: dict[str, Mapping[str, ServedModel]] = {}  # by worker, so bounded as they are
+        self._is_sluice: dict[str, bool] = {}
+        self._one_at_a_time = asyncio.Lock()
+        for worker in workers:
+            worker.serve([self.serving[0].presence])
+
+    async def listed(self, url: str, models: Sequence[ServedModel] | None) -> str | None:
+        """A worker listed its models; why it cannot be used, if so, as the end of a sentence."""
+        async with self._one_at_a_time:
+            offered = offers_of(models, self.configured)
+            if offered is None:
+                return None
+            trouble = offered if isinstance(offered, str) else None
+            self._listed[url] = {} if isinstance(offered, str) else {one.id: one for one in offered}
+            if self.configured is not None:
+                for found in self._listed[url].values():
+                    await self.serving[0].listed(url, found)
+            else:
+                await self._regroup(url)
+            return trouble
+
+    async def _regroup(self, url: str) -> None:
+        """Give each listed model a backend; one whose model is gone takes a new one, or ends."""
+        before = [(one.name, one.model) for one in self.serving]
+        listed = {model for found in self._listed.values() for model in found}
+        serving = {one.model: one for one in self.serving if one.model in listed}
+        free = [one for one in self.serving if one.model not in listed]
+        for model, found in self._listed[url].items():
+            if model not in serving:
+                serving[model] = free.pop(0) if free else self._made(model)
+            await serving[model].listed(url, found)
+        if not serving:  # it has no model until a worker lists one
+            last = free.pop(0)
+            serving[last.model] = last
+        for one in free:
+            one.stop()
+        self.serving = tuple(serving[model] for model in sorted(serving))
+        for one in self.serving:
+            one.name = self.name if len(serving) == 1 else f"{self.name}/{one.model}"
+            one.serve_by([worker for worker in self._workers.values() if one in self._of(worker.url)])
+        for worker in self._workers.values():
+            worker.serve([one.presence for one in self._of(worker.url)])
+        if before != [(one.name, one.model) for one in self.serving]:
+            self._workers[url].detect_again()
+            self._changed(self, {model for _, model in before} - serving.keys())
+
+    def _made(self, model: str) -> WorkersBackend:
+        made = self._make(model)
+        for url, is_sluice in self._is_sluice.items():
+            made.detected(url, is_sluice, same_tokenizer=False)
+        return made
+
+    def _of(self, url: str) -> Sequence[WorkersBackend]:
+        """The backends that a worker serves: all, until it lists its models."""
+        listed = self._listed.get(url)
+        if listed is None or self.configured is not None or not any(self._listed.values()):
+            return self.serving
+        return [one for one in self.serving if one.model in listed]
+
+    def checks(self, url: str) -> Mapping[str, TokenizerCheck]:
+        """The checks of a worker's tokenizers, by model."""
+        return {one.model: one.check for one in self._of(url) if one.check is not None}
+
+    def detected(self, url: str, is_sluice: bool, same_tokenizer: Collection[str]) -> None:
+        """A worker was detected; ``same_tokenizer`` are the models that it tokenizes as this gateway does."""
+        self._is_sluice[url] = is_sluice
+        for one in self._of(url):
+            one.detected(url, is_sluice, same_tokenizer=one.model in same_tokenizer)
+
+    async def follow(self) -> None:
+        """Ask every worker for its models."""
+        async with asyncio.TaskGroup() as tasks:
+            for worker in self._workers.values():
+                tasks.create_task(worker.follow(), name=f"models {worker.url}")
+
+    def loras(self) -> list[WorkerLoras]:
+        """The loader of each worker in service on which this gateway loads adapters."""
+        serving = (worker.loras for worker in self._workers.values() if worker.health.in_service)
+        return [one for one in serving if one is not None]
+
+    def status(self) -> tuple[WorkerStatus, ...]:
+        """Each worker, in the order of the configuration."""
+        now = self._clock()
+        return tuple([worker.status(now) for worker in self._workers.values()])
+
+    def counted(self) -> dict[str, tuple[int, int]]:
+        """Prompt and generated tokens since the worker's start, for each worker that reports them."""
+        counts = {worker.url: worker.load.counted for worker in self._workers.values()}
+        return {url: tokens for url, tokens in counts.items() if tokens is not None}
+
+    async def run(self) -> None:
+        """Probe and scrape every worker until cancelled; closes every connection then."""
+        try:
+            async with asyncio.TaskGroup() as loops:
+                for worker in self._workers.values():
+                    loops.create_task(worker.run(), name=f"worker {worker.url}")
+                await self._background()
+        finally:
+            for one in self.serving:
+                one.stop()
