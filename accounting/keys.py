@@ -56,13 +56,22 @@ NO_BUDGET = Budget()
 
 
 @dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What a key may ask of one model, and spend on it."""
+
+    model: str
+    limits: KeyLimits = NO_LIMITS
+    budget: Budget = NO_BUDGET
+
+
+@dataclass(frozen=True, slots=True)
 class KeyRecord:
     """A key's properties, from which the key cannot be derived.
 
     ``routes``, ``adapters`` (aliases included) and ``models`` are those that it may use, ``None`` all;
     ``aliases`` are its own names of models, each with the model's id or alias; ``max_priority`` caps its
     requests' priorities; ``tools``: whether they may have tools; ``expires_at`` is Unix seconds; ``org`` is
-    the tenant's organization.
+    the tenant's organization; ``model_limits`` hold besides ``limits`` and ``budget``.
     """
 
     key_id: str
@@ -78,6 +87,7 @@ class KeyRecord:
     tools: bool = True
     models: tuple[str, ...] | None = None
     aliases: tuple[tuple[str, str], ...] = ()
+    model_limits: tuple[ModelLimits, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

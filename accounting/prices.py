@@ -1,6 +1,8 @@
 """The price book: versions with dates, prices in whole nano US dollars (10⁻⁹)."""
 
 import bisect
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -43,7 +45,8 @@ class Price:
 class Tariff:
     """A price and the generations that it covers; ``None`` is any.
 
-    A backend ``pool/model`` is one of the models of a pool; what covers the pool covers it too.
+    ``model`` may be a pattern with ``*``. A backend ``pool/model`` is a model of a pool; a tariff of the pool
+    covers it too.
     """
 
     price: Price
@@ -52,19 +55,30 @@ class Tariff:
     adapter: str | None = None
 
     @property
-    def specificity(self) -> tuple[bool, bool, bool, bool]:
-        """Its specificity: the adapter before the model before the backend before its pool."""
-        backend = self.backend
-        of_pool = backend is not None and "/" in backend
-        return (self.adapter is not None, self.model is not None, backend is not None, of_pool)
+    def specificity(self) -> tuple[bool, int, int]:
+        """Its specificity: the adapter before the model before the backend.
+
+        A model comes before a pattern, a longer pattern before a shorter one, ``pool/model`` before ``pool``.
+        """
+        model, backend = self.model, self.backend
+        of_model = 0 if model is None else len(model) if "*" in model else sys.maxsize
+        of_backend = 0 if backend is None else 1 + ("/" in backend)
+        return (self.adapter is not None, of_model, of_backend)
 
     def covers(self, backend: str | None, model: str | None, adapter: str | None) -> bool:
         """Whether it covers such a generation."""
         return (
             self.backend in (None, backend, None if backend is None else backend.partition("/")[0])
-            and self.model in (None, model)
+            and (self.model in (None, model) or _like(self.model, model))
             and self.adapter in (None, adapter)
         )
+
+
+def _like(pattern: str | None, model: str | None) -> bool:
+    """Whether a model fits a pattern."""
+    if pattern is None or model is None or "*" not in pattern:
+        return False
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), model, re.DOTALL) is not None
 
 
 @dataclass(frozen=True, slots=True)

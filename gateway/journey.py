@@ -139,7 +139,8 @@ class Journey:
             so_far = partial(partial_usage, row, job, stream, timer)
             expected = self.admission.expected_output(demand)
             cost = partial(estimated_cost, row, backend, demand.input_tokens, expected, self.accounts.price)
-            reservation = await self.limiter.reserve(request.caller, demand.input_tokens + expected, cost)
+            tokens_held = demand.input_tokens + expected
+            reservation = await self.limiter.reserve(request.caller, tokens_held, cost, backend.model)
             with (
                 Settling(reservation, demand.input_tokens, stream) as tokens,
                 self.accounts.open(row, so_far, paying(reservation, recorder.billed)) as account,

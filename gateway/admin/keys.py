@@ -1,7 +1,7 @@
 """Keys for admins: list, make, revoke; each change is audited."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -10,10 +10,12 @@ from typing_extensions import TypedDict
 
 from accounting.keys import (
     HIGHEST_PRIORITY,
+    Budget,
     CallerRole,
     KeyLimits,
     KeyRecord,
     KeyRing,
+    ModelLimits,
     NewSecret,
     StoredKey,
     draw_key,
@@ -58,6 +60,10 @@ class BudgetBody(Body):
     usd_per_month: _Usd | None = None
 
 
+class ModelLimitsBody(KeyLimitsBody, BudgetBody):
+    """How much the key may ask of one model, and spend on it."""
+
+
 class KeyBody(Body):
     """A new key."""
 
@@ -73,6 +79,7 @@ class KeyBody(Body):
     aliases: Annotated[dict[_Name, _Name], Field(max_length=256)] = Field(default={})
     limits: KeyLimitsBody = KeyLimitsBody()
     budget: BudgetBody = BudgetBody()
+    model_limits: Annotated[dict[_Name, ModelLimitsBody], Field(max_length=256)] = Field(default={})
     # A time as text, or seconds since 1970.
     expires_at: Annotated[AwareDatetime, Field(strict=False)] | None = None
     comment: Annotated[str, Field(max_length=1_000)] = ""
@@ -94,6 +101,7 @@ class KeyShown(TypedDict):
     aliases: dict[str, str]
     limits: dict[str, int]
     budget: dict[str, float]
+    model_limits: dict[str, dict[str, float]]
     expires_at: str | None
     expired: bool
     comment: str
@@ -143,13 +151,17 @@ class KeyAdmin:
             default_priority if given.max_priority is None else given.max_priority,
             None if given.routes is None else tuple(given.routes),
             None if given.adapters is None else tuple(given.adapters),
-            KeyLimits(**given.limits.model_dump()),
+            limits_of(given.limits.model_dump()),
             expires_at,
             given.org,
             budget_of(given.budget.usd_per_day, given.budget.usd_per_month),
             given.tools,
             None if given.models is None else tuple(given.models),
             tuple(given.aliases.items()),
+            tuple(
+                ModelLimits(model, limits_of(one.model_dump()), budget_of(one.usd_per_day, one.usd_per_month))
+                for model, one in given.model_limits.items()
+            ),
         )
         key = StoredKey(record, secret.prefix, secret.salt, secret.digest, given.comment, who, now)
         if self.ring.get(record.key_id) is not None:
@@ -189,11 +201,10 @@ class KeyAdmin:
             "tools": record.tools,
             "models": None if record.models is None else list(record.models),
             "aliases": dict(record.aliases),
-            "limits": {name: limit for name, limit in asdict(record.limits).items() if limit is not None},
-            "budget": {
-                kind.name: amount / NANOUSD
-                for kind, amount in zip(BUDGETS, amounts(record.budget), strict=True)
-                if amount is not None
+            "limits": _limits(record.limits),
+            "budget": _budget(record.budget),
+            "model_limits": {
+                one.model: {**_limits(one.limits), **_budget(one.budget)} for one in record.model_limits
             },
             "expires_at": None if expires_at is None else _time(expires_at),
             "expired": expires_at is not None and expires_at <= self.unix_time(),
@@ -202,6 +213,21 @@ class KeyAdmin:
             "created_by": key.author,
             "last_used_at": None if last_used is None else _time(last_used),
         }
+
+
+def limits_of(given: Mapping[str, float | None]) -> KeyLimits:
+    """The limits among these fields."""
+    named = {one.name: given.get(one.name) for one in fields(KeyLimits)}
+    return KeyLimits(**{name: None if limit is None else int(limit) for name, limit in named.items()})
+
+
+def _limits(limits: KeyLimits) -> dict[str, int]:
+    return {name: limit for name, limit in asdict(limits).items() if limit is not None}
+
+
+def _budget(budget: Budget) -> dict[str, float]:
+    named = zip(BUDGETS, amounts(budget), strict=True)
+    return {kind.name: amount / NANOUSD for kind, amount in named if amount is not None}
 
 
 def _time(at: float) -> str:

@@ -16,7 +16,10 @@ _Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class TariffEntry(Section):
-    """The price of one token in nano US dollars; a missing backend, model or adapter matches any."""
+    """The price of one token in nano US dollars; a missing backend, model or adapter matches any.
+
+    ``model`` may have ``*`` for any characters.
+    """
 
     backend: _Name | None = None
     model: _Name | None = None

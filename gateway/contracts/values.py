@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits
+from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits, ModelLimits
 from accounting.keys import CallerRole as CallerRole
 from budgeting.values import EvidenceChunk, Message, Tool, ToolCall, ToolChoice
 from gateway.contracts.features import Feature
@@ -47,7 +47,8 @@ class Caller:
 
     ``routes``, ``adapters`` and ``models`` are those that the key may use; ``None``: all. ``aliases`` are its
     own names of models. ``tools``: whether it may have tools. ``by_front``: ``tenant`` and
-    ``org`` were named by another Sluice, which bills them. Only requests of one ``cache_salt`` share cached
+    ``org`` were named by another Sluice, which bills them. ``model_limits`` hold besides ``limits`` and
+    ``budget``. Only requests of one ``cache_salt`` share cached
     prefixes; by default that is the tenant.
     """
 
@@ -65,6 +66,7 @@ class Caller:
     tools: bool = True
     models: tuple[str, ...] | None = None
     aliases: tuple[tuple[str, str], ...] = ()
+    model_limits: tuple[ModelLimits, ...] = ()
 
     def may_use(self, model: str) -> bool:
         """Whether a model may answer its requests."""

@@ -92,7 +92,7 @@ class EmbeddingJourney:
         tokens = sum(part.tokens for part in parts)
         row = self._opening_row(request, trace_id)
         cost = partial(self._cost, row, backends[0], tokens)
-        reservation = await self.limiter.reserve(request.caller, tokens, cost)
+        reservation = await self.limiter.reserve(request.caller, tokens, cost, backends[0].model)
         used = 0
         try:
             with self.accounts.open(row, None, billed) as account:

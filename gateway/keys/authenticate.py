@@ -57,4 +57,5 @@ def _caller(record: KeyRecord) -> Caller:
         tools=record.tools,
         models=record.models,
         aliases=record.aliases,
+        model_limits=record.model_limits,
     )

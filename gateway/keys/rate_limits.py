@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from accounting.events import QuotaDecided, QuotaEvent, QuotaSettled
-from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits
+from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits, ModelLimits
 from accounting.quotas import (
     BUDGETS,
     LIMITS,
@@ -31,6 +31,8 @@ from gateway.keys.shared_limits import SharedLimits
 
 Header = tuple[bytes, bytes]
 _DAY = "tokens_per_day"
+# Between a key's id and a model's in the name of an account.
+MODEL_MARK = " model "
 _LOCAL = "local"
 
 
@@ -114,18 +116,22 @@ class KeyLimiter:
     async def enter(self, caller: Caller) -> None:
         """Count a request. Raises RateLimited."""
         self._ceilings.count_request(caller)
-        quotas, limits = self._quotas, caller.limits
+        await self._count(caller.key_id, caller.limits)
+
+    async def _count(self, account: str, limits: KeyLimits) -> None:
+        """Count a request in an account."""
+        quotas = self._quotas
         if quotas is None or limits.requests_per_minute is None:
             return
         ask = QuotaRequest(requests=1)
-        verdict = None if self._shared is None else await self._shared.count(caller.key_id, limits)
+        verdict = None if self._shared is None else await self._shared.count(account, limits)
         if verdict is None:
-            self._decide("request", quotas, caller.key_id, limits, ask)
+            self._decide("request", quotas, account, limits, ask)
             return
         if verdict.excess is None:
             # Counted here too, in case the shared counts become unreachable.
-            quotas.count(caller.key_id, limits, ask)
-        self._decided("request", verdict.excess, shared=True)
+            quotas.count(account, limits, ask)
+        self._decided("request", account, verdict.excess, shared=True)
 
     async def headers(self, caller: Caller) -> list[Header]:
         """``x-ratelimit-*`` of a limited key."""
@@ -144,9 +150,9 @@ class KeyLimiter:
             ]
         return headers
 
-    async def used(self, key_id: str, limits: KeyLimits) -> dict[str, int]:
-        """What is used or reserved of a key's limits now, by the limits' names."""
-        return await self._used(self._quotas, key_id, limits)
+    async def used(self, key_id: str, limits: KeyLimits, model: str | None = None) -> dict[str, int]:
+        """What is used or reserved of a key's limits, or of those for a model, now, by the limits' names."""
+        return await self._used(self._quotas, _of_model(key_id, model), limits)
 
     async def _used(self, quotas: Quotas | None, account: str, limits: KeyLimits | Budget) -> dict[str, int]:
         if quotas is None or limits in (NO_LIMITS, NO_BUDGET):
@@ -165,14 +171,15 @@ class KeyLimiter:
             reservation.settle(tokens)
 
     async def reserve(
-        self, caller: Caller, tokens: int, cost: Callable[[], int] = int
+        self, caller: Caller, tokens: int, cost: Callable[[], int] = int, model: str | None = None
     ) -> TokenReservation | None:
         """Reserve the most that a request may use; ``None`` for a key without such limits.
 
-        ``cost`` is what the request may cost, nano US dollars.
+        ``cost`` is what the request may cost, nano US dollars. Where the key has limits for ``model`` the
+        request is also counted there.
 
         Raises:
-            RateLimited: over the tokens per minute.
+            RateLimited: over the tokens per minute, or the requests per minute of the model.
             QuotaExceeded: over the tokens per day.
             BudgetExceeded: over the money of a day or a month, of the key or its tenant.
         """
@@ -181,18 +188,19 @@ class KeyLimiter:
         quotas, spent, limits = self._quotas, self._spent, caller.limits
         if quotas is None or spent is None:
             return None
+        own = next((one for one in caller.model_limits if one.model == model), None)
+        accounts = [(caller.key_id, limits)]
+        if own is not None:
+            accounts.append((_of_model(caller.key_id, model), own.limits))
+            await self._count(*accounts[1])
         reservation = TokenReservation(tokens)
-        limited = limits.tokens_per_minute is not None or limits.tokens_per_day is not None
-        if limited:
-            settle = await self._hold("tokens", quotas, caller.key_id, limits, tokens)
-
-            def settle_tokens(used: int) -> None:
-                settle(used)
-                self._emit(QuotaSettled(tokens, used))
-
-            reservation._settle_tokens.append(settle_tokens)
-        budgets = self._budgets(caller)
+        budgets = self._budgets(caller, own)
         try:
+            for account, limits in accounts:
+                if limits.tokens_per_minute is not None or limits.tokens_per_day is not None:
+                    reservation._settle_tokens.append(
+                        await self._hold_tokens(quotas, account, limits, tokens)
+                    )
             nanousd = cost() if budgets else 0
             for account, budget in budgets:
                 held = await self._hold("money", spent, account, budget, nanousd)
@@ -200,17 +208,32 @@ class KeyLimiter:
         except BaseException:
             reservation.settle(0)
             raise
-        return reservation if limited or budgets else None
+        return reservation if reservation._settle_tokens or budgets else None
 
-    async def spent(self, key_id: str, budget: Budget) -> dict[str, int]:
-        """What a key has spent or reserved of its budget, nano US dollars, by the budget's names."""
-        return await self._used(self._spent, self._account("key", key_id), budget)
+    async def _hold_tokens(
+        self, quotas: Quotas, account: str, limits: KeyLimits, tokens: int
+    ) -> Callable[[int], None]:
+        settle = await self._hold("tokens", quotas, account, limits, tokens)
 
-    def _budgets(self, caller: Caller) -> list[tuple[str, Budget]]:
-        """The budgets that hold for the caller, and their accounts."""
+        def settle_tokens(used: int) -> None:
+            settle(used)
+            self._emit(QuotaSettled(tokens, used))
+
+        return settle_tokens
+
+    async def spent(self, key_id: str, budget: Budget, model: str | None = None) -> dict[str, int]:
+        """What a key has spent or reserved of its budget, or of that for a model, nano US dollars, by the
+        budget's names.
+        """
+        return await self._used(self._spent, self._account("key", _of_model(key_id, model)), budget)
+
+    def _budgets(self, caller: Caller, own: ModelLimits | None) -> list[tuple[str, Budget]]:
+        """The budgets that hold for the caller, also for the model, and their accounts."""
         of_tenant = self._tenant_budgets.get(caller.tenant, NO_BUDGET)
-        both = (("key", caller.key_id, caller.budget), ("tenant", caller.tenant, of_tenant))
-        return [(self._account(kind, name), one) for kind, name, one in both if one != NO_BUDGET]
+        budgets = [("key", caller.key_id, caller.budget), ("tenant", caller.tenant, of_tenant)]
+        if own is not None:
+            budgets.append(("key", _of_model(caller.key_id, own.model), own.budget))
+        return [(self._account(kind, name), one) for kind, name, one in budgets if one != NO_BUDGET]
 
     def _account(self, kind: str, name: str) -> str:
         """An account of a month. No key's id has a blank."""
@@ -228,7 +251,7 @@ class KeyLimiter:
         if verdict is None:
             self._decide(kind, quotas, account, limits, ask)
         else:
-            self._decided(kind, verdict.excess, shared=True)
+            self._decided(kind, account, verdict.excess, shared=True)
             quotas.count(account, limits, ask)
 
         def settle(used: int) -> None:
@@ -245,7 +268,7 @@ class KeyLimiter:
         excess = None if self._shared is None else self._shared.last_known(key_id, ask)
         if excess is None:
             excess = quotas.take(key_id, limits, ask).excess
-        self._decided(kind, excess, shared=False)
+        self._decided(kind, key_id, excess, shared=False)
         if self._shared is not None:
             self._shared.count_passed(key_id, ask)
 
@@ -258,12 +281,15 @@ class KeyLimiter:
                 return figures
         return quotas.take(key_id, limits, QuotaRequest()).figures
 
-    def _decided(self, kind: str, excess: Excess | None, *, shared: bool) -> None:
+    def _decided(self, kind: str, account: str, excess: Excess | None, *, shared: bool) -> None:
         self._emit(QuotaDecided(kind, None if excess is None else excess.name, shared))
-        if excess is not None:
-            raise self._over_budget(excess) if kind == "money" else _refusal(excess)
+        if excess is None:
+            return
+        _, _, model = account.partition(MODEL_MARK)
+        place = f" for {model.split(' ')[0]}" if model else ""
+        raise self._over_budget(excess, place) if kind == "money" else _refusal(excess, place)
 
-    def _over_budget(self, excess: Excess) -> BudgetExceeded:
+    def _over_budget(self, excess: Excess, place: str) -> BudgetExceeded:
         wait_s = excess.wait_s
         if wait_s is not None and wait_s > RETRY_HELD_S and excess.name == BUDGETS[2].name:
             now = self._unix_time()
@@ -271,7 +297,7 @@ class KeyLimiter:
         asked, limit = (f"{one / NANOUSD:g} USD" for one in (excess.asked, excess.limit))
         hint = "ask for less" if wait_s is None else f"come again in {math.ceil(wait_s)} s"
         return BudgetExceeded(
-            f"{excess.name}: the request may cost {asked}, the budget is {limit}; {hint}",
+            f"{excess.name}: the request may cost {asked}, the budget{place} is {limit}; {hint}",
             retry_after_ms=None if wait_s is None else max(1, math.ceil(wait_s * 1000)),
         )
 
@@ -321,9 +347,16 @@ def _tightest(figures: tuple[Figures | None, ...]) -> Mapping[str, Figures]:
     return found
 
 
-def _refusal(excess: Excess) -> RateLimited | QuotaExceeded:
+def _of_model(key_id: str, model: str | None) -> str:
+    """The account of a key's limits for a model. No key's id has a blank."""
+    return key_id if model is None else f"{key_id}{MODEL_MARK}{model}"
+
+
+def _refusal(excess: Excess, place: str) -> RateLimited | QuotaExceeded:
     wait_s = excess.wait_s
     hint = "ask for less" if wait_s is None else f"come again in {math.ceil(wait_s)} s"
-    message = f"{excess.name}: the request needs {excess.asked}, the key's limit is {excess.limit}; {hint}"
+    message = (
+        f"{excess.name}: the request needs {excess.asked}, the key's limit{place} is {excess.limit}; {hint}"
+    )
     error = QuotaExceeded if excess.name == _DAY else RateLimited
     return error(message, retry_after_ms=None if wait_s is None else max(1, math.ceil(wait_s * 1000)))

@@ -1,13 +1,25 @@
 """The records of the stream ``keys``: a key was created or revoked. No record contains a key."""
 
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 import msgspec
 
-from accounting.keys import Budget, CallerRole, KeyLimits, KeyRecord, StoredKey
+from accounting.keys import Budget, CallerRole, KeyLimits, KeyRecord, ModelLimits, StoredKey
 from gateway.state.port import Record
 
 STREAM = "keys"
+
+
+class MadeModelLimits(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What a key may ask of one model."""
+
+    model: str
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    nanousd_per_day: int | None = None
+    nanousd_per_month: int | None = None
 
 
 class Made(msgspec.Struct, tag="made", forbid_unknown_fields=True, omit_defaults=True):
@@ -36,6 +48,7 @@ class Made(msgspec.Struct, tag="made", forbid_unknown_fields=True, omit_defaults
     tools: bool = True
     models: tuple[str, ...] | None = None
     aliases: tuple[tuple[str, str], ...] = ()
+    model_limits: tuple[MadeModelLimits, ...] = ()
 
 
 class Revoked(msgspec.Struct, tag="revoked", omit_defaults=True):
@@ -70,6 +83,10 @@ def made_data(key: StoredKey) -> bytes:
             record.tools,
             record.models,
             record.aliases,
+            tuple(
+                MadeModelLimits(one.model, **asdict(one.limits), **asdict(one.budget))
+                for one in record.model_limits
+            ),
         )
     )
 
@@ -99,6 +116,14 @@ def key_event(record: Record) -> StoredKey | Revoked:
             event.tools,
             event.models,
             event.aliases,
+            tuple(
+                ModelLimits(
+                    one.model,
+                    KeyLimits(one.requests_per_minute, one.tokens_per_minute, one.tokens_per_day),
+                    Budget(one.nanousd_per_day, one.nanousd_per_month),
+                )
+                for one in event.model_limits
+            ),
         ),
         event.prefix,
         event.salt,

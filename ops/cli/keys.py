@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 AT = ("admin", "keys")
+# Limits by the names that the command line has for them.
+SHORT = {"rpm": "requests_per_minute", "tpm": "tokens_per_minute", "tpd": "tokens_per_day"}
 
 keys = command_group("keys", "Keys of callers and operators: make, list, revoke.")
 
@@ -50,6 +53,13 @@ def create(
     alias: Annotated[
         list[str] | None, typer.Option(metavar="NAME=MODEL", help="Its own name of a model, repeatable.")
     ] = None,
+    model_limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL:LIMIT=N",
+            help="A limit for one model (rpm, tpm, tpd, usd_per_day, usd_per_month), repeatable.",
+        ),
+    ] = None,
     expires: Annotated[
         str | None, typer.Option(metavar="TIME", help="ISO 8601 with an offset, as 2027-01-31T00:00:00Z.")
     ] = None,
@@ -61,7 +71,7 @@ def create(
 
     Example: sluice keys create acme --rpm 600 --route self_hosted_generation
     """
-    limits = {"requests_per_minute": rpm, "tokens_per_minute": tpm, "tokens_per_day": tpd}
+    limits = dict(zip(SHORT.values(), (rpm, tpm, tpd), strict=True))
     budget = {"usd_per_day": usd_per_day, "usd_per_month": usd_per_month}
     made = gateway.post(
         *AT,
@@ -76,6 +86,7 @@ def create(
         aliases=dict(_alias(one) for one in alias or ()),
         limits={name: limit for name, limit in limits.items() if limit is not None},
         budget={name: limit for name, limit in budget.items() if limit is not None},
+        model_limits=_model_limits(model_limit or ()),
         expires_at=expires,
         comment=comment,
     )
@@ -94,6 +105,24 @@ def _alias(text: str) -> tuple[str, str]:
     if not name or not model:
         raise AdminError(f"--alias {text!r}; allowed: NAME=MODEL, as gpt-4o=qwen3-8b")
     return name, model
+
+
+def _model_limits(given: Sequence[str]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for text in given:
+        model, _, limit = text.rpartition(":")
+        name, _, amount = limit.partition("=")
+        try:
+            found.setdefault(model, {})[SHORT.get(name, name)] = _number(amount)
+        except ValueError:
+            model = ""
+        if not model:
+            raise AdminError(f"--model-limit {text!r}; allowed: MODEL:LIMIT=N, as qwen3-8b:tpm=100000")
+    return found
+
+
+def _number(text: str) -> float:
+    return int(text) if text.isdecimal() else float(text)
 
 
 @operator_command(keys, "list")
@@ -122,8 +151,8 @@ def _print_keys(console: Console, found: Any) -> None:
                 )
             ),
             ", ".join(
-                f"{name} {used.get(name, 0):.15g} of {limit:.15g}"
-                for limits, used in ((one["limits"], one["used"]), (one["budget"], one["spent"]))
+                f"{place}{name} {used.get(name, 0):.15g} of {limit:.15g}"
+                for place, limits, used in _limits_of(one)
                 for name, limit in limits.items()
             ),
             "expired" if one["expired"] else one["expires_at"] or "",
@@ -133,6 +162,14 @@ def _print_keys(console: Console, found: Any) -> None:
         for one in found["keys"]
     )
     print_rows(console, headings, rows)
+
+
+def _limits_of(one: Any) -> Iterator[tuple[str, Any, Any]]:
+    """A key's limits and what is used of them: its own, its budget, and those for models."""
+    yield "", one["limits"], one["used"]
+    yield "", one["budget"], one["spent"]
+    for model, limits in one["model_limits"].items():
+        yield f"{model}: ", limits, one["model_used"][model]
 
 
 @operator_command(keys, "revoke")

@@ -47,6 +47,43 @@ def test_the_adapter_goes_before_the_model_before_the_backend_before_the_rest() 
     assert [made.price(1.0, *one) for one in asked] == prices
 
 
+def test_a_model_goes_before_a_pattern_and_one_of_a_pools_before_the_pool() -> None:
+    prices = [Price(n, n, n) for n in range(6)]
+    made = book(
+        Tariff(prices[0], backend="gpus"),
+        Tariff(prices[1], backend="gpus/llama-70b"),
+        Tariff(prices[2], model="qwen*"),
+        Tariff(prices[3], model="qwen*-8b"),
+        Tariff(prices[4], model="qwen3-8b"),
+        Tariff(prices[5], model="a.b*c"),
+    )
+    asked = [
+        ("gpus/llama-1b", "llama-1b"),
+        ("gpus/llama-70b", "an-adapter"),
+        ("gpus/qwen3-32b", "qwen3-32b"),
+        ("gpus", "qwen2-8b"),
+        ("other", "qwen3-8b"),
+        ("other", "a.b-and-c"),
+    ]
+    assert [made.price(1.0, *one) for one in asked] == prices
+    assert made.price(1.0, "other", "axbc") is None
+
+
+def test_a_model_that_a_pool_may_serve_has_its_price_there_unless_the_pool_has_one() -> None:
+    usd = {"input_usd_per_million": 1.0, "output_usd_per_million": 2.0}
+    pool = {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"]}
+    own = {"input_usd_per_million": 9.0, "output_usd_per_million": 18.0}
+    settings = Settings.model_validate(
+        {"backends": {"free": pool, "priced": {**pool, "price": own}}, "models": {"qwen": {"price": usd}}}
+    )
+    made = make_prices(settings)
+    assert made.price(1.0, "free", "qwen") == made.price(1.0, "free/qwen", "its-adapter")
+    assert made.price(1.0, "free/qwen", "qwen") == Price(USD, 2 * USD, USD)
+    assert made.price(1.0, "free/other", "other") is None
+    assert made.price(1.0, "priced/qwen", "qwen") == Price(9 * USD, 18 * USD, 9 * USD)
+    assert settings.priced
+
+
 def test_a_row_is_priced_by_the_version_in_force_when_it_started() -> None:
     made = PriceBook(
         [BookVersion("new", 200.0, (Tariff(DEAR),)), BookVersion("old", 100.0, (Tariff(CHEAP),))]

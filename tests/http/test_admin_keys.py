@@ -31,6 +31,7 @@ SHOWN: dict[str, Any] = {
     "aliases": {},
     "limits": {},
     "budget": {},
+    "model_limits": {"small": {"tokens_per_minute": 10, "usd_per_day": 0.5}},
     "expires_at": None,
     "expired": False,
     "comment": "",
@@ -69,6 +70,7 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
         "routes": ["chat"],
         "adapters": ["style"],
         "limits": {"requests_per_minute": 60, "tokens_per_day": 1_000_000},
+        "model_limits": {"small": {"tokens_per_minute": 10, "usd_per_day": 0.5}},
         "expires_at": "2030-01-01T00:00:00Z",
         "comment": "why",
     }
@@ -84,8 +86,10 @@ async def test_a_key_is_made_listed_and_revoked(connect: Connect) -> None:
         limits = order.limits
         assert limits.requests_per_minute == 60 and limits.tokens_per_minute is None
         assert limits.tokens_per_day == 10**6
+        small = order.model_limits["small"]
+        assert (small.tokens_per_minute, small.usd_per_day, small.requests_per_minute) == (10, 0.5, None)
         assert (await client.get("/admin/keys", headers=ADMIN)).json() == {
-            "keys": [{**SHOWN, "used": {}, "spent": {}}]
+            "keys": [{**SHOWN, "used": {}, "spent": {}, "model_used": {"small": {}}}]
         }
         gone = await client.delete("/admin/keys/key_1", headers=ADMIN)
         assert (gone.status_code, gone.content) == (204, b"") and "content-length" not in gone.headers

@@ -37,7 +37,8 @@ def test_a_key_lives_from_its_making_to_its_revocation(tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
     state = {"SLUICE_STATE__URL": f"sqlite:///{tmp_path}/state.db"}
     with gateway(tmp_path) as live, gateway(tmp_path / "second", ready=False, **state) as other:
-        made = sluice(live, "create", "acme", "--route", "self_hosted_generation", "-m", "the shop")
+        limits = ("--model-limit", "demo:tpm=100000", "--model-limit", "demo:usd_per_day=2.5")
+        made = sluice(live, "create", "acme", "--route", "self_hosted_generation", "-m", "the shop", *limits)
         key = made.strip()
         assert made.startswith("slc_")
         answer = ask(live, key)
@@ -51,7 +52,10 @@ def test_a_key_lives_from_its_making_to_its_revocation(tmp_path: Path) -> None:
         [shown] = json.loads(sluice(live, "list", "--json"))["keys"]
         assert (shown["tenant"], shown["comment"], shown["role"]) == ("acme", "the shop", "caller")
         assert shown["last_used_at"] is not None and key not in json.dumps(shown)
+        assert shown["model_limits"] == {"demo": {"tokens_per_minute": 100_000, "usd_per_day": 2.5}}
+        assert shown["model_used"]["demo"]["tokens_per_minute"] > 0
         assert "acme" in sluice(live, "list")
+        sluice(live, "create", "acme", "--model-limit", "tpm=5", code=1)
 
         def known_to_other() -> bool:
             return httpx.get(f"{other.url}/v1/models", headers=headers, timeout=60).status_code == 200

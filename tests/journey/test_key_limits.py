@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from accounting.keys import KeyLimits
-from gateway.backends.scripted import Script
-from gateway.contracts.values import Caller, GenerateRequest, Sampling
+import pytest
+
+from accounting.keys import NO_BUDGET, Budget, KeyLimits, ModelLimits
+from accounting.quotas import Quotas
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.contracts.values import Caller, Contract, GenerateRequest, Sampling
+from gateway.errors import BudgetExceeded
+from gateway.keys.rate_limits import KeyLimiter
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.house import CALLER, House, RecordingSink
 
 Build = Callable[..., House]
 Ask = Callable[..., GenerateRequest]
+BOTH = {"backends": [{"name": "local"}, {"name": "spare", "weight": 0}]}
 
 
 def limited(**limits: int) -> Caller:
@@ -70,3 +76,54 @@ async def test_a_request_that_fails_before_its_first_token_costs_nothing(
     request = ask(caller=caller, sampling=Sampling(max_tokens=8), allow_fallback=False)
     await house.journey.run(request, sink)
     assert sink.error is not None and await remaining(house, caller) == 1_000
+
+
+def per_model(model: str, budget: Budget = NO_BUDGET, **limits: int) -> Caller:
+    return replace(CALLER, model_limits=(ModelLimits(model, KeyLimits(**limits), budget),))
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        ({"requests_per_minute": 1}, "rate_limited"),
+        ({"tokens_per_minute": 60}, "rate_limited"),
+        ({"tokens_per_day": 60}, "quota_exceeded"),
+    ],
+)
+async def test_a_limit_for_a_model_holds_for_that_model_alone(
+    build_house: Build, ask: Ask, limits: dict[str, int], code: str
+) -> None:
+    both = [ScriptedBackend("local", model="large"), ScriptedBackend("spare", model="small")]
+    house, caller = build_house(backends=both, route=BOTH), per_model("small", **limits)
+
+    async def sent(model: str) -> RecordingSink:
+        sink = RecordingSink()
+        request = ask(caller=caller, model=model, contract=Contract.CHAT, sampling=Sampling(max_tokens=20))
+        await house.journey.run(request, sink)
+        return sink
+
+    assert (await sent("small")).answer is not None
+    errors = [one.error for one in [await sent("small") for _ in range(20)] if one.error is not None]
+    assert {(error.status, error.code) for error in errors} == {(429, code)}
+    assert f"{next(iter(limits))}: " in errors[0].message and "limit for small is" in errors[0].message
+    assert errors[0].retry_after_ms is not None
+    assert (await sent("large")).answer is not None and (await sent("large")).answer is not None
+    [limit] = [one.limits for one in caller.model_limits]
+    used = await house.journey.limiter.used(caller.key_id, limit, "small")
+    assert list(used) == list(limits) and 0 < used[next(iter(limits))] <= 60
+
+
+async def test_a_budget_for_a_model_and_a_refusal_leave_nothing_held() -> None:
+    limiter = KeyLimiter(Quotas(clock=lambda: 0.0), unix_time=lambda: 0.0)
+    limits = KeyLimits(tokens_per_minute=100)
+    own = (ModelLimits("small", KeyLimits(), Budget(nanousd_per_day=500)),)
+    caller = replace(CALLER, limits=limits, model_limits=own)
+    for model in ("small", "large", None):
+        held = await limiter.reserve(caller, 10, lambda: 400, model)
+        assert held is not None
+        held.paid = 400
+        held.settle(10)
+    with pytest.raises(BudgetExceeded, match="the budget for small is 5e-07 USD"):
+        await limiter.reserve(caller, 10, lambda: 400, "small")
+    assert await limiter.used(caller.key_id, limits) == {"tokens_per_minute": 30}
+    assert await limiter.spent(caller.key_id, own[0].budget, "small") == {"usd_per_day": 400}

@@ -1,10 +1,11 @@
 """``/admin/keys``: callers' and operators' keys, for admins."""
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter, Response
 from typing_extensions import TypedDict
 
-from accounting.keys import KeyLimits
-from gateway.admin.keys import KeyBody, KeyMadeBody, KeyShown
+from gateway.admin.keys import KeyBody, KeyMadeBody, KeyShown, limits_of
 from gateway.http.routes import OPERATORS, AdminRoute, Author, Edge, Json
 from gateway.keys.ceilings import NANOUSD
 from gateway.keys.rate_limits import budget_of
@@ -14,10 +15,11 @@ router = APIRouter(prefix="/admin/keys", route_class=AdminRoute, **OPERATORS)
 
 
 class KeyListed(KeyShown):
-    """A key, and how much of its limits and its budget is used now."""
+    """A key, and how much of its limits, its budget and its limits for models is used now."""
 
     used: dict[str, int]
     spent: dict[str, float]
+    model_used: dict[str, dict[str, float]]
 
 
 class KeysBody(TypedDict):
@@ -47,7 +49,19 @@ async def revoke_key(id: str, services: Edge, who: Author) -> Response:
 
 async def _with_use(services: Services, key: KeyShown) -> KeyListed:
     """One query of the store for each limited key: 100 of them are some 30 ms."""
-    used = await services.limiter.used(key["id"], KeyLimits(**key["limits"]))
-    budget = budget_of(key["budget"].get("usd_per_day"), key["budget"].get("usd_per_month"))
-    spent = await services.limiter.spent(key["id"], budget)
-    return {**key, "used": used, "spent": {name: one / NANOUSD for name, one in spent.items()}}
+    used, spent = await _use(services, key["id"], {**key["limits"], **key["budget"]})
+    by_model: dict[str, dict[str, float]] = {}
+    for model, limits in key["model_limits"].items():
+        of_limits, of_budget = await _use(services, key["id"], limits, model)
+        by_model[model] = {**of_limits, **of_budget}
+    return {**key, "used": used, "spent": spent, "model_used": by_model}
+
+
+async def _use(
+    services: Services, key_id: str, limits: Mapping[str, float], model: str | None = None
+) -> tuple[dict[str, int], dict[str, float]]:
+    """What is used of a key's limits, and spent of its budget."""
+    used = await services.limiter.used(key_id, limits_of(limits), model)
+    budget = budget_of(limits.get("usd_per_day"), limits.get("usd_per_month"))
+    spent = await services.limiter.spent(key_id, budget, model)
+    return used, {name: one / NANOUSD for name, one in spent.items()}
