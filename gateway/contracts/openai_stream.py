@@ -1,11 +1,12 @@
 """OpenAI's stream of chunks, written around one JSON string a token, and the two dialects."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import orjson
 
-from budgeting.values import Plan, ToolCall, ToolKind
+from budgeting.values import Plan, ToolCall, ToolChoiceMode, ToolKind
 from gateway.contracts.dialect import Cuts, Header, ParsedRequest
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin
 from gateway.contracts.openai import ChatRequest, CompletionRequest, chat_request, completion_request
@@ -26,10 +27,15 @@ from gateway.contracts.openai_answer import (
 from gateway.contracts.openai_logprobs import Offsets, chat_logprobs, completion_logprobs
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import parse
-from gateway.contracts.values import Answer, Choice, TokenLogprob
+from gateway.contracts.values import Answer, Choice, FinishReason, GenerateRequest, TokenLogprob
 from gateway.errors import PublicError
 
 DONE: Final = b"data: [DONE]\n\n"
+
+
+_WITHOUT_CALLS: Final[Mapping[FinishReason, str]] = MappingProxyType(
+    {**FINISH_REASONS, FinishReason.TOOL_CALLS: "stop"}
+)
 
 
 class ChunkFrames:
@@ -62,6 +68,7 @@ class ChunkFrames:
         self._base = b"data: " + head[:-1] + b',"choices":['
         self._tail = b',"usage":null}\n\n' if asked.include_usage else b"}\n\n"
         self._chat = chat
+        self._reasons = _finish_reasons(request, chat=chat)
         open_text = b'"delta":{"content":' if chat else b'"text":'
         close_text = b"}" if chat else b""
         self._prefix = self._base + b'{"index":0,' + open_text
@@ -142,7 +149,7 @@ class ChunkFrames:
 
     def _closing(self, index: int, choice: Choice) -> bytes:
         empty = b'"delta":{}' if self._chat else b'"text":""'
-        reason = orjson.dumps(_finish_reason(choice, chat=self._chat))
+        reason = orjson.dumps(self._reasons[choice.finish_reason])
         head = self._base + b'{"index":%d,' % index
         return head + empty + b',"logprobs":null,"finish_reason":' + reason + b"}]"
 
@@ -164,10 +171,10 @@ class ChunkFrames:
         return completion_logprobs(entries, self._offsets.setdefault(index, Offsets()))
 
 
-def _finish_reason(choice: Choice, *, chat: bool) -> str:
-    """OpenAI's word; a text completion knows no tool calls."""
-    reason = FINISH_REASONS[choice.finish_reason]
-    return "stop" if reason == "tool_calls" and not chat else reason
+def _finish_reasons(request: GenerateRequest, *, chat: bool) -> Mapping[FinishReason, str]:
+    """OpenAI's words. A text completion knows no tool calls, and a call that was named ends like a text."""
+    named = request.tool_choice is not None and request.tool_choice.mode is ToolChoiceMode.NAMED
+    return FINISH_REASONS if chat and not named else _WITHOUT_CALLS
 
 
 class OpenAIDialect:
@@ -196,7 +203,10 @@ class OpenAIDialect:
             answer,
             id=self._id(answer.generation_id),
             object=self._kind,
-            choices=[self._choice(index, choice) for index, choice in enumerate(answer.choices)],
+            choices=[
+                self._choice(index, choice, _finish_reasons(asked.request, chat=self._chat))
+                for index, choice in enumerate(answer.choices)
+            ],
         )
 
     def headers(self, cuts: Cuts) -> Sequence[Header]:
@@ -233,8 +243,8 @@ class OpenAIDialect:
                 message[field] = choice.reasoning
         return message
 
-    def _choice(self, index: int, choice: Choice) -> ChoiceBody:
-        logprobs, reason = choice.logprobs, _finish_reason(choice, chat=self._chat)
+    def _choice(self, index: int, choice: Choice, reasons: Mapping[FinishReason, str]) -> ChoiceBody:
+        logprobs, reason = choice.logprobs, reasons[choice.finish_reason]
         if self._chat:
             return {
                 "index": index,

@@ -37,7 +37,7 @@ class DemoModel:
     def ids(self, request: dict[str, Any]) -> tuple[int, ...]:
         """The prompt."""
         turns = [Message(Role.SYSTEM, block["text"]) for block in request.get("system", [])]
-        turns += [Message(Role(one["role"]), one["content"][0]["text"]) for one in request["messages"]]
+        turns += [Message(Role(one["role"]), _text(one["content"])) for one in request["messages"]]
         partial = turns.pop().content if turns[-1].role is Role.ASSISTANT else ""
         prompt = self.tokenizer.encode_chat(turns)
         return prompt + self.tokenizer.encode(partial, add_special_tokens=False) if partial else prompt
@@ -66,6 +66,10 @@ class DemoModel:
         )
 
 
+def _text(content: list[dict[str, Any]]) -> str:
+    return "".join([block.get("text", "") for block in content])
+
+
 @asynccontextmanager
 async def bedrock(folder: Path) -> AsyncIterator[Specimen]:
     """The backend with the real boto3."""
@@ -86,6 +90,10 @@ async def bedrock(folder: Path) -> AsyncIterator[Specimen]:
             load = backend.load
             return not (load.running or load.waiting or server.active)
 
+        def play(behaviour: Behaviour) -> None:
+            server.scripts.clear()  # of requests that were refused
+            server.script(behaviour)
+
         try:
             yield Specimen(
                 backend,
@@ -96,6 +104,7 @@ async def bedrock(folder: Path) -> AsyncIterator[Specimen]:
                 tells_blocks=False,
                 tells_ids=False,
                 exact_prompt=False,
+                play=play,
             )
         finally:
             backend.stop()

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from adapters.values import Adapter
+from benchmarks.bedrock.stand_in import Behaviour
 from budgeting.counting import ChatTokenizer
 from budgeting.values import Message, Role
 from gateway.backends.port import Backend, Completion, Work
@@ -51,6 +52,7 @@ class Specimen:
         tells_blocks: whether its load tells of KV blocks; a hosted model's does not.
         tells_ids: whether its deltas tell token ids.
         exact_prompt: whether it can tell the prompt's tokens from those of a partial answer.
+        play: decides the next answer, where no model computes it.
     """
 
     backend: Backend
@@ -66,6 +68,7 @@ class Specimen:
     tells_blocks: bool = True
     tells_ids: bool = True
     exact_prompt: bool = True
+    play: Callable[[Behaviour], None] | None = None
 
     async def at_rest(self) -> None:
         """Wait until nothing is left on the backend; fail when something stays."""

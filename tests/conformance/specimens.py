@@ -83,6 +83,7 @@ async def embedded(folder: Path) -> AsyncIterator[Specimen]:
         encode=ids_alone,
         on_step=lambda preemptions: None,
         on_death=lambda error: None,
+        calls_tools=True,
     )
     await host.start()
     try:
@@ -202,11 +203,15 @@ def vllm_serve(folder: Path, **options: str) -> Iterator[str]:
         "--max-num-seqs": "16",
         "--max-lora-rank": str(MAX_LORA_RANK),
         "--scheduling-policy": "priority",
+        # The tiny model would fill JSON with white space.
+        "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
+        "--tool-call-parser": "hermes",
         **options,
     }
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command += [part for pair in flags.items() for part in pair]
-    command += ["--enable-prompt-tokens-details", "--enforce-eager", "--enable-lora", "--lora-modules"]
+    command += ["--enable-prompt-tokens-details", "--enforce-eager", "--enable-auto-tool-choice"]
+    command += ["--enable-lora", "--lora-modules"]
     command += [f"{name}={adapters[name].path}" for name in ADAPTERS]
     env = {
         **os.environ,
@@ -214,6 +219,7 @@ def vllm_serve(folder: Path, **options: str) -> Iterator[str]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_ENFORCE_STRICT_TOOL_CALLING": "1",  # its default; an engine in this process sets another one
     }
     log = folder / f"vllm-{port}.log"
     with log.open("w") as out:

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
+from budgeting.values import ToolChoice, ToolChoiceMode
 from gateway.contracts.dialect import Frames, ParsedRequest
 from gateway.contracts.native_answer import NativeFrames
 from gateway.contracts.openai_stream import OpenAIDialect
@@ -152,6 +154,15 @@ def test_every_finish_reason_has_one_of_openais() -> None:
     for reason in FinishReason:
         closing, _ = events(frames("chat").finish(answer_for(REQUEST, "x", finish_reason=reason)))
         assert closing["choices"][0]["finish_reason"] in {"stop", "length", "tool_calls"}
+
+
+def test_a_call_that_was_named_ends_like_a_text() -> None:
+    named = structs.replace(REQUEST, tool_choice=ToolChoice(ToolChoiceMode.NAMED, "stock"))
+    dialect, answer = OpenAIDialect(chat=True), answer_for(REQUEST, "", finish_reason=FinishReason.TOOL_CALLS)
+    for request, reason in ((REQUEST, "tool_calls"), (named, "stop")):
+        closing, _ = events(dialect.frames(ParsedRequest(request)).finish(answer))
+        [whole] = json.loads(dialect.whole(ParsedRequest(request), answer))["choices"]
+        assert closing["choices"][0]["finish_reason"] == whole["finish_reason"] == reason
 
 
 def test_a_broken_chat_stream_ends_with_openais_error_and_is_not_done() -> None:

@@ -3,26 +3,65 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import random
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
+from accounting.account import Accounts
+from accounting.quotas import Quotas
 from accounting.values import UsageRow
 from adapters.registry import AdapterRegistry
+from adapters.values import Adapter
 from admission.controller import AdmissionController
+from admission.values import AdmissionLimits
+from budgeting.counting import ChatTokenizer
 from budgeting.values import Plan
-from gateway.backends.port import Absence, BackendState, Completion, DeltaSink, Work
-from gateway.backends.scripted import ScriptedBackend
+from gateway.backends.port import Absence, Backend, BackendState, Completion, DeltaSink, Fleet, Work
+from gateway.backends.scripted import Script, ScriptedBackend
+from gateway.config.images import ImagesSection
 from gateway.contracts.events import Delta
 from gateway.contracts.values import Answer, Caller, CallerRole, GenerateRequest
 from gateway.errors import PublicError
+from gateway.generation.answer_cache import AnswerCache
+from gateway.generation.dispatcher import Dispatcher
+from gateway.generation.fallback import FallbackChain
+from gateway.generation.grammars import CheckShape, unchecked
+from gateway.generation.output_guard import OutputGuard
+from gateway.generation.retry_loop import RetryLoop
+from gateway.images.reading import ImageReader
 from gateway.journey import Journey
+from gateway.keys.rate_limits import KeyLimiter
+from gateway.prompts.canonical import Canonicalizer
+from gateway.prompts.models import Models
+from gateway.prompts.prefixes import PrefixWatch
+from gateway.prompts.text import ModelText
+from gateway.prompts.text_threads import TextThreads
+from gateway.prompts.versions import PromptVersions
+from gateway.requests.body_memory import BodyMemory
 from gateway.requests.in_flight import InFlightRequests
+from gateway.requests.request_record import Reporter
+from gateway.routing.check import KnownNames
+from gateway.routing.revision import make_revision
 from observability.events import RequestRecord
+from observability.tracing import Tracing
+from resilience.blame import Blame
+from resilience.degenerate import Action, DegenerateLimits
 from resilience.events import ResilienceEvent
 from resilience.failures import BackendFailure, FailureKind
-from resilience.leg_limits import LegLimits, LegSkipped
+from resilience.leg_limits import LegLimit, LegLimits, LegSkipped
 from resilience.response_cache import ResponseCache
+from resilience.response_cache_memory import MemoryStore
+from resilience.resume import Spelling
+from resilience.retry import RetryPolicy
+from resilience.retry_budget import RetryBudget
+from resilience.time_limits import TimeLimit, TimeLimits
 
+ROOT = Path(__file__).parents[2]
+# Every model is at most this long here.
+LIMITS = AdmissionLimits(max_input_tokens=4096)
 CALLER = Caller("acme", CallerRole.CALLER, "key_1")
 
 
@@ -81,7 +120,7 @@ class House:
     """A journey and what it might leave behind."""
 
     journey: Journey
-    backends: Mapping[str, ScriptedBackend]
+    backends: Mapping[str, Backend]
     admission: AdmissionController
     adapters: AdapterRegistry
     in_flight: InFlightRequests
@@ -106,7 +145,7 @@ class House:
         for name, backend in self.backends.items():
             if self.admission.in_flight(name):
                 left.append(f"a slot of {name}")
-            if backend.active:
+            if isinstance(backend, ScriptedBackend) and backend.active:
                 left.append(f"a generation on {name}")
         if any(leg.in_use or leg.reserved_nanousd for leg in self.limits.figures().values()):
             left.append("a place in a leg")
@@ -176,3 +215,114 @@ class RestartingBackend(ScriptedBackend):
             if self.restart_s <= timeout_s:
                 self.state, self.ready_in_s = BackendState.READY, None
         return self.state is BackendState.READY
+
+
+def build_house(
+    tokenizer: ChatTokenizer,
+    *scripts: Script,
+    backends: Sequence[Backend] | None = None,
+    route: Mapping[str, object] | None = None,
+    limits: AdmissionLimits = LIMITS,
+    clock: Callable[[], float] = time.monotonic,
+    adapters: Sequence[Adapter] = (),
+    max_model_len: int = 4096,
+    models: Models | None = None,
+    spelling: Spelling | None = None,
+    on_engine: Collection[str] = (),
+    nonsense: Action = Action.OFF,
+    legs: Mapping[str, LegLimit] | None = None,
+    check_shape: CheckShape = unchecked,
+) -> House:
+    """A journey around the backends, by default one that plays the scripts."""
+    made: Mapping[str, Backend] = {
+        b.name: b for b in backends or [ScriptedBackend(scripts=scripts or (Script(),))]
+    }
+    first = next(iter(made))
+    config = {
+        "backends": [{"name": first, "weight": 100}],
+        "fallback": ["degraded"],
+        "fallback_text_in": ["native", "openai"],
+        **(route or {}),
+    }
+    fleet = Fleet(made)
+    registry = AdapterRegistry(adapters)
+    versions = PromptVersions.from_folder(ROOT / "prompts")
+    revision = make_revision(
+        1,
+        {"routes": {"self_hosted_generation": config}},
+        KnownNames(made, versions.ids, registry.ids),
+    )
+    in_flight, outbox, records = InFlightRequests(), Outbox(), list[RequestRecord]()
+    admission = AdmissionController(
+        limits, load=fleet.load, clock=clock, emit=lambda event: None, random=random.Random(2)
+    )
+    served = models or Models(ModelText(tokenizer, max_model_len, Canonicalizer()))
+    events: list[ResilienceEvent] = []
+    dispatcher = Dispatcher(
+        RetryLoop(
+            RetryPolicy(RetryBudget(), random.Random(1), events.append),
+            clock=clock,
+            sleep=asyncio.sleep,
+            emit=events.append,
+        ),
+        OutputGuard(nonsense, DegenerateLimits(), events.append, Blame(clock)),
+        lambda model: spelling or served.tokenizer(model),
+        events.append,
+    )
+    defects: list[BaseException] = []
+    skipped: list[LegSkipped] = []
+    limits_of_legs = LegLimits(legs or {}, clock=clock, emit=skipped.append)
+    cache = ResponseCache(
+        MemoryStore(capacity=100, max_bytes=1 << 20, ttl_s=60.0, clock=clock),
+        timeout_s=30.0,
+        clock=clock,
+        emit=lambda event: None,
+    )
+    journey = Journey(
+        images=ImageReader(ImagesSection(), BodyMemory(1 << 20).holding),
+        in_flight=in_flight,
+        revision=lambda: revision,
+        versions=versions,
+        canonicalizer=Canonicalizer(),
+        offload=TextThreads().of,
+        models=served,
+        adapters=registry,
+        fleet=fleet,
+        prefixes=PrefixWatch(block_size=lambda model: 16),
+        admission=admission,
+        dispatcher=dispatcher,
+        fallback=FallbackChain(
+            answers=AnswerCache(cache, "test"),
+            limits=limits_of_legs,
+            admission=admission,
+            dispatcher=dispatcher,
+            backends=made,
+            clock=clock,
+            on_engine=on_engine,
+        ),
+        accounts=Accounts(outbox),
+        limiter=KeyLimiter(Quotas(clock=clock)),
+        reporter=Reporter(
+            tracing=Tracing(),
+            emit=records.append,
+            log_defect=lambda _id, error: defects.append(error),
+            clock=clock,
+        ),
+        clock=clock,
+        time_limit=partial(TimeLimit, TimeLimits(), 300.0),
+        unix_time=lambda: 1_700_000_000.0,
+        check_shape=check_shape,
+    )
+    return House(
+        journey,
+        made,
+        admission,
+        registry,
+        in_flight,
+        outbox,
+        records,
+        events,
+        cache,
+        limits_of_legs,
+        skipped,
+    )

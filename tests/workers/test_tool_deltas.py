@@ -146,6 +146,14 @@ def test_what_has_no_one_meaning_is_refused_by_name(deltas: list[dict[str, Any]]
         read(stream_of(*deltas))
 
 
+@pytest.mark.parametrize("said", ["stop", "tool_calls"])
+def test_an_answer_with_a_call_ends_for_it_whatever_the_worker_says(said: str) -> None:
+    _, completion = read(stream_of(calls(begin("stock", arguments="{}")), reason=said))
+    assert completion.finish_reason is FinishReason.TOOL_CALLS
+    _, completion = read(stream_of(calls(begin("stock", arguments="{")), reason="length"))
+    assert completion.finish_reason is FinishReason.LENGTH
+
+
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 def test_reasoning_is_read_from_either_field(field: str) -> None:
     stream = stream_of({field: "Hm. "}, {field: "Well."}, {"content": "Yes."}, reason="stop")

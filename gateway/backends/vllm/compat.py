@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 import structlog
 
-from budgeting.values import ToolChoice, ToolChoiceMode
+from budgeting.values import ToolChoice
 from engine import errors
 from gateway.backends.port import Completion, DeltaSink
 from gateway.backends.tool_bodies import message_body, tool_fields
@@ -344,7 +344,6 @@ class Parsers:
                 singly=self._singly,
                 allowed=allowed,
             ),
-            named=choice is not None and choice.mode is ToolChoiceMode.NAMED,
         )
 
     def _new(self, request: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -366,11 +365,10 @@ class ParsedAnswer:
     skip_special_tokens: bool
     options: Mapping[str, Any]
     parser: AnswerParser
-    named: bool
 
     def reason(self, index: int, reason: FinishReason) -> FinishReason:
-        """Why a choice has ended; as of OpenAI a call that was named ends like a text."""
-        if reason is FinishReason.STOP and not self.named and self.parser.has_calls(index):
+        """Why a choice has ended."""
+        if reason is FinishReason.STOP and self.parser.has_calls(index):
             return FinishReason.TOOL_CALLS
         return reason
 

@@ -335,11 +335,14 @@ class CompletionReader:
         return rest, completion
 
     def _reason(self, index: int) -> FinishReason:
-        """A choice's finish reason; an answer without a call does not end for one."""
+        """A choice's finish reason.
+
+        A whole one ends for its calls if it has any. Workers say ``stop`` for a call that was named.
+        """
         reason = _REASONS.get(self._reasons[index], FinishReason.STOP)
-        if reason is FinishReason.TOOL_CALLS and not self._tools.has_calls(index):
-            return FinishReason.STOP
-        return reason
+        if reason not in _WHOLE:
+            return reason
+        return FinishReason.TOOL_CALLS if self._tools.has_calls(index) else FinishReason.STOP
 
     def _of_sluice(self, first: FinishReason) -> tuple[FinishReason, float]:
         """Finish reason and queue wait from another Sluice's extension; degraded when a fallback answered."""

@@ -36,6 +36,8 @@ _TOO_LONG = (
     "context_length_exceeded",
     "context_too_long",
 )
+# vLLM names no field where its model takes no images.
+_NO_IMAGES = ("multimodal model", "may be provided in one prompt")
 
 _STATUS_OF_TYPE: Mapping[str, int] = MappingProxyType(
     {
@@ -126,6 +128,8 @@ def _failure(
             return BackendFailure(
                 FailureKind.TOKEN_LIMIT_EXCEEDED, "prompt and answer are longer than the worker takes"
             )
+        if param is None and any(sign in words for sign in _NO_IMAGES):
+            param = "messages"
         named = f": {param}" if param else ""
         return BackendFailure(
             FailureKind.INVALID_INPUT, f"the worker refused the request{named}{code}", param=param
