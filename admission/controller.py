@@ -87,13 +87,19 @@ class AdmissionController:
         """The gate of one backend, for display."""
         return self._queue(backend).gate
 
+    def forget(self, backend: str) -> None:
+        """The backend is gone: drop its gate, unless a request waits or runs there."""
+        queue = self._queues.get(backend)
+        if queue is not None and not queue.gate.tickets and not queue.gate.in_flight:
+            del self._queues[backend]
+
     @property
     def gates(self) -> Mapping[str, BackendGate]:
         """The gates that have had a request, by the engine's or else the backend's name."""
         return {name: queue.gate for name, queue in self._queues.items()}
 
     def _queue(self, backend: str) -> AdmissionQueue:
-        # Backends are configured, so their number is bounded.
+        # Bounded as the backends are: the gate of one that is gone is forgotten.
         engine = self.gate_name(backend)
         queue = self._queues.get(engine)
         if queue is None:

@@ -141,9 +141,8 @@ def make_backends(
         )
 
     wrap, chaos = make_chaos(base.settings.chaos, base.settings.backends)
-    fleet = FleetParts(
-        ServedModels(base.settings, model.models, model.tokenizers, model.canonicalizer, base.clock), wrap
-    )
+    served = ServedModels(base.settings, model.models, model.tokenizers, model.canonicalizer, base.clock)
+    fleet = FleetParts(served, wrap, link)
     residents: dict[str, Resident] = {}
     for name, section in base.settings.backends.items():
         match section:

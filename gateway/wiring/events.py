@@ -1,6 +1,6 @@
 """The event bus, and the link from backends to admission: built before the parts that they connect."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from admission.controller import AdmissionController
@@ -38,6 +38,12 @@ class AdmissionLink:
         """The engine in process has run a step, so its gate may admit more."""
         if self._admission is not None and self._engine_gate is not None:
             self._admission.wake(self._engine_gate)
+
+    def forget(self, backends: Iterable[str]) -> None:
+        """These backends are gone."""
+        if self._admission is not None:
+            for backend in backends:
+                self._admission.forget(backend)
 
     def queued(self, backend: str) -> int:
         """The requests that wait for a backend here."""

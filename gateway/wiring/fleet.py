@@ -9,6 +9,7 @@ from gateway.backends.workers.serving_pool import ServingPool
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.config.backends import OpenAIBackend
 from gateway.wiring.adapters import AdapterParts
+from gateway.wiring.events import AdmissionLink
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts
 from gateway.wiring.served_models import ServedModels
@@ -22,12 +23,15 @@ class FleetParts:
     serves several models. ``wrap`` may inject faults.
     """
 
-    def __init__(self, served: ServedModels, wrap: Callable[[Backend], Backend]) -> None:
+    def __init__(
+        self, served: ServedModels, wrap: Callable[[Backend], Backend], admission: AdmissionLink
+    ) -> None:
         self.sources: dict[str, Backend | ServingPool] = {}
         self.backends: dict[str, Backend] = {}
         self.models_of: dict[str, Sequence[str]] = {}
         self.served = served
         self._wrap = wrap
+        self._admission = admission
 
     @property
     def pools(self) -> Mapping[str, ServingPool]:
@@ -41,6 +45,7 @@ class FleetParts:
 
     def refresh(self) -> None:
         """Take the backends of all sources."""
+        before = set(self.backends)
         self.backends.clear()
         self.models_of.clear()
         for name, source in self.sources.items():
@@ -48,6 +53,7 @@ class FleetParts:
             self.backends |= {one.name: self._wrap(one) for one in serving}
             if len(serving) > 1:
                 self.models_of[name] = tuple([one.name for one in serving])
+        self._admission.forget(before - self.backends.keys())
 
     def changed(self, pool: ServingPool, gone: Set[str]) -> None:
         """A pool has other models than before."""

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from gateway.backends.workers.inspection import ServedModel, read_models
+from gateway.backends.workers.inspection import ServedModel, offers_of, read_models
 from gateway.config.engine import EngineSection
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
@@ -38,24 +38,22 @@ def init(workers: Sequence[str], *, force: bool) -> None:
 
 
 def worker_configuration(urls: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration of a gateway in front of workers that serve one model.
+    """The configuration of a gateway in front of workers; of several models each is learned while it runs.
 
     Raises:
-        ConfigError: a worker does not answer, serves several models, or not the model of the first worker.
+        ConfigError: a worker does not answer, or lists no model.
     """
     bases = [url.rstrip("/") if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1" for url in urls]
     key = environ.get(KEY_VARIABLE) or None
     served = [_models(base, key) for base in bases]
-    model = _only_model(bases[0], served[0])
-    lengths = {}
-    for base, models in zip(bases, served, strict=True):
-        same = next((one for one in models if one.id == model.id), None)
-        if same is None:
-            raise ConfigError(
-                f"{base}: does not serve {model.id!r}, as {bases[0]} does; give each its own backend"
-            )
-        if same.max_model_len is not None:
-            lengths[base] = same.max_model_len
+    backend: dict[str, Any] = {"kind": "openai", "base_urls": bases}
+    if key:
+        backend["api_key_env"] = KEY_VARIABLE
+    model = served[0][0]
+    if any(one.id != model.id for models in served for one in models):
+        return {"backends": {"worker": backend}, **keys_of(environ)}
+    pairs = zip(bases, served, strict=True)
+    lengths = {base: one.max_model_len for base, (one,) in pairs if one.max_model_len}
     longest = min(lengths.values(), default=None)
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{base}: {length}" for base, length in lengths.items())
@@ -77,10 +75,11 @@ def worker_configuration(urls: Sequence[str], environ: Mapping[str, str]) -> dic
         "max_model_len": longest,
         **({} if tokenizer is None else {"tokenizer": tokenizer}),
     }
-    backend: dict[str, Any] = {"kind": "openai", "base_urls": bases, "model": model.id}
-    if key:
-        backend["api_key_env"] = KEY_VARIABLE
-    return {"engine": engine, "backends": {"worker": backend}, **keys_of(environ)}
+    return {
+        "engine": engine,
+        "backends": {"worker": {**backend, "model": model.id}},
+        **keys_of(environ),
+    }
 
 
 def keys_of(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -88,27 +87,18 @@ def keys_of(environ: Mapping[str, str]) -> dict[str, Any]:
     return {} if environ.get("SLUICE_ADMIN_KEY") else {"auth": {"enabled": False}}
 
 
-def _models(base: str, key: str | None) -> list[ServedModel]:
+def _models(base: str, key: str | None) -> Sequence[ServedModel]:
+    """The models that a worker lists; at least one."""
     try:
-        return read_models(AdminClient(base, key, TIMEOUT_S).text("models").encode())
+        listed = read_models(AdminClient(base, key, TIMEOUT_S).text("models").encode())
     except AdminError as error:
         raise ConfigError(f"--worker: {error}; start it, or set {KEY_VARIABLE}") from None
     except ValueError:
         raise ConfigError(f"--worker: {base}/models is not OpenAI's list of models") from None
-
-
-def _only_model(base: str, listed: Sequence[ServedModel]) -> ServedModel:
-    """The worker's base model. Several names of one folder are one model; of a Sluice it is the first."""
-    models = [one for one in listed if one.parent is None]
-    if not models:
-        raise ConfigError(f"{base}/models: lists no model; load one first")
-    folders = {one.root or one.id for one in models}
-    if len(folders) > 1 and models[0].owned_by != "sluice":
-        names = ", ".join(sorted(one.id for one in models)[:10])
-        raise ConfigError(
-            f"{base}: serves several models ({names}); write a sluice.yaml with one backend for each model"
-        )
-    return models[0]
+    offered = offers_of(listed, None)
+    if offered is None or isinstance(offered, str):
+        raise ConfigError(f"{base}/models: {offered}")
+    return offered
 
 
 def _tokenizer(model: ServedModel) -> str | None:

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.config.engine import BUNDLED
 from gateway.config.errors import ConfigError
+from gateway.config.settings import Settings
 from ops.cli.init import worker_configuration
 from tests.workers.raw_worker import RawWorker, answers
 
@@ -55,10 +56,17 @@ async def test_a_length_that_only_the_second_worker_says_is_taken() -> None:
     assert found["engine"]["max_model_len"] == 2048
 
 
-async def test_several_models_are_named_and_nothing_is_chosen() -> None:
+async def test_of_several_models_each_is_learned_while_the_gateway_runs() -> None:
     other = model("small", root="/models/small")
-    with pytest.raises(ConfigError, match=r"several models \(base, small\); write .* one backend for each"):
-        await learned([model("base"), other])
+    for lists in ([[model("base"), other]], [[model("base")], [other]]):
+        found = await learned(*lists)
+        assert found["backends"]["worker"].keys() == {"kind", "base_urls"} and "engine" not in found
+        Settings.model_validate(found)
+
+
+async def test_a_worker_without_a_model_is_no_worker() -> None:
+    with pytest.raises(ConfigError, match=r"/models: lists no model; load one first"):
+        await learned([model("lora", parent="base")])
 
 
 async def test_names_of_one_folder_and_adapters_are_one_model() -> None:
@@ -67,7 +75,7 @@ async def test_names_of_one_folder_and_adapters_are_one_model() -> None:
     assert found["backends"]["worker"]["model"] == "base"
 
 
-async def test_of_another_sluice_the_first_model_is_taken() -> None:
-    own = {"owned_by": "sluice"}
-    found = await learned([model("base", **own), model("small", root="small", **own)])
+async def test_an_alias_at_another_sluice_is_no_second_model() -> None:
+    own = {"owned_by": "sluice", "root": "base"}
+    found = await learned([model("alias", **own), model("base", **own)])
     assert found["backends"]["worker"]["model"] == "base"
