@@ -30,6 +30,28 @@ class Outbox(Protocol):
         """Wait until the rows so far are durable; ``False``: no answer may be sent."""
 
 
+class HeldRows:
+    """An outbox that holds rows until they are taken: what they bill is written with the work itself."""
+
+    accepts = True
+
+    def __init__(self) -> None:
+        self._rows: dict[str, UsageRow] = {}
+
+    def append(self, row: UsageRow) -> bool:
+        """Hold it."""
+        self._rows[row.generation_id] = row
+        return True
+
+    async def durable(self) -> bool:
+        """It is not, and need not be."""
+        return True
+
+    def take(self, generation_id: str) -> UsageRow | None:
+        """The row of a generation, if it was settled; it is held no longer."""
+        return self._rows.pop(generation_id, None)
+
+
 class Account(AbstractContextManager["Account"]):
     """The bill of one generation; made and entered through :meth:`Accounts.open`."""
 

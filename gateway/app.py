@@ -17,7 +17,17 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from gateway.contracts.refusals import first_refusal, path_of
 from gateway.errors import PublicError, public_error
-from gateway.http import count_tokens, embeddings, models, monitors, pages, responses, tokenize
+from gateway.http import (
+    batches,
+    count_tokens,
+    embeddings,
+    files,
+    models,
+    monitors,
+    pages,
+    responses,
+    tokenize,
+)
 from gateway.http.admin import adapters, canary, chaos, evaluations, keys, process, prompts, routing, usage
 from gateway.http.exchange import Exchange
 from gateway.http.generating import ROUTES, generating
@@ -40,6 +50,10 @@ _ROUTERS: Final = (
     embeddings.router,
     count_tokens.responses,
     responses.router,
+    files.uploads,
+    files.router,
+    batches.creation,
+    batches.router,
     adapters.router,
     canary.router,
     evaluations.router,

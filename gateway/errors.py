@@ -105,6 +105,14 @@ class UnknownResponse(GatewayError, status=404, code="not_found"):
     """The tenant has stored no response of that id, or it has expired."""
 
 
+class UnknownFile(GatewayError, status=404, code="not_found"):
+    """The tenant has stored no file of that id, or it has expired."""
+
+
+class UnknownBatch(GatewayError, status=404, code="not_found"):
+    """The tenant has no batch of that id."""
+
+
 class UnknownModel(GatewayError, status=404, code="unknown_model"):
     """Neither a base model, nor an adapter, nor a backend has that name."""
 
@@ -119,6 +127,14 @@ class IdempotencyConflict(GatewayError, status=409, code="idempotency_conflict")
 
 class RevisionConflict(GatewayError, status=409, code="revision_conflict"):
     """Another routing revision came first."""
+
+
+class FileInUse(GatewayError, status=409, code="file_in_use"):
+    """A batch that has not ended reads the file."""
+
+
+class WindowTooShort(GatewayError, status=409, code="window_too_short"):
+    """A batch cannot be done in the time that its caller asks for."""
 
 
 class BodyTooLarge(GatewayError, status=413, code="body_too_large"):

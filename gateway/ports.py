@@ -15,6 +15,8 @@ from gateway.admin.prompts import PromptAdmin
 from gateway.admin.routing import RoutingAdmin
 from gateway.admin.shadow import ShadowAdmin
 from gateway.admin.usage import UsageAdmin
+from gateway.batches.batches import Batches
+from gateway.batches.files import Files
 from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.openai_answer import REASONING_FIELDS, ReasoningField
@@ -132,3 +134,5 @@ class Services:
     responses: StoredResponses = field(default_factory=StoredResponses)
     seal: ReasoningSeal | None = None
     background: BackgroundResponses = field(default_factory=BackgroundResponses)
+    files: Files = field(default_factory=Files)
+    batches: Batches = field(default_factory=lambda: Batches(Files()))

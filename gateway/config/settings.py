@@ -18,6 +18,7 @@ from pydantic import Field, IPvAnyNetwork, ValidationError, model_validator
 
 from gateway.config.admission import AdmissionConfig
 from gateway.config.backends import BackendConfig, FallbackSection, PriceConfig, default_backends
+from gateway.config.batches import BatchesSection
 from gateway.config.chaos import ChaosSection
 from gateway.config.engine import ENGINE_ENV, AdaptersConfig, EngineSection, WeightsSection
 from gateway.config.errors import ConfigError
@@ -169,6 +170,7 @@ class Settings(Section):
     resilience: ResilienceSection = ResilienceSection()
     response_cache: CacheConfig = CacheConfig()
     responses: ResponsesSection = ResponsesSection()
+    batches: BatchesSection = BatchesSection()
     fallback: FallbackSection = FallbackSection()
     shadow: ShadowSection = ShadowSection()
     tracing: TracingConfig = TracingConfig()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from gateway.config.settings import Settings
 from gateway.http.responses import ResponsesRerun
 from gateway.wiring.backends import MakeEnginePool
+from gateway.wiring.batches import make_lines
 from gateway.wiring.core import make_core
 from gateway.wiring.observing import make_metrics
 from gateway.wiring.running import Gateway
@@ -42,4 +43,5 @@ def build(
     metrics = make_metrics(core, serving, admission, dropped_log_lines)
     services = make_services(core, serving, admission, metrics)
     serving.background.run_abandoned(ResponsesRerun(services))
+    serving.batches.runner.run_by(make_lines(core, services, serving.journey, serving.embeddings))
     return Gateway(core, serving, services)

@@ -96,6 +96,7 @@ class Gateway:
         yield "first-ready", self.serving.first_ready
         yield "drain", self.serving.in_flight
         yield "background-responses", self.serving.background
+        yield "batches", self.serving.batches.runner
         if self.core.backends.engines.pools:
             yield "worker-inspections", self.serving.inspections
         yield "engine-counts", core.accounts.engine_counts

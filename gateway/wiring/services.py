@@ -94,6 +94,8 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         usage=UsageAdmin(core.accounts.ledger.select),
         responses=serving.responses,
         background=serving.background,
+        files=serving.batches.files,
+        batches=serving.batches.batches,
     )
 
 

@@ -24,6 +24,7 @@ from gateway.requests.request_record import Reporter
 from gateway.requests.stored_responses import StoredResponses
 from gateway.routing.revision import answering
 from gateway.shadow.guardrail import CanaryGuardrail
+from gateway.wiring.batches import BatchParts, make_batches
 from gateway.wiring.core import Core
 from gateway.wiring.shadow import ShadowParts, make_shadow
 from observability.events import RequestRecord
@@ -44,6 +45,7 @@ class ServingParts:
     embeddings: EmbeddingJourney
     responses: StoredResponses
     background: BackgroundResponses
+    batches: BatchParts
 
 
 def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) -> ServingParts:
@@ -70,6 +72,7 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
         embeddings=make_embeddings(core, in_flight),
         responses=responses,
         background=BackgroundResponses(responses, base.clock),
+        batches=make_batches(core),
     )
 
 

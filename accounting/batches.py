@@ -1,0 +1,504 @@
+"""The tables of files, batches and their lines in the ledger's database.
+
+A line is claimed by a gateway for a time, its lease. Its result and its usage row are written in one
+transaction, which only the holder of the claim can do. So a line is answered and billed once, whichever
+gateways end meanwhile.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    Index,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    RowMapping,
+    Table,
+    Text,
+    and_,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.errors import LedgerUnavailable
+from accounting.store import GenerationStore
+from accounting.tables import RowInsert, metadata
+from accounting.values import UsageRow
+
+POOL_CONNECTIONS: Final = 4
+TIMEOUT_S: Final = 10.0
+"""Longest wait for the database."""
+UNAVAILABLE: Final = "files and batches cannot be reached now"
+ENDED: Final = ("completed", "failed", "expired", "cancelled")
+INSERTED_AT_ONCE: Final = 500
+
+files = Table(
+    "files",
+    metadata,
+    Column("file_id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Index("ix_files_tenant_created_at", "tenant", "created_at"),
+    Index("ix_files_expires_at", "expires_at"),
+)
+batches = Table(
+    "batches",
+    metadata,
+    Column("batch_id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("own_salt", Text),
+    Column("endpoint", Text, nullable=False),
+    Column("input_file_id", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    # What its finished form is: completed, expired or cancelled.
+    Column("ending", Text),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("total", BigInteger, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    # The gateway that validates or finishes it, and until when.
+    Column("owner", Text),
+    Column("lease_until", Double),
+    Index("ix_batches_tenant_created_at", "tenant", "created_at"),
+    Index("ix_batches_status", "status"),
+)
+lines = Table(
+    "batch_lines",
+    metadata,
+    Column("batch_id", Text, nullable=False),
+    # In the order of execution: lines with a common prefix follow each other.
+    Column("place", BigInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("custom_id", Text, nullable=False),
+    # In the input file, in bytes.
+    Column("start", BigInteger, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("owner", Text),
+    Column("lease_until", Double),
+    Column("takeovers", BigInteger, nullable=False),
+    Column("failures", BigInteger, nullable=False),
+    Column("output", LargeBinary),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("reasoning_tokens", BigInteger, nullable=False),
+    PrimaryKeyConstraint("batch_id", "place"),
+    Index("ix_batch_lines_status", "batch_id", "status", "place"),
+    Index("ix_batch_lines_owner", "owner"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """A file of a tenant; its content is in the file storage."""
+
+    file_id: str
+    tenant: str
+    filename: str
+    purpose: str
+    bytes: int
+    created_at: float
+    expires_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """A batch.
+
+    Args:
+        key_id, own_salt: whose rights its lines have, and whose prefixes they share.
+        ending: what it becomes when its lines have ended.
+        body: what only clients read of it, as its owner packed it.
+    """
+
+    batch_id: str
+    tenant: str
+    key_id: str
+    own_salt: str | None
+    endpoint: str
+    input_file_id: str
+    status: str
+    created_at: float
+    expires_at: float
+    body: bytes
+    ending: str | None = None
+    total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """One line of an input file: ``number`` counts from 1, ``start`` and ``size`` are bytes of the file.
+
+    ``takeovers`` counts the gateways that ended while they ran it, ``failures`` the failures of backends.
+    """
+
+    batch_id: str
+    place: int
+    number: int
+    custom_id: str
+    start: int
+    size: int
+    takeovers: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LineTokens:
+    """The tokens of a line's answer, or of all lines of a batch."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """The lines of a batch by status, and their tokens."""
+
+    by_status: Mapping[str, int] = field(default_factory=dict)
+    tokens: LineTokens = LineTokens()
+
+    def of(self, *statuses: str) -> int:
+        """Lines of these statuses."""
+        return sum(self.by_status.get(one, 0) for one in statuses)
+
+
+_TOKENS: Final = tuple(one.name for one in fields(LineTokens))
+Row = TypeVar("Row", FileRow, BatchRow, BatchLine)
+
+
+class BatchStore:
+    """Files and batches by tenant; any gateway on the database has them. Methods raise LedgerUnavailable.
+
+    ``owner`` names this process in claims.
+    """
+
+    def __init__(self, url: str, owner: str) -> None:
+        self._store = GenerationStore(url, POOL_CONNECTIONS)
+        self._owner = owner
+        self._row_insert: RowInsert | None = None
+
+    # Files
+
+    async def add_file(self, row: FileRow, tenant_bytes: int) -> bool:
+        """Store it; false when the tenant's files would be larger than ``tenant_bytes``."""
+        taken = select(func.coalesce(func.sum(files.c.bytes), 0)).where(files.c.tenant == row.tenant)
+        async with self._transaction() as connection:
+            if (await connection.execute(taken)).scalar_one() + row.bytes > tenant_bytes:
+                return False
+            await connection.execute(delete(files).where(files.c.file_id == row.file_id))
+            await connection.execute(insert(files).values(asdict(row)))
+        return True
+
+    async def file(self, tenant: str, file_id: str, now: float) -> FileRow | None:
+        """The file; ``None`` when it is not there, has expired, or is another tenant's."""
+        query = select(files).where(
+            files.c.tenant == tenant, files.c.file_id == file_id, _is_kept(files.c.expires_at, now)
+        )
+        return await self._first(query, FileRow)
+
+    async def list_files(
+        self, tenant: str, now: float, *, after: FileRow | None, limit: int, purpose: str | None, newest: bool
+    ) -> list[FileRow]:
+        """A page of files in the order of their creation."""
+        query = select(files).where(files.c.tenant == tenant, _is_kept(files.c.expires_at, now))
+        if purpose is not None:
+            query = query.where(files.c.purpose == purpose)
+        query = _page(query, files.c.created_at, files.c.file_id, newest=newest)
+        if after is not None:
+            query = query.where(
+                _beyond(files.c.created_at, files.c.file_id, after.created_at, after.file_id, newest=newest)
+            )
+        return await self._all(query.limit(limit), FileRow)
+
+    async def delete_file(self, tenant: str, file_id: str) -> bool:
+        """Whether it was there."""
+        gone = delete(files).where(files.c.tenant == tenant, files.c.file_id == file_id)
+        async with self._transaction() as connection:
+            return (await connection.execute(gone)).rowcount > 0
+
+    async def expired_files(self, now: float, most: int) -> list[FileRow]:
+        """Files to be deleted."""
+        return await self._all(select(files).where(files.c.expires_at <= now).limit(most), FileRow)
+
+    async def is_used(self, tenant: str, file_id: str) -> bool:
+        """Whether an unfinished batch reads it."""
+        query = select(batches.c.batch_id).where(
+            batches.c.tenant == tenant,
+            batches.c.input_file_id == file_id,
+            batches.c.status.not_in(ENDED),
+        )
+        async with self._transaction() as connection:
+            return (await connection.execute(query.limit(1))).first() is not None
+
+    # Batches
+
+    async def add(self, row: BatchRow) -> None:
+        """Store a new batch."""
+        async with self._transaction() as connection:
+            await connection.execute(insert(batches).values(asdict(row)))
+
+    async def get(self, tenant: str, batch_id: str) -> BatchRow | None:
+        """The batch; ``None`` when it is not there, or is another tenant's."""
+        query = select(batches).where(batches.c.tenant == tenant, batches.c.batch_id == batch_id)
+        return await self._first(query, BatchRow)
+
+    async def list_batches(self, tenant: str, *, after: BatchRow | None, limit: int) -> list[BatchRow]:
+        """A page of batches, newest first."""
+        query = select(batches).where(batches.c.tenant == tenant)
+        query = _page(query, batches.c.created_at, batches.c.batch_id, newest=True)
+        if after is not None:
+            query = query.where(
+                _beyond(
+                    batches.c.created_at, batches.c.batch_id, after.created_at, after.batch_id, newest=True
+                )
+            )
+        return await self._all(query.limit(limit), BatchRow)
+
+    async def unfinished(self) -> list[BatchRow]:
+        """All batches that have no end, oldest first."""
+        query = select(batches).where(batches.c.status.not_in(ENDED))
+        return await self._all(query.order_by(batches.c.created_at, batches.c.batch_id), BatchRow)
+
+    async def change(self, batch_id: str, was: Sequence[str], **values: Any) -> bool:
+        """Change a batch that has one of these statuses; whether it had."""
+        async with self._transaction() as connection:
+            changed = await connection.execute(
+                update(batches)
+                .where(batches.c.batch_id == batch_id, batches.c.status.in_(was))
+                .values(**values)
+            )
+            return changed.rowcount > 0
+
+    async def claim(self, batch_id: str, was: str, now: float, until: float) -> bool:
+        """Validate or finish it here; false when another gateway does, or it has another status."""
+        return await self._claimed(
+            update(batches).where(
+                batches.c.batch_id == batch_id, batches.c.status == was, _is_free(batches.c, now)
+            ),
+            until,
+        )
+
+    async def keep(self, until: float) -> None:
+        """All that this process has claimed is still at work."""
+        async with self._transaction() as connection:
+            for table in (batches, lines):
+                held = update(table).where(table.c.owner == self._owner)
+                await connection.execute(held.values(lease_until=until))
+
+    async def counts(self, batch_id: str) -> BatchCounts:
+        """How far it is."""
+        sums = [func.coalesce(func.sum(lines.c[name]), 0) for name in _TOKENS]
+        query = (
+            select(lines.c.status, func.count(), *sums)
+            .where(lines.c.batch_id == batch_id)
+            .group_by(lines.c.status)
+        )
+        async with self._transaction() as connection:
+            found = [tuple(row) for row in (await connection.execute(query)).all()]
+        totals = [int(sum(row[2 + place] for row in found)) for place in range(len(_TOKENS))]
+        return BatchCounts({row[0]: row[1] for row in found}, LineTokens(*totals))
+
+    async def waiting_lines(self) -> int:
+        """Lines of all batches that have no end."""
+        query = select(func.count()).where(lines.c.status.in_(("pending", "running")))
+        async with self._transaction() as connection:
+            return int((await connection.execute(query)).scalar_one())
+
+    # Lines
+
+    async def set_lines(self, batch_id: str, found: Sequence[BatchLine]) -> None:
+        """Store the lines of a validated batch, in place of any that another gateway began to store."""
+        async with self._transaction() as connection:
+            await connection.execute(delete(lines).where(lines.c.batch_id == batch_id))
+        empty = dict.fromkeys(_TOKENS, 0)
+        for start in range(0, len(found), INSERTED_AT_ONCE):
+            rows = [
+                {**asdict(one), "status": "pending", **empty}
+                for one in found[start : start + INSERTED_AT_ONCE]
+            ]
+            async with self._transaction() as connection:
+                await connection.execute(insert(lines), rows)
+
+    async def release(self, batch_id: str) -> None:
+        """This process does not work on the batch any more."""
+        async with self._transaction() as connection:
+            await connection.execute(
+                update(batches)
+                .where(batches.c.batch_id == batch_id, batches.c.owner == self._owner)
+                .values(owner=None, lease_until=None)
+            )
+
+    async def claim_lines(
+        self, batch_id: str, now: float, until: float, most: int, *, failed_before: bool = False
+    ) -> list[BatchLine]:
+        """Lines to run here: waiting ones, and those of gateways that have ended, which are counted."""
+        free = and_(
+            lines.c.batch_id == batch_id,
+            lines.c.failures > 0 if failed_before else lines.c.failures == 0,
+            or_(
+                lines.c.status == "pending",
+                and_(lines.c.status == "running", lines.c.lease_until < now),
+            ),
+        )
+        query = select(lines).where(free).order_by(lines.c.place).limit(most)
+        claimed: list[BatchLine] = []
+        async with self._transaction() as connection:
+            if connection.dialect.name == "postgresql":
+                query = query.with_for_update(skip_locked=True)
+            for row in (await connection.execute(query)).mappings().all():
+                takeovers = row["takeovers"] + (row["status"] == "running")
+                taken = await connection.execute(
+                    update(lines)
+                    .where(free, lines.c.place == row["place"])
+                    .values(status="running", owner=self._owner, lease_until=until, takeovers=takeovers)
+                )
+                if taken.rowcount:
+                    claimed.append(_row({**row, "takeovers": takeovers}, BatchLine))
+        return claimed
+
+    async def give_back(self, line: BatchLine, failures: int = 0) -> None:
+        """A line that this process has claimed waits again; ``failures`` more are counted."""
+        async with self._transaction() as connection:
+            await connection.execute(
+                self._own(line).values(
+                    status="pending", owner=None, lease_until=None, failures=lines.c.failures + failures
+                )
+            )
+
+    async def give_all_back(self) -> None:
+        """All that this process has claimed waits again."""
+        nobodys = {"owner": None, "lease_until": None}
+        async with self._transaction() as connection:
+            await connection.execute(
+                update(lines)
+                .where(lines.c.owner == self._owner, lines.c.status == "running")
+                .values(status="pending", **nobodys)
+            )
+            await connection.execute(update(batches).where(batches.c.owner == self._owner).values(**nobodys))
+
+    async def finish(
+        self, line: BatchLine, status: str, output: bytes, usage: UsageRow | None, tokens: LineTokens
+    ) -> bool:
+        """Store a result and its bill; false, and neither, when the claim was lost."""
+        async with self._transaction() as connection:
+            ended = await connection.execute(
+                self._own(line).values(
+                    status=status, owner=None, lease_until=None, output=output, **asdict(tokens)
+                )
+            )
+            if not ended.rowcount:
+                return False
+            if usage is not None:
+                if self._row_insert is None:
+                    self._row_insert = RowInsert(connection.dialect)
+                await connection.exec_driver_sql(self._row_insert.sql, self._row_insert.values(usage))
+        return True
+
+    async def end_lines(self, batch_id: str, now: float) -> bool:
+        """Waiting lines will not run any more; whether all others have ended or lost their gateway."""
+        async with self._transaction() as connection:
+            await connection.execute(
+                update(lines)
+                .where(
+                    lines.c.batch_id == batch_id,
+                    or_(
+                        lines.c.status == "pending",
+                        and_(lines.c.status == "running", lines.c.lease_until < now),
+                    ),
+                )
+                .values(status="unrun", owner=None, lease_until=None)
+            )
+            running = select(lines.c.place).where(lines.c.batch_id == batch_id, lines.c.status == "running")
+            return (await connection.execute(running.limit(1))).first() is None
+
+    async def results(
+        self, batch_id: str, statuses: Sequence[str], after: int, limit: int
+    ) -> list[tuple[int, int, str, bytes | None]]:
+        """A page of ended lines by number: number, place, ``custom_id`` and output."""
+        query = (
+            select(lines.c.number, lines.c.place, lines.c.custom_id, lines.c.output)
+            .where(lines.c.batch_id == batch_id, lines.c.status.in_(statuses), lines.c.number > after)
+            .order_by(lines.c.number)
+            .limit(limit)
+        )
+        async with self._transaction() as connection:
+            return [(row[0], row[1], row[2], row[3]) for row in (await connection.execute(query)).all()]
+
+    async def forget_outputs(self, batch_id: str) -> None:
+        """The results are in files now; counts stay."""
+        async with self._transaction() as connection:
+            await connection.execute(update(lines).where(lines.c.batch_id == batch_id).values(output=None))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._store.close(None)
+
+    def _own(self, line: BatchLine) -> Any:
+        return update(lines).where(
+            lines.c.batch_id == line.batch_id,
+            lines.c.place == line.place,
+            lines.c.status == "running",
+            lines.c.owner == self._owner,
+        )
+
+    async def _claimed(self, claim: Any, until: float) -> bool:
+        async with self._transaction() as connection:
+            taken = await connection.execute(claim.values(owner=self._owner, lease_until=until))
+            return bool(taken.rowcount)
+
+    async def _first(self, query: Any, kind: type[Row]) -> Row | None:
+        found = await self._all(query.limit(1), kind)
+        return found[0] if found else None
+
+    async def _all(self, query: Any, kind: type[Row]) -> list[Row]:
+        async with self._transaction() as connection:
+            return [_row(one, kind) for one in (await connection.execute(query)).mappings()]
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
+        try:
+            async with asyncio.timeout(TIMEOUT_S), self._store.transaction(UNAVAILABLE) as connection:
+                yield connection
+        except TimeoutError as error:
+            raise LedgerUnavailable(f"{UNAVAILABLE} (no answer within {TIMEOUT_S:g} s)") from error
+
+
+def _is_kept(expires_at: Any, now: float) -> Any:
+    return or_(expires_at.is_(None), expires_at > now)
+
+
+def _is_free(columns: Any, now: float) -> Any:
+    return or_(columns.owner.is_(None), columns.lease_until < now)
+
+
+def _page(query: Any, at: Any, key: Any, *, newest: bool) -> Any:
+    return query.order_by(at.desc(), key.desc()) if newest else query.order_by(at, key)
+
+
+def _beyond(at: Any, key: Any, last_at: float, last_key: str, *, newest: bool) -> Any:
+    if newest:
+        return or_(at < last_at, and_(at == last_at, key < last_key))
+    return or_(at > last_at, and_(at == last_at, key > last_key))
+
+
+def _row(row: RowMapping | Mapping[str, Any], kind: type[Row]) -> Row:
+    return kind(**{one.name: row[one.name] for one in fields(kind)})

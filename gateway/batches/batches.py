@@ -1,0 +1,164 @@
+"""What callers do with batches: create, look, cancel."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from accounting.batches import ENDED, BatchCounts, BatchRow, LineTokens
+from accounting.errors import LedgerUnavailable
+from gateway.batches.files import RETRY_MS, Files
+from gateway.contracts.batches import BatchBody, window_s
+from gateway.contracts.refusals import not_allowed
+from gateway.contracts.values import Caller
+from gateway.errors import BackendUnavailable, UnknownBatch, WindowTooShort
+
+LINE_BYTES: Final = 1_024
+"""Of a line whose file has not been read yet, to foretell how long it takes."""
+
+
+class Batches:
+    """Each batch is its tenant's; another tenant's id is as an unknown one.
+
+    Args:
+        lines_per_s: how fast lines end now; ``None``: not known.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        unix_time: Callable[[], float] = lambda: 0.0,
+        lines_per_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self.files = files
+        self._unix_time = unix_time
+        self._lines_per_s = lines_per_s
+
+    async def create(self, caller: Caller, batch_id: str, asked: BatchBody) -> dict[str, Any]:
+        """A new batch, which a gateway validates soon. Raises UnknownFile, InvalidRequest, WindowTooShort."""
+        file = await self.files.get(caller.tenant, asked.input_file_id, "input_file_id")
+        if file.purpose != "batch":
+            raise not_allowed("input_file_id", f"is a file for {file.purpose}", "a file for batch")
+        now, window = self._unix_time(), window_s(asked.completion_window) or 0.0
+        after = asked.output_expires_after
+        kept = {
+            "completion_window": asked.completion_window,
+            "metadata": asked.metadata,
+            "output_seconds": self.files.section.keep_seconds if after is None else after.seconds,
+        }
+        row = BatchRow(
+            batch_id,
+            caller.tenant,
+            caller.key_id,
+            caller.own_salt,
+            asked.endpoint,
+            file.file_id,
+            "validating",
+            now,
+            now + window,
+            orjson.dumps(kept),
+        )
+        try:
+            await self._check_window(file.bytes, window)
+            await self.files.store.add(row)
+        except LedgerUnavailable as error:
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        return batch_body(row, BatchCounts())
+
+    async def show(self, tenant: str, batch_id: str) -> dict[str, Any]:
+        """A batch as it is now."""
+        return await self._with_counts(await self._get(tenant, batch_id, "batch_id"))
+
+    async def page(self, tenant: str, *, after: str | None, limit: int) -> list[dict[str, Any]]:
+        """A page of batches, newest first."""
+        last = None if after is None else await self._get(tenant, after, "after")
+        try:
+            rows = await self.files.store.list_batches(tenant, after=last, limit=limit)
+        except LedgerUnavailable as error:
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        return [await self._with_counts(row) for row in rows]
+
+    async def cancel(self, tenant: str, batch_id: str) -> dict[str, Any]:
+        """Start no further line; one that has ended is shown as it is."""
+        row = await self._get(tenant, batch_id, "batch_id")
+        body = packed(row.body, cancelling_at=int(self._unix_time()))
+        try:
+            await self.files.store.change(
+                batch_id, ("validating", "in_progress"), status="cancelling", ending="cancelled", body=body
+            )
+        except LedgerUnavailable as error:
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        return await self.show(tenant, batch_id)
+
+    async def _check_window(self, file_bytes: int, window: float) -> None:
+        """Refuse a promise that cannot be kept, as far as it can be foretold."""
+        speed = self._lines_per_s()
+        if not speed:
+            return
+        waiting = await self.files.store.waiting_lines()
+        needed_s = (waiting + file_bytes / LINE_BYTES) / speed
+        if needed_s > window:
+            hours = needed_s / 3_600
+            raise WindowTooShort(
+                f"{waiting} lines wait and {speed:.1f} end a second: the batch would take {hours:.1f} hours; "
+                f"ask for a completion_window of {int(hours) + 1}h or more",
+                param="completion_window",
+            )
+
+    async def _get(self, tenant: str, batch_id: str, param: str) -> BatchRow:
+        try:
+            row = await self.files.store.get(tenant, batch_id)
+        except LedgerUnavailable as error:
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        if row is None:
+            raise UnknownBatch(f"no batch {batch_id!r} is stored", param=param)
+        return row
+
+    async def _with_counts(self, row: BatchRow) -> dict[str, Any]:
+        try:
+            return batch_body(row, await self.files.store.counts(row.batch_id))
+        except LedgerUnavailable as error:
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+
+
+def packed(body: bytes, **changes: Any) -> bytes:
+    """What only clients read of a batch, changed."""
+    return orjson.dumps({**orjson.loads(body), **changes})
+
+
+def batch_body(row: BatchRow, counts: BatchCounts) -> dict[str, Any]:
+    """OpenAI's batch object."""
+    kept: Mapping[str, Any] = orjson.loads(row.body)
+    times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+    return {
+        "id": row.batch_id,
+        "object": "batch",
+        "endpoint": row.endpoint,
+        "model": kept.get("model"),
+        "errors": kept.get("errors"),
+        "input_file_id": row.input_file_id,
+        "completion_window": kept["completion_window"],
+        "status": row.status,
+        "output_file_id": kept.get("output_file_id"),
+        "error_file_id": kept.get("error_file_id"),
+        "created_at": int(row.created_at),
+        "expires_at": int(row.expires_at),
+        **{f"{name}_at": kept.get(f"{name}_at") for name in times},
+        "request_counts": {
+            "total": row.total,
+            "completed": counts.of("done"),
+            "failed": counts.of("failed", "unrun"),
+        },
+        "usage": _usage(counts.tokens) if row.status in ENDED else None,
+        "metadata": kept["metadata"],
+    }
+
+
+def _usage(tokens: LineTokens) -> dict[str, Any]:
+    return {
+        "input_tokens": tokens.input_tokens,
+        "input_tokens_details": {"cached_tokens": tokens.cached_tokens},
+        "output_tokens": tokens.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": tokens.reasoning_tokens},
+        "total_tokens": tokens.input_tokens + tokens.output_tokens,
+    }

@@ -1,0 +1,174 @@
+"""Files of callers: uploads, and the results of batches."""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, Final
+
+import structlog
+
+from accounting.batches import BatchStore, FileRow
+from accounting.errors import LedgerUnavailable
+from gateway.batches.storage import FileStorage
+from gateway.config.batches import BatchesSection
+from gateway.contracts.refusals import not_allowed
+from gateway.errors import BackendUnavailable, FileInUse, InvalidRequest, QuotaExceeded, UnknownFile
+
+PURPOSES: Final = ("batch", "user_data", "evals")
+"""Purposes of uploads; others are for services that this gateway has not."""
+EXPIRES_S: Final = (3_600, 2_592_000)
+"""OpenAI's bounds of ``expires_after.seconds``."""
+_UNBOUNDED: Final = 1 << 62
+SWEPT_AT_ONCE: Final = 100
+RETRY_MS: Final = 1_000
+
+
+class Files:
+    """Each file is its tenant's; another tenant's id is as an unknown one.
+
+    Args:
+        store: ``None``: there are no files here.
+    """
+
+    def __init__(
+        self,
+        store: BatchStore | None = None,
+        storage: FileStorage | None = None,
+        section: BatchesSection | None = None,
+        unix_time: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.section = section or BatchesSection()
+        self._store = store
+        self._storage = storage
+        self._unix_time = unix_time
+        self._log = structlog.get_logger("gateway.batches")
+
+    @property
+    def store(self) -> BatchStore:
+        """The tables. Raises InvalidRequest where files are off."""
+        if self._store is None:
+            raise InvalidRequest("files and batches are off here (batches.enabled)")
+        return self._store
+
+    @property
+    def storage(self) -> FileStorage:
+        """The contents. Raises InvalidRequest where files are off."""
+        if self._storage is None:
+            raise InvalidRequest("files and batches are off here (batches.enabled)")
+        return self._storage
+
+    async def add(
+        self,
+        tenant: str,
+        file_id: str,
+        filename: str,
+        purpose: str,
+        source: BinaryIO,
+        size: int,
+        expires_s: float | None = None,
+    ) -> FileRow:
+        """Store a file. Raises QuotaExceeded, BackendUnavailable."""
+        now, section = self._unix_time(), self.section
+        row = FileRow(
+            file_id, tenant, filename, purpose, size, now, now + (expires_s or section.keep_seconds)
+        )
+        try:
+            await asyncio.to_thread(self.storage.put, file_id, source)
+            if await self.store.add_file(row, section.max_tenant_bytes):
+                return row
+        except OSError as error:
+            self._log.error("file not stored", file=file_id, reason=str(error))
+            raise BackendUnavailable(
+                "the file cannot be stored now: its storage fails", retry_after_ms=RETRY_MS
+            ) from error
+        except LedgerUnavailable as error:
+            await asyncio.to_thread(self.storage.delete, file_id)
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        await asyncio.to_thread(self.storage.delete, file_id)
+        raise QuotaExceeded(
+            f"the tenant's files would take more than {section.max_tenant_bytes} bytes; delete some first"
+        )
+
+    async def add_result(self, tenant: str, file_id: str, filename: str, size: int, expires_s: float) -> None:
+        """A file whose content is stored already; no quota refuses it. Raises LedgerUnavailable."""
+        now = self._unix_time()
+        row = FileRow(file_id, tenant, filename, "batch_output", size, now, now + expires_s)
+        await self.store.add_file(row, _UNBOUNDED)
+
+    async def get(self, tenant: str, file_id: str, param: str = "file_id") -> FileRow:
+        """The file. Raises UnknownFile, BackendUnavailable."""
+        try:
+            found = await self.store.file(tenant, file_id, self._unix_time())
+        except LedgerUnavailable as error:
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        if found is None:
+            raise UnknownFile(f"no file {file_id!r} is stored", param=param)
+        return found
+
+    async def page(
+        self, tenant: str, *, after: str | None, limit: int, purpose: str | None, newest: bool
+    ) -> list[FileRow]:
+        """A page of the tenant's files. Raises UnknownFile, BackendUnavailable."""
+        last = None if after is None else await self.get(tenant, after, "after")
+        try:
+            return await self.store.list_files(
+                tenant, self._unix_time(), after=last, limit=limit, purpose=purpose, newest=newest
+            )
+        except LedgerUnavailable as error:
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        """Delete a file. Raises UnknownFile, FileInUse, BackendUnavailable."""
+        try:
+            if await self.store.is_used(tenant, file_id):
+                raise FileInUse("a batch that has not ended reads the file; cancel it first", param="file_id")
+            if not await self.store.delete_file(tenant, file_id):
+                raise UnknownFile(f"no file {file_id!r} is stored", param="file_id")
+        except LedgerUnavailable as error:
+            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        await asyncio.to_thread(self.storage.delete, file_id)
+
+    def chunks(self, file_id: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
+        """The content; blocks. Raises OSError."""
+        return self.storage.chunks(file_id, start, size)
+
+    async def sweep(self) -> None:
+        """Delete what has expired. Raises LedgerUnavailable."""
+        for row in await self.store.expired_files(self._unix_time(), SWEPT_AT_ONCE):
+            await self.store.delete_file(row.tenant, row.file_id)
+            try:
+                await asyncio.to_thread(self.storage.delete, row.file_id)
+            except OSError as error:
+                self._log.warning("file not deleted", file=row.file_id, reason=str(error))
+
+
+def file_body(row: FileRow) -> dict[str, Any]:
+    """OpenAI's file object."""
+    return {
+        "id": row.file_id,
+        "object": "file",
+        "bytes": row.bytes,
+        "created_at": int(row.created_at),
+        "expires_at": None if row.expires_at is None else int(row.expires_at),
+        "filename": row.filename,
+        "purpose": row.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def expiry(anchor: str | None, seconds: str | None) -> float | None:
+    """The ``expires_after`` of a form. Raises InvalidRequest."""
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise not_allowed("expires_after[anchor]", "is another word, or missing", "created_at")
+    least, most = EXPIRES_S
+    if seconds is None or not seconds.isdecimal() or not least <= int(seconds[:9]) <= most:
+        raise not_allowed("expires_after[seconds]", "is out of range, or missing", f"{least} to {most}")
+    return float(seconds)
+
+
+def temporary() -> BinaryIO:
+    """A file of its own that is gone when it is closed."""
+    return tempfile.TemporaryFile()

@@ -1,0 +1,138 @@
+"""Reads and checks the lines of a batch's input file, and puts them in the order of execution."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Final
+
+import orjson
+
+from accounting.batches import BatchLine
+
+MAX_ERRORS: Final = 100
+"""Most faults that are told of one file."""
+MAX_LINE_BYTES: Final = 8 << 20
+MAX_CUSTOM_ID: Final = 512
+PREFIX_CHARS: Final = (256, 1_024, 4_096, 16_384)
+"""Lengths of prompts' beginnings by which lines are put beside each other."""
+_DIGEST: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class LineFault:
+    """What is wrong with a line, in OpenAI's form; ``line`` counts from 1."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """The lines of a file in the order of execution, or what is wrong with it."""
+
+    lines: Sequence[BatchLine] = ()
+    faults: Sequence[LineFault] = ()
+    model: str | None = None
+
+
+BodyFault = Callable[[bytes], LineFault | None]
+"""What a contract finds wrong with a body."""
+
+
+def checked(
+    batch_id: str, endpoint: str, chunks: Iterable[bytes], body_fault: BodyFault, *, max_lines: int
+) -> CheckedFile:
+    """Check a whole file. Only ids, places and digests of its lines are held in memory."""
+    faults: list[LineFault] = []
+    found: list[tuple[bytes, int, int, int, str]] = []
+    seen: set[str] = set()
+    models: set[str] = set()
+    for number, start, line in split(chunks):
+        if len(faults) >= MAX_ERRORS:
+            break
+        if number > max_lines:
+            faults.append(LineFault("too_many_lines", f"the file has more than {max_lines} lines", number))
+            break
+        given = _parsed(line, number, endpoint, seen)
+        if isinstance(given, LineFault):
+            faults.append(given)
+            continue
+        custom_id, body = given
+        if (wrong := body_fault(orjson.dumps(body))) is not None:
+            faults.append(replace(wrong, line=number))
+            continue
+        if isinstance(model := body.get("model"), str):
+            models.add(model)
+        found.append((_order(body), number, start, len(line), custom_id))
+    if not found and not faults:
+        faults.append(LineFault("empty_file", "the file has no lines"))
+    if faults:
+        return CheckedFile(faults=faults)
+    found.sort()
+    lines = [
+        BatchLine(batch_id, place, number, custom_id, start, size)
+        for place, (_, number, start, size, custom_id) in enumerate(found)
+    ]
+    return CheckedFile(lines, model=models.pop() if len(models) == 1 else None)
+
+
+def split(chunks: Iterable[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """The lines that are not blank: number from 1, place in bytes, content. A line over the bound is cut."""
+    held, number, start = bytearray(), 0, 0
+    for chunk in chain(chunks, (b"\n",)):
+        held += chunk
+        if len(held) > MAX_LINE_BYTES and b"\n" not in chunk:
+            del held[MAX_LINE_BYTES + 1 :]  # cut is no JSON, and told as such
+        at = 0
+        while (end := held.find(b"\n", at)) >= 0:
+            number += 1
+            line = bytes(held[at:end])
+            if line.strip():
+                yield number, start + at, line
+            at = end + 1
+        start += at
+        del held[:at]
+
+
+def _parsed(
+    line: bytes, number: int, endpoint: str, seen: set[str]
+) -> tuple[str, Mapping[str, Any]] | LineFault:
+    if len(line) > MAX_LINE_BYTES:
+        return LineFault("line_too_long", f"the line has more than {MAX_LINE_BYTES} bytes", number)
+    try:
+        given = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return LineFault("invalid_json_line", "the line is not JSON", number)
+    if not isinstance(given, dict):
+        return LineFault("invalid_json_line", "the line is not a JSON object", number)
+    custom_id, body = given.get("custom_id"), given.get("body")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID:
+        text = f"custom_id is missing or wrong; allowed: a text of 1 to {MAX_CUSTOM_ID} characters"
+        return LineFault("invalid_custom_id", text, number, "custom_id")
+    if custom_id in seen:
+        text = "custom_id stands in an earlier line too; allowed: each once"
+        return LineFault("duplicate_custom_id", text, number, "custom_id")
+    if given.get("method") != "POST":
+        return LineFault("invalid_method", "method is not POST", number, "method")
+    if given.get("url") != endpoint:
+        text = f"url is not the batch's endpoint; allowed: {endpoint}"
+        return LineFault("invalid_url", text, number, "url")
+    if not isinstance(body, dict):
+        return LineFault("invalid_body", "body is not a JSON object", number, "body")
+    for name in ("stream", "background"):
+        if body.get(name):
+            text = f"body.{name} is true; allowed: false: a line has one whole answer"
+            return LineFault("invalid_body", text, number, f"body.{name}")
+    seen.add(custom_id)
+    return custom_id, body
+
+
+def _order(body: Mapping[str, Any]) -> bytes:
+    """A digest of each beginning of the prompt: lines that share a long one are neighbours when sorted."""
+    parts = (body.get("model"), body.get("instructions"), body.get("tools"), body.get("system"))
+    prompt = next((body[name] for name in ("messages", "input", "prompt") if name in body), None)
+    text = orjson.dumps((*parts, prompt))[: PREFIX_CHARS[-1]]
+    return b"".join(hashlib.blake2b(text[:size], digest_size=_DIGEST).digest() for size in PREFIX_CHARS)

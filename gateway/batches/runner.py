@@ -1,0 +1,477 @@
+"""Runs the lines of batches on capacity that nobody else asks for."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Protocol
+
+import orjson
+import structlog
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+
+from accounting.batches import BatchLine, BatchRow, LineTokens
+from accounting.errors import LedgerUnavailable
+from accounting.values import UsageRow
+from gateway.batches.batches import packed
+from gateway.batches.files import Files, temporary
+from gateway.batches.reading import LineFault, checked
+
+LOOK_S: Final = 1.0
+"""Pause between two looks at the batches: another gateway's cancellation takes so long to arrive here."""
+TICK_S: Final = 0.05
+"""Pause between two looks at the engines' capacity while there are lines."""
+LEASE_S: Final = 20.0
+"""Without a sign of life for so long, the gateway that has claimed something is gone."""
+KEEP_S: Final = 4.0
+SWEEP_S: Final = 60.0
+STARTED_AT_ONCE: Final = 8
+"""Most lines that are started between two looks, so that the engines' figures follow."""
+MAX_TAKEOVERS: Final = 10
+"""Gateways that may end while they run a line; then the line is at fault."""
+MAX_ENGINE_DEATHS: Final = 2
+"""Engines that may die while they run a line."""
+MAX_FAILURES: Final = 4
+LONGEST_PAUSE_S: Final = 30.0
+PAGE: Final = 500
+STORE_S: Final = 15.0
+"""Longest try to store a result; then the line is run again when its lease is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineOutcome:
+    """What became of a line.
+
+    Args:
+        body: the answer's, or the error's, as the contract has it.
+        usage: its bill; ``None`` when nothing is billed.
+        retry_s: it was refused for now: it waits so long and runs again. ``None``: this is its end.
+        engine_died: the engine that ran it has died.
+        failed_here: the fault is the backend's, so another try may succeed.
+    """
+
+    status: int
+    request_id: str
+    body: bytes
+    usage: UsageRow | None = None
+    retry_s: float | None = None
+    engine_died: bool = False
+    failed_here: bool = False
+
+
+class LineRunner(Protocol):
+    """Runs one line as a request of the lowest class."""
+
+    def ready(self) -> bool:
+        """Whether this gateway takes requests."""
+
+    def stopping(self) -> bool:
+        """Whether this gateway takes no more work and ends what it has."""
+
+    def fault(self, batch: BatchRow, body: bytes) -> LineFault | None:
+        """What the contract finds wrong with a body; blocks."""
+
+    async def run(self, batch: BatchRow, line: BatchLine, body: bytes) -> LineOutcome:
+        """Run it. Cancelling it bills nothing."""
+
+
+class Capacity(Protocol):
+    """How much of the engines is idle."""
+
+    def room(self) -> int:
+        """Requests that may start now without anybody waiting for it."""
+
+    def waiting(self) -> int:
+        """Requests of callers that wait now."""
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A line that runs here; ``ends``: it was cancelled."""
+
+    batch: BatchRow
+    line: BatchLine
+    task: asyncio.Task[None]
+    ends: bool = False
+
+    def cancel(self) -> None:
+        """End it; it waits again afterwards."""
+        if not self.ends:
+            self.ends = True
+            self.task.cancel()
+
+
+class BatchRunner:
+    """Validates, runs and finishes batches; any number of gateways on one database share the work.
+
+    Lines start only while there is idle capacity, and the youngest ones give way when callers wait.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        capacity: Capacity,
+        clock: Callable[[], float],
+        unix_time: Callable[[], float],
+        *,
+        tick_s: float = TICK_S,
+        look_s: float = LOOK_S,
+    ) -> None:
+        self._files = files
+        self._capacity = capacity
+        self._clock = clock
+        self._unix_time = unix_time
+        self._tick_s, self._look_s = tick_s, look_s
+        self._runner: LineRunner | None = None
+        self._batches: list[BatchRow] = []
+        self._running: list[_Running] = []
+        self._busy: set[str] = set()
+        self._unfinished: list[BatchLine] = []
+        self._not_before: dict[str, float] = {}
+        self._exhausted: set[str] = set()
+        self._speed: float | None = None
+        self._ended_at: float | None = None
+        self._log = structlog.get_logger("gateway.batches")
+
+    def run_by(self, runner: LineRunner) -> None:
+        """What runs the lines."""
+        self._runner = runner
+
+    @property
+    def running(self) -> int:
+        """Lines that run here."""
+        return len(self._running)
+
+    def lines_per_s(self) -> float | None:
+        """How fast lines have ended here lately; ``None``: none has."""
+        return self._speed
+
+    async def run(self) -> None:
+        """Run until cancelled; what runs then waits for another gateway."""
+        runner = self._runner
+        if runner is None or not self._files.section.enabled:
+            return
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_claims())
+                looked = swept = float("-inf")
+                while True:
+                    try:
+                        if self._clock() - looked >= self._look_s:
+                            looked = self._clock()
+                            await self._look(tasks, runner)
+                        if self._clock() - swept >= SWEEP_S:
+                            swept = self._clock()
+                            await self._files.sweep()
+                        await self._feed(tasks, runner)
+                    except LedgerUnavailable as error:
+                        self._log.warning("batches wait for the database", reason=str(error))
+                    has_lines = self._running or any(one.status == "in_progress" for one in self._batches)
+                    await asyncio.sleep(self._tick_s if has_lines else self._look_s)
+        finally:
+            try:
+                await self._files.store.give_all_back()
+            except LedgerUnavailable as error:
+                self._log.warning("lines are not given back; their leases run out", reason=str(error))
+            await self._files.store.close()
+
+    async def _keep_claims(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_S)
+            if not self._running and not self._busy:
+                continue
+            try:
+                await self._files.store.keep(self._unix_time() + LEASE_S)
+            except LedgerUnavailable as error:
+                self._log.warning("claims are not kept", reason=str(error))
+
+    # The life of a batch
+
+    async def _look(self, tasks: asyncio.TaskGroup, runner: LineRunner) -> None:
+        store, now = self._files.store, self._unix_time()
+        self._batches = await store.unfinished()
+        known = {one.batch_id for one in self._batches}
+        self._exhausted.clear()
+        self._not_before = {key: at for key, at in self._not_before.items() if key in known}
+        in_progress = {one.batch_id for one in self._batches if one.status == "in_progress"}
+        stops = runner.stopping()
+        for one in self._running:
+            if stops or one.batch.batch_id not in in_progress:
+                one.cancel()
+        for batch in self._batches:
+            if batch.batch_id in self._busy:
+                continue
+            if batch.status == "validating":
+                await self._begin(tasks, batch, now, self._validate, runner)
+            elif batch.status == "in_progress" and batch.expires_at <= now:
+                await store.change(batch.batch_id, ("in_progress",), status="finalizing", ending="expired")
+            elif batch.status != "in_progress" and await store.end_lines(batch.batch_id, now):
+                await self._begin(tasks, batch, now, self._finish, runner)
+
+    async def _begin(
+        self,
+        tasks: asyncio.TaskGroup,
+        batch: BatchRow,
+        now: float,
+        work: Callable[[BatchRow, LineRunner], Awaitable[None]],
+        runner: LineRunner,
+    ) -> None:
+        if not await self._files.store.claim(batch.batch_id, batch.status, now, now + LEASE_S):
+            return
+        self._busy.add(batch.batch_id)
+
+        async def done() -> None:
+            try:
+                await work(batch, runner)
+            except (LedgerUnavailable, OSError) as error:
+                # The lease runs out, and it is done again, here or elsewhere.
+                self._log.warning("batch waits", batch=batch.batch_id, reason=str(error))
+                return
+            finally:
+                self._busy.discard(batch.batch_id)
+            await self._files.store.release(batch.batch_id)
+
+        tasks.create_task(done(), name=batch.batch_id)
+
+    async def _validate(self, batch: BatchRow, runner: LineRunner) -> None:
+        store, section = self._files.store, self._files.section
+        try:
+            found = await asyncio.to_thread(
+                checked,
+                batch.batch_id,
+                batch.endpoint,
+                self._files.chunks(batch.input_file_id),
+                lambda body: runner.fault(batch, body),
+                max_lines=section.max_lines,
+            )
+        except FileNotFoundError:
+            fault = LineFault("file_not_found", "the input file is gone", None, "input_file_id")
+            await self._fail(batch, [fault])
+            return
+        if found.faults:
+            await self._fail(batch, found.faults)
+            return
+        await store.set_lines(batch.batch_id, found.lines)
+        await store.change(
+            batch.batch_id,
+            ("validating",),
+            status="in_progress",
+            total=len(found.lines),
+            owner=None,
+            lease_until=None,
+            body=packed(batch.body, model=found.model, in_progress_at=int(self._unix_time())),
+        )
+
+    async def _fail(self, batch: BatchRow, faults: Any) -> None:
+        data = [
+            {"code": one.code, "line": one.line, "message": one.message, "param": one.param} for one in faults
+        ]
+        errors = {"object": "list", "data": data}
+        body = packed(batch.body, errors=errors, failed_at=int(self._unix_time()))
+        await self._files.store.change(
+            batch.batch_id, ("validating",), status="failed", ending="failed", owner=None, body=body
+        )
+
+    async def _finish(self, batch: BatchRow, runner: LineRunner) -> None:
+        """Write the files of results, and end it. It begins again when this gateway ends meanwhile."""
+        store, ending = self._files.store, batch.ending or "completed"
+        row = await store.get(batch.tenant, batch.batch_id)
+        body = (row or batch).body
+        if batch.status == "finalizing":
+            body = packed(body, finalizing_at=int(self._unix_time()))
+        output = await self._results(batch, "output", ("done",), ending)
+        errors = await self._results(batch, "error", ("failed", "unrun"), ending)
+        ended = packed(
+            body, output_file_id=output, error_file_id=errors, **{f"{ending}_at": int(self._unix_time())}
+        )
+        if await store.change(
+            batch.batch_id, (batch.status,), status=ending, body=ended, owner=None, lease_until=None
+        ):
+            await store.forget_outputs(batch.batch_id)
+            self._log.info("batch ended", batch=batch.batch_id, status=ending)
+
+    async def _results(
+        self, batch: BatchRow, kind: str, statuses: tuple[str, ...], ending: str
+    ) -> str | None:
+        file_id = f"file-{batch.batch_id.removeprefix('batch_')}-{kind}"
+        with temporary() as written:
+            after, size = 0, 0
+            while page := await self._files.store.results(batch.batch_id, statuses, after, PAGE):
+                after = page[-1][0]
+                data = b"".join(
+                    [
+                        (output or _unrun(batch, number, custom_id, ending)) + b"\n"
+                        for number, _, custom_id, output in page
+                    ]
+                )
+                size += len(data)
+                await asyncio.to_thread(written.write, data)
+            if not size:
+                return None
+            written.seek(0)
+            await asyncio.to_thread(self._files.storage.put, file_id, written)
+        await self._files.add_result(
+            batch.tenant, file_id, f"{batch.batch_id}_{kind}.jsonl", size, _output_seconds(batch)
+        )
+        return file_id
+
+    # Lines
+
+    async def _feed(self, tasks: asyncio.TaskGroup, runner: LineRunner) -> None:
+        while self._unfinished:
+            await self._files.store.give_back(self._unfinished[-1])
+            self._unfinished.pop()
+        if waiting := self._capacity.waiting():
+            for youngest in [one for one in self._running if not one.ends][-waiting:]:
+                youngest.cancel()
+            return
+        room = min(
+            self._capacity.room(), self._files.section.max_running - len(self._running), STARTED_AT_ONCE
+        )
+        if room <= 0 or not runner.ready() or any(one.line.failures for one in self._running):
+            return  # a line that an engine died on runs alone, so that no other one is suspected
+        now = self._clock()
+        for batch in self._in_turn():
+            if room <= 0:
+                return
+            if batch.batch_id in self._exhausted or self._not_before.get(batch.batch_id, now) > now:
+                continue
+            claimed = await self._claimed(batch, room)
+            if not claimed:
+                self._exhausted.add(batch.batch_id)
+                await self._end_if_over(batch)
+            for line in claimed:
+                self._start(tasks, batch, line, runner)
+            room -= len(claimed)
+            if any(line.failures for line in claimed):
+                return
+
+    async def _claimed(self, batch: BatchRow, most: int) -> list[BatchLine]:
+        now = self._unix_time()
+        claim = partial(self._files.store.claim_lines, batch.batch_id, now, now + LEASE_S)
+        return await claim(most) or ([] if self._running else await claim(1, failed_before=True))
+
+    def _in_turn(self) -> list[BatchRow]:
+        """The batches with the fewest lines at work here first, so that tenants take turns."""
+        at_work: dict[str, int] = {}
+        for one in self._running:
+            at_work[one.batch.tenant] = at_work.get(one.batch.tenant, 0) + 1
+        in_progress = [one for one in self._batches if one.status == "in_progress"]
+        return sorted(in_progress, key=lambda one: (at_work.get(one.tenant, 0), one.created_at))
+
+    async def _end_if_over(self, batch: BatchRow) -> None:
+        counts = await self._files.store.counts(batch.batch_id)
+        if counts.of("done", "failed") >= batch.total:
+            await self._files.store.change(
+                batch.batch_id, ("in_progress",), status="finalizing", ending="completed"
+            )
+
+    def _start(self, tasks: asyncio.TaskGroup, batch: BatchRow, line: BatchLine, runner: LineRunner) -> None:
+        name = f"{batch.batch_id}:{line.number}"
+        own = _Running(batch, line, tasks.create_task(self._line(batch, line, runner), name=name))
+        self._running.append(own)
+        own.task.add_done_callback(lambda _: self._running.remove(own))
+
+    async def _line(self, batch: BatchRow, line: BatchLine, runner: LineRunner) -> None:
+        try:
+            if line.takeovers >= MAX_TAKEOVERS:
+                outcome = _at_fault(line, f"{line.takeovers} gateways ended while they ran the line")
+            else:
+                body = await asyncio.to_thread(self._body, batch, line)
+                outcome = await runner.run(batch, line, body)
+        except asyncio.CancelledError:
+            self._unfinished.append(line)
+            raise
+        except OSError as error:
+            self._log.error("line not read", batch=batch.batch_id, line=line.number, reason=str(error))
+            outcome = _at_fault(line, "the line cannot be read from the input file")
+        if outcome.engine_died and line.failures + 1 >= MAX_ENGINE_DEATHS:
+            outcome = replace(outcome, retry_s=None, failed_here=False)
+        may_again = line.failures + 1 < MAX_FAILURES
+        if outcome.retry_s is not None or ((outcome.engine_died or outcome.failed_here) and may_again):
+            pause_s = min(LONGEST_PAUSE_S, outcome.retry_s or 0.0)
+            self._not_before[batch.batch_id] = self._clock() + pause_s
+            failures = int(outcome.engine_died or outcome.failed_here)
+            await self._stored(line, lambda: self._files.store.give_back(line, failures))
+        else:
+            await self._stored(line, lambda: self._finish_line(line, outcome))
+
+    def _body(self, batch: BatchRow, line: BatchLine) -> bytes:
+        data = b"".join(self._files.chunks(batch.input_file_id, line.start, line.size))
+        return orjson.dumps(orjson.loads(data)["body"])
+
+    async def _finish_line(self, line: BatchLine, outcome: LineOutcome) -> None:
+        output, usage = output_line(line, outcome), outcome.usage
+        tokens = LineTokens()
+        if usage is not None:
+            tokens = LineTokens(
+                usage.input_tokens, usage.cached_tokens, usage.output_tokens, usage.reasoning_tokens
+            )
+        status = "done" if outcome.status == 200 else "failed"
+        if await self._files.store.finish(line, status, output, usage, tokens):
+            self._ended()
+
+    def _ended(self) -> None:
+        now, before = self._clock(), self._ended_at
+        self._ended_at = now
+        if before is not None and now > before:
+            speed = 1.0 / (now - before)
+            self._speed = speed if self._speed is None else 0.98 * self._speed + 0.02 * speed
+
+    async def _stored(self, line: BatchLine, write: Callable[[], Awaitable[object]]) -> None:
+        """Try for a while: a result that is not stored must be generated again."""
+        stored = False
+        try:
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception_type(LedgerUnavailable),
+                wait=wait_exponential_jitter(0.05, 2.0),
+                stop=stop_after_delay(STORE_S),
+                reraise=True,
+            ):
+                with attempt:
+                    await write()
+            stored = True
+        except LedgerUnavailable as error:
+            self._log.warning("a line's result is lost; it runs again", reason=str(error))
+        finally:
+            if not stored:
+                self._unfinished.append(line)
+
+
+def output_line(line: BatchLine, outcome: LineOutcome) -> bytes:
+    """The line of the output or the error file."""
+    return orjson.dumps(
+        {
+            "id": f"batch_req_{line.batch_id.removeprefix('batch_')}_{line.number}",
+            "custom_id": line.custom_id,
+            "response": {
+                "status_code": outcome.status,
+                "request_id": outcome.request_id,
+                "body": orjson.Fragment(outcome.body),
+            },
+            "error": None,
+        }
+    )
+
+
+def _at_fault(line: BatchLine, reason: str) -> LineOutcome:
+    error = {"message": f"{reason}; it is not tried again", "type": "server_error", "code": "line_failed"}
+    request_id = f"batch_req_{line.batch_id.removeprefix('batch_')}_{line.number}"
+    return LineOutcome(500, request_id, orjson.dumps({"error": error}))
+
+
+def _unrun(batch: BatchRow, number: int, custom_id: str, ending: str) -> bytes:
+    code = "batch_expired" if ending == "expired" else "batch_cancelled"
+    message = f"the batch {'expired' if ending == 'expired' else 'was cancelled'} before this line was run"
+    return orjson.dumps(
+        {
+            "id": f"batch_req_{batch.batch_id.removeprefix('batch_')}_{number}",
+            "custom_id": custom_id,
+            "response": None,
+            "error": {"code": code, "message": message},
+        }
+    )
+
+
+def _output_seconds(batch: BatchRow) -> float:
+    return float(orjson.loads(batch.body)["output_seconds"])

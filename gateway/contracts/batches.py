@@ -1,0 +1,138 @@
+"""OpenAI's batches: what creates one, and the object that clients read."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, NotRequired
+
+from pydantic import Field, field_validator
+from typing_extensions import TypedDict
+
+from gateway.contracts.fields import Body, Label
+
+ENDPOINTS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/generate",
+)
+_WINDOW: Final = re.compile(r"([1-9]\d{0,3})([mhd])")
+_SECONDS: Final = {"m": 60, "h": 3_600, "d": 86_400}
+MAX_WINDOW_S: Final = 30 * 86_400
+
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class ExpiresAfter(Body):
+    """When the files of the results expire."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=3_600, le=2_592_000)]
+
+
+class BatchBody(Body):
+    """The body of ``POST /v1/batches``."""
+
+    input_file_id: Label
+    endpoint: Literal[
+        "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/generate"
+    ]
+    completion_window: str
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = (
+        Field(default=None, max_length=16)
+    )
+    output_expires_after: ExpiresAfter | None = None
+
+    @field_validator("completion_window")
+    @classmethod
+    def _is_a_time(cls, value: str) -> str:
+        if window_s(value) is None:
+            raise ValueError("allowed: minutes, hours or days up to 30d, e.g. 24h")
+        return value
+
+
+def window_s(window: str) -> float | None:
+    """The seconds of ``24h``; ``None`` for what is no time."""
+    found = _WINDOW.fullmatch(window)
+    seconds = int(found[1]) * _SECONDS[found[2]] if found else 0
+    return float(seconds) if 0 < seconds <= MAX_WINDOW_S else None
+
+
+class FileBody(TypedDict):
+    """OpenAI's file object."""
+
+    id: str
+    object: str
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: str
+    status_details: str | None
+
+
+class DeletedFileBody(TypedDict):
+    """What is told of a deleted file."""
+
+    id: str
+    object: str
+    deleted: bool
+
+
+class FilesBody(TypedDict):
+    """A page of files."""
+
+    object: str
+    data: list[FileBody]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class RequestCounts(TypedDict):
+    """How far a batch is."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchObject(TypedDict):
+    """OpenAI's batch object; times are Unix seconds."""
+
+    id: str
+    object: str
+    endpoint: str
+    model: str | None
+    errors: dict[str, Any] | None
+    input_file_id: str
+    completion_window: str
+    status: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    usage: NotRequired[Mapping[str, Any]]
+    metadata: dict[str, str] | None
+
+
+class BatchesBody(TypedDict):
+    """A page of batches."""
+
+    object: str
+    data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

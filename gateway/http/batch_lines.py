@@ -1,0 +1,179 @@
+"""Runs a line of a batch as its endpoint would answer it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+import orjson
+from msgspec import structs
+
+from accounting.account import HeldRows
+from accounting.batches import BatchLine, BatchRow
+from gateway.batches.reading import LineFault
+from gateway.batches.runner import LineOutcome
+from gateway.contracts.dialect import ContractDialect, ParsedRequest
+from gateway.contracts.embeddings import EmbeddingsBody, embeddings_body, embeddings_request
+from gateway.contracts.native_answer import NativeDialect
+from gateway.contracts.openai_answer import error_json
+from gateway.contracts.openai_stream import OpenAIDialect
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.refusals import not_allowed, parse
+from gateway.contracts.responses.answer import ended, output_of
+from gateway.contracts.responses.body import ResponsesBody, responses_request
+from gateway.contracts.responses.stream import ResponsesDialect
+from gateway.contracts.values import Caller, CallerRole
+from gateway.errors import Internal, InvalidKey, PublicError, public_error
+from gateway.http.generate import run_journey
+from gateway.http.respond import CALLER_ERRORS, log_defect
+from gateway.http.sinks import WholeSink
+from gateway.ports import Services
+from resilience.failures import FailureKind
+
+EMBEDDINGS: Final = "/v1/embeddings"
+RESPONSES: Final = "/v1/responses"
+PAUSE_S: Final = 2.0
+"""Pause of a line that was refused without a time."""
+_DEATHS: Final = frozenset(
+    {
+        FailureKind.CUDA_OOM,
+        FailureKind.CUDA_DRIVER_ERROR,
+        FailureKind.ENGINE_DEAD,
+        FailureKind.WORKER_RESTARTED,
+    }
+)
+_LATER: Final = frozenset({FailureKind.BACKEND_UNAVAILABLE, FailureKind.THROTTLED, FailureKind.PREEMPTED})
+
+
+class BatchLines:
+    """Answers lines with the services of a gateway, whose journeys settle into ``bills``.
+
+    Args:
+        stopping: whether the gateway drains.
+    """
+
+    def __init__(self, services: Services, bills: HeldRows, stopping: Callable[[], bool]) -> None:
+        self._services = services
+        self._bills = bills
+        self._stopping = stopping
+        self._dialects: Mapping[str, ContractDialect] = {
+            "/v1/generate": NativeDialect(),
+            "/v1/chat/completions": OpenAIDialect(chat=True, reasoning_fields=services.reasoning_fields),
+            "/v1/completions": OpenAIDialect(chat=False),
+            RESPONSES: ResponsesDialect(),
+        }
+
+    def ready(self) -> bool:
+        """Whether this gateway takes requests."""
+        return not self._stopping() and self._services.health.ready()[0]
+
+    def stopping(self) -> bool:
+        """Whether it drains."""
+        return self._stopping()
+
+    def fault(self, batch: BatchRow, body: bytes) -> LineFault | None:
+        """What the contract refuses; what only an engine refuses comes with the line's result."""
+        nobody = Caller(batch.tenant, CallerRole.CALLER, batch.key_id)
+        try:
+            if batch.endpoint == EMBEDDINGS:
+                embeddings_request(parse(EmbeddingsBody, body), self._origin(batch, "", nobody))
+            elif batch.endpoint == RESPONSES:
+                parse(ResponsesBody, body)
+            else:
+                self._parsed(batch, body, self._origin(batch, "", nobody))
+        except CALLER_ERRORS as error:
+            public = public_error(error)
+            param = f"body.{public.param}" if public.param else None
+            return LineFault(public.code, public.message, None, param)
+        return None
+
+    async def run(self, batch: BatchRow, line: BatchLine, body: bytes) -> LineOutcome:
+        """Run it. Cancelling it bills nothing."""
+        own = f"{batch.batch_id.removeprefix('batch_')}_{line.number}"
+        origin: RequestOrigin | None = None
+        try:
+            caller = replace(self._services.keys.by_id(batch.key_id), own_salt=batch.own_salt)
+            if caller.tenant != batch.tenant:
+                raise InvalidKey("the key of the batch is another tenant's now")
+            origin = self._origin(batch, own, caller)
+            answered = await self._answer(batch, body, origin)
+        except CALLER_ERRORS as error:
+            answered = public_error(error)
+        except Exception as defect:
+            log_defect(defect, f"batch_req_{own}")
+            answered = public_error(defect)
+        finally:
+            bill = self._bills.take(f"gen_{own}")
+        request_id = f"batch_req_{own}"
+        if isinstance(answered, bytes):
+            return LineOutcome(200, request_id, answered, bill)
+        return self._failed(batch, request_id, answered)
+
+    async def _answer(self, batch: BatchRow, body: bytes, origin: RequestOrigin) -> bytes | PublicError:
+        services = self._services
+        if batch.endpoint == EMBEDDINGS:
+            given = parse(EmbeddingsBody, body)
+            vectors = await services.embeddings.run(embeddings_request(given, origin))
+            return embeddings_body(vectors, floats=given.encoding_format == "float")
+        if batch.endpoint == RESPONSES:
+            return await self._response(batch, body, origin)
+        asked = self._parsed(batch, body, origin)
+        sink = await self._generated(asked)
+        if sink.answer is None:
+            return sink.error or public_error(Internal("the request ended without an answer"))
+        return self._dialects[batch.endpoint].whole(asked, sink.answer)
+
+    async def _response(self, batch: BatchRow, body: bytes, origin: RequestOrigin) -> bytes | PublicError:
+        services, given = self._services, parse(ResponsesBody, body)
+        before = await services.responses.before(
+            batch.tenant, given.previous_response_id, services.limits.max_body_bytes
+        )
+        asked = responses_request(
+            given, origin, stores=services.responses.enabled, before=before, seal=services.seal
+        )
+        sink = await self._generated(asked)
+        if sink.answer is None:
+            return sink.error or public_error(Internal("the request ended without an answer"))
+        response = ended(asked, sink.answer, output_of(asked, sink.answer))
+        if asked.store:
+            await services.responses.keep(asked, response)
+        return orjson.dumps(response)
+
+    async def _generated(self, asked: ParsedRequest) -> WholeSink:
+        services, sink = self._services, WholeSink()
+        deadline = services.clock() + services.limits.request_timeout_s
+        await run_journey(services, structs.replace(asked.request, deadline=deadline), sink)
+        return sink
+
+    def _parsed(self, batch: BatchRow, body: bytes, origin: RequestOrigin) -> ParsedRequest:
+        asked = self._dialects[batch.endpoint].parse(body, origin)
+        if asked.further:
+            raise not_allowed("prompt", "is a list of several prompts", "one prompt a line")
+        return asked
+
+    def _origin(self, batch: BatchRow, own: str, caller: Caller) -> RequestOrigin:
+        services = self._services
+        return RequestOrigin(
+            request_id=f"batch_req_{own}",
+            generation_id=f"gen_{own}",
+            caller=caller,
+            arrived_at=services.clock(),
+            created=int(services.unix_time()),
+            trace_id=(services.new_id("")[1:] * 2)[:32],
+            allow_fallback=False,
+            max_messages=services.limits.max_messages,
+            session_id=batch.batch_id,
+            auxiliary=True,
+        )
+
+    def _failed(self, batch: BatchRow, request_id: str, error: PublicError) -> LineOutcome:
+        dialect = self._dialects.get(batch.endpoint)
+        tell = error_json if dialect is None else dialect.error
+        status, body = tell(error, request_id)
+        outcome = LineOutcome(status, request_id, body)
+        kind = error.message.partition(":")[0]
+        if kind in _DEATHS:
+            return replace(outcome, engine_died=True)
+        if error.status == 429 or (error.status == 503 and (kind in _LATER or kind not in set(FailureKind))):
+            pause_s = PAUSE_S if error.retry_after_ms is None else error.retry_after_ms / 1000
+            return replace(outcome, retry_s=pause_s)
+        return replace(outcome, failed_here=error.status >= 500)

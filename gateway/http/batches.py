@@ -1,0 +1,70 @@
+"""OpenAI's batches."""
+
+from typing import Annotated
+
+import orjson
+from fastapi import APIRouter, Query, Response
+
+from gateway.contracts.batches import BatchBody, BatchesBody, BatchObject
+from gateway.contracts.openai_answer import OpenAIErrorBody
+from gateway.errors import Forbidden
+from gateway.http.routes import KEY, Asking, CallerRoute, CountedRoute, Edge, Json, errors
+
+router = APIRouter(
+    prefix="/v1/batches",
+    tags=["openai"],
+    route_class=CallerRoute,
+    dependencies=[KEY],
+    responses=errors(400, 401, 403, 404, 409, 503, model=OpenAIErrorBody),
+)
+creation = APIRouter(
+    tags=["openai"],
+    route_class=CountedRoute,
+    dependencies=[KEY],
+    responses=errors(400, 401, 403, 404, 409, 413, 429, 503, model=OpenAIErrorBody),
+)
+
+
+@creation.post("/v1/batches", response_model=BatchObject)
+async def create_batch(given: Json[BatchBody], services: Edge, caller: Asking) -> Response:
+    """Begin a batch; its file is checked first."""
+    if caller.by_front:
+        raise Forbidden("a front runs the batches of its tenants itself")
+    return _json(await services.batches.create(caller, services.new_id("batch"), given))
+
+
+@router.get("", response_model=BatchesBody)
+async def list_batches(
+    services: Edge,
+    caller: Asking,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    after: str | None = None,
+) -> Response:
+    """The tenant's batches, newest first."""
+    found = await services.batches.page(caller.tenant, after=after, limit=limit + 1)
+    page = found[:limit]
+    return _json(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(found) > limit,
+        }
+    )
+
+
+@router.get("/{batch_id}", response_model=BatchObject)
+async def show_batch(batch_id: str, services: Edge, caller: Asking) -> Response:
+    """A batch."""
+    return _json(await services.batches.show(caller.tenant, batch_id))
+
+
+@router.post("/{batch_id}/cancel", response_model=BatchObject)
+async def cancel_batch(batch_id: str, services: Edge, caller: Asking) -> Response:
+    """Start no further line; what has ended is in the result files."""
+    return _json(await services.batches.cancel(caller.tenant, batch_id))
+
+
+def _json(body: object) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")

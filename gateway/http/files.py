@@ -1,0 +1,169 @@
+"""OpenAI's files: uploads that go to the storage without being held in memory."""
+
+import asyncio
+from typing import Annotated, Final, Literal
+
+import orjson
+from fastapi import APIRouter, Query, Request, Response
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive
+
+from accounting.batches import FileRow
+from gateway.batches.files import PURPOSES, expiry, file_body
+from gateway.contracts.batches import DeletedFileBody, FileBody, FilesBody
+from gateway.contracts.openai_answer import OpenAIErrorBody
+from gateway.contracts.refusals import not_allowed
+from gateway.errors import BodyTooLarge, InvalidRequest
+from gateway.http.body import BODY_TIMEOUT_S, BodyTooSlow
+from gateway.http.exchange import Exchange
+from gateway.http.routes import KEY, Asking, CallerRoute, Edge, EdgeRoute, errors
+from gateway.ports import Services
+
+FORM_BYTES: Final = 65_536
+"""What a form may have besides its file."""
+MAX_FILENAME: Final = 255
+
+router = APIRouter(
+    prefix="/v1/files",
+    tags=["openai"],
+    route_class=CallerRoute,
+    dependencies=[KEY],
+    responses=errors(400, 401, 403, 404, 409, 413, 429, 503, model=OpenAIErrorBody),
+)
+
+
+class UploadRoute(EdgeRoute):
+    """Any key; the endpoint reads the body by itself."""
+
+    counted = True
+
+
+uploads = APIRouter(
+    tags=["openai"],
+    route_class=UploadRoute,
+    dependencies=[KEY],
+    responses=errors(400, 401, 403, 413, 429, 503, model=OpenAIErrorBody),
+)
+
+
+class _Bounded:
+    """A request's body, as long as it is not too long, and not too slow."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive = receive
+        self._most = most
+        self._size = 0
+
+    async def __call__(self) -> Message:
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                message = await self._receive()
+        except TimeoutError:
+            raise BodyTooSlow(f"nothing of the body arrived for {BODY_TIMEOUT_S:g} s") from None
+        self._size += len(message.get("body", b""))
+        if self._size > self._most:
+            raise BodyTooLarge(f"the body is larger than {self._most} bytes", param="file")
+        return message
+
+
+@uploads.post("/v1/files", response_model=FileBody)
+async def upload(request: Request, services: Edge, caller: Asking) -> Response:
+    """Store a file: a form with ``file``, ``purpose`` and, if wanted, ``expires_after``."""
+    most = services.files.section.max_file_bytes
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > most + FORM_BYTES):
+        raise BodyTooLarge(f"the file is larger than {most} bytes", param="file")
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise InvalidRequest("content-type is another; allowed: multipart/form-data", param="file")
+    services.files.store  # noqa: B018 - refused before it is read where files are off
+    bounded = Request(request.scope, _Bounded(request.receive, most + FORM_BYTES))
+    parser = MultiPartParser(
+        bounded.headers, bounded.stream(), max_files=1, max_fields=8, max_part_size=FORM_BYTES
+    )
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise InvalidRequest(f"the form cannot be read: {error.message}", param="file") from None
+    except ClientDisconnect:
+        return Response(status_code=499)
+    try:
+        row = await _stored(services, caller.tenant, form)
+    finally:
+        await form.close()
+    return _json(file_body(row))
+
+
+async def _stored(services: Services, tenant: str, form: object) -> FileRow:
+    fields = dict(form.items())  # type: ignore[attr-defined]
+    file, purpose = fields.get("file"), fields.get("purpose")
+    if not isinstance(file, UploadFile):
+        raise not_allowed("file", "is missing or no file", "one file")
+    if purpose not in PURPOSES:
+        raise not_allowed("purpose", "is missing or another word", ", ".join(PURPOSES))
+    anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
+    expires_s = expiry(
+        anchor if isinstance(anchor, str) else None, seconds if isinstance(seconds, str) else None
+    )
+    size = file.size or 0
+    if size > services.files.section.max_file_bytes:
+        raise BodyTooLarge(
+            f"the file is larger than {services.files.section.max_file_bytes} bytes", param="file"
+        )
+    name = (file.filename or "file")[:MAX_FILENAME]
+    file_id = services.new_id("file").replace("_", "-", 1)
+    return await services.files.add(tenant, file_id, name, str(purpose), file.file, size, expires_s)
+
+
+@router.get("", response_model=FilesBody)
+async def list_files(
+    services: Edge,
+    caller: Asking,
+    purpose: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+) -> Response:
+    """The tenant's files."""
+    rows = await services.files.page(
+        caller.tenant, after=after, limit=limit + 1, purpose=purpose, newest=order == "desc"
+    )
+    page = rows[:limit]
+    return _json(
+        {
+            "object": "list",
+            "data": [file_body(row) for row in page],
+            "first_id": page[0].file_id if page else None,
+            "last_id": page[-1].file_id if page else None,
+            "has_more": len(rows) > limit,
+        }
+    )
+
+
+@router.get("/{file_id}", response_model=FileBody)
+async def show_file(file_id: str, services: Edge, caller: Asking) -> Response:
+    """A file, without its content."""
+    return _json(file_body(await services.files.get(caller.tenant, file_id)))
+
+
+@router.get("/{file_id}/content", response_class=StreamingResponse)
+async def file_content(file_id: str, services: Edge, caller: Asking, request: Request) -> Response:
+    """The content."""
+    row = await services.files.get(caller.tenant, file_id)
+    chunks = services.files.chunks(row.file_id)
+    headers = {"content-length": str(row.bytes), "x-content-type-options": "nosniff"}
+    Exchange.of(request.scope)
+    return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
+
+
+@router.delete("/{file_id}", response_model=DeletedFileBody)
+async def delete_file(file_id: str, services: Edge, caller: Asking) -> DeletedFileBody:
+    """Delete a file; one that a batch reads stays until that has ended."""
+    await services.files.delete(caller.tenant, file_id)
+    return {"id": file_id, "object": "file", "deleted": True}
+
+
+def _json(body: object) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")
