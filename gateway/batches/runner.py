@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -127,6 +127,7 @@ class BatchRunner:
         self._running: list[_Running] = []
         self._busy: set[str] = set()
         self._unfinished: list[BatchLine] = []
+        self._reading = 0
         self._not_before: dict[str, float] = {}
         self._exhausted: set[str] = set()
         self._speed: float | None = None
@@ -325,18 +326,16 @@ class BatchRunner:
             for youngest in [one for one in self._running if not one.ends][-waiting:]:
                 youngest.cancel()
             return
-        room = min(
-            self._capacity.room(), self._files.section.max_running - len(self._running), STARTED_AT_ONCE
-        )
+        room = min(self._capacity.room() - self._reading, STARTED_AT_ONCE)
+        room = min(room, self._files.section.max_running - len(self._running))
         if room <= 0 or not runner.ready() or any(one.line.failures for one in self._running):
             return  # a line that an engine died on runs alone, so that no other one is suspected
         now = self._clock()
-        for batch in self._in_turn():
+        in_turn = [one for one in self._in_turn() if self._not_before.get(one.batch_id, now) <= now]
+        for left, batch in zip(range(len(in_turn), 0, -1), in_turn, strict=True):
             if room <= 0:
                 return
-            if batch.batch_id in self._exhausted or self._not_before.get(batch.batch_id, now) > now:
-                continue
-            claimed = await self._claimed(batch, room)
+            claimed = await self._claimed(batch, max(1, room // left))
             if not claimed:
                 self._exhausted.add(batch.batch_id)
                 await self._end_if_over(batch)
@@ -356,7 +355,11 @@ class BatchRunner:
         at_work: dict[str, int] = {}
         for one in self._running:
             at_work[one.batch.tenant] = at_work.get(one.batch.tenant, 0) + 1
-        in_progress = [one for one in self._batches if one.status == "in_progress"]
+        in_progress = [
+            one
+            for one in self._batches
+            if one.status == "in_progress" and one.batch_id not in self._exhausted
+        ]
         return sorted(in_progress, key=lambda one: (at_work.get(one.tenant, 0), one.created_at))
 
     async def _end_if_over(self, batch: BatchRow) -> None:
@@ -377,7 +380,11 @@ class BatchRunner:
             if line.takeovers >= MAX_TAKEOVERS:
                 outcome = _at_fault(line, f"{line.takeovers} gateways ended while they ran the line")
             else:
-                body = await asyncio.to_thread(self._body, batch, line)
+                self._reading += 1
+                try:
+                    body = await asyncio.to_thread(self._body, batch, line)
+                finally:
+                    self._reading -= 1
                 outcome = await runner.run(batch, line, body)
         except asyncio.CancelledError:
             self._unfinished.append(line)
@@ -385,14 +392,13 @@ class BatchRunner:
         except OSError as error:
             self._log.error("line not read", batch=batch.batch_id, line=line.number, reason=str(error))
             outcome = _at_fault(line, "the line cannot be read from the input file")
-        if outcome.engine_died and line.failures + 1 >= MAX_ENGINE_DEATHS:
-            outcome = replace(outcome, retry_s=None, failed_here=False)
-        may_again = line.failures + 1 < MAX_FAILURES
-        if outcome.retry_s is not None or ((outcome.engine_died or outcome.failed_here) and may_again):
-            pause_s = min(LONGEST_PAUSE_S, outcome.retry_s or 0.0)
-            self._not_before[batch.batch_id] = self._clock() + pause_s
-            failures = int(outcome.engine_died or outcome.failed_here)
-            await self._stored(line, lambda: self._files.store.give_back(line, failures))
+        tries = line.failures + 1
+        failed = (outcome.engine_died and tries < MAX_ENGINE_DEATHS) or (
+            outcome.failed_here and tries < MAX_FAILURES
+        )
+        if failed or outcome.retry_s is not None:
+            self._not_before[batch.batch_id] = self._clock() + min(LONGEST_PAUSE_S, outcome.retry_s or 0.0)
+            await self._stored(line, lambda: self._files.store.give_back(line, int(failed)))
         else:
             await self._stored(line, lambda: self._finish_line(line, outcome))
 
@@ -424,7 +430,7 @@ class BatchRunner:
         try:
             async for attempt in AsyncRetrying(
                 retry=retry_if_exception_type(LedgerUnavailable),
-                wait=wait_exponential_jitter(0.05, 2.0),
+                wait=wait_exponential_jitter(multiplier=0.05, max=2.0),
                 stop=stop_after_delay(STORE_S),
                 reraise=True,
             ):

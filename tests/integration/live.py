@@ -96,6 +96,7 @@ def gateway(
     settings = {
         "SLUICE_STATE__URL": f"sqlite:///{folder}/state.db",
         "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger.db",
+        "SLUICE_BATCHES__FOLDER": f"{folder}/files",
         **env,
     }
     with log.open("w") as stderr, output.open("w") as stdout:

@@ -1,0 +1,413 @@
+"""Batches from the first look to the files of results, over a real database."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from accounting.batches import BatchLine, BatchRow, BatchStore, FileRow
+from accounting.store import GenerationStore
+from accounting.values import UsageRow
+from gateway.batches.batches import Batches
+from gateway.batches.files import Files
+from gateway.batches.reading import LineFault
+from gateway.batches.runner import LEASE_S, MAX_TAKEOVERS, BatchRunner, LineOutcome
+from gateway.batches.storage import LocalFiles
+from gateway.config.batches import BatchesSection
+from gateway.contracts.batches import BatchBody
+from gateway.contracts.values import Caller, CallerRole
+from gateway.errors import FileInUse, UnknownBatch, WindowTooShort
+
+CHAT = "/v1/chat/completions"
+ACME = Caller("acme", CallerRole.CALLER, "key_1")
+Outcome = Callable[[BatchLine, int], LineOutcome]
+
+
+def answered(line: BatchLine, attempt: int) -> LineOutcome:
+    row = UsageRow(
+        f"gen_{line.number}", f"req_{line.number}", "acme", "key_1", "openai", "main", 1_800_000_000.0,
+        input_tokens=10, output_tokens=2,
+    )  # fmt: skip
+    return LineOutcome(200, f"req_{line.number}", b'{"attempt":%d}' % attempt, row)
+
+
+@dataclass
+class Lines:
+    """Answers lines by ``outcome``; ``holds`` keeps them at work until they are let go."""
+
+    outcome: Outcome = answered
+    holds: bool = False
+    is_ready: bool = True
+    stops: bool = False
+    tries: Counter[int] = field(default_factory=Counter)
+    order: list[int] = field(default_factory=list)
+    at_work: set[int] = field(default_factory=set)
+    most_at_work: int = 0
+    cancelled: list[int] = field(default_factory=list)
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def stopping(self) -> bool:
+        return self.stops
+
+    def fault(self, batch: BatchRow, body: bytes) -> LineFault | None:
+        wrong = b"wrong" in body
+        return LineFault("invalid_request", "it is wrong", None, "body.x") if wrong else None
+
+    async def run(self, batch: BatchRow, line: BatchLine, body: bytes) -> LineOutcome:
+        assert orjson.loads(body)["number"] == line.number
+        self.tries[line.number] += 1
+        self.order.append(line.number)
+        self.at_work.add(line.number)
+        self.most_at_work = max(self.most_at_work, len(self.at_work))
+        try:
+            while self.holds:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0)
+            return self.outcome(line, self.tries[line.number])
+        except asyncio.CancelledError:
+            self.cancelled.append(line.number)
+            raise
+        finally:
+            self.at_work.discard(line.number)
+
+
+@dataclass
+class Engines:
+    """Capacity as a test sets it: so many ``places``, of which some are taken by ``lines``."""
+
+    places: int = 100
+    lines: Lines = field(default_factory=Lines)
+    callers: int = 0
+
+    def room(self) -> int:
+        return self.places - len(self.lines.at_work)
+
+    def waiting(self) -> int:
+        return self.callers
+
+
+class House:
+    """Gateways on one database and one folder; ``now`` is their Unix time."""
+
+    def __init__(self, folder: Path, **section: Any) -> None:
+        self.url = f"sqlite+aiosqlite:///{folder}/state.db"
+        self.folder = folder
+        self.now = 1_800_000_000.0
+        self.section = BatchesSection(folder=str(folder / "files"), **section)
+        self.names = 0
+
+    def files(self, owner: str = "a") -> Files:
+        storage = LocalFiles(Path(self.section.folder))
+        return Files(BatchStore(self.url, owner), storage, self.section, lambda: self.now)
+
+    @asynccontextmanager
+    async def gateway(
+        self, lines: Lines, engines: Engines | None = None, owner: str = "a"
+    ) -> AsyncIterator[Batches]:
+        files, loop = self.files(owner), asyncio.get_running_loop()
+        runner = BatchRunner(
+            files, engines or Engines(), loop.time, lambda: self.now, tick_s=0.005, look_s=0.02
+        )
+        runner.run_by(lines)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(runner.run())
+            try:
+                yield Batches(files, lambda: self.now, runner.lines_per_s)
+            finally:
+                running.cancel()
+
+    async def begun(self, batches: Batches, count: int, **asked: Any) -> str:
+        """A batch of so many lines."""
+        file = await self.upload(batches.files, count)
+        self.names += 1
+        body = BatchBody.model_validate(
+            {"input_file_id": file.file_id, "endpoint": CHAT, "completion_window": "24h", **asked}
+        )
+        return str((await batches.create(ACME, f"batch_{self.names}", body))["id"])
+
+    async def upload(self, files: Files, count: int, **body: Any) -> FileRow:
+        content = b"".join(
+            json.dumps(
+                {
+                    "custom_id": f"r{number}",
+                    "method": "POST",
+                    "url": CHAT,
+                    "body": {"model": "demo", "number": number, **body},
+                }
+            ).encode()
+            + b"\n"
+            for number in range(1, count + 1)
+        )
+        self.names += 1
+        name = f"file-{self.names:02}"
+        return await files.add("acme", name, "in.jsonl", "batch", io.BytesIO(content), len(content))
+
+    async def rows(self) -> Counter[str]:
+        """The ledger's rows by generation."""
+        store = GenerationStore(self.url)
+        store.connect()
+        await store.prepare()
+        found = Counter(row.generation_id for row in await store.newest(1_000))
+        await store.close(None)
+        return found
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+async def until(batches: Batches, batch_id: str, *statuses: str, tenant: str = "acme") -> dict[str, Any]:
+    for _ in range(6_000):
+        shown = await batches.show(tenant, batch_id)
+        if shown["status"] in statuses:
+            return shown
+        await asyncio.sleep(0.01)
+    raise AssertionError(shown)
+
+
+async def so(condition: Callable[[], bool]) -> None:
+    for _ in range(6_000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to be")
+
+
+def results(batches: Batches, file_id: str | None) -> dict[str, Any]:
+    if file_id is None:
+        return {}
+    content = b"".join(batches.files.chunks(file_id))
+    parsed = [orjson.loads(one) for one in content.splitlines()]
+    assert len({one["custom_id"] for one in parsed}) == len(parsed)
+    return {one["custom_id"]: one for one in parsed}
+
+
+async def test_every_line_is_answered_and_billed_once(house: House) -> None:
+    lines = Lines()
+    async with house.gateway(lines) as batches:
+        batch_id = await house.begun(batches, 40, metadata={"team": "search"})
+        done = await until(batches, batch_id, "completed")
+        output = results(batches, done["output_file_id"])
+    assert done["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+    assert (done["error_file_id"], done["metadata"], done["model"]) == (None, {"team": "search"}, "demo")
+    assert done["usage"]["input_tokens"] == 400 and done["usage"]["total_tokens"] == 480
+    assert output.keys() == {f"r{number}" for number in range(1, 41)}
+    assert output["r7"]["response"] == {"status_code": 200, "request_id": "req_7", "body": {"attempt": 1}}
+    assert await house.rows() == {f"gen_{number}": 1 for number in range(1, 41)}
+
+
+async def test_a_wrong_line_fails_the_whole_batch_before_anything_runs(house: House) -> None:
+    lines = Lines()
+    async with house.gateway(lines) as batches:
+        file = await house.upload(batches.files, 3, note="wrong")
+        asked = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="24h")
+        await batches.create(ACME, "batch_w", asked)
+        failed = await until(batches, "batch_w", "failed")
+    assert [(one["line"], one["param"]) for one in failed["errors"]["data"]] == [
+        (1, "body.x"),
+        (2, "body.x"),
+        (3, "body.x"),
+    ]
+    assert failed["failed_at"] and not lines.tries
+
+
+async def test_failures_are_tried_again_and_then_told_in_the_error_file(house: House) -> None:
+    def outcome(line: BatchLine, attempt: int) -> LineOutcome:
+        if line.number == 1:  # the caller's fault
+            return LineOutcome(400, "req_1", b'{"error":{"code":"x"}}')
+        if line.number == 2 and attempt < 3:  # refused for now
+            return LineOutcome(429, "req_2", b"{}", retry_s=0.01)
+        if line.number == 3 and attempt < 2:
+            return LineOutcome(500, "req_3", b"{}", failed_here=True)
+        if line.number == 4:
+            return LineOutcome(503, "req_4", b'{"error":{"code":"dead"}}', engine_died=True)
+        return answered(line, attempt)
+
+    lines = Lines(outcome)
+    async with house.gateway(lines) as batches:
+        done = await until(batches, await house.begun(batches, 6), "completed")
+        output, errors = (results(batches, done[f"{kind}_file_id"]) for kind in ("output", "error"))
+    assert output.keys() == {"r2", "r3", "r5", "r6"}
+    assert {name: one["response"]["status_code"] for name, one in errors.items()} == {"r1": 400, "r4": 503}
+    assert [lines.tries[number] for number in range(1, 7)] == [1, 3, 2, 2, 1, 1]
+    assert done["request_counts"] == {"total": 6, "completed": 4, "failed": 2}
+    assert await house.rows() == {f"gen_{number}": 1 for number in (2, 3, 5, 6)}
+
+
+async def test_a_line_that_an_engine_died_on_runs_alone(house: House) -> None:
+    with_suspect: list[set[int]] = []
+
+    class Watching(Lines):
+        async def run(self, batch: BatchRow, line: BatchLine, body: bytes) -> LineOutcome:
+            if self.tries[1] == 1 and line.number == 1:
+                with_suspect.append(set(self.at_work))
+            return await super().run(batch, line, body)
+
+    def outcome(line: BatchLine, attempt: int) -> LineOutcome:
+        if line.number == 1 and attempt == 1:
+            return LineOutcome(503, "req_1", b"{}", engine_died=True)
+        return answered(line, attempt)
+
+    async with house.gateway(Watching(outcome)) as batches:
+        done = await until(batches, await house.begun(batches, 20), "completed")
+    assert done["request_counts"]["completed"] == 20
+    assert with_suspect == [set()]
+
+
+async def test_lines_run_on_what_is_idle_and_the_youngest_give_way(house: House) -> None:
+    lines = Lines(holds=True)
+    engines = Engines(3, lines)
+    async with house.gateway(lines, engines) as batches:
+        batch_id = await house.begun(batches, 8)
+        await so(lambda: len(lines.at_work) == 3)
+        engines.places = 0
+        first = lines.order[:3]
+        engines.callers = 2
+        await so(lambda: len(lines.cancelled) >= 2)
+        engines.callers = 0
+        assert set(lines.cancelled[:2]) == set(first[1:])
+        assert first[0] in lines.at_work
+        lines.holds, engines.places = False, 100
+        done = await until(batches, batch_id, "completed")
+    assert done["request_counts"]["completed"] == 8
+    assert lines.tries[first[0]] == 1 and lines.tries[first[2]] == 2
+    assert set((await house.rows()).values()) == {1}
+
+
+async def test_another_gateway_goes_on_when_one_is_gone(house: House) -> None:
+    stuck, lines = Lines(holds=True), Lines()
+    async with house.gateway(stuck, Engines(4, stuck), "gone") as batches:
+        batch_id = await house.begun(batches, 10)
+        await so(lambda: len(stuck.at_work) >= 4)
+        stuck.is_ready = False
+        # What a killed process leaves: claims that are not kept any more, and no gateway to release them.
+        claimed = list(stuck.at_work)
+        async with house.gateway(lines, owner="b") as others:
+            await so(lambda: len(lines.tries) == 10 - len(claimed))
+            await asyncio.sleep(0.1)
+            assert not set(lines.tries) & set(claimed)
+            house.now += LEASE_S + 1
+            done = await until(others, batch_id, "completed")
+            stuck.holds = False  # the first gateway was only slow: what it has comes too late
+            await so(lambda: not stuck.at_work)
+    assert done["request_counts"]["completed"] == 10
+    assert set((await house.rows()).values()) == {1}
+    assert all(lines.tries[number] == 1 for number in claimed)
+
+
+async def test_a_line_that_many_gateways_ended_with_is_at_fault(house: House) -> None:
+    files = house.files("x")
+    async with house.gateway(Lines(is_ready=False)) as batches:
+        batch_id = await house.begun(batches, 1)
+        await until(batches, batch_id, "in_progress")
+    for _ in range(MAX_TAKEOVERS + 1):
+        [line] = await files.store.claim_lines(batch_id, house.now, house.now + 1, 9)
+        house.now += 2
+    assert line.takeovers == MAX_TAKEOVERS
+    lines = Lines()
+    async with house.gateway(lines) as batches:
+        done = await until(batches, batch_id, "completed")
+        [error] = results(batches, done["error_file_id"]).values()
+    await files.store.close()
+    assert error["response"]["body"]["error"]["code"] == "line_failed"
+    assert not lines.tries
+
+
+async def test_a_cancelled_batch_starts_nothing_and_keeps_what_it_has(house: House) -> None:
+    lines = Lines()
+    engines = Engines(2, lines)
+
+    def outcome(line: BatchLine, attempt: int) -> LineOutcome:
+        lines.holds = True
+        return answered(line, attempt)
+
+    lines.outcome = outcome
+    async with house.gateway(lines, engines) as batches:
+        batch_id = await house.begun(batches, 10)
+        await so(lambda: lines.holds and len(lines.at_work) >= 1)
+        assert (await batches.cancel("acme", batch_id))["status"] == "cancelling"
+        ended = await until(batches, batch_id, "cancelled")
+        output, errors = (results(batches, ended[f"{kind}_file_id"]) for kind in ("output", "error"))
+        assert (await batches.cancel("acme", batch_id))["status"] == "cancelled"
+    assert output and output.keys() | errors.keys() == {f"r{number}" for number in range(1, 11)}
+    assert {one["error"]["code"] for one in errors.values()} == {"batch_cancelled"}
+    assert len(await house.rows()) == len(output)
+
+
+async def test_what_has_not_run_in_the_window_has_expired(house: House) -> None:
+    async with house.gateway(Lines(is_ready=False)) as batches:
+        batch_id = await house.begun(batches, 2, completion_window="30m")
+        await until(batches, batch_id, "in_progress")
+        house.now += 1_801
+        ended = await until(batches, batch_id, "expired")
+        errors = results(batches, ended["error_file_id"])
+    assert {one["error"]["code"] for one in errors.values()} == {"batch_expired"}
+    assert ended["expired_at"] and ended["output_file_id"] is None
+
+
+async def test_a_window_that_cannot_be_kept_is_refused_with_the_time_it_takes(house: House) -> None:
+    files = house.files()
+    file = await house.upload(files, 50)
+    slow = Batches(files, lambda: house.now, lambda: 0.0001)
+    asked = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="2h")
+    with pytest.raises(WindowTooShort, match=r"completion_window of \d+h or more"):
+        await slow.create(ACME, "batch_s", asked)
+    with pytest.raises(UnknownBatch):
+        await slow.show("acme", "batch_s")
+    await files.store.close()
+
+
+async def test_a_file_is_not_deleted_under_a_batch_and_expires_later(house: House) -> None:
+    async with house.gateway(Lines(is_ready=False)) as batches:
+        batch_id = await house.begun(batches, 1)
+        [row] = await batches.files.page("acme", after=None, limit=9, purpose=None, newest=True)
+        with pytest.raises(FileInUse):
+            await batches.files.delete("acme", row.file_id)
+        await batches.cancel("acme", batch_id)
+        await until(batches, batch_id, "cancelled")
+        house.now += house.section.keep_seconds + 1
+        await batches.files.sweep()
+        assert await batches.files.page("acme", after=None, limit=9, purpose=None, newest=True) == []
+    assert not any(one.is_file() for one in house.folder.glob("files/*/*"))
+
+
+async def test_tenants_take_turns(house: House) -> None:
+    class Tenants(Lines):
+        tenants: list[str] = []  # noqa: RUF012 - of this test alone
+
+        async def run(self, batch: BatchRow, line: BatchLine, body: bytes) -> LineOutcome:
+            self.tenants.append(batch.tenant)
+            return await super().run(batch, line, body)
+
+    lines = Tenants(holds=True)
+    engines = Engines(0, lines)
+    async with house.gateway(lines, engines) as batches:
+        first = await house.begun(batches, 30)
+        await until(batches, first, "in_progress")
+        store = batches.files.store
+        row = await store.get("acme", first)
+        assert row is not None
+        file = await house.upload(batches.files, 4)
+        other = BatchBody(input_file_id=file.file_id, endpoint=CHAT, completion_window="24h")
+        globex = Caller("globex", CallerRole.CALLER, "key_2")
+        content = b"".join(batches.files.chunks(file.file_id))
+        await batches.files.add("globex", "file-gx", "in.jsonl", "batch", io.BytesIO(content), len(content))
+        await batches.create(globex, "batch_g", other.model_copy(update={"input_file_id": "file-gx"}))
+        await until(batches, "batch_g", "in_progress", tenant="globex")
+        await asyncio.sleep(0.1)
+        engines.places = 6
+        await so(lambda: len(lines.tenants) >= 6)
+    assert Counter(lines.tenants[:6]) == {"acme": 3, "globex": 3}

@@ -1,0 +1,204 @@
+"""OpenAI's files and batches at the door."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from accounting.batches import BatchStore
+from gateway.batches.batches import Batches
+from gateway.batches.files import Files
+from gateway.batches.storage import LocalFiles
+from gateway.config.batches import BatchesSection
+from gateway.testing import ADMIN_KEY, fake_services
+from tests.http.conftest import Connect
+
+LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "demo"}}\n'
+OTHER = {"authorization": f"Bearer {ADMIN_KEY}"}
+"""The operators' tenant."""
+
+
+@pytest.fixture
+def serving(connect: Connect, tmp_path: Path) -> Any:
+    """A gateway with files."""
+
+    @asynccontextmanager
+    async def served(**changes: Any) -> AsyncIterator[httpx.AsyncClient]:
+        section = BatchesSection(folder=str(tmp_path / "files"), **changes)
+        store = BatchStore(f"sqlite+aiosqlite:///{tmp_path}/state.db", "a")
+        files = Files(store, LocalFiles(tmp_path / "files"), section, lambda: 1_800_000_000.0)
+        services = fake_services(files=files, batches=Batches(files, lambda: 1_800_000_000.0))
+        async with connect(services) as client:
+            yield client
+        await store.close()
+
+    return served
+
+
+async def uploaded(client: httpx.AsyncClient, content: bytes = LINE, **fields: str) -> httpx.Response:
+    form = {"purpose": "batch", **fields}
+    return await client.post("/v1/files", files={"file": ("in.jsonl", content)}, data=form)
+
+
+def fault(response: httpx.Response) -> tuple[int, str, str | None]:
+    error = response.json()["error"]
+    return response.status_code, error["sluice_code"], error["param"]
+
+
+async def test_a_file_is_stored_shown_and_deleted(serving: Any) -> None:
+    async with serving() as client:
+        made = await uploaded(client)
+        file = made.json()
+        assert made.status_code == 200 and file["id"].startswith("file-")
+        assert (file["bytes"], file["filename"], file["purpose"]) == (len(LINE), "in.jsonl", "batch")
+        assert file["expires_at"] == 1_800_000_000 + 30 * 86_400
+        assert (await client.get(f"/v1/files/{file['id']}")).json() == file
+        content = await client.get(f"/v1/files/{file['id']}/content")
+        assert content.content == LINE and content.headers["content-length"] == str(len(LINE))
+        gone = await client.delete(f"/v1/files/{file['id']}")
+        assert gone.json() == {"id": file["id"], "object": "file", "deleted": True}
+        assert fault(await client.get(f"/v1/files/{file['id']}")) == (404, "not_found", "file_id")
+
+
+async def test_files_come_in_pages(serving: Any) -> None:
+    async with serving() as client:
+        ids = [(await uploaded(client)).json()["id"] for _ in range(5)]
+        await uploaded(client, purpose="evals")
+        seen: list[str] = []
+        asked: dict[str, Any] = {"limit": 2, "order": "asc", "purpose": "batch"}
+        while True:
+            page = (await client.get("/v1/files", params=asked)).json()
+            seen += [one["id"] for one in page["data"]]
+            if not page["has_more"]:
+                break
+            asked["after"] = page["last_id"]
+        assert sorted(seen) == sorted(ids)
+        newest = (await client.get("/v1/files")).json()
+        assert len(newest["data"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"purpose": "fine-tune"}, "purpose"),
+        ({"expires_after[anchor]": "now", "expires_after[seconds]": "3600"}, "expires_after[anchor]"),
+        ({"expires_after[anchor]": "created_at", "expires_after[seconds]": "9"}, "expires_after[seconds]"),
+        ({"expires_after[anchor]": "created_at"}, "expires_after[seconds]"),
+    ],
+)
+async def test_a_wrong_field_of_the_form_is_named(serving: Any, fields: dict[str, str], param: str) -> None:
+    async with serving() as client:
+        assert fault(await uploaded(client, **fields)) == (400, "invalid_request", param)
+
+
+async def test_what_is_no_form_or_has_no_file_is_refused(serving: Any) -> None:
+    async with serving() as client:
+        for sent in (
+            await client.post("/v1/files", json={"purpose": "batch"}),
+            await client.post("/v1/files", data={"purpose": "batch", "file": "text"}, files={"x": b""}),
+            await client.post(
+                "/v1/files", content=b"--x\r\nbroken", headers={"content-type": "multipart/form-data"}
+            ),
+            await client.post(
+                "/v1/files", files={"file": b"a"}, data={f"field{number}": "x" for number in range(20)}
+            ),
+        ):
+            assert fault(sent) == (400, "invalid_request", "file")
+
+
+async def test_files_are_bounded_and_take_a_share_of_their_tenant(serving: Any) -> None:
+    async with serving(max_file_bytes=2_048, max_tenant_bytes=3_000) as client:
+        assert fault(await uploaded(client, b"x" * 70_000)) == (413, "body_too_large", "file")
+        assert fault(await uploaded(client, b"x" * 2_100)) == (413, "body_too_large", "file")
+
+        async def unannounced() -> AsyncIterator[bytes]:
+            yield b'--b\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
+            for _ in range(100):
+                yield b"x" * 1_000
+
+        headers = {"content-type": "multipart/form-data; boundary=b"}
+        sent = await client.post("/v1/files", content=unannounced(), headers=headers)
+        assert fault(sent) == (413, "body_too_large", "file")
+        assert (await uploaded(client, b"x" * 2_000)).status_code == 200
+        assert fault(await uploaded(client, b"x" * 2_000)) == (429, "quota_exceeded", None)
+        assert (await uploaded(client, b"x" * 900)).status_code == 200
+
+
+async def test_another_tenants_file_and_batch_are_unknown_ones(serving: Any) -> None:
+    async with serving() as client:
+        file = (await uploaded(client)).json()["id"]
+        asked = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        batch = (await client.post("/v1/batches", json=asked)).json()["id"]
+        for method, path in (
+            ("GET", f"/v1/files/{file}"),
+            ("GET", f"/v1/files/{file}/content"),
+            ("DELETE", f"/v1/files/{file}"),
+            ("GET", f"/v1/batches/{batch}"),
+            ("POST", f"/v1/batches/{batch}/cancel"),
+        ):
+            foreign = await client.request(method, path, headers=OTHER)
+            unknown = await client.request(method, path.replace(file, "file-x").replace(batch, "batch_x"))
+            assert foreign.status_code == unknown.status_code == 404, path
+            told = foreign.json()["error"]["message"].replace(file, "file-x").replace(batch, "batch_x")
+            assert told == unknown.json()["error"]["message"]
+        assert fault(await client.post("/v1/batches", json=asked, headers=OTHER))[0] == 404
+        assert (await client.get("/v1/files", headers=OTHER)).json()["data"] == []
+        assert (await client.get("/v1/batches", headers=OTHER)).json()["data"] == []
+
+
+async def test_a_batch_waits_for_its_file_to_be_checked(serving: Any) -> None:
+    async with serving() as client:
+        file = (await uploaded(client)).json()["id"]
+        asked = {
+            "input_file_id": file,
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+            "metadata": {"job": "night"},
+        }
+        made = (await client.post("/v1/batches", json=asked)).json()
+        assert (made["status"], made["metadata"]) == ("validating", {"job": "night"})
+        assert made["expires_at"] - made["created_at"] == 86_400
+        assert (await client.get(f"/v1/batches/{made['id']}")).json() == made
+        more = [(await client.post("/v1/batches", json=asked)).json()["id"] for _ in range(2)]
+        page = (await client.get("/v1/batches", params={"limit": 2})).json()
+        rest = (await client.get("/v1/batches", params={"limit": 2, "after": page["last_id"]})).json()
+        found = [one["id"] for one in (*page["data"], *rest["data"])]
+        assert (page["has_more"], rest["has_more"]) == (True, False)
+        assert sorted(found) == sorted([made["id"], *more])
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "param"),
+    [
+        ({"endpoint": "/v1/messages"}, 400, "endpoint"),
+        ({"completion_window": "soon"}, 400, "completion_window"),
+        ({"completion_window": "31d"}, 400, "completion_window"),
+        ({"metadata": {str(number): "x" for number in range(17)}}, 400, "metadata"),
+        (
+            {"output_expires_after": {"anchor": "created_at", "seconds": 1}},
+            400,
+            "output_expires_after.seconds",
+        ),
+        ({"input_file_id": "file-nowhere"}, 404, "input_file_id"),
+    ],
+)
+async def test_a_wrong_batch_is_refused_by_field(
+    serving: Any, changes: dict[str, Any], status: int, param: str
+) -> None:
+    async with serving() as client:
+        file = (await uploaded(client)).json()["id"]
+        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        response = await client.post("/v1/batches", json={**asked, **changes})
+        assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+
+
+async def test_a_gateway_without_files_says_so(connect: Connect) -> None:
+    async with connect(fake_services()) as client:
+        for sent in (await uploaded(client), await client.get("/v1/files"), await client.get("/v1/batches")):
+            assert sent.status_code == 400 and "batches.enabled" in json.dumps(sent.json())

@@ -1,0 +1,104 @@
+"""Batches of a real gateway, by the official client: from the upload to the results, and through a kill."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import OpenAI
+
+from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
+
+LINES = 40
+
+
+def client_of(live: LiveGateway) -> OpenAI:
+    return OpenAI(base_url=f"{live.url}/v1", api_key=ADMIN_KEY, timeout=60)
+
+
+def requests(count: int, endpoint: str, **body: Any) -> bytes:
+    return b"".join(
+        json.dumps({"custom_id": f"r{number}", "method": "POST", "url": endpoint, "body": body}).encode()
+        + b"\n"
+        for number in range(count)
+    )
+
+
+def ended(client: OpenAI, batch_id: str) -> Any:
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        batch = client.batches.retrieve(batch_id)
+        if batch.status in ("completed", "failed", "expired", "cancelled"):
+            return batch
+        time.sleep(0.2)
+    raise AssertionError(batch)
+
+
+def begun(client: OpenAI, count: int, endpoint: str, **body: Any) -> str:
+    content = requests(count, endpoint, model="demo", **body)
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    asked: Any = {"input_file_id": file.id, "endpoint": endpoint, "completion_window": "24h"}
+    return client.batches.create(**asked).id
+
+
+def outputs(client: OpenAI, batch: Any) -> dict[str, Any]:
+    lines = [json.loads(one) for one in client.files.content(batch.output_file_id).text.splitlines()]
+    return {one["custom_id"]: one["response"]["body"] for one in lines}
+
+
+def test_the_official_client_runs_a_batch_of_each_endpoint(tmp_path: Path) -> None:
+    hi = [{"role": "user", "content": "hi"}]
+    with gateway(tmp_path) as live:
+        client = client_of(live)
+        ids = {
+            endpoint: begun(client, 3, endpoint, **body)
+            for endpoint, body in (
+                ("/v1/chat/completions", {"messages": hi, "max_tokens": 4}),
+                ("/v1/completions", {"prompt": "Once", "max_tokens": 4}),
+                ("/v1/responses", {"input": "hi", "max_output_tokens": 16}),
+                ("/v1/embeddings", {"input": "a book about the sea"}),
+            )
+        }
+        done = {endpoint: ended(client, batch_id) for endpoint, batch_id in ids.items()}
+        assert {one.status for one in done.values()} == {"completed"}
+        bodies = {endpoint: outputs(client, one)["r0"] for endpoint, one in done.items()}
+        assert bodies["/v1/chat/completions"]["object"] == "chat.completion"
+        assert bodies["/v1/completions"]["object"] == "text_completion"
+        assert bodies["/v1/embeddings"]["data"][0]["embedding"]
+        stored = client.responses.retrieve(bodies["/v1/responses"]["id"])
+        assert stored.output_text == bodies["/v1/responses"]["output"][0]["content"][0]["text"]
+        told = [sum(one.usage.total_tokens for one in done.values())]
+        rows = httpx.get(
+            f"{live.url}/admin/usage", headers={"authorization": f"Bearer {ADMIN_KEY}"}
+        ).raise_for_status()
+        assert told == [sum(row["input_tokens"] + row["output_tokens"] for row in rows.json()["rows"])]
+
+
+def test_a_killed_gateways_batch_goes_on_and_each_line_is_billed_once(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "What should I read next?"}]
+    with gateway(tmp_path) as live:
+        client = client_of(live)
+        batch_id = begun(client, LINES, "/v1/chat/completions", messages=messages, max_tokens=16)
+        until = time.monotonic() + 60
+        while not 3 <= (counts := client.batches.retrieve(batch_id).request_counts).completed < LINES:
+            assert time.monotonic() < until, counts
+        live.process.kill()
+        live.process.wait()
+    with gateway(tmp_path) as live:
+        batch = ended(client_of(live), batch_id)
+        found = outputs(client_of(live), batch)
+        usage = sum(one["usage"]["total_tokens"] for one in found.values())
+    assert (batch.status, batch.request_counts.completed, len(found)) == ("completed", LINES, LINES)
+    assert batch.usage.total_tokens == usage
+    assert rows_of(tmp_path) == {f"gen_{batch_id.removeprefix('batch_')}_{n}": 1 for n in range(1, LINES + 1)}
+
+
+def rows_of(folder: Path) -> Counter[str]:
+    import sqlite3
+
+    with sqlite3.connect(folder / "ledger.db") as ledger:
+        return Counter(row[0] for row in ledger.execute("SELECT generation_id FROM generations"))
