@@ -24,8 +24,9 @@ _OVERLAP: Final = 1.05
 # Hours that were watched for less are not compared: the running hour, and that of a start.
 WATCHED_S: Final = 0.999 * HOUR_S
 
-NOT_BILLED: Final = ("shadow", "front", "undelivered")
-"""Tokens that are billed to no tenant here: of shadow traffic, for another Sluice, without an answer."""
+NOT_BILLED: Final = ("shadow", "front", "cache", "undelivered")
+"""Tokens that are billed to no tenant here: of shadow traffic, for another Sluice, for the response cache,
+without an answer."""
 
 Line = dict[str, object]
 
@@ -50,7 +51,7 @@ class Reconciliation:
                 func.sum(_rows.output_tokens).label("generation_tokens"),
                 *(
                     func.sum(case((_rows.kind == one, tokens), else_=0)).label(one)
-                    for one in ("shadow", "front")
+                    for one in ("shadow", "front", "cache")
                 ),
                 func.sum(case((undelivered, tokens), else_=0)).label("undelivered"),
                 func.count().label("requests"),

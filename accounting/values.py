@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 HOUR_S = 3600
 
-# ``front``: another Sluice asked for a tenant of its own, and bills it.
-Kind = Literal["request", "shadow", "front"]
+# ``front``: another Sluice asked for a tenant of its own, and bills it. ``cache``: vectors of questions that
+# the response cache compares.
+Kind = Literal["request", "shadow", "front", "cache"]
 
 
 class UsageRow(msgspec.Struct, frozen=True):

@@ -158,7 +158,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     # The response cache and the limits on fallback targets.
     Family(
-        "sluice_response_cache_lookups_total", "Lookups in the response cache: exact, miss, error.",
+        "sluice_response_cache_lookups_total",
+        "Lookups in the response cache: exact, similar, miss, no_vector, error.",
         [on(LookedUp, lambda event: (event.kind.value,))], ("kind",),
     ),
     Family(

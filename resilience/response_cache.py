@@ -1,4 +1,4 @@
-"""The response cache: answers stored for an outage, found by the same question.
+"""The response cache: answers stored for an outage, found by the same question or by a similar one.
 
 Storing appends to a bounded outbox, which :meth:`ResponseCache.run` empties; lookups happen only when nothing
 better can answer. A broken store is a miss and fails no request.
@@ -10,15 +10,21 @@ import struct
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
+from resilience.question_vectors import nearest, unit_vector
 from resilience.response_cache_values import (
     AnswersLost,
     CachedAnswer,
     CacheEvent,
     CacheFigures,
+    Embedder,
+    EmbedderError,
     LookedUp,
     Lookup,
+    Question,
     Store,
     StoreBroke,
     StoredAnswer,
@@ -35,6 +41,14 @@ GATHER_S = 0.1
 # Pause after a failure of the store, so that an outage does not cost each request a timeout.
 REST_S = 1.0
 WRITE_TIMEOUT_S = 5.0
+EMBED_TIMEOUT_S: Final = 2.0
+"""Longest that a batch of answers waits for the vectors of its questions."""
+EMBEDDER_REST_S: Final = 5.0
+"""Pause after a failure of the embedder."""
+MAX_LOOKING: Final = 64
+"""Most lookups that wait for a vector at the same time; further ones find the same question only."""
+# A question and what is called, later and in another thread, to describe it.
+_Waiting = tuple[Callable[[], str], CachedAnswer, Callable[[], Question | None], float]
 
 
 class ResponseCache:
@@ -59,11 +73,15 @@ class ResponseCache:
         self._clock = clock
         self._emit = emit
         self._timeout_s = timeout_s
-        self._outbox: deque[tuple[Callable[[], str], CachedAnswer, float]] = deque()
+        self._outbox: deque[_Waiting] = deque()
         self._outbox_size = outbox
         self._wake = asyncio.Event()
         self._broken = False
         self._rest_until = float("-inf")
+        # Makes the vectors of questions; ``None``: only the same question is found.
+        self.embedder: Embedder | None = None
+        self._embedder_rest_until = float("-inf")
+        self._looking = 0
 
     @property
     def waiting(self) -> int:
@@ -89,29 +107,38 @@ class ResponseCache:
         """Close the store's connections; :meth:`run` does so itself."""
         await self._store.close()
 
-    async def find(self, key: str, timeout_s: float | None = None) -> CachedAnswer | None:
-        """The answer to the question of that key."""
+    async def find(
+        self, key: str, timeout_s: float | None = None, question: Question | None = None
+    ) -> CachedAnswer | None:
+        """The answer to the request of that key, else to the most similar question that is similar enough.
+
+        A vector may take half of the time.
+        """
         if self._clock() < self._rest_until:
             self._emit(LookedUp(Lookup.ERROR))
             return None
         limit = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
         try:
-            async with asyncio.timeout(limit):
-                entry = await self._store.get(key)
+            result, found = await self._look(key, limit, question)
         except (StoreError, TimeoutError) as error:
             self._failed(error)
             self._emit(LookedUp(Lookup.ERROR))
             return None
         self._worked()
-        self._emit(LookedUp(Lookup.MISS if entry is None else Lookup.EXACT))
-        return None if entry is None else entry.kept
+        self._emit(LookedUp(result))
+        return found
 
-    def remember(self, key: Callable[[], str], kept: CachedAnswer) -> None:
-        """Store an answer soon; ``key`` is called later, in another thread."""
+    def remember(
+        self,
+        key: Callable[[], str],
+        kept: CachedAnswer,
+        question: Callable[[], Question | None] = lambda: None,
+    ) -> None:
+        """Store an answer soon; ``key`` and ``question`` are called later, in another thread."""
         if len(self._outbox) >= self._outbox_size:
             self._emit(AnswersLost(1, "outbox_full"))
             return
-        self._outbox.append((key, kept, self._clock()))
+        self._outbox.append((key, kept, question, self._clock()))
         self._wake.set()
 
     async def run(self) -> None:
@@ -130,17 +157,37 @@ class ResponseCache:
         while self._outbox:
             await self._keep([self._outbox.popleft() for _ in range(min(BATCH, len(self._outbox)))])
 
-    async def _keep(self, batch: Sequence[tuple[Callable[[], str], CachedAnswer, float]]) -> None:
+    async def _look(
+        self, key: str, limit_s: float, question: Question | None
+    ) -> tuple[Lookup, CachedAnswer | None]:
+        deadline = asyncio.get_running_loop().time() + limit_s
+        async with asyncio.timeout_at(deadline):
+            entry = await self._store.get(key)
+        if entry is not None:
+            return Lookup.EXACT, entry.kept
+        if question is None:
+            return Lookup.MISS, None
+        vector = await self._vector(question, limit_s / 2)
+        if vector is None:
+            return Lookup.NO_VECTOR, None
+        async with asyncio.timeout_at(deadline):
+            found = await self._most_similar(question, vector)
+        return (Lookup.MISS if found is None else Lookup.SIMILAR), found
+
+    async def _keep(self, batch: Sequence[_Waiting]) -> None:
         if self._clock() < self._rest_until:
             self._emit(AnswersLost(len(batch), "store"))
             return
         try:
-            entries = await asyncio.to_thread(
-                lambda: [StoredAnswer(key(), kept, put_at) for key, kept, put_at in batch]
+            described = await asyncio.to_thread(
+                lambda: [
+                    (StoredAnswer(key(), kept, put_at), question()) for key, kept, question, put_at in batch
+                ]
             )
         except Exception as error:  # a defect; it must not end the loop
             self._emit(AnswersLost(len(batch), "defect", type(error).__name__))
             return
+        entries = await self._shelved(described)
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await self._store.put(entries)
@@ -149,6 +196,70 @@ class ResponseCache:
             self._emit(AnswersLost(len(batch), "store"))
         else:
             self._worked()
+
+    async def _shelved(
+        self, described: Sequence[tuple[StoredAnswer, Question | None]]
+    ) -> Sequence[StoredAnswer]:
+        """The entries, those with a question with its vector and shelf."""
+        groups: dict[tuple[str, str], list[Question]] = {}
+        for _, question in described:
+            if question is not None:
+                groups.setdefault((question.tenant, question.model), []).append(question)
+        async with asyncio.TaskGroup() as tasks:
+            made = [
+                tasks.create_task(self._vectors(tenant, model, questions, EMBED_TIMEOUT_S))
+                for (tenant, model), questions in groups.items()
+            ]
+        vectors: dict[Question, bytes] = {}
+        for task in made:
+            vectors.update(task.result())
+        missing = sum(question is not None and question not in vectors for _, question in described)
+        if missing:
+            self._emit(AnswersLost(missing, "no_vector"))
+        return [
+            entry
+            if question is None or question not in vectors
+            else replace(entry, shelf=question.shelf, vector=vectors[question])
+            for entry, question in described
+        ]
+
+    async def _vector(self, question: Question, timeout_s: float) -> bytes | None:
+        if self._looking >= MAX_LOOKING:
+            return None
+        self._looking += 1
+        try:
+            made = await self._vectors(question.tenant, question.model, [question], timeout_s)
+        finally:
+            self._looking -= 1
+        return made.get(question)
+
+    async def _vectors(
+        self, tenant: str, model: str, questions: Sequence[Question], timeout_s: float
+    ) -> Mapping[Question, bytes]:
+        """Vectors of length 1; none when the embedder fails, is too slow or rests after a failure."""
+        if self.embedder is None or self._clock() < self._embedder_rest_until:
+            return {}
+        try:
+            async with asyncio.timeout(timeout_s):
+                made = await self.embedder.embed(tenant, model, [one.text for one in questions])
+        except (EmbedderError, TimeoutError):
+            self._embedder_rest_until = self._clock() + EMBEDDER_REST_S
+            return {}
+        return {
+            question: unit
+            for question, vector in zip(questions, made, strict=True)
+            if (unit := unit_vector(vector)) is not None
+        }
+
+    async def _most_similar(self, question: Question, vector: bytes) -> CachedAnswer | None:
+        candidates = await self._store.shelf(question.shelf)
+        if not candidates:
+            return None
+        likely = await asyncio.to_thread(nearest, vector, candidates, question.threshold)
+        for similarity, key in likely:
+            if (entry := await self._store.get(key)) is not None:
+                return replace(entry.kept, similarity=similarity)
+        return None
 
     def _failed(self, error: StoreError | TimeoutError) -> None:
         self._rest_until = self._clock() + REST_S

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from resilience.response_cache_values import CacheFigures, StoredAnswer
+from resilience.response_cache_values import MAX_SHELF, CacheFigures, StoredAnswer
 
 # Memory of an entry in addition to its text; measured, rounded up.
 ENTRY_BYTES = 1_024
@@ -19,6 +19,8 @@ class MemoryStore:
         self._clock = clock
         # Least recently used first.
         self._entries: OrderedDict[str, StoredAnswer] = OrderedDict()
+        # The keys of each shelf, oldest first.
+        self._shelves: dict[str, OrderedDict[str, None]] = {}
         self._bytes = 0
 
     async def get(self, key: str) -> StoredAnswer | None:
@@ -31,6 +33,10 @@ class MemoryStore:
             return None
         self._entries.move_to_end(key)
         return entry
+
+    async def shelf(self, shelf: str) -> Sequence[tuple[str, bytes]]:
+        """Keys and vectors of a shelf's entries, newest first."""
+        return [(key, self._entries[key].vector) for key in reversed(self._shelves.get(shelf, ()))]
 
     async def put(self, entries: Sequence[StoredAnswer]) -> None:
         """Store entries; evicts what is over a bound."""
@@ -48,6 +54,9 @@ class MemoryStore:
         """Assert that the entries are counted and within their bounds."""
         assert self._bytes == sum(map(_size, self._entries.values())) <= self._max_bytes
         assert len(self._entries) <= self._capacity
+        shelved = [(shelf, key) for shelf, keys in self._shelves.items() for key in keys]
+        assert sorted(shelved) == sorted((one.shelf, key) for key, one in self._entries.items() if one.shelf)
+        assert all(0 < len(keys) <= MAX_SHELF for keys in self._shelves.values())
 
     def _put(self, entry: StoredAnswer) -> None:
         if entry.key in self._entries:
@@ -56,13 +65,24 @@ class MemoryStore:
             return
         self._entries[entry.key] = entry
         self._bytes += _size(entry)
+        if entry.shelf is not None:
+            keys = self._shelves.setdefault(entry.shelf, OrderedDict())
+            keys[entry.key] = None
+            if len(keys) > MAX_SHELF:
+                self._remove(next(iter(keys)))
         while len(self._entries) > self._capacity or self._bytes > self._max_bytes:
             self._remove(next(iter(self._entries)))
 
     def _remove(self, key: str) -> None:
-        self._bytes -= _size(self._entries.pop(key))
+        entry = self._entries.pop(key)
+        self._bytes -= _size(entry)
+        if entry.shelf is not None:
+            keys = self._shelves[entry.shelf]
+            del keys[key]
+            if not keys:
+                del self._shelves[entry.shelf]
 
 
 def _size(entry: StoredAnswer) -> int:
     # Four bytes a character is the most that Python takes.
-    return ENTRY_BYTES + 4 * (len(entry.kept.text) + len(entry.kept.reasoning or ""))
+    return ENTRY_BYTES + 4 * (len(entry.kept.text) + len(entry.kept.reasoning or "")) + len(entry.vector)

@@ -1,9 +1,10 @@
 """Answers stored in Redis, shared by gateway processes and across their restarts; questions are not stored.
 
-An entry is one key that expires. Redis' own ``maxmemory`` bounds the whole; nothing is locked.
+An entry is one key that expires, a shelf a list of keys and vectors. Redis' own ``maxmemory`` bounds the
+whole; nothing is locked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,7 +12,13 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from resilience.response_cache_values import CachedAnswer, CacheFigures, StoredAnswer, StoreError
+from resilience.response_cache_values import (
+    MAX_SHELF,
+    CachedAnswer,
+    CacheFigures,
+    StoredAnswer,
+    StoreError,
+)
 
 
 class _Row(msgspec.Struct, array_like=True, frozen=True):
@@ -21,6 +28,9 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
     finish_reason: str
     put_at: float
     reasoning: str | None = None
+
+
+_read_place = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,14 @@ class RedisStore:
             return None
         return StoredAnswer(key, CachedAnswer(row.text, row.finish_reason, row.reasoning), row.put_at)
 
+    async def shelf(self, shelf: str) -> Sequence[tuple[str, bytes]]:
+        """Keys and vectors of a shelf, newest first."""
+        try:
+            rows = await cast("Awaitable[list[bytes]]", self.client.lrange(self._shelf(shelf), 0, -1))
+            return [_read_place(row) for row in rows]
+        except (RedisError, OSError, msgspec.MsgspecError) as error:
+            raise StoreError(type(error).__name__) from error
+
     async def put(self, entries: Sequence[StoredAnswer]) -> None:
         """Keep entries, in one trip."""
         ttl_ms = max(1, round(self.ttl_s * 1000))
@@ -59,6 +77,11 @@ class RedisStore:
                     kept = entry.kept
                     row = _Row(kept.text, kept.finish_reason, entry.put_at, kept.reasoning)
                     pipeline.set(self._name(entry.key), msgspec.msgpack.encode(row), px=ttl_ms)
+                    if entry.shelf is not None:
+                        shelf = self._shelf(entry.shelf)
+                        pipeline.lpush(shelf, msgspec.msgpack.encode((entry.key, entry.vector)))
+                        pipeline.ltrim(shelf, 0, MAX_SHELF - 1)
+                        pipeline.pexpire(shelf, ttl_ms)
                 await pipeline.execute()
         except (RedisError, OSError) as error:
             raise StoreError(type(error).__name__) from error
@@ -78,3 +101,6 @@ class RedisStore:
     def _name(self, key: str) -> str:
         # Entries of earlier versions have another form, under ``answer:``.
         return f"{self.prefix}text:{key}"
+
+    def _shelf(self, shelf: str) -> str:
+        return f"{self.prefix}similar:{shelf}"

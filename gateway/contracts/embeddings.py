@@ -70,7 +70,7 @@ class EmbeddingsAnswerBody(TypedDict):
 
 
 class EmbeddingsRequest(Struct, frozen=True):
-    """A request for the vectors of some inputs."""
+    """A request for the vectors of some inputs; ``for_cache``: the response cache asks, not the tenant."""
 
     request_id: str
     generation_id: str
@@ -84,6 +84,7 @@ class EmbeddingsRequest(Struct, frozen=True):
     trace_id: str | None = None
     trace_parent: str | None = None
     trace_state: str | None = None
+    for_cache: bool = False
 
 
 class EmbeddingsAnswer(Struct, frozen=True):

@@ -92,7 +92,9 @@ class EmbeddingJourney:
         tokens = sum(part.tokens for part in parts)
         row = self._opening_row(request, trace_id)
         cost = partial(self._cost, row, backends[0], tokens)
-        reservation = await self.limiter.reserve(request.caller, tokens, cost, backends[0].model)
+        reservation = None
+        if not request.for_cache:
+            reservation = await self.limiter.reserve(request.caller, tokens, cost, backends[0].model)
         used = 0
         try:
             with self.accounts.open(row, None, billed) as account:
@@ -204,7 +206,7 @@ class EmbeddingJourney:
             contract=CONTRACT,
             route=CONTRACT,
             started_at=self.unix_time(),
-            kind="front" if caller.by_front else "request",
+            kind="cache" if request.for_cache else "front" if caller.by_front else "request",
             org=caller.org,
             user_id=request.user,
             revision=self.revision().number,

@@ -1,15 +1,25 @@
 """What the response cache is asked for a request, and what it stores.
 
-Two requests share an answer exactly when their whole prompts, sampling and surroundings are equal.
+Two requests share an answer when their whole prompts, sampling and surroundings are equal. On routes with
+``response_cache.similar`` they also do when all of that is equal but the text of the latest user turn, which
+is similar enough. So nothing that is personal to one request reaches another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-from budgeting.values import Message
+from msgspec.structs import replace
+
+from budgeting.values import Message, Role
 from gateway.contracts.values import Answer, FinishReason, GenerateRequest
 from gateway.generation.job import Job
+from gateway.prompts.canonical import render_context
+from resilience.question_vectors import numbers_in
 from resilience.response_cache import ResponseCache, digest_of
-from resilience.response_cache_values import CachedAnswer
+from resilience.response_cache_values import CachedAnswer, Question
+
+MAX_QUESTION_CHARS: Final = 2_000
+"""A longer turn is rarely one question; it is answered when it is the same."""
 
 
 class AnswerCache:
@@ -25,17 +35,26 @@ class AnswerCache:
         self._deployment = deployment
 
     async def find(self, job: Job, timeout_s: float | None = None) -> CachedAnswer | None:
-        """A stored answer to the same request; raises nothing but a cancellation."""
+        """A stored answer to the same request or a similar one; raises nothing but a cancellation."""
         if self._cache is None:
             return None
-        return await self._cache.find(key_of(job, self._deployment), timeout_s)
+        question = question_of(job, self._deployment)
+        return await self._cache.find(key_of(job, self._deployment), timeout_s, question)
 
     def remember(self, job: Job, answer: Answer) -> None:
-        """Store a whole answer of the primary backend; any other is ignored."""
+        """Store a whole answer of the primary backend; any other is ignored.
+
+        One that ended at its length is for the same request only.
+        """
         if self._cache is None or not worth_keeping(answer):
             return
         kept = CachedAnswer(answer.output_text, answer.finish_reason.value, answer.reasoning)
-        self._cache.remember(lambda: key_of(job, self._deployment), kept)
+        whole = answer.finish_reason is FinishReason.STOP
+        self._cache.remember(
+            lambda: key_of(job, self._deployment),
+            kept,
+            lambda: question_of(job, self._deployment) if whole else None,
+        )
 
 
 def worth_keeping(answer: Answer) -> bool:
@@ -63,9 +82,46 @@ def _of_images(messages: Sequence[Message]) -> str | None:
 
 def key_of(job: Job, deployment: str) -> str:
     """What the cache is asked for a request."""
+    images = _of_images(job.plan.messages)
+    # The prompt's token ids hold the context, the evidence and every turn that is sent.
+    return digest_of(["exact", *_surroundings(job, deployment), images], job.plan.token_ids)
+
+
+def question_of(job: Job, deployment: str) -> Question | None:
+    """The latest user turn, and all that a similar one must share; ``None``: only the same request counts."""
+    similar, messages = job.target.route.similar, job.request.messages
+    latest = next((at for at, one in reversed([*enumerate(messages)]) if one.role is Role.USER), None)
+    if similar is None or latest is None or any(one.parts for one in messages):
+        return None
+    text = messages[latest].content
+    if not text.strip() or len(text) > MAX_QUESTION_CHARS:
+        return None
+    others = [*messages[:latest], replace(messages[latest], content=""), *messages[latest + 1 :]]
+    shelf = digest_of(
+        [
+            "similar",
+            similar.model,
+            *_surroundings(job, deployment),
+            *_evidence(job.request),
+            render_context(job.request.context),
+            repr(numbers_in(text)),
+            *map(repr, others),
+        ]
+    )
+    return Question(text, shelf, job.request.caller.tenant, similar.model, similar.threshold)
+
+
+def _evidence(request: GenerateRequest) -> Iterator[str]:
+    """Retrieval may find the same chunks in another order."""
+    for chunk in sorted({(one.source_type, one.text) for one in request.chunks}):
+        yield repr(chunk)
+
+
+def _surroundings(job: Job, deployment: str) -> list[str | None]:
+    """What no two requests that share an answer differ in."""
     request = job.request
     adapter = job.lease.adapter
-    surroundings: list[str | None] = [
+    return [
         deployment,
         request.caller.tenant,
         request.contract.value,
@@ -81,7 +137,4 @@ def key_of(job: Job, deployment: str) -> str:
         repr(request.response_format),
         repr(dict(request.extra)) if request.extra else None,
         _of_tools(request),
-        _of_images(job.plan.messages),
     ]
-    # The prompt's token ids hold the context, the evidence and every turn that is sent.
-    return digest_of(["exact", *surroundings], job.plan.token_ids)

@@ -338,6 +338,8 @@ class FallbackChain:
             else:
                 text = job.target.route.degraded_text
                 found, kind = CachedAnswer(text, FinishReason.DEGRADED.value), "degraded_response"
+            similar = found.similarity
+            step.mode = step.mode if similar is None else "similar"
             stream.rewind()
             if found.reasoning:
                 await stream.take(Reasoning(found.reasoning, 0))
@@ -350,6 +352,7 @@ class FallbackChain:
             model=job.primary.model,
             plan=job.plan,
             fallback=_fallback(kind, cause),
+            warnings=() if similar is None else (f"answered from a similar question ({similar:.2f})",),
         )
 
     def _with_fallback(

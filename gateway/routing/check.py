@@ -64,6 +64,10 @@ def _route(route: RouteConfig, known: KnownNames) -> list[str]:
                 f"fallback[{i}]: {leg!r} is the route's only backend, so the chain leads back to what "
                 "failed; allowed: another backend"
             )
+    if route.response_cache.similar is not None and RESPONSE_CACHE not in route.fallback:
+        faults.append(
+            f"response_cache.similar: the fallback chain has no {RESPONSE_CACHE}; allowed: with it alone"
+        )
     if route.shadow is not None:
         check("shadow.backend", route.shadow.backend, known.backends)
         if [route.shadow.backend] == [backend.name for backend in route.backends]:

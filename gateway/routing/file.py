@@ -57,6 +57,19 @@ class RouteShadow(_Part):
     sample: Annotated[float, Field(ge=0, le=1)]
 
 
+class SimilarQuestions(_Part):
+    """Questions that are similar enough share an answer of the response cache."""
+
+    model: _ModelName
+    threshold: Annotated[float, Field(gt=0, le=1)]
+
+
+class RouteCache(_Part):
+    """How the response cache answers for a route that has it in its fallback chain."""
+
+    similar: SimilarQuestions | None = None
+
+
 class BudgetsConfig(_Part):
     """Tokens per section; a missing one is as in the prompt version."""
 
@@ -88,6 +101,7 @@ class RouteConfig(_Part):
     record_content: bool = False
     requires_evaluation: bool = False
     shadow: RouteShadow | None = None
+    response_cache: RouteCache = RouteCache()
     degraded_text: Annotated[str, Field(min_length=1)] = (
         "I'm handling a lot of questions right now. Please try again in a moment."
     )

@@ -13,7 +13,7 @@ from admission.values import AdmissionLimits
 from budgeting.values import PromptSection
 from gateway.config.yaml_file import explain, load_yaml
 from gateway.routing.check import KnownNames, check_names
-from gateway.routing.file import RouteConfig, RouteShadow, RoutingConfig
+from gateway.routing.file import RouteConfig, RouteShadow, RoutingConfig, SimilarQuestions
 from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 from gateway.routing.route_limits import RESUME, resume_rules, route_limits
 from resilience.fallback_policy import DEGRADED, RESPONSE_CACHE
@@ -37,7 +37,8 @@ class Route:
     ``adapter_fallback``: the base model answers when the adapter cannot be loaded; ``record_content``: traces
     hold prompts and answers; ``timeout_s``: the whole time of a request without a deadline of its own;
     ``fallback_text_in``: the contracts (``native``, ``openai``) whose callers may get a kept answer or the
-    degraded text; ``models``: names by which callers of OpenAI's contract select the route.
+    degraded text; ``models``: names by which callers of OpenAI's contract select the route; ``similar``:
+    which questions share an answer of the response cache, ``None``: the same ones only.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Route:
     shadow: RouteShadow | None = None
     fallback_text_in: tuple[str, ...] = ("native",)
     models: tuple[str, ...] = ()
+    similar: SimilarQuestions | None = None
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -184,4 +186,5 @@ def _freeze(name: str, route: RouteConfig, base: AdmissionLimits | None) -> Rout
         timeout_s=route.timeout_ms / 1000,
         record_content=route.record_content,
         shadow=route.shadow,
+        similar=route.response_cache.similar,
     )

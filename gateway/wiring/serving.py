@@ -11,6 +11,7 @@ from budgeting.learned_counter import LearnedCounter
 from gateway.backends.workers.inspection import SAMPLE, Inspection, WorkerInspections
 from gateway.contracts.values import Answer
 from gateway.embedding.journey import EmbeddingJourney
+from gateway.embedding.questions import QuestionEmbedder
 from gateway.generation.dispatcher import GenerationOutcome
 from gateway.generation.job import Job
 from gateway.health.first_ready import FirstReady
@@ -59,6 +60,9 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
     health = make_health(core, in_flight, inspections)
     guardrail = CanaryGuardrail(shadow.checks, core.control.canary.tally)
     section, ledger = base.settings.responses, base.settings.ledger
+    embeddings = make_embeddings(core, in_flight)
+    if core.generation.answers.resident is not None:
+        core.generation.answers.resident.embedder = QuestionEmbedder(embeddings, base.clock, base.new_id)
     store = ResponseStore(ledger.url, tenant_bytes=section.max_tenant_bytes) if section.store else None
     responses = StoredResponses(store, section, base.unix_time)
     return ServingParts(
@@ -69,7 +73,7 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
         health=health,
         inspections=inspections,
         first_ready=first_ready(health, clock=base.clock, unix_time=base.unix_time),
-        embeddings=make_embeddings(core, in_flight),
+        embeddings=embeddings,
         responses=responses,
         background=BackgroundResponses(responses, base.clock),
         batches=make_batches(core),

@@ -20,7 +20,7 @@ from rich.status import Status
 from budgeting.values import Message, Role
 from engine.process import LOG_LEVEL_VARIABLE
 from gateway.backends.bedrock.backend import BedrockBackend
-from gateway.backends.port import Work
+from gateway.backends.port import Work, makes_vectors
 from gateway.backends.workers.inspection import Inspection
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
@@ -119,6 +119,8 @@ async def examine(
     for name, inspections in (await gateway.serving.inspections.now()).items():
         found += [_worker(name, one) for one in inspections]
     # The inspection has found the models of the workers.
+    if gateway.core.generation.answers.resident is not None:
+        found.append(_similar_questions(gateway))
     found += [DoctorCheck(f"token counting {one}", True, text.encoder) for one, text in models.texts.items()]
     for name, backend in gateway.core.backends.fleet.backends.items():
         if isinstance(backend, BedrockBackend):
@@ -136,6 +138,25 @@ async def _response_cache(gateway: Gateway) -> DoctorCheck:
         hint = "start Redis, or correct response_cache.url"
         return DoctorCheck(check, False, f"{answers.place}: {error}", hint)
     return DoctorCheck(check, True, f"kept in {answers.place}")
+
+
+def _similar_questions(gateway: Gateway) -> DoctorCheck:
+    """Whether something makes the vectors that routes compare questions by."""
+    check, parts, fleet = "similar questions", gateway.core.control.routing, gateway.core.backends.fleet
+    stored = parts.projection.in_force
+    config = parts.seed.config if stored is None else stored.draft.config
+    caches = {name: route.get("response_cache") or {} for name, route in (config or {})["routes"].items()}
+    models = {name: cache["similar"]["model"] for name, cache in caches.items() if cache.get("similar")}
+    if not models:
+        return DoctorCheck(check, True, "exact matches alone: no route has an embedding model")
+    vectors = [one for one in fleet.backends.values() if makes_vectors(one)]
+    known = {name for one in vectors for name in (one.model, one.name)}
+    lacking = sorted(name for name, model in models.items() if fleet.aliases.get(model, model) not in known)
+    if lacking:
+        missing, routes = ", ".join(sorted({models[name] for name in lacking})), ", ".join(lacking)
+        hint = f"start a worker with it, or correct response_cache.similar.model of {routes}"
+        return DoctorCheck(check, False, f"nothing here makes vectors with {missing}", hint)
+    return DoctorCheck(check, True, ", ".join(f"{name} by {model}" for name, model in sorted(models.items())))
 
 
 def _checked(check: str, ok: bool, detail: str, hint: str) -> DoctorCheck:

@@ -48,7 +48,7 @@ def report(
     since: Since = None,
     until: Until = None,
     kind: Annotated[
-        str, typer.Option(help="request, shadow, or front: for another Sluice, which bills.")
+        str, typer.Option(help="request, shadow, cache, or front: for another Sluice, which bills.")
     ] = "request",
 ) -> None:
     """Sum up tokens and cost. Margin: billed tokens that a cache served, less tokens computed in vain.

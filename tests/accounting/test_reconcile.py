@@ -65,6 +65,8 @@ async def test_the_ledger_and_the_engine_are_compared_hour_by_hour(tmp_path: Pat
         ledger.append(row("g4", started_at=NOON))  # degraded: no backend
         fronts = row("g5", kind="front", started_at=NOON, backend_name="worker", output_tokens=2)
         ledger.append(fronts.delivered())
+        similar = row("g6", kind="cache", started_at=NOON, backend_name="worker", input_tokens=3)
+        ledger.append(similar.delivered())
         await until(lambda: ledger.depth == 0)
         # Written over and over with what is known by then.
         await ledger.write_counts([count(472_236, 50, 5)])
@@ -76,11 +78,11 @@ async def test_the_ledger_and_the_engine_are_compared_hour_by_hour(tmp_path: Pat
         "hour": "2023-11-15T12:00+00:00",
         "backend": "worker",
         "covered": 1.0,
-        "requests": 4,
+        "requests": 5,
         "engine": {"prompt_tokens": 95, "generation_tokens": 13},
-        "ledger": {"prompt_tokens": 85, "generation_tokens": 13},
-        "difference": {"prompt_tokens": 10, "generation_tokens": 0},
-        "not_billed": {"shadow": 5, "front": 2, "undelivered": 21},
+        "ledger": {"prompt_tokens": 88, "generation_tokens": 13},
+        "difference": {"prompt_tokens": 7, "generation_tokens": 0},
+        "not_billed": {"shadow": 5, "front": 2, "cache": 3, "undelivered": 21},
         "verdict": "engine counts more: probes, warm-ups, summaries, tokens generated again, requests over its end",
     }
 

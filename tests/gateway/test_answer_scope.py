@@ -30,7 +30,7 @@ from gateway.contracts.values import (
     Timings,
     Usage,
 )
-from gateway.generation.answer_cache import key_of, worth_keeping
+from gateway.generation.answer_cache import key_of, question_of, worth_keeping
 from gateway.generation.job import Job
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
@@ -39,7 +39,16 @@ from gateway.routing.target import Target
 ADAPTERS = (Adapter("calm", 1, "base", "/calm"), Adapter("lively", 2, "base", "/lively"))
 REVISION = make_revision(
     1,
-    {"routes": {name: {"backends": [{"name": "local"}]} for name in ("one", "two")}},
+    {
+        "routes": {
+            name: {
+                "backends": [{"name": "local"}],
+                "fallback": ["response_cache"],
+                "response_cache": {"similar": {"model": "bge", "threshold": 0.9}},
+            }
+            for name in ("one", "two")
+        }
+    },
     KnownNames(["local"], ["p1", "p2"], []),
 )
 
@@ -115,6 +124,31 @@ CASES = st.builds(
     contract=st.sampled_from(list(Contract)),
     deployment=st.sampled_from(["demo", "other"]),
 )
+
+
+@given(CASES, CASES)
+def test_two_requests_share_a_group_only_when_they_differ_in_the_latest_turn_alone(
+    one: Case, other: Case
+) -> None:
+    first = question_of(job(one), one.deployment)
+    second = question_of(job(other, "Who made Berserk?", (4, 5)), other.deployment)
+    assert first is not None and second is not None
+    assert (first.shelf == second.shelf) == (one == other)
+    assert (first.text, first.tenant, first.model) == ("Who created Berserk?", one.tenant, "bge")
+
+
+def test_questions_with_other_numbers_are_never_in_one_group() -> None:
+    shelves = {
+        found.shelf
+        for text in ("Where is order 12?", "Where is order 13?", "Where is my order 12?")
+        if (found := question_of(job(Case(), text), "demo")) is not None
+    }
+    assert len(shelves) == 2
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "why " * 600])
+def test_no_question_and_a_long_text_are_found_by_the_same_request_alone(text: str) -> None:
+    assert question_of(job(Case(), text), "demo") is None
 
 
 @given(CASES, CASES)

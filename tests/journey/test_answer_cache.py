@@ -13,6 +13,7 @@ from gateway.contracts.values import Caller, CallerRole, FinishReason, GenerateR
 from resilience.failures import BackendFailure, FailureKind
 from resilience.leg_limits import LegLimit, LegPrice, LegSkipped
 from tests.journey.house import House
+from tests.resilience.words_embedder import WordsEmbedder
 
 Build = Callable[..., House]
 Ask = Callable[..., GenerateRequest]
@@ -27,6 +28,52 @@ async def test_the_same_question_is_answered_without_a_warning(build_house: Buil
     answer = (await house.run(ask("Who created Berserk?", generation_id="gen_2"))).answer
     assert answer is not None and answer.fallback is not None
     assert (answer.fallback.kind, answer.warnings) == ("response_cache", ())
+
+
+SIMILAR = {**CACHED, "response_cache": {"similar": {"model": "words", "threshold": 0.6}}}
+
+
+async def test_a_similar_question_is_answered_with_a_warning_that_says_how_similar(
+    build_house: Build, ask: Ask
+) -> None:
+    house = build_house(route=SIMILAR)
+    house.cache.embedder = WordsEmbedder()
+    first = (await house.run(ask("Who created Berserk?"))).answer
+    house.backends["local"].state = BackendState.DEAD
+    answer = (await house.run(ask("Who made Berserk?", generation_id="gen_2"))).answer
+    assert first is not None and answer is not None and answer.fallback is not None
+    assert (answer.fallback.kind, answer.output_text) == ("response_cache", first.output_text)
+    assert answer.warnings == ("answered from a similar question (0.67)",)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "change"),
+    [
+        ("Who created Berserk?", "Who made Berserk?", {"caller": Caller("globex", CallerRole.CALLER, "k2")}),
+        ("Who created Berserk?", "Who made Berserk?", {"context": {"customer": "Petra"}}),
+        ("Who created Berserk?", "Who made Berserk?", {"locale": "ja"}),
+        ("Where is order 12?", "Where is order 13?", {}),
+        ("Who created Berserk?", "What does shipping cost?", {}),
+    ],
+)
+async def test_no_similarity_crosses_tenants_contexts_locales_and_numbers(
+    build_house: Build, ask: Ask, first: str, then: str, change: dict[str, object]
+) -> None:
+    house = build_house(route=SIMILAR)
+    house.cache.embedder = WordsEmbedder()
+    await house.run(ask(first))
+    house.backends["local"].state = BackendState.DEAD
+    answer = (await house.run(ask(then, generation_id="gen_2", **change))).answer
+    assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
+
+
+async def test_a_route_without_a_model_embeds_nothing(build_house: Build, ask: Ask) -> None:
+    house = build_house(route=CACHED)
+    house.cache.embedder = embedder = WordsEmbedder()
+    await house.run(ask("Who created Berserk?"))
+    house.backends["local"].state = BackendState.DEAD
+    await house.run(ask("Who made Berserk?", generation_id="gen_2"))
+    assert embedder.calls == []
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -66,9 +66,12 @@ class Anything(RuleBasedStateMachine):
         self.clock = Clock()
         self.kept = store(self.clock, capacity=4, max_bytes=5 * ENTRY_BYTES)
 
-    @rule(key=st.sampled_from("abcdefgh"), size=st.integers(0, 400))
-    def put(self, key: str, size: int) -> None:
-        asyncio.run(self.kept.put([entry(key, put_at=self.clock.now, text="x" * size)]))
+    @rule(
+        key=st.sampled_from("abcdefgh"), size=st.integers(0, 400), shelf=st.sampled_from([None, "one", "two"])
+    )
+    def put(self, key: str, size: int, shelf: str | None) -> None:
+        made = entry(key, put_at=self.clock.now, text="x" * size)
+        asyncio.run(self.kept.put([replace(made, shelf=shelf, vector=b"" if shelf is None else bytes(8))]))
 
     @rule(key=st.sampled_from("abcdefgh"))
     def get(self, key: str) -> None:

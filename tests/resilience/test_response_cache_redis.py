@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import redis as blocking_redis
@@ -14,6 +15,7 @@ from gateway.state.redis_client import connect
 from resilience.response_cache import ResponseCache, digest_of
 from resilience.response_cache_redis import RedisStore
 from resilience.response_cache_values import (
+    MAX_SHELF,
     CachedAnswer,
     CacheEvent,
     LookedUp,
@@ -60,6 +62,21 @@ async def test_what_one_process_keeps_another_finds(server: RedisServer) -> None
         assert await other.get("a") == kept
         assert await other.get("b") is not None
         assert await other.get("c") is None
+
+
+async def test_similar_questions_are_shared_newest_first_and_bounded(server: RedisServer) -> None:
+    async with store_on(server) as one, store_on(server) as other:
+        vector = bytes(range(8))
+        made = [replace(entry(str(n)), shelf="s", vector=vector) for n in range(MAX_SHELF + 5)]
+        await one.put([*made, entry("alone")])
+        shelf = await other.shelf("s")
+        assert shelf == [(str(n), vector) for n in reversed(range(5, MAX_SHELF + 5))]
+        assert await other.shelf("t") == []
+        with blocking_redis.Redis.from_url(server.url) as client:
+            assert 0 < client.pttl("sluice:{test}:cache:similar:s") <= 60_000
+            client.lpush("sluice:{test}:cache:similar:t", b"\xff\x00nonsense")
+        with pytest.raises(StoreError):
+            await one.shelf("t")
 
 
 async def test_entries_leave_redis_by_themselves(server: RedisServer) -> None:

@@ -88,6 +88,15 @@ def test_a_good_configuration_becomes_a_frozen_revision() -> None:
             changed(degraded_text="x" * 200, spare=["y" * 200]),
             ["spare[0]: Input should be 'retrieval' or", "yyy…"],
         ),
+        (
+            changed(fallback=[], response_cache={"similar": {"model": "bge", "threshold": 0.9}}),
+            ["response_cache.similar: the fallback chain has no response_cache"],
+        ),
+        (changed(response_cache={"similar": {"model": "bge"}}), ["response_cache.similar.threshold"]),
+        (
+            changed(response_cache={"similar": {"model": "bge", "threshold": 1.5}}),
+            ["response_cache.similar.threshold", "given: 1.5"],
+        ),
         (changed(adapter_rules=[{"when": {}}]), ["adapter_rules[0]: adapter or labels: exactly one"]),
         (changed(admission={"max_queue": -1}), ["admission.max_queue: ", "equal to 0; given: -1"]),
         (

@@ -6,6 +6,7 @@ import hashlib
 import json
 from array import array
 from base64 import b64encode
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,13 +30,21 @@ def tokens_of(given: str | list[int]) -> int:
 class VectorWorker(RawWorker):
     """Lists one model; ``numbers``: it answers with numbers whatever it is asked for.
 
-    ``dies_after``: it is killed when it has taken so many requests, and answers the last one no more.
+    ``of`` makes the vectors. ``dies_after``: it is killed when it has taken so many requests, and answers the last one no more.
     """
 
-    def __init__(self, *, numbers: bool = False, dies_after: int | None = None, model: str = MODEL) -> None:
+    def __init__(
+        self,
+        *,
+        numbers: bool = False,
+        dies_after: int | None = None,
+        model: str = MODEL,
+        of: Callable[[Any, int], array[float]] = vector_of,
+    ) -> None:
         listed = json.dumps({"data": [{"id": model, "max_model_len": 512}]}).encode()
         super().__init__([self.embed], models=partial(bytes, listed))
         self.numbers = numbers
+        self.of = of
         self.dies_after = dies_after
 
     @property
@@ -48,7 +57,7 @@ class VectorWorker(RawWorker):
             await self.die()
             return
         body = request.body
-        vectors = [vector_of(one, body.get("dimensions", SIZE)) for one in body["input"]]
+        vectors = [self.of(one, body.get("dimensions", SIZE)) for one in body["input"]]
         as_base64 = body["encoding_format"] == "base64" and not self.numbers
         data = [
             {

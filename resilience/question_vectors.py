@@ -1,0 +1,53 @@
+"""Vectors of questions: little-endian 32-bit floats, and how similar two of them are."""
+
+import re
+import sys
+from array import array
+from collections.abc import Sequence
+from math import isfinite, sqrt
+from operator import mul
+from typing import Final
+
+TRIED: Final = 3
+"""Most similar questions whose answers are read; one may have expired."""
+_NUMBER: Final = re.compile(r"\d+(?:[.,:/-]\d+)*")
+
+
+def nearest(
+    vector: bytes, candidates: Sequence[tuple[str, bytes]], threshold: float
+) -> list[tuple[float, str]]:
+    """The most similar ones and their keys, best first."""
+    found = [(cosine(vector, other), key) for key, other in candidates if len(other) == len(vector)]
+    return sorted([one for one in found if one[0] >= threshold], reverse=True)[:TRIED]
+
+
+def cosine(one: bytes, other: bytes) -> float:
+    """Of two vectors of length 1; at most 1."""
+    return min(1.0, float(sum(map(mul, _floats(one), _floats(other)))))
+
+
+def unit_vector(vector: bytes) -> bytes | None:
+    """The vector of length 1 in that direction; ``None`` when it has none."""
+    numbers = _floats(vector)
+    length = sqrt(sum(map(mul, numbers, numbers)))
+    if not (isfinite(length) and length > 0):
+        return None
+    scaled = array("f", [one / length for one in numbers])
+    if sys.byteorder == "big":
+        scaled.byteswap()
+    return scaled.tobytes()
+
+
+def _floats(vector: bytes) -> "array[float]":
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def numbers_in(text: str) -> tuple[str, ...]:
+    """The numbers of a question, in order; questions with other numbers are never similar.
+
+    Embedding models see little difference between two numbers of orders or dates.
+    """
+    return tuple(_NUMBER.findall(text))
