@@ -1,0 +1,96 @@
+"""`sluice cache`: the response cache's similar questions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ops.cli.console import print_lines, screen, table_of
+from ops.cli.operator import Operator, command_group, operator_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+cache = command_group("cache", "The response cache.")
+
+
+@operator_command(cache, "calibrate")
+def calibrate(
+    gateway: Operator,
+    pairs: Annotated[
+        Path,
+        typer.Option(help='JSON lines {"a": "…", "b": "…", "same": true}: questions, and what you think.'),
+    ],
+    model: Annotated[str, typer.Option(help="An embedding model of the gateway.")],
+    precision: Annotated[
+        float, typer.Option(min=0.5, max=1.0, help="Least share of right answers among those given.")
+    ] = 1.0,
+) -> None:
+    """Choose the threshold of similar questions by pairs of your own; for response_cache.similar of a route.
+
+    Pairs with nearly the same words and another meaning tell the most. Exit code 1 when no threshold
+    reaches the precision.
+
+    Example: sluice cache calibrate --pairs pairs.jsonl --model BAAI/bge-m3
+    """
+    from rich.progress import Progress
+
+    from gateway.shadow.statistics import wilson
+    from ops.similar_pairs import EMBED_TIMEOUT_S, JudgedPairs, embedded, read_pairs, unique_texts
+
+    judged = read_pairs(pairs)
+    with Progress(console=screen(stderr=True), transient=True) as bar:
+        task = bar.add_task("questions embedded", total=len(unique_texts(judged)))
+        vectors = embedded(
+            gateway.client(EMBED_TIMEOUT_S), model, judged, lambda count: bar.advance(task, count)
+        )
+    found = JudgedPairs(judged, vectors)
+    proposed = found.propose(precision)
+    at_most = None if proposed is None else wilson(proposed.wrong, found.different).high
+    answer = {
+        "model": model,
+        "same": found.same,
+        "different": found.different,
+        "other_numbers": {"same": found.never[True], "different": found.never[False]},
+        "thresholds": [one.as_json() for one in found.table(proposed)],
+        "proposed": None if proposed is None else proposed.as_json(),
+        "wrong_at_most": at_most,
+    }
+    gateway.show(answer, lambda console, _: _print(console, answer, precision))
+    if proposed is None:
+        raise typer.Exit(1)
+
+
+def _print(console: Console, answer: dict[str, Any], precision: float) -> None:
+    proposed = answer["proposed"]
+    table = table_of(
+        "threshold", "precision", "recall", "right", "wrong", right=("precision", "recall", "right", "wrong")
+    )
+    for one in answer["thresholds"]:
+        mark = " *" if one == proposed else ""
+        table.add_row(
+            f"{one['threshold']:.3f}{mark}",
+            f"{one['precision']:.3f}",
+            f"{one['recall']:.3f}",
+            f"{one['right']}/{answer['same']}",
+            f"{one['wrong']}/{answer['different']}",
+        )
+    console.print(table)
+    never = answer["other_numbers"]
+    if any(never.values()):
+        print_lines(
+            console,
+            f"Never similar, since their numbers differ: {never['same']} of the same, "
+            f"{never['different']} of the different pairs.",
+        )
+    if proposed is None:
+        print_lines(console, f"No threshold has a precision of {precision:g}.")
+        return
+    print_lines(
+        console,
+        f"Proposed: {proposed['threshold']:.3f}. Of pairs that differ it takes at most "
+        f"{answer['wrong_at_most']:.1%} for the same (95 % confidence, by {answer['different']} pairs).",
+        f"response_cache: {{similar: {{model: {answer['model']}, threshold: {proposed['threshold']:.3f}}}}}",
+    )
