@@ -130,6 +130,12 @@ class ResponseFormat:
 PLAIN_TEXT = ResponseFormat()
 
 
+def template_variables(effort: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A chat template's variables: those that vLLM sets for a ``reasoning_effort``, and the caller's."""
+    thinking = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    return {**thinking, **given}
+
+
 class GenerateRequest(Struct, frozen=True):
     """One request, validated, of any contract.
 
@@ -206,9 +212,7 @@ class GenerateRequest(Struct, frozen=True):
     @property
     def template_variables(self) -> Mapping[str, Any]:
         """The chat template's variables, with those that vLLM sets for a ``reasoning_effort``."""
-        effort = self.reasoning_effort
-        thinking = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
-        return {**thinking, **self.template_kwargs}
+        return template_variables(self.reasoning_effort, self.template_kwargs)
 
     @property
     def sticky_key(self) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from gateway.backends.vllm.parser_names import ParserNames
 from gateway.backends.vllm.values import EngineRequest
 from gateway.contracts.events import AnswerFold
 from gateway.contracts.values import FinishReason, ResponseFormat, Sampling
-from tests.conformance.harness import DEMO_MODEL
+from tests.conformance.harness import DEMO_MODEL, REPOSITORY
 from tests.vllm.conftest import needs_vllm
 
 pytestmark = needs_vllm
@@ -57,6 +58,24 @@ MINIMAX_CALL = (
     '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Oslo</parameter>\n'
     '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>'
 )
+MINIMAX = "]<]minimax[>["
+
+
+def dsml(wrapper: str, space: str = "") -> str:
+    """DeepSeek's call; the tags of version 4.1 have a space."""
+    tag = f"｜DSML｜{space}"
+    return (
+        f'<{tag}{wrapper}>\n<{tag}invoke name="weather">\n'
+        f'<{tag}parameter name="city" string="true">Oslo</{tag}parameter>\n'
+        f'<{tag}parameter name="days" string="false">3</{tag}parameter>\n'
+        f"</{tag}invoke>\n</{tag}{wrapper}>"
+    )
+
+
+def plamo(mark: str) -> str:
+    return f"<|plamo:{mark}:plamo|>"
+
+
 CALLS = {
     "deepseek_v3": DEEPSEEK_V3_CALL,
     "deepseek_v31": DEEPSEEK_V31_CALL,
@@ -92,17 +111,103 @@ CALLS = {
         "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>"
     ),
     "step3p5": QWEN_CALL,
+    "apertus": '<|tools_prefix|>[{"weather": {"city": "Oslo", "days": 3}}]<|tools_suffix|>',
+    "deepseek_v32": dsml("function_calls"),
+    "deepseek_v4": dsml("tool_calls"),
+    "deepseek_v41": dsml("calls", " "),
+    "dots": (
+        '<dots_function_call>\n<invoke name="weather">\n<parameter name="city">Oslo</parameter>\n'
+        '<parameter name="days">3</parameter>\n</invoke>\n</dots_function_call>'
+    ),
+    "gemma4": '<|tool_call>call:weather{city:<|"|>Oslo<|"|>,days:3}<tool_call|>',
+    "gigachat3": f"<|function_call|>{JSON_CALL}",
+    "hf": f"<tool_call>\n{JSON_CALL}\n</tool_call>",
+    "hy_v3": (
+        "<tool_calls><tool_call>weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call></tool_calls>"
+    ),
+    "hy_v4": (
+        "<tool_calls><tool_call>weather<arg_key>city</arg_key><arg_value>Oslo</arg_value>"
+        "<arg_key>days</arg_key><arg_value>3</arg_value></tool_call></tool_calls>"
+    ),
+    "inkling": (
+        "<|message_model|><|content_invoke_tool_json|>"
+        '{"name":"weather","args":{"city":"Oslo","days":3}}<|end_message|>'
+    ),
+    "k2_horizon": (
+        "<ifm|tool_calls>\n<ifm|tool_call>weather\n"
+        "<ifm|arg_key>city</ifm|arg_key>\n<ifm|arg_value>Oslo</ifm|arg_value>\n"
+        "<ifm|arg_key>days</ifm|arg_key>\n<ifm|arg_value>3</ifm|arg_value>\n"
+        "</ifm|tool_call>\n</ifm|tool_calls>"
+    ),
+    "kimi_k3": (
+        '<|open|>tools<|sep|><|open|>call tool="weather" index="1"<|sep|>'
+        '<|open|>argument key="city" type="string"<|sep|>Oslo<|close|>argument<|sep|>'
+        '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|>"
+    ),
+    "minicpm5": (
+        '<function name="weather"><param name="city">Oslo</param><param name="days">3</param></function>'
+    ),
+    "minimax_m3": (
+        f'{MINIMAX}<tool_call>\n{MINIMAX}<invoke name="weather">\n{MINIMAX}<city>Oslo{MINIMAX}</city>\n'
+        f"{MINIMAX}<days>3{MINIMAX}</days>\n{MINIMAX}</invoke>\n{MINIMAX}</tool_call>"
+    ),
+    "mistral": '[TOOL_CALLS]weather[ARGS]{"city": "Oslo", "days": 3}',
+    "muse_glimmer": (
+        ' to=weather<|message|>\n<atem:function_calls>\n<atem:invoke name="weather">\n'
+        '<atem:parameter name="city">Oslo</atem:parameter>\n<atem:parameter name="days">3</atem:parameter>\n'
+        "</atem:invoke>\n</atem:function_calls><|eom|>"
+    ),
+    "plamo3": (
+        f"{plamo('begin_tool_requests')}{plamo('begin_tool_request')}"
+        f"{plamo('begin_tool_name')}weather{plamo('end_tool_name')}"
+        f"{plamo('begin_tool_arguments')}<|plamo:constrain|>json<|plamo:msg|>"
+        f'{{"city": "Oslo", "days": 3}}{plamo("end_tool_arguments")}'
+        f"{plamo('end_tool_request')}{plamo('end_tool_requests')}"
+    ),
+    "step3": (
+        "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>"
+        '<steptml:invoke name="weather"><steptml:parameter name="city">Oslo</steptml:parameter>'
+        '<steptml:parameter name="days">3</steptml:parameter></steptml:invoke>'
+        "<｜tool_call_end｜><｜tool_calls_end｜>"
+    ),
     "xlam": f"[{JSON_CALL}]",
 }
+# Read by the bytes or the tokens of a model's own vocabulary, which is not there.
+UNREAD_TOOLS = {"cohere_command3", "cohere_command4", "openai"}
+UNREAD_REASONING = {"cohere_command3", "cohere_command4", "hunyuan_a13b", "openai_gptoss"}
 THOUGHTS = dict.fromkeys(
     (
         *("deepseek_r1", "glm45", "glm47", "holo2", "kimi_k2", "ling3", "mimo", "minimax_m2"),
-        *("nemotron_v3", "qwen3", "step3p5", "deepseek_v4"),
+        *("nemotron_v3", "qwen3", "step3p5", "deepseek_v4", "deepseek_v3", "deepseek_v41", "hf", "hy_v3"),
+        *("hy_v4", "granite_thinking_parser", "minicpmv", "olmo3", "poolside_v1"),
     ),
     "<think>It rains.</think>Take a coat.",
 ) | {
+    "gemma4": "<|channel>thought\nIt rains.<channel|>Take a coat.",
+    "inkling": (
+        "<|message_model|><|content_thinking|>It rains.<|end_message|>"
+        "<|message_model|><|content_text|>Take a coat.<|end_message|>"
+    ),
+    "k2_horizon": "<ifm|think>It rains.</ifm|think>Take a coat.",
+    "kimi_k3": (
+        "<|open|>think<|sep|>It rains.<|close|>think<|sep|>"
+        "<|open|>response<|sep|>Take a coat.<|close|>response<|sep|>"
+    ),
+    "minimax_m3": "<mm:think>It rains.</mm:think>Take a coat.",
+    "mistral": "[THINK]It rains.[/THINK]Take a coat.",
+    "muse_glimmer": (
+        " to=self<|message|>It rains.<|eom|><|start|>assistant to=user<|message|>Take a coat.<|eot|>"
+    ),
+    "plamo3": f"{plamo('begin_think')}It rains.{plamo('end_think')}Take a coat.",
     "seed_oss": "<seed:think>It rains.</seed:think>Take a coat.",
+    "step3": "It rains.</think>Take a coat.",
 }
+# Its reasoning is a part of the text.
+AS_TEXT = {"minimax_m2_append_think": "It rains.</think>Take a coat."}
+# The only reasoning parser that leaves marks in the text without the tool parser of its model.
+PAIRS = {"inkling"}
 MARKS = (
     *(
         "<think>",
@@ -118,7 +223,37 @@ MARKS = (
     *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
     *("<｜tool▁calls▁end｜>", "<minimax:tool_call>", "</minimax:tool_call>", "<tool_calls>", "</tool_calls>"),
     *("<|tool_call_start|>", "<|tool_call|>", "<|action_start|>", "<|plugin|>", "<|action_end|>"),
+    *("<|tools_prefix|>", "<|tools_suffix|>", "｜DSML｜", "<dots_function_call>", "</dots_function_call>"),
+    *("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>", "<|function_call|>"),
+    *("<tool_sep>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|message_model|>"),
+    *("<|content_text|>", "<|content_thinking|>", "<|content_invoke_tool_json|>", "<|end_message|>"),
+    *("<|content_invoke_tool_text|>", "<|content_tool_error|>", "<|content_model_end_sampling|>"),
+    *("<ifm|tool_calls>", "</ifm|tool_calls>", "<ifm|tool_call>", "</ifm|tool_call>", "<ifm|arg_key>"),
+    *("</ifm|arg_key>", "<ifm|arg_value>", "</ifm|arg_value>", "<ifm|think>", "</ifm|think>"),
+    *("<|open|>", "<|close|>", "<|sep|>", MINIMAX, "<mm:think>", "</mm:think>", "[TOOL_CALLS]", "[ARGS]"),
+    *("[THINK]", "[/THINK]", "<|start|>", "<|message|>", "<|eom|>", "<|eot|>", "<|plamo:begin_"),
+    *("<|plamo:end_", ":plamo|>", "<|plamo:constrain|>", "<|plamo:msg|>", "<assistant>"),
+    *("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"),
+    *("<｜tool_calls_end｜>", "<function", "</function>", "<param", "</param>", "Ġ</", "</", "think", ">"),
 )
+# For the parsers ``hf``, which read what the tokenizer's files describe.
+RESPONSE_TEMPLATE = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>", "content": "text"},
+        "content": {"content": "text"},
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "content": "json",
+            "repeats": True,
+            "transform": {
+                "type": "function",
+                "function": {"name": "{content.name}", "arguments": "{content.arguments}"},
+            },
+        },
+    },
+}
 WEATHER = Tool(
     "weather",
     parameters='{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer"}}}',
@@ -132,6 +267,7 @@ def tokenizer() -> Any:
 
     made = AutoTokenizer.from_pretrained(str(DEMO_MODEL))
     made.add_tokens(list(MARKS))
+    made.init_kwargs["response_template"] = RESPONSE_TEMPLATE
     return made
 
 
@@ -147,10 +283,12 @@ def parsers_of(names: ParserNames) -> compat.Parsers:
     return compat.Parsers(tokenizer(), model_config, token_bytes, names)
 
 
-def request(choice: ToolChoice | None = None, tools: tuple[Tool, ...] = (WEATHER,)) -> EngineRequest:
+def request(
+    choice: ToolChoice | None = None, tools: tuple[Tool, ...] = (WEATHER,), effort: str | None = None
+) -> EngineRequest:
     messages = (Message(Role.USER, "Shall I go out?"),)
     sampling = Sampling(max_tokens=100)
-    work = Work("gen_1", (5,), messages, sampling, tools=tools, tool_choice=choice)
+    work = Work("gen_1", (5,), messages, sampling, tools=tools, tool_choice=choice, reasoning_effort=effort)
     return EngineRequest("gen_1", (5,), sampling, ResponseFormat(), chat=work)
 
 
@@ -189,9 +327,44 @@ def test_a_call_is_the_same_however_the_answer_is_cut(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(THOUGHTS))
 def test_reasoning_is_the_same_however_the_answer_is_cut(name: str) -> None:
     ids = tokenizer().encode(THOUGHTS[name], add_special_tokens=False)
+    names = ParserNames(name if name in PAIRS else None, name)
+    for sizes in cuts(len(ids)):
+        # Some parsers read reasoning only where the chat template was told to ask for it.
+        fold = read(names, ids, sizes, request(tools=(), effort="high"))
+        assert ((fold.reasoning() or "").strip(), fold.text().strip()) == ("It rains.", "Take a coat.")
+
+
+@pytest.mark.parametrize("name", sorted(AS_TEXT))
+def test_reasoning_that_a_parser_gives_as_text_is_the_same_however_the_answer_is_cut(name: str) -> None:
+    ids = tokenizer().encode(AS_TEXT[name], add_special_tokens=False)
     for sizes in cuts(len(ids)):
         fold = read(ParserNames(reasoning=name), ids, sizes, request(tools=()))
-        assert ((fold.reasoning() or "").strip(), fold.text().strip()) == ("It rains.", "Take a coat.")
+        assert (fold.reasoning(), fold.text()) == (None, f"<think>{AS_TEXT[name]}")
+
+
+def test_every_parser_of_vllm_is_read_refused_or_listed_with_a_reason() -> None:
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    found = {*CALLS, *compat.MISREADING_TOOLS, *UNREAD_TOOLS}
+    assert set(ToolParserManager.list_registered()) == found
+    found = {*THOUGHTS, *AS_TEXT, *compat.MISREADING_REASONING, *UNREAD_REASONING}
+    assert set(ReasoningParserManager.list_registered()) == found
+
+
+def test_the_documents_table_has_every_parser_in_its_row() -> None:
+    document = (REPOSITORY / "docs" / "engine.md").read_text(encoding="utf-8")
+    table = document.partition("## vLLM's parsers")[2].partition("\n## ")[0]
+    lines = [line.split(" | ") for line in table.splitlines() if line.startswith("| ") and "`" in line]
+    columns = [[set(re.findall("`([^`]+)`", line[place])) for line in lines] for place in (1, 2)]
+
+    def rows(makes: Callable[[str], ParserNames], names: Iterable[str]) -> list[set[str]]:
+        single = {name for name in names if parsers_of(makes(name)).singly}
+        return [set(names) - single, single]
+
+    tools = [*rows(ParserNames, CALLS), set(compat.MISREADING_TOOLS), UNREAD_TOOLS]
+    reasoning = rows(lambda name: ParserNames(reasoning=name), [*THOUGHTS, *AS_TEXT])
+    assert columns == [tools, [*reasoning, set(compat.MISREADING_REASONING), UNREAD_REASONING]]
 
 
 @pytest.mark.parametrize(
@@ -224,8 +397,11 @@ def test_without_tools_or_reasoning_nothing_is_parsed() -> None:
 
 
 def test_a_parser_that_the_tokenizer_does_not_fit_is_named() -> None:
+    from transformers import AutoTokenizer
+
+    plain = AutoTokenizer.from_pretrained(str(DEMO_MODEL))
     with pytest.raises(InvalidConfig, match=r"engine\.tool_parser mistral"):
-        parsers_of(ParserNames("mistral"))
+        compat._parser_class(ParserNames("mistral"), plain, "llama")
 
 
 @pytest.mark.parametrize(
@@ -233,6 +409,7 @@ def test_a_parser_that_the_tokenizer_does_not_fit_is_named() -> None:
     [
         (ParserNames("hermez"), "engine.tool_parser: 'hermez' is none of vLLM's; allowed: none, apertus"),
         (ParserNames("phi4_mini_json"), "engine.tool_parser: 'phi4_mini_json' misreads streams"),
+        (ParserNames("openai"), "vLLM's parser openai reads gpt_oss models alone, not 'llama'"),
         (ParserNames(reasoning="granite"), "engine.reasoning_parser: 'granite' misreads streams"),
     ],
 )

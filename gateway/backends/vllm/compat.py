@@ -33,7 +33,14 @@ from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import EngineRequest, EngineShape, Lora, name_of
 from gateway.config.engine import EngineSection
 from gateway.contracts.events import Delta
-from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, TokenLogprob, Usage
+from gateway.contracts.values import (
+    FinishReason,
+    FormatType,
+    ResponseFormat,
+    TokenLogprob,
+    Usage,
+    template_variables,
+)
 from resilience.classify import classify
 from resilience.failures import BackendFailure, FailureKind
 
@@ -48,8 +55,10 @@ INSTALL = (
 # How soon there may be room again in an engine that bounds its own queue.
 RETRY_AFTER_S = 1.0
 # Parsers whose streams differ from what they read in the whole answer, however the answer is cut.
-MISREADING_TOOLS = frozenset({"jamba", "phi4_mini_json"})
-MISREADING_REASONING = frozenset({"granite"})
+MISREADING_TOOLS = frozenset({"functiongemma", "jamba", "phi4_mini_json"})
+MISREADING_REASONING = frozenset({"ernie45", "granite"})
+# Parsers that vLLM replaces as a whole where the model is gpt-oss, and that read nothing elsewhere.
+HARMONY = frozenset({"openai", "openai_gptoss"})
 MAX_MESSAGE = 300
 
 _REASONS: Mapping[str, FinishReason] = MappingProxyType(
@@ -252,12 +261,15 @@ def _parser_class(names: ParserNames, tokenizer: Any, kind: str) -> Any:
     # It says at each start that tools are on, also where vLLM's processes log for themselves.
     logging.getLogger("vllm.parser.parser_manager").setLevel(logging.WARNING)
     _check_names(names)
+    harmony = kind == "gpt_oss"
+    if not harmony and (found := HARMONY.intersection((names.tool, names.reasoning))):
+        raise errors.InvalidConfig(f"vLLM's parser {min(found)} reads gpt_oss models alone, not {kind!r}")
     try:
         return ParserManager.get_parser(
             tool_parser_name=names.tool,
             reasoning_parser_name=names.reasoning,
             enable_auto_tools=True,
-            is_harmony=kind == "gpt_oss",
+            is_harmony=harmony,
             tokenizer=tokenizer,
         )
     except (TypeError, ImportError) as error:
@@ -281,7 +293,7 @@ def _needs_tags(parser: Any) -> bool:
 
 
 class Parsers:
-    """vLLM's parsers of one model's answers.
+    """vLLM's parsers of one model's answers; ``singly``: they are given one token at a time.
 
     Raises:
         InvalidConfig: the model's tokenizer lacks what a parser needs.
@@ -300,7 +312,7 @@ class Parsers:
         kind = getattr(model_config.hf_config, "model_type", "")
         self._class = _parser_class(names, tokenizer, kind)
         parts = (self._class.tool_parser_cls, self._class.reasoning_parser_cls) if self._class else ()
-        self._singly = not all(part.engine_based_streaming for part in parts if part is not None)
+        self.singly = not all(part.engine_based_streaming for part in parts if part is not None)
 
     def parsed(self, ask: EngineRequest, grammar: Any) -> ParsedAnswer | None:
         """How an answer is parsed; ``None`` for one that has neither reasoning nor tool calls."""
@@ -313,7 +325,7 @@ class Parsers:
             tools = tuple(tool for tool in work.tools if tool.name in allowed)
             work = dataclasses.replace(work, tools=tools, tool_choice=ToolChoice(choice.mode))
         body = {"messages": [message_body(one, reasoning="reasoning") for one in work.messages]}
-        kwargs = {"chat_template_kwargs": dict(work.template_kwargs)}
+        kwargs = {"chat_template_kwargs": template_variables(work.reasoning_effort, work.template_kwargs)}
         try:
             request = self._request.model_validate_json(orjson.dumps(body | tool_fields(work)))
             request.structured_outputs = grammar
@@ -341,7 +353,7 @@ class Parsers:
                 prompt,
                 generation_id=work.generation_id,
                 token_bytes=self._token_bytes,
-                singly=self._singly,
+                singly=self.singly,
                 allowed=allowed,
             ),
         )
