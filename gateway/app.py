@@ -25,6 +25,7 @@ from gateway.http import (
     models,
     monitors,
     pages,
+    rerank,
     responses,
     tokenize,
 )
@@ -48,6 +49,7 @@ _ROUTERS: Final = (
     tokenize.router,
     count_tokens.router,
     embeddings.router,
+    rerank.router,
     count_tokens.responses,
     responses.router,
     files.uploads,

@@ -21,6 +21,7 @@ from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.openai_answer import REASONING_FIELDS, ReasoningField
 from gateway.contracts.origin import EdgeOutcome
+from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from gateway.contracts.responses.body import ReasoningSeal
 from gateway.contracts.values import Caller, GenerateRequest
 from gateway.generation.sink import Sink
@@ -47,6 +48,9 @@ class EmbeddingRunner(Protocol):
 
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
         """The vectors. Raises what callers see."""
+
+    async def score(self, request: ScoreRequest) -> ScoreAnswer:
+        """The scores. Raises the same."""
 
 
 class KeyAuthority(Protocol):

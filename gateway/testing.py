@@ -19,6 +19,7 @@ from gateway.app import create_app
 from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.model_card import ModelCard
+from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from gateway.contracts.values import (
     Answer,
     BudgetReport,
@@ -172,6 +173,11 @@ class FakeEmbeddings:
         """Any model."""
         vectors = [b64encode(struct.pack("<f", len(one))).decode() for one in request.inputs]
         return EmbeddingsAnswer(request.model, vectors, len(vectors))
+
+    async def score(self, request: ScoreRequest) -> ScoreAnswer:
+        """The score of a pair is the length of its second text."""
+        scores = [float(len(text)) for _, text in request.pairs]
+        return ScoreAnswer(request.model, scores, len(scores))
 
 
 class FakeText:

@@ -227,7 +227,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._stream(act, told)
 
     def _embed(self, request: dict[str, Any]) -> None:
-        """Vectors as Titan and Cohere answer: the text as a number, and a third."""
+        """Vectors as Titan and Cohere answer: the text as a number, and a third; scores by length."""
+        if "rerank" in request["modelId"]:
+            return self._rank(request)
         titan = "titan" in request["modelId"]
         allowed = TITAN_FIELDS if titan else COHERE_FIELDS
         texts = [request.get("inputText")] if titan else request.get("texts", [])
@@ -240,6 +242,17 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(400, "ValidationException", "input_type is required")
         tokens = {"X-Amzn-Bedrock-Input-Token-Count": str(TOKENS_EACH * len(texts))}
         self._send(200, {"embeddings": {"float": vectors}, "response_type": "embeddings_by_type"}, tokens)
+
+    def _rank(self, request: dict[str, Any]) -> None:
+        cohere = "cohere." in request["modelId"]
+        allowed = {"modelId", "query", "documents", "top_n", *(("api_version",) if cohere else ())}
+        documents, top = request.get("documents", []), request.get("top_n", 0)
+        whole = request.keys() == allowed and request["query"] and 0 < len(documents) <= 1_000
+        if not whole or not 0 < top <= len(documents):
+            return self._refuse(400, "ValidationException", "Malformed input request")
+        ranked = [{"index": index, "relevance_score": 1 / len(text)} for index, text in enumerate(documents)]
+        ranked.sort(key=lambda one: -one["relevance_score"])
+        self._send(200, {"results": ranked[:top]})
 
     def _stream(self, act: Behaviour, told: _Answer) -> None:
         self.send_response(200)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from adapters.values import Adapter
 from admission.values import BackendLoad
@@ -231,12 +231,27 @@ class DelegatingBackend(ABC):
             raise BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{self.name} makes no vectors")
         return await self.delegate.embed(part)
 
+    async def score(self, part: "ScorePart") -> "Scores":
+        """The delegate's scores. Raises BackendFailure, also where the delegate has none."""
+        if not isinstance(self.delegate, Ranks):
+            raise BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{self.name} scores no texts")
+        return await self.delegate.score(part)
+
 
 def makes_vectors(backend: Backend) -> TypeGuard["Embeds"]:
     """Whether a backend makes vectors; what delegates does when its delegate does."""
+    return isinstance(_innermost(backend), Embeds)
+
+
+def scores_texts(backend: Backend) -> TypeGuard["Ranks"]:
+    """Whether a backend scores texts, likewise."""
+    return isinstance(_innermost(backend), Ranks)
+
+
+def _innermost(backend: Backend) -> Backend:
     while isinstance(backend, DelegatingBackend):
         backend = backend.delegate
-    return isinstance(backend, Embeds)
+    return backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +323,46 @@ class Embeds(Protocol):
 
         Raises BackendFailure; RateLimited: the tenant has too many texts here.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePart:
+    """Pairs of texts whose scores are wanted; ``tokens`` are estimated.
+
+    Args:
+        endpoint: how workers are asked: ``rerank`` has one first text for all pairs.
+        options: further fields of the request, for workers.
+    """
+
+    pairs: tuple[tuple[str, str], ...]
+    tokens: int
+    endpoint: Literal["rerank", "score"]
+    options: Mapping[str, Any]
+    caller: Caller
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One score a pair."""
+
+    scores: tuple[float, ...]
+    input_tokens: int
+
+
+@runtime_checkable
+class Ranks(Protocol):
+    """A backend that scores pairs of texts."""
+
+    name: str
+    kind: str
+    model: str
+
+    @property
+    def state(self) -> BackendState:
+        """Whether it takes work."""
+
+    async def score(self, part: ScorePart) -> Scores:
+        """The scores; cancelling frees what it holds. Raises BackendFailure, RateLimited."""
 
 
 @dataclass(frozen=True, slots=True)

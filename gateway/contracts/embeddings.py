@@ -69,22 +69,29 @@ class EmbeddingsAnswerBody(TypedDict):
     usage: dict[str, int]
 
 
-class EmbeddingsRequest(Struct, frozen=True):
-    """A request for the vectors of some inputs; ``for_cache``: the response cache asks, not the tenant."""
+class PooledRequest(Struct, frozen=True, kw_only=True):
+    """A request that a model answers without generating; ``for_cache``: the response cache asks, not the
+    tenant.
+    """
 
     request_id: str
     generation_id: str
     caller: Caller
     arrived_at: float
     model: str
-    inputs: tuple[EmbeddingInput, ...]
-    dimensions: int | None = None
-    truncate_to: int | None = None
     user: str | None = None
     trace_id: str | None = None
     trace_parent: str | None = None
     trace_state: str | None = None
     for_cache: bool = False
+
+
+class EmbeddingsRequest(PooledRequest, frozen=True, kw_only=True):
+    """A request for the vectors of some inputs."""
+
+    inputs: tuple[EmbeddingInput, ...]
+    dimensions: int | None = None
+    truncate_to: int | None = None
 
 
 class EmbeddingsAnswer(Struct, frozen=True):

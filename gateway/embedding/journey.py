@@ -1,16 +1,16 @@
-"""The stages of a request for vectors, in order.
+"""The stages of a request for vectors, or for scores of texts, in order.
 
 ::
 
     HTTP → value → choose backends → limits → open account
-         → parts, each: admit → worker → vectors → respond → account
+         → parts, each: admit → worker → results → respond → account
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final, Generic, TypeGuard, TypeVar
 
 from msgspec import structs
 
@@ -20,9 +20,27 @@ from admission.controller import AdmissionController
 from admission.errors import Refused
 from admission.values import Demand
 from budgeting.estimating import rough_text_tokens
-from gateway.backends.port import BackendState, EmbedPart, Embeds, Fleet, Vectors, makes_vectors
-from gateway.contracts.embeddings import CONTRACT, EmbeddingInput, EmbeddingsAnswer, EmbeddingsRequest
+from gateway.backends.port import (
+    Backend,
+    BackendState,
+    EmbedPart,
+    Embeds,
+    Fleet,
+    Ranks,
+    ScorePart,
+    makes_vectors,
+    scores_texts,
+)
+from gateway.contracts.embeddings import CONTRACT as EMBEDDINGS
+from gateway.contracts.embeddings import (
+    EmbeddingInput,
+    EmbeddingsAnswer,
+    EmbeddingsRequest,
+    PooledRequest,
+)
 from gateway.contracts.openai_answer import sent_status
+from gateway.contracts.rerank import CONTRACT as RERANK
+from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from gateway.contracts.values import Caller, Contract
 from gateway.errors import RateLimited, UnknownModel, public_error
 from gateway.keys.rate_limits import KeyLimiter
@@ -45,9 +63,14 @@ BYTES_PER_TOKEN: Final = 16
 """What a waiting part keeps in memory for each token."""
 
 
+Backed = TypeVar("Backed", bound=Embeds | Ranks)
+One = TypeVar("One")
+Input = TypeVar("Input")
+
+
 @dataclass(frozen=True, slots=True)
 class EmbeddingJourney:
-    """Makes vectors; every part of a request is paid for once, however often it was tried."""
+    """Makes vectors and scores; every part of a request is paid for once, however often it was tried."""
 
     in_flight: InFlightRequests
     revision: Callable[[], Revision]
@@ -62,6 +85,18 @@ class EmbeddingJourney:
 
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
         """The vectors. Raises GatewayError, Refused, BackendFailure, NotRecorded."""
+        parts = list(split(request.inputs, input_tokens))
+        return EmbeddingsAnswer(*await self._run(_vectors(request), request, parts))
+
+    async def score(self, request: ScoreRequest) -> ScoreAnswer:
+        """The scores. Raises the same."""
+        parts = list(split(request.pairs, _pair_tokens))
+        return ScoreAnswer(*await self._run(_scores(request), request, parts))
+
+    async def _run(
+        self, kind: "_Kind[Backed, One]", request: PooledRequest, parts: Sequence["InputPart"]
+    ) -> "tuple[str, list[One], int]":
+        """What answered, the results in order, and the tokens."""
         span = self.tracing.begin(
             request.trace_parent,
             trace_id=request.trace_id,
@@ -71,26 +106,29 @@ class EmbeddingJourney:
         bills: list[UsageRow] = []
         try:
             with self.in_flight.counted():
-                answer = await self._stages(request, span.trace_id, bills.append)
+                answer = await self._stages(kind, request, parts, span.trace_id, bills.append)
         except asyncio.CancelledError:
-            self._report(request, span, bills, CLIENT_CLOSED_REQUEST, "cancelled", None)
+            self._report(kind, request, span, bills, CLIENT_CLOSED_REQUEST, "cancelled", None)
             raise
         except Exception as error:
             public = public_error(error)
-            self._report(
-                request, span, bills, sent_status(public, Contract.CHAT), public.code, public.message
-            )
+            status = sent_status(public, Contract.CHAT)
+            self._report(kind, request, span, bills, status, public.code, public.message)
             raise
-        self._report(request, span, bills, 200, None, None)
+        self._report(kind, request, span, bills, 200, None, None)
         return answer
 
     async def _stages(
-        self, request: EmbeddingsRequest, trace_id: str, billed: Callable[[UsageRow], None]
-    ) -> EmbeddingsAnswer:
-        backends = self._backends(request)
-        parts = list(split(request.inputs))
+        self,
+        kind: "_Kind[Backed, One]",
+        request: PooledRequest,
+        parts: Sequence["InputPart"],
+        trace_id: str,
+        billed: Callable[[UsageRow], None],
+    ) -> "tuple[str, list[One], int]":
+        backends = self._backends(kind, request)
         tokens = sum(part.tokens for part in parts)
-        row = self._opening_row(request, trace_id)
+        row = self._opening_row(kind, request, trace_id)
         cost = partial(self._cost, row, backends[0], tokens)
         reservation = None
         if not request.for_cache:
@@ -98,8 +136,8 @@ class EmbeddingJourney:
         used = 0
         try:
             with self.accounts.open(row, None, billed) as account:
-                made = await self._made(request, parts, backends)
-                used = sum(one.vectors.input_tokens for one in made)
+                made = await self._made(kind, request, parts, backends)
+                used = sum(one.input_tokens for one in made)
                 by = made[-1].backend
                 account.settle(
                     structs.replace(
@@ -116,9 +154,9 @@ class EmbeddingJourney:
         finally:
             if reservation is not None:
                 reservation.settle(used)
-        return EmbeddingsAnswer(by.model, [one for part in made for one in part.vectors.vectors], used)
+        return by.model, [one for part in made for one in part.results], used
 
-    def _backends(self, request: EmbeddingsRequest) -> Sequence[Embeds]:
+    def _backends(self, kind: "_Kind[Backed, One]", request: PooledRequest) -> Sequence[Backed]:
         """Those that may answer, in the order of the configuration. Raises UnknownModel."""
         caller, revision = request.caller, self.revision()
         own = dict(caller.aliases)
@@ -128,27 +166,29 @@ class EmbeddingJourney:
         usable = [
             backend
             for name, backend in self.fleet.backends.items()
-            if makes_vectors(backend)
-            and caller.may_use(backend.model)
-            and (reached is None or name in reached)
+            if kind.able(backend) and caller.may_use(backend.model) and (reached is None or name in reached)
         ]
         found = [one for one in usable if named in (one.model, one.name)]
         if found:
             return found
         if not usable:
-            raise UnknownModel("no backend here makes vectors; configure workers that do", param="model")
+            raise UnknownModel(f"no backend here {kind.does}; configure workers that do", param="model")
         known = nearest(request.model, {one.model for one in usable})
-        raise UnknownModel(f"no worker makes vectors with {request.model!r}; {known}", param="model")
+        raise UnknownModel(f"no worker {kind.does} with {request.model!r}; {known}", param="model")
 
     async def _made(
-        self, request: EmbeddingsRequest, parts: Sequence["InputPart"], backends: Sequence[Embeds]
-    ) -> list["PartVectors"]:
-        """The vectors of each part, in order; the first failure ends the others."""
+        self,
+        kind: "_Kind[Backed, One]",
+        request: PooledRequest,
+        parts: Sequence["InputPart"],
+        backends: Sequence[Backed],
+    ) -> "list[PartResults[Backed, One]]":
+        """The results of each part, in order; the first failure ends the others."""
         at_once = asyncio.Semaphore(AT_ONCE)
 
-        async def one(part: InputPart) -> PartVectors:
+        async def one(part: InputPart) -> PartResults[Backed, One]:
             async with at_once:
-                return await self._part(request, part, backends)
+                return await self._part(kind, request, part, backends)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -158,24 +198,20 @@ class EmbeddingJourney:
         return [task.result() for task in tasks]
 
     async def _part(
-        self, request: EmbeddingsRequest, part: "InputPart", backends: Sequence[Embeds]
-    ) -> "PartVectors":
-        """The vectors of a part, by the first backend that can."""
+        self,
+        kind: "_Kind[Backed, One]",
+        request: PooledRequest,
+        part: "InputPart",
+        backends: Sequence[Backed],
+    ) -> "PartResults[Backed, One]":
+        """The results of a part, by the first backend that can."""
         failure: Refused | BackendFailure | None = None
         # Those that are not ready come last: they say why.
         for backend in sorted(backends, key=lambda one: one.state is not BackendState.READY):
-            ask = EmbedPart(
-                part.inputs,
-                part.tokens,
-                request.dimensions,
-                request.truncate_to,
-                request.user,
-                request.caller,
-            )
             try:
-                async with self.admission.admit(_demand(request, part, backend)) as slot:
+                async with self.admission.admit(_demand(kind.contract, request, part, backend)) as slot:
                     try:
-                        vectors = await backend.embed(ask)
+                        results, used = await kind.ask(backend, part)
                     except (BackendFailure, RateLimited) as error:
                         if isinstance(error, RateLimited) or not error.counts:
                             slot.ignored()  # a fault of the request says nothing about the backend
@@ -185,26 +221,26 @@ class EmbeddingJourney:
                 if isinstance(error, BackendFailure) and not error.policy.other_backend:
                     break
                 continue
-            if len(vectors.vectors) != len(part.inputs):
+            if len(results) != len(part.inputs):
                 raise BackendFailure(
                     FailureKind.INTERNAL,
-                    f"the worker gave {len(vectors.vectors)} vectors for {len(part.inputs)} inputs",
+                    f"the worker gave {len(results)} results for {len(part.inputs)} inputs",
                 )
-            return PartVectors(backend, vectors)
+            return PartResults(backend, results, used)
         assert failure is not None
         if isinstance(failure, BackendFailure) and failure.kind is FailureKind.MODEL_NOT_FOUND:
-            raise UnknownModel(f"the workers of {request.model!r} make no vectors", param="model")
+            raise UnknownModel(f"no worker {kind.does} with {request.model!r}", param="model")
         raise failure
 
-    def _opening_row(self, request: EmbeddingsRequest, trace_id: str) -> UsageRow:
+    def _opening_row(self, kind: "_Kind[Backed, One]", request: PooledRequest, trace_id: str) -> UsageRow:
         caller = request.caller
         return UsageRow(
             generation_id=request.generation_id,
             request_id=request.request_id,
             tenant=caller.tenant,
             key_id=caller.key_id,
-            contract=CONTRACT,
-            route=CONTRACT,
+            contract=kind.contract,
+            route=kind.contract,
             started_at=self.unix_time(),
             kind="cache" if request.for_cache else "front" if caller.by_front else "request",
             org=caller.org,
@@ -213,13 +249,14 @@ class EmbeddingJourney:
             trace_id=trace_id,
         )
 
-    def _cost(self, row: UsageRow, backend: Embeds, tokens: int) -> int:
+    def _cost(self, row: UsageRow, backend: Embeds | Ranks, tokens: int) -> int:
         used = structs.replace(row, backend_name=backend.name, model=backend.model, input_tokens=tokens)
         return self.accounts.price(used).cost_nanousd
 
     def _report(
         self,
-        request: EmbeddingsRequest,
+        kind: "_Kind[Backed, One]",
+        request: PooledRequest,
         span: RootSpan,
         bills: Sequence[UsageRow],
         status: int,
@@ -232,10 +269,10 @@ class EmbeddingJourney:
             generation_id=request.generation_id,
             trace_id=span.trace_id,
             tenant=request.caller.tenant,
-            contract=CONTRACT,
+            contract=kind.contract,
             status=status,
             total_ms=(self.clock() - request.arrived_at) * 1000,
-            route=CONTRACT,
+            route=kind.contract,
             model=bill.model if bill else request.model,
             backend=bill.backend if bill else None,
             backend_name=bill.backend_name if bill and bill.backend else None,
@@ -253,23 +290,74 @@ class EmbeddingJourney:
 class InputPart:
     """Inputs that go to a worker together; ``tokens`` are estimated."""
 
-    inputs: tuple[EmbeddingInput, ...]
+    inputs: tuple[Any, ...]
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class PartVectors:
-    """The vectors of a part, and what made them."""
+class PartResults(Generic[Backed, One]):
+    """The results of a part, and what made them."""
 
-    backend: Embeds
-    vectors: Vectors
+    backend: Backed
+    results: Sequence[One]
+    input_tokens: int
 
 
-def split(inputs: Sequence[EmbeddingInput]) -> Iterator[InputPart]:
+@dataclass(frozen=True, slots=True)
+class _Kind(Generic[Backed, One]):
+    """What is wanted of a backend, who can give it, and how it is asked: results of a part, and tokens."""
+
+    contract: str
+    does: str
+    able: Callable[[Backend], TypeGuard[Backed]]
+    ask: Callable[[Backed, InputPart], Awaitable[tuple[Sequence[One], int]]]
+
+
+def _vectors(request: EmbeddingsRequest) -> _Kind[Embeds, str]:
+    async def ask(backend: Embeds, part: InputPart) -> tuple[Sequence[str], int]:
+        made = await backend.embed(
+            EmbedPart(
+                part.inputs,
+                part.tokens,
+                request.dimensions,
+                request.truncate_to,
+                request.user,
+                request.caller,
+            )
+        )
+        return made.vectors, made.input_tokens
+
+    return _Kind(EMBEDDINGS, "makes vectors", makes_vectors, ask)
+
+
+def _scores(request: ScoreRequest) -> _Kind[Ranks, float]:
+    async def ask(backend: Ranks, part: InputPart) -> tuple[Sequence[float], int]:
+        made = await backend.score(
+            ScorePart(part.inputs, part.tokens, request.endpoint, request.options, request.caller)
+        )
+        return made.scores, made.input_tokens
+
+    return _Kind(RERANK, "scores texts", scores_texts, ask)
+
+
+def _text_tokens(text: str) -> int:
+    return max(1, round(rough_text_tokens(text)))
+
+
+def input_tokens(one: EmbeddingInput) -> int:
+    """An estimate."""
+    return _text_tokens(one) if isinstance(one, str) else len(one)
+
+
+def _pair_tokens(pair: tuple[str, str]) -> int:
+    return _text_tokens(pair[0]) + _text_tokens(pair[1])
+
+
+def split(inputs: Sequence[Input], tokens_of: Callable[[Input], int]) -> Iterator[InputPart]:
     """The inputs in parts, in order: a part ends before it passes a bound, and has at least one."""
     part = InputPart((), 0)
     for one in inputs:
-        tokens = max(1, round(rough_text_tokens(one))) if isinstance(one, str) else len(one)
+        tokens = tokens_of(one)
         if part.inputs and (part.tokens + tokens > PART_TOKENS or len(part.inputs) >= PART_INPUTS):
             yield part
             part = InputPart((), 0)
@@ -289,7 +377,7 @@ def _reached(caller: Caller, revision: Revision) -> set[str] | None:
     }
 
 
-def _demand(request: EmbeddingsRequest, part: InputPart, backend: Embeds) -> Demand:
+def _demand(contract: str, request: PooledRequest, part: InputPart, backend: Embeds | Ranks) -> Demand:
     return Demand(
         backend=backend.name,
         tenant=request.caller.tenant,
@@ -297,7 +385,7 @@ def _demand(request: EmbeddingsRequest, part: InputPart, backend: Embeds) -> Dem
         input_tokens=part.tokens,
         max_output_tokens=1,
         arrived_at=request.arrived_at,
-        kind=(CONTRACT, backend.model),
+        kind=(contract, backend.model),
         cached_tokens=0,
         size_bytes=BYTES_PER_TOKEN * part.tokens,
     )

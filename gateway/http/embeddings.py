@@ -12,9 +12,8 @@ from gateway.contracts.embeddings import (
     embeddings_request,
 )
 from gateway.contracts.openai_answer import OpenAIErrorBody
-from gateway.errors import DeadlineExceeded
 from gateway.http.exchange import Exchange, Reply
-from gateway.http.generate import origin_of
+from gateway.http.generate import in_time, origin_of
 from gateway.http.respond import response_of
 from gateway.http.routes import KEY, Asking, CountedRoute, Edge, Json, errors
 
@@ -36,13 +35,8 @@ async def embeddings(
     """Vectors of texts or token ids."""
     exchange = Exchange.of(request.scope)
     asked = embeddings_request(given, origin_of(services, exchange, caller))
-    limit_s = services.limits.request_timeout_s
     exchange.reported = True
-    try:
-        async with asyncio.timeout(limit_s):
-            answer = await services.embeddings.run(asked)
-    except TimeoutError:
-        raise DeadlineExceeded(f"the request took longer than {limit_s:g} s") from None
+    answer = await in_time(services, services.embeddings.run(asked))
     floats, size = given.encoding_format == "float", sum(map(len, answer.vectors))
     if size <= INLINE_CHARS:
         return response_of(Reply(200, embeddings_body(answer, floats=floats)))

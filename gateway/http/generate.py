@@ -1,8 +1,8 @@
 """The endpoint of every generation over HTTP; a dialect makes it native or OpenAI's."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Sequence
+from typing import Final, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -24,6 +24,7 @@ from gateway.http.sinks import StreamSink, WholeSink
 from gateway.ports import Services
 from resilience.time_limits import TimeLimit
 
+T = TypeVar("T")
 NOT_GENERATED: Final = frozenset({"degraded", "response_cache"})
 """Values of ``backend`` that name no model: such an answer costs nothing and is not stored under a key."""
 
@@ -75,6 +76,16 @@ async def run_journey(
             request_id=request.request_id,
             trace_id=request.trace_id or "",
         )
+
+
+async def in_time(services: Services, work: Awaitable[T]) -> T:
+    """Work that has as long as a request may take. Raises DeadlineExceeded."""
+    limit_s = services.limits.request_timeout_s
+    try:
+        async with asyncio.timeout(limit_s):
+            return await work
+    except TimeoutError:
+        raise DeadlineExceeded(f"the request took longer than {limit_s:g} s") from None
 
 
 def origin_of(services: Services, exchange: Exchange, caller: Caller) -> RequestOrigin:

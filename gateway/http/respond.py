@@ -18,7 +18,7 @@ ErrorShape = Callable[[PublicError, str], tuple[int, bytes]]
 CALLER_ERRORS: Final[tuple[type[Exception], ...]] = (GatewayError, *LEAF_ERRORS)
 """Errors that callers see; any other is a defect, logged and answered as ``internal``."""
 
-_OPENAI_PATHS: Final = ("/v1/", "/tokenize", "/detokenize")
+_OPENAI_PATHS: Final = ("/v1/", "/v2/", "/tokenize", "/detokenize")
 _NATIVE_PATHS: Final = ("/v1/generate",)
 _ANTHROPICS_PATHS: Final = ("/v1/messages",)
 _FRAMES_LOGGED: Final = 6

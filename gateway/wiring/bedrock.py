@@ -7,9 +7,15 @@ import structlog
 
 from budgeting.estimating import EstimatingCounter
 from budgeting.values import Message
-from gateway.backends.bedrock.backend import FEATURES, BedrockBackend, BedrockEmbeddings
+from gateway.backends.bedrock.backend import (
+    FEATURES,
+    BedrockBackend,
+    BedrockEmbeddings,
+    BedrockReranker,
+)
 from gateway.backends.bedrock.models import cacheable_from, caches_tools, takes_prefill, takes_schemas
 from gateway.backends.bedrock.request import ConverseWriter
+from gateway.backends.bedrock.scores import reranks
 from gateway.backends.bedrock.transport import Transport
 from gateway.backends.bedrock.vectors import family_of
 from gateway.config.backends import BedrockSection
@@ -44,7 +50,9 @@ def make_bedrock(
     def failed(region: str, failure: BackendFailure) -> None:
         log.info("region failed", region=region, failure=failure.kind.value, reason=str(failure))
 
-    make = BedrockBackend if family_of(section.model_id) is None else BedrockEmbeddings
+    make: type[BedrockBackend] = BedrockReranker if reranks(section.model_id) else BedrockBackend
+    if family_of(section.model_id) is not None:
+        make = BedrockEmbeddings
     return make(
         name,
         section,

@@ -19,7 +19,14 @@ from admission.controller import AdmissionController
 from admission.values import AdmissionLimits
 from gateway.backends.port import BackendState, EmbedPart, Fleet, Vectors
 from gateway.contracts.embeddings import EmbeddingInput, EmbeddingsAnswer, EmbeddingsRequest
-from gateway.embedding.journey import PART_INPUTS, PART_TOKENS, PRIORITY, EmbeddingJourney, split
+from gateway.embedding.journey import (
+    PART_INPUTS,
+    PART_TOKENS,
+    PRIORITY,
+    EmbeddingJourney,
+    input_tokens,
+    split,
+)
 from gateway.errors import Draining, RateLimited, UnknownModel
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.requests.in_flight import InFlightRequests
@@ -87,7 +94,14 @@ class House:
         self.names = list(backends)
 
     async def run(self, *inputs: EmbeddingInput, **changes: Any) -> EmbeddingsAnswer:
-        request = EmbeddingsRequest("req_1", "gen_1", CALLER, 0.0, "bge", inputs)
+        request = EmbeddingsRequest(
+            request_id="req_1",
+            generation_id="gen_1",
+            caller=CALLER,
+            arrived_at=0.0,
+            model="bge",
+            inputs=inputs,
+        )
         return await self.journey.run(structs.replace(request, **changes))
 
     def rows(self) -> list[tuple[str | None, str, int, int]]:
@@ -110,7 +124,7 @@ def gone(kind: FailureKind = FailureKind.BACKEND_UNAVAILABLE) -> BackendFailure:
     )
 )
 def test_parts_hold_every_input_in_order_within_their_bounds(inputs: list[EmbeddingInput]) -> None:
-    parts = list(split(inputs))
+    parts = list(split(inputs, input_tokens))
     assert [one for part in parts for one in part.inputs] == inputs
     assert all(0 < len(part.inputs) <= PART_INPUTS for part in parts)
     assert all(part.tokens <= PART_TOKENS or len(part.inputs) == 1 for part in parts)
@@ -118,7 +132,7 @@ def test_parts_hold_every_input_in_order_within_their_bounds(inputs: list[Embedd
 
 def test_an_input_longer_than_a_part_is_one_by_itself() -> None:
     long = tuple(range(PART_TOKENS + 1))
-    assert [len(part.inputs) for part in split(["a", long, "b"])] == [1, 1, 1]
+    assert [len(part.inputs) for part in split(["a", long, "b"], input_tokens)] == [1, 1, 1]
 
 
 async def test_vectors_come_in_order_of_the_inputs_whatever_part_ends_first() -> None:
@@ -168,7 +182,7 @@ async def test_faults_of_requests_leave_the_backend_in_service_for_others() -> N
 
 async def test_a_model_that_makes_no_vectors_is_an_unknown_one_here() -> None:
     house = House(Maker("pool", fails=[gone(FailureKind.MODEL_NOT_FOUND)]))
-    with pytest.raises(UnknownModel, match="make no vectors"):
+    with pytest.raises(UnknownModel, match="no worker makes vectors"):
         await house.run("a")
     assert house.records[0].status == 404
 
@@ -239,5 +253,5 @@ async def test_fewer_vectors_than_inputs_are_no_answer() -> None:
             return Vectors((), 1)
 
     house = House(Short("pool"))
-    with pytest.raises(BackendFailure, match="0 vectors for 1 inputs"):
+    with pytest.raises(BackendFailure, match="0 results for 1 inputs"):
         await house.run("a")

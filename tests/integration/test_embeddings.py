@@ -19,13 +19,14 @@ import pytest
 import yaml
 
 from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
+from tests.workers.raw_worker import RawWorker
 from tests.workers.vector_worker import MODEL, SIZE, VectorWorker, tokens_of, vector_of
 
 START_TIMEOUT_S = 120.0
 
 
 @asynccontextmanager
-async def serving(folder: Path, *workers: VectorWorker) -> AsyncIterator[LiveGateway]:
+async def serving(folder: Path, *workers: RawWorker, model: str = MODEL) -> AsyncIterator[LiveGateway]:
     """A gateway in front of one pool of these; nothing but their addresses is configured."""
     for one in workers:
         await one.start()
@@ -38,7 +39,7 @@ async def serving(folder: Path, *workers: VectorWorker) -> AsyncIterator[LiveGat
         "backends": {"vectors": pool},
         "routing": {"file": str(folder / "routing.yaml")},
     }
-    config["models"] = {MODEL: {"aliases": ["text-embedding-3-small"]}}
+    config["models"] = {model: {"aliases": ["text-embedding-3-small"]}}
     route = {"backends": [{"name": "vectors", "weight": 100}], "fallback": []}
     (folder / "routing.yaml").write_text(yaml.safe_dump({"routes": {"self_hosted_generation": route}}))
     (folder / "sluice.yaml").write_text(yaml.safe_dump(config))

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -15,11 +15,22 @@ from budgeting.values import Message, Role
 from gateway.backends.bedrock.answer import ConverseReader, InvokedModel
 from gateway.backends.bedrock.call import EventBatches, Lanes
 from gateway.backends.bedrock.request import ConverseWriter
+from gateway.backends.bedrock.scores import rerank_request, scores_of
 from gateway.backends.bedrock.tools import ConverseTools, tools_as_messages
 from gateway.backends.bedrock.transport import Transport
 from gateway.backends.bedrock.vectors import family_of
 from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest
-from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, EmbedPart, Vectors, Work
+from gateway.backends.port import (
+    BackendState,
+    Completion,
+    Continue,
+    DeltaSink,
+    EmbedPart,
+    ScorePart,
+    Scores,
+    Vectors,
+    Work,
+)
 from gateway.config.backends import BedrockSection
 from gateway.contracts.features import Feature
 from resilience.failures import BackendFailure, FailureKind
@@ -214,29 +225,8 @@ class BedrockBackend:
         call.left()
 
 
-class BedrockEmbeddings(BedrockBackend):
-    """Implements :class:`gateway.backends.port.Embeds` too. Bedrock refuses to generate with such a model."""
-
-    async def embed(self, part: EmbedPart) -> Vectors:
-        """The vectors. The calls of a part follow each other; parts of a request run at the same time."""
-        family = family_of(self.model)
-        if family is None:
-            raise BackendFailure(
-                FailureKind.INVALID_INPUT, f"{self.model} makes no embeddings", param="model"
-            )
-        vectors: list[str] = []
-        tokens = 0
-        try:
-            async with asyncio.timeout(self._total_timeout_s) as limit:
-                for request in family.requests(self.model, part):
-                    made, used = family.vectors(await self._invoked(request))
-                    vectors += made
-                    tokens += used
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise self._too_slow() from error
-        return Vectors(tuple(vectors), tokens or part.tokens)
+class _InvokingBackend(BedrockBackend):
+    """A model of InvokeModel: Bedrock refuses to generate with it."""
 
     async def _invoked(self, request: Mapping[str, Any]) -> InvokedModel:
         call = await self._call(request)
@@ -252,3 +242,43 @@ class BedrockEmbeddings(BedrockBackend):
         finally:
             call.cut()
             await call.wait_left(LEAVE_WAIT_S)
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._total_timeout_s) as limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise self._too_slow() from error
+
+
+class BedrockReranker(_InvokingBackend):
+    """Implements :class:`gateway.backends.port.Ranks` too."""
+
+    async def score(self, part: ScorePart) -> Scores:
+        """The scores of a query's documents."""
+        request = rerank_request(self.model, part)
+        async with self._in_time():
+            return scores_of(await self._invoked(request), part)
+
+
+class BedrockEmbeddings(_InvokingBackend):
+    """Implements :class:`gateway.backends.port.Embeds` too."""
+
+    async def embed(self, part: EmbedPart) -> Vectors:
+        """The vectors. The calls of a part follow each other; parts of a request run at the same time."""
+        family = family_of(self.model)
+        if family is None:
+            raise BackendFailure(
+                FailureKind.INVALID_INPUT, f"{self.model} makes no embeddings", param="model"
+            )
+        vectors: list[str] = []
+        tokens = 0
+        async with self._in_time():
+            for request in family.requests(self.model, part):
+                made, used = family.vectors(await self._invoked(request))
+                vectors += made
+                tokens += used
+        return Vectors(tuple(vectors), tokens or part.tokens)

@@ -8,16 +8,27 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import structlog
 
 from adapters.values import Adapter
 from admission.values import BackendLoad
 from gateway.backends.partial_answer import check_partial, generate_rest
-from gateway.backends.port import Absence, BackendState, Completion, DeltaSink, EmbedPart, Vectors, Work
+from gateway.backends.port import (
+    Absence,
+    BackendState,
+    Completion,
+    DeltaSink,
+    EmbedPart,
+    ScorePart,
+    Scores,
+    Vectors,
+    Work,
+)
 from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.answer import CompletionReader
-from gateway.backends.workers.client import Whole, whole_body
+from gateway.backends.workers.client import Whole, WorkerClient, whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.dialect import (
     MAX_ECHOED_LOGPROBS,
@@ -35,6 +46,7 @@ from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.pool_model import ModelReading, PoolModel
 from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of, failure_of_transport
+from gateway.backends.workers.scores import score_request_body, scores_of
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.vectors import body_of, vectors_of
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
@@ -42,7 +54,10 @@ from gateway.backends.workers.worker_choice import NO_WISH, Wish
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.front_headers import front_headers
+from gateway.contracts.values import Caller
 from resilience.failures import BackendFailure, FailureKind
+
+Pooled = TypeVar("Pooled")
 
 # Longest error answer that is read, bytes.
 MAX_ERROR_BYTES = 64 * 1024
@@ -273,10 +288,32 @@ class WorkersBackend:
         return await generate_rest(self._writer.splice(work, partial), self._generate, work, out)
 
     async def embed(self, part: EmbedPart) -> Vectors:
-        """The vectors of some inputs; a worker that fails is replaced by another, each is tried once."""
-        body, headers = body_of(self.model, part), b""
+        """The vectors of some inputs."""
+        body = body_of(self.model, part)
+        return await self._pooled(
+            part.caller,
+            part.tokens,
+            lambda client, headers: vectors_of(
+                client, self.model, body, headers, part.tokens, len(part.inputs)
+            ),
+        )
+
+    async def score(self, part: ScorePart) -> Scores:
+        """The scores of some pairs of texts."""
+        body = score_request_body(self.model, part)
+        return await self._pooled(
+            part.caller,
+            part.tokens,
+            lambda client, headers: scores_of(client, self.model, part, body, headers),
+        )
+
+    async def _pooled(
+        self, caller: Caller, tokens: int, ask: Callable[[WorkerClient, bytes], Awaitable[Pooled]]
+    ) -> Pooled:
+        """Ask a worker; one that fails is replaced by another, each is tried once."""
+        headers = b""
         if self._writer.dialect is Dialect.SLUICE:
-            headers = front_headers(part.caller.tenant, part.caller.org, SHARED_SALT)
+            headers = front_headers(caller.tenant, caller.org, SHARED_SALT)
         tried: set[str] = set()
         failure: BackendFailure | None = None
         while len(tried) < self._max_attempts:
@@ -284,13 +321,11 @@ class WorkersBackend:
             if worker is None:
                 break
             tried.add(worker.url)
-            ticket = self._pool.sent(worker, part.tokens, NO_WISH)
+            ticket = self._pool.sent(worker, tokens, NO_WISH)
             try:
-                vectors = await vectors_of(
-                    worker.client, self.model, body, headers, part.tokens, len(part.inputs)
-                )
+                answer = await ask(worker.client, headers)
                 worker.succeeded()
-                return vectors
+                return answer
             except TransportError as error:
                 if not isinstance(error, ConnectionsInUse):
                     await worker.broke(error)

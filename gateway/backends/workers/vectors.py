@@ -47,19 +47,7 @@ async def vectors_of(
     client: WorkerClient, model: str, body: bytes, headers: bytes, tokens: int, inputs: int
 ) -> Vectors:
     """Ask. Raises TransportError, BackendFailure; ``tokens`` are those of a worker that reports none."""
-    connection = await client.post(PATH, body, headers)
-    try:
-        if connection.status != 200:
-            raise failure_of(
-                connection.status,
-                await whole_body(connection, MAX_ERROR_BYTES),
-                connection.retry_after,
-                connection.retry_after_ms,
-                model=model,
-            )
-        data = await whole_body(connection, MAX_ANSWER_BYTES)
-    finally:
-        connection.release()
+    data = await answer_of(client, model, PATH, body, headers)
     try:
         answer = _read(data)
         vectors = {
@@ -78,6 +66,23 @@ async def vectors_of(
         tuple([b64encode(vectors[index]).decode() for index in range(inputs)]),
         tokens if reported is None else reported,
     )
+
+
+async def answer_of(client: WorkerClient, model: str, path: str, body: bytes, headers: bytes) -> bytes:
+    """The body of a whole answer. Raises TransportError, BackendFailure."""
+    connection = await client.post(path, body, headers)
+    try:
+        if connection.status != 200:
+            raise failure_of(
+                connection.status,
+                await whole_body(connection, MAX_ERROR_BYTES),
+                connection.retry_after,
+                connection.retry_after_ms,
+                model=model,
+            )
+        return await whole_body(connection, MAX_ANSWER_BYTES)
+    finally:
+        connection.release()
 
 
 def _numbers(vector: str | list[float]) -> "array[float]":

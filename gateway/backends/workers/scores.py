@@ -1,0 +1,77 @@
+"""One call of a worker's ``/rerank`` or ``/score``."""
+
+from math import isfinite
+from typing import Final
+
+import msgspec
+import orjson
+
+from gateway.backends.port import ScorePart, Scores
+from gateway.backends.workers.client import WorkerClient
+from gateway.backends.workers.errors import BadHttp
+from gateway.backends.workers.vectors import answer_of
+
+
+class _Ranked(msgspec.Struct):
+    index: int
+    relevance_score: float
+
+
+class _Scored(msgspec.Struct):
+    index: int
+    score: float
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class _Rerank(msgspec.Struct):
+    results: list[_Ranked]
+    usage: _Usage | None = None
+
+
+class _Score(msgspec.Struct):
+    data: list[_Scored]
+    usage: _Usage | None = None
+
+
+_read_rerank = msgspec.json.Decoder(_Rerank, strict=False).decode
+_read_score = msgspec.json.Decoder(_Score, strict=False).decode
+PATHS: Final = {"rerank": "/rerank", "score": "/score"}
+
+
+def score_request_body(model: str, part: ScorePart) -> bytes:
+    """The request. All documents are wanted back, and no texts."""
+    firsts, texts = [one for one, _ in part.pairs], [one for _, one in part.pairs]
+    if part.endpoint == "rerank":
+        body = {"query": firsts[0], "documents": texts, "top_n": len(texts), "return_documents": False}
+    else:
+        body = {"text_1": firsts, "text_2": texts}
+    return orjson.dumps({"model": model, **body, **part.options})
+
+
+async def scores_of(client: WorkerClient, model: str, part: ScorePart, body: bytes, headers: bytes) -> Scores:
+    """Ask. Raises TransportError, BackendFailure."""
+    data = await answer_of(client, model, PATHS[part.endpoint], body, headers)
+    try:
+        if part.endpoint == "rerank":
+            ranked = _read_rerank(data)
+            pairs, usage = [(one.index, one.relevance_score) for one in ranked.results], ranked.usage
+        else:
+            scored = _read_score(data)
+            pairs, usage = [(one.index, one.score) for one in scored.data], scored.usage
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise BadHttp("its scores cannot be read") from None
+    scores = dict(pairs)
+    if len(pairs) != len(part.pairs) or scores.keys() != set(range(len(part.pairs))):
+        raise BadHttp(f"it gave {len(pairs)} scores for {len(part.pairs)} texts, or one of them twice")
+    if not all(map(isfinite, scores.values())):
+        raise BadHttp("one of its scores is not finite")
+    used = None
+    if usage is not None:
+        used = usage.total_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+    return Scores(
+        tuple([scores[index] for index in range(len(part.pairs))]), part.tokens if used is None else used
+    )

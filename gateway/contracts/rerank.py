@@ -1,0 +1,220 @@
+"""Rerank as Cohere, Jina and vLLM have it, and vLLM's scores: the bodies, and the answers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired
+
+import orjson
+from msgspec import Struct
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from gateway.contracts.embeddings import PooledRequest
+from gateway.contracts.fields import ANYTHING, Body, Label, Name, Text
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.refusals import not_allowed
+
+MAX_DOCUMENTS: Final = 2_048
+"""Most documents of one request; Cohere has 1,000, and advises fewer."""
+CONTRACT: Final = "rerank"
+Lengths = Annotated[int, Field(ge=1, le=1 << 24)]
+
+
+class Document(Body):
+    """A document as an object; clients send further fields, which are theirs."""
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(
+        ("id", "title", "url", "metadata"), (ANYTHING,)
+    )
+    text: Text
+
+
+class RerankBody(Body):
+    """The body of ``POST /v1/rerank`` and ``/v2/rerank``."""
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "request_id": (ANYTHING,),
+        "priority": (None, 0),
+        "rank_fields": (None, ["text"]),
+        "max_chunks_per_doc": (None,),
+    }
+    model: Name
+    query: Text
+    documents: list[Text | Document]
+    top_n: Annotated[int, Field(ge=0)] | None = None
+    return_documents: bool | None = None
+    max_tokens_per_doc: Lengths | None = None
+    max_tokens_per_query: Lengths | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = None
+    instruction: Text | None = None
+    user: Label | None = None
+
+
+class ScoreBody(Body):
+    """The body of ``POST /v1/score``: two texts, or lists of them; one text stands beside each of a list."""
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"request_id": (ANYTHING,), "priority": (None, 0)}
+    model: Name
+    text_1: Text | list[Text]
+    text_2: Text | list[Text]
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = None
+    instruction: Text | None = None
+    user: Label | None = None
+
+
+class RankedBody(TypedDict):
+    """One document's place: ``index`` is that of the request."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[dict[str, Any]]
+
+
+class RerankAnswerBody(TypedDict):
+    """The documents, the most relevant first; ``meta`` is Cohere's, ``usage`` Jina's and vLLM's."""
+
+    id: str
+    model: str
+    results: list[RankedBody]
+    usage: dict[str, int]
+    meta: dict[str, Any]
+
+
+class ScoredBody(TypedDict):
+    """One pair's score."""
+
+    object: str
+    index: int
+    score: float
+
+
+class ScoreAnswerBody(TypedDict):
+    """The scores, in the order of the pairs."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[ScoredBody]
+    usage: dict[str, int]
+
+
+Pair = tuple[str, str]
+
+
+class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
+    """A request for the scores of pairs of texts.
+
+    Args:
+        endpoint: how a worker is asked.
+        options: further fields for the worker.
+    """
+
+    pairs: tuple[Pair, ...]
+    endpoint: Literal["rerank", "score"]
+    options: Mapping[str, Any]
+    created: int
+
+
+class ScoreAnswer(Struct, frozen=True):
+    """A score for each pair, in order, and the tokens of all."""
+
+    model: str
+    scores: Sequence[float]
+    input_tokens: int
+
+
+def rerank_request(body: RerankBody, origin: RequestOrigin) -> ScoreRequest:
+    """Map a validated body to the inside. Raises InvalidRequest."""
+    texts = [one if isinstance(one, str) else one.text for one in body.documents]
+    _check("documents", texts)
+    if not body.query:
+        raise not_allowed("query", "is empty", "at least one character")
+    names = ("max_tokens_per_doc", "max_tokens_per_query", "truncate_prompt_tokens", "instruction")
+    return _request(body, origin, "rerank", [(body.query, one) for one in texts], names)
+
+
+def score_request(body: ScoreBody, origin: RequestOrigin) -> ScoreRequest:
+    """Map a validated body to the inside. Raises InvalidRequest."""
+    firsts, texts = ([one] if isinstance(one, str) else one for one in (body.text_1, body.text_2))
+    _check("text_1", firsts)
+    _check("text_2", texts)
+    if len(firsts) not in (1, len(texts)):
+        raise not_allowed(
+            "text_1", f"has {len(firsts)} texts and text_2 {len(texts)}", "one text, or as many as text_2"
+        )
+    if len(firsts) == 1:
+        firsts = firsts * len(texts)
+    pairs = list(zip(firsts, texts, strict=True))
+    return _request(body, origin, "score", pairs, ("truncate_prompt_tokens", "instruction"))
+
+
+def _check(param: str, texts: Sequence[str]) -> None:
+    if not 0 < len(texts) <= MAX_DOCUMENTS:
+        raise not_allowed(param, f"has {len(texts)} texts", f"1 to {MAX_DOCUMENTS}")
+    for index, one in enumerate(texts):
+        if not one:
+            raise not_allowed(f"{param}.{index}", "is empty", "at least one character")
+
+
+def _request(
+    body: RerankBody | ScoreBody,
+    origin: RequestOrigin,
+    endpoint: Literal["rerank", "score"],
+    pairs: Sequence[Pair],
+    options: Sequence[str],
+) -> ScoreRequest:
+    given = {name: getattr(body, name) for name in options}
+    return ScoreRequest(
+        request_id=origin.request_id,
+        generation_id=origin.generation_id,
+        caller=origin.caller,
+        arrived_at=origin.arrived_at,
+        model=body.model,
+        user=body.user,
+        trace_id=origin.trace_id,
+        trace_parent=origin.trace_parent,
+        trace_state=origin.trace_state,
+        pairs=tuple(pairs),
+        endpoint=endpoint,
+        options={name: value for name, value in given.items() if value is not None},
+        created=origin.created,
+    )
+
+
+def rerank_body(body: RerankBody, request: ScoreRequest, answer: ScoreAnswer, *, documents: bool) -> bytes:
+    """The JSON body; ``documents`` are in it unless the request says otherwise."""
+    shown = documents if body.return_documents is None else body.return_documents
+    order = sorted(range(len(answer.scores)), key=lambda index: (-answer.scores[index], index))
+    results = []
+    for index in order[: body.top_n or None]:
+        ranked: dict[str, Any] = {"index": index, "relevance_score": answer.scores[index]}
+        if shown:
+            ranked["document"] = {"text": request.pairs[index][1]}
+        results.append(ranked)
+    usage = {"prompt_tokens": answer.input_tokens, "total_tokens": answer.input_tokens}
+    meta = {"api_version": {"version": "2"}, "tokens": {"input_tokens": answer.input_tokens}}
+    return orjson.dumps(
+        {
+            "id": f"rerank-{request.generation_id}",
+            "model": answer.model,
+            "results": results,
+            "usage": usage,
+            "meta": meta,
+        }
+    )
+
+
+def score_body(request: ScoreRequest, answer: ScoreAnswer) -> bytes:
+    """The JSON body."""
+    data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(answer.scores)]
+    usage = {"prompt_tokens": answer.input_tokens, "total_tokens": answer.input_tokens}
+    return orjson.dumps(
+        {
+            "id": f"score-{request.generation_id}",
+            "object": "list",
+            "created": request.created,
+            "model": answer.model,
+            "data": data,
+            "usage": usage,
+        }
+    )

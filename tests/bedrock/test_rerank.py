@@ -1,0 +1,62 @@
+"""Rerank of Cohere and Amazon by InvokeModel, on the stand-in."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from benchmarks.bedrock.stand_in import Behaviour, StandIn
+from gateway.backends.bedrock.backend import BedrockReranker
+from gateway.backends.port import Ranks, ScorePart
+from gateway.contracts.values import Caller, CallerRole
+from resilience.failures import BackendFailure, FailureKind
+from tests.bedrock.conftest import MakeBackend
+from tests.bedrock.support import at_rest
+
+COHERE, AMAZON = "cohere.rerank-v3-5:0", "amazon.rerank-v1:0"
+
+
+def part(
+    *texts: str, endpoint: Literal["rerank", "score"] = "rerank", query: str = "q", **options: Any
+) -> ScorePart:
+    caller = Caller("acme", CallerRole.CALLER, "key_1")
+    return ScorePart(tuple([(query, one) for one in texts]), 99, endpoint, options, caller)
+
+
+@pytest.mark.parametrize("model", [COHERE, AMAZON])
+async def test_scores_are_in_the_order_of_the_texts(bedrock: StandIn, make: MakeBackend, model: str) -> None:
+    backend = make(model_id=model)
+    assert isinstance(backend, BedrockReranker) and isinstance(backend, Ranks)
+    made = await backend.score(part("xxxx", "x", "xx"))
+    assert (made.scores, made.input_tokens) == ((0.25, 1.0, 0.5), 99)
+    asked = {"modelId": model, "query": "q", "documents": ["xxxx", "x", "xx"], "top_n": 3}
+    assert bedrock.last == asked | ({"api_version": 2} if model == COHERE else {})
+    assert (await backend.score(part("xx", endpoint="score"))).scores == (0.5,)
+    await at_rest(backend)
+
+
+async def test_what_the_model_cannot_be_asked_for_is_refused_by_field(
+    bedrock: StandIn, make: MakeBackend
+) -> None:
+    backend = make(model_id=COHERE)
+    assert isinstance(backend, BedrockReranker)
+    pairs = (*part("x").pairs, *part("y", query="other").pairs)
+    caller = Caller("acme", CallerRole.CALLER, "key_1")
+    for asked, param in (
+        (part("x", truncate_prompt_tokens=9), "truncate_prompt_tokens"),
+        (ScorePart(pairs, 9, "score", {}, caller), "text_1"),
+    ):
+        with pytest.raises(BackendFailure) as caught:
+            await backend.score(asked)
+        assert (caught.value.kind, caught.value.param) == (FailureKind.INVALID_INPUT, param)
+    assert bedrock.seen == []
+
+
+async def test_a_refusal_of_bedrocks_is_a_failure(bedrock: StandIn, make: MakeBackend) -> None:
+    backend = make(model_id=COHERE)
+    assert isinstance(backend, BedrockReranker)
+    bedrock.script(Behaviour(status=400, error="ValidationException", message="too long"))
+    with pytest.raises(BackendFailure) as caught:
+        await backend.score(part("x"))
+    assert caught.value.kind is FailureKind.INVALID_INPUT
