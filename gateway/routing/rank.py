@@ -77,10 +77,9 @@ def rank(
     Raises:
         Forbidden: no backend that could answer serves one of ``models``.
     """
-    by_weight = [entry for entry in route.weights if entry[1] > 0]
-    weighed = (
-        [(pinned, 100.0)] if pinned is not None else weights_serving(route, model, backends) or by_weight
-    )
+    weighed = [(pinned, 100.0)] if pinned is not None else weights_serving(route, model, backends)
+    if not weighed:
+        weighed = weights_serving(route, None, backends)
     if models is not None:
         weighed = [entry for entry in weighed if backends[entry[0]].model in models]
         if not weighed and pinned is None and model is None:
@@ -104,7 +103,7 @@ def rank(
     if len(able) > 1:
         able.sort(key=lambda backend: backend.state is not BackendState.READY)
     # Only a draw among all backends of the route compares them fairly.
-    fair = weighed == by_weight and drawn not in unable
+    fair = weighed == weights_serving(route, None, backends) and drawn not in unable
     return Ranking(tuple(able), unable, drawn if fair else None)
 
 
@@ -115,10 +114,9 @@ def weights_serving(
 
     Where those with a weight serve another one, the others that the route names share the requests evenly.
     """
-    by_weight = [entry for entry in route.weights if entry[1] > 0]
     if model is None:
-        return by_weight
-    serving = [entry for entry in by_weight if backends[entry[0]].model == model]
+        return [entry for entry in route.weights if entry[1] > 0]
+    serving = [entry for entry in route.weights if entry[1] > 0 and backends[entry[0]].model == model]
     return serving or [(name, 1.0) for name in route.backends if backends[name].model == model]
 
 

@@ -32,7 +32,7 @@ class ServedModels:
     """Makes the models that workers list known to the gateway; see :class:`ReadModel`.
 
     A tokenizer is, in this order: the one that the model's section names; that of
-    ``engine.tokenizer`` or ``engine.model`` where it is set; that
+    ``engine.tokenizer`` or ``engine.model`` where it is set and there is no engine in process; that
     in the folder that the worker names, where it is readable here; the one in the hub's cache. Without any,
     the workers count, or prompts are estimated (:class:`budgeting.learned_counter.LearnedCounter`).
     """
@@ -54,7 +54,9 @@ class ServedModels:
         # By model, the lengths at the pools that serve it.
         self._found: dict[str, dict[str, int | None]] = {}
         engine = settings.engine
-        self._engine_names_one = engine.tokenizer is not None or "model" in engine.model_fields_set
+        # The section of an engine in process is of that engine alone.
+        self._given = engine.model_fields_set if engine.kind == "none" else set[str]()
+        self._engine_names_one = bool(self._given & {"tokenizer", "model"})
         self._log = structlog.get_logger("gateway.workers")
 
     async def read(
@@ -103,7 +105,7 @@ class ServedModels:
             )
         if section.max_model_len:
             lengths.add(section.max_model_len)
-        elif "max_model_len" in engine.model_fields_set:
+        elif "max_model_len" in self._given:
             lengths.add(engine.max_model_len)
         return min(lengths, default=engine.max_model_len)
 

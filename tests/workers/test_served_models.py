@@ -125,6 +125,19 @@ async def test_a_model_is_as_long_as_the_shortest_pool_that_serves_it_and_forgot
     assert not gateway.models.texts
 
 
+async def test_the_section_of_an_engine_in_process_says_nothing_of_the_workers_models() -> None:
+    engine = {"kind": "embedded", "model": str(DEMO), "max_model_len": 512}
+    gateway = Gateway(engine=engine, backends={"local": {"kind": "engine"}, **POOL})
+    await gateway.found.read("pool", ServedModel("qwen", 2048), 2048)
+    assert gateway.models.length("qwen") == 2048
+    assert gateway.models.of("qwen").encoder == "an estimate (±30%)"
+    await gateway.found.read("pool", ServedModel("other", 4096, str(DEMO)), 4096)
+    assert (
+        gateway.models.tokenizer("other") is gateway.models.default.tokenizer
+    )  # the same folder is read once
+    assert (gateway.models.length("other"), gateway.models.length("demo")) == (4096, 512)
+
+
 def test_no_engine_is_loaded_where_only_workers_are_named() -> None:
     assert Gateway().settings.engine.kind == "none"
     assert Settings.model_validate({}).engine.kind == "embedded"
