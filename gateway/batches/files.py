@@ -44,17 +44,22 @@ class Files:
         self._log = structlog.get_logger("gateway.batches")
 
     @property
+    def enabled(self) -> bool:
+        """Whether there are files here."""
+        return self._store is not None
+
+    @property
     def store(self) -> BatchStore:
         """The tables. Raises InvalidRequest where files are off."""
         if self._store is None:
-            raise InvalidRequest("files and batches are off here (batches.enabled)")
+            raise InvalidRequest("files and batches are off here (batches.enabled, or a ledger in memory)")
         return self._store
 
     @property
     def storage(self) -> FileStorage:
         """The contents. Raises InvalidRequest where files are off."""
         if self._storage is None:
-            raise InvalidRequest("files and batches are off here (batches.enabled)")
+            raise InvalidRequest("files and batches are off here (batches.enabled, or a ledger in memory)")
         return self._storage
 
     async def add(

@@ -150,7 +150,7 @@ class BatchRunner:
     async def run(self) -> None:
         """Run until cancelled; what runs then waits for another gateway."""
         runner = self._runner
-        if runner is None or not self._files.section.enabled:
+        if runner is None or not self._files.enabled:
             return
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -32,6 +32,15 @@ class LedgerConfig(Section):
         return earlier_file(url)
 
     @property
+    def in_memory(self) -> bool:
+        """Whether the rows end with the process, and no other connection sees them."""
+        try:
+            url = make_url(self.url)
+        except (ArgumentError, ValueError):
+            return False  # reported when the ledger opens
+        return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+    @property
     def folder(self) -> Path | None:
         """The journal's folder: next to a SQLite file unless named; none for a database in memory."""
         if self.durability is Durability.MEMORY:

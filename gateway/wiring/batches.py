@@ -35,10 +35,10 @@ class BatchParts:
 def make_batches(core: Core) -> BatchParts:
     """Build it. Raises ConfigError: a key for encryption."""
     base = core.base
-    section = base.settings.batches
+    section, ledger = base.settings.batches, base.settings.ledger
     files = Files(section=section)
-    if section.enabled:
-        store = BatchStore(base.settings.ledger.url, uuid.uuid4().hex)
+    if section.enabled and not ledger.in_memory:
+        store = BatchStore(ledger.url, uuid.uuid4().hex)
         files = Files(store, LocalFiles(Path(section.folder), make_cipher(base)), section, base.unix_time)
     controller = core.control.admission
     capacity = IdleCapacity(lambda: controller.gates, base.clock, section.headroom)

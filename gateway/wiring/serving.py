@@ -63,7 +63,9 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
     embeddings = make_embeddings(core, in_flight)
     if core.generation.answers.resident is not None:
         core.generation.answers.resident.embedder = QuestionEmbedder(embeddings, base.clock, base.new_id)
-    store = ResponseStore(ledger.url, tenant_bytes=section.max_tenant_bytes) if section.store else None
+    store = None
+    if section.store and not ledger.in_memory:
+        store = ResponseStore(ledger.url, tenant_bytes=section.max_tenant_bytes)
     responses = StoredResponses(store, section, base.unix_time)
     return ServingParts(
         in_flight=in_flight,

@@ -217,7 +217,7 @@ OTHER = Tool("other", parameters='{"type":"object","properties":{},"additionalPr
     [
         (ToolChoice(ToolChoiceMode.REQUIRED), {"weather", "other"}, FinishReason.TOOL_CALLS),
         (ToolChoice(ToolChoiceMode.REQUIRED, allowed=("other",)), {"other"}, FinishReason.TOOL_CALLS),
-        (ToolChoice(ToolChoiceMode.NAMED, "weather"), {"weather"}, FinishReason.STOP),
+        (ToolChoice(ToolChoiceMode.NAMED, "weather"), {"weather"}, FinishReason.TOOL_CALLS),
     ],
 )
 async def test_a_tool_that_must_be_called_is_called(
