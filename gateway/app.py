@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from gateway.contracts.refusals import first_refusal, path_of
 from gateway.errors import PublicError, public_error
 from gateway.http import (
+    audio,
     batches,
     count_tokens,
     embeddings,
@@ -50,6 +51,7 @@ _ROUTERS: Final = (
     count_tokens.router,
     embeddings.router,
     rerank.router,
+    audio.router,
     count_tokens.responses,
     responses.router,
     files.uploads,

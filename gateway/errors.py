@@ -138,7 +138,7 @@ class WindowTooShort(GatewayError, status=409, code="window_too_short"):
 
 
 class BodyTooLarge(GatewayError, status=413, code="body_too_large"):
-    """The body is over ``server.max_body_bytes``."""
+    """The body is over ``server.max_body_bytes``, or a file over its own bound."""
 
 
 class RateLimited(GatewayError, status=429, code="rate_limited"):

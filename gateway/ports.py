@@ -17,6 +17,7 @@ from gateway.admin.shadow import ShadowAdmin
 from gateway.admin.usage import UsageAdmin
 from gateway.batches.batches import Batches
 from gateway.batches.files import Files
+from gateway.contracts.audio import AudioRequest, EventSink, TranscriptAnswer
 from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.openai_answer import REASONING_FIELDS, ReasoningField
@@ -52,6 +53,9 @@ class EmbeddingRunner(Protocol):
     async def score(self, request: ScoreRequest) -> ScoreAnswer:
         """The scores. Raises the same."""
 
+    async def transcribe(self, request: AudioRequest, out: EventSink) -> TranscriptAnswer:
+        """The text of a recording; the data of a stream's events goes to ``out``. Raises the same."""
+
 
 class KeyAuthority(Protocol):
     """Finds the caller that a key belongs to."""
@@ -81,6 +85,7 @@ class HttpLimits:
     """Bounds of the HTTP edge."""
 
     max_body_bytes: int = 4_194_304
+    max_audio_bytes: int = 26_214_400
     max_messages: int = 2_048
     request_timeout_s: float = 300.0
     cors_origins: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from budgeting.values import NO_KWARGS, Message, Plan, Tool
 from gateway.app import create_app
+from gateway.contracts.audio import AudioRequest, EventSink, TranscriptAnswer
 from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.model_card import ModelCard
@@ -178,6 +179,16 @@ class FakeEmbeddings:
         """The score of a pair is the length of its second text."""
         scores = [float(len(text)) for _, text in request.pairs]
         return ScoreAnswer(request.model, scores, len(scores))
+
+    async def transcribe(self, request: AudioRequest, out: EventSink) -> TranscriptAnswer:
+        """The text is the file's bytes."""
+        request.recording.file.seek(0)
+        text = request.recording.file.read().decode(errors="replace")
+        if not request.recording.stream:
+            segments = [{"start": 0.0, "end": 61.5, "text": text}]
+            return TranscriptAnswer(request.model, {"text": text, "segments": segments})
+        await out(b'{"choices": [{"delta": {"content": "%b"}}]}' % text.encode())
+        return TranscriptAnswer(request.model, None)
 
 
 class FakeText:

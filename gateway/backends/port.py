@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 from adapters.values import Adapter
 from admission.values import BackendLoad
 from budgeting.values import Message, Tool, ToolChoice
+from gateway.contracts.audio import EventSink, Recording
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Caller, FinishReason, ResponseFormat, Sampling, Usage
@@ -237,6 +238,12 @@ class DelegatingBackend(ABC):
             raise BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{self.name} scores no texts")
         return await self.delegate.score(part)
 
+    async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> "Transcript":
+        """The delegate's text. Raises BackendFailure, also where the delegate takes no speech."""
+        if not isinstance(self.delegate, Transcribes):
+            raise BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{self.name} transcribes no speech")
+        return await self.delegate.transcribe(recording, caller, out)
+
 
 def makes_vectors(backend: Backend) -> TypeGuard["Embeds"]:
     """Whether a backend makes vectors; what delegates does when its delegate does."""
@@ -246,6 +253,11 @@ def makes_vectors(backend: Backend) -> TypeGuard["Embeds"]:
 def scores_texts(backend: Backend) -> TypeGuard["Ranks"]:
     """Whether a backend scores texts, likewise."""
     return isinstance(_innermost(backend), Ranks)
+
+
+def transcribes(backend: Backend) -> TypeGuard["Transcribes"]:
+    """Whether a backend turns speech into text, likewise."""
+    return isinstance(_innermost(backend), Transcribes)
 
 
 def _innermost(backend: Backend) -> Backend:
@@ -282,6 +294,18 @@ class Restarting(Protocol):
         """Wait at most ``timeout_s`` until it accepts work; whether it does. At once if it never will."""
 
 
+class TakesParts(Protocol):
+    """A backend that is asked for something else than generated text."""
+
+    name: str
+    kind: str
+    model: str
+
+    @property
+    def state(self) -> BackendState:
+        """Whether it takes work."""
+
+
 @dataclass(frozen=True, slots=True)
 class EmbedPart:
     """Inputs whose vectors are wanted; ``tokens`` are estimated.
@@ -307,16 +331,8 @@ class Vectors:
 
 
 @runtime_checkable
-class Embeds(Protocol):
+class Embeds(TakesParts, Protocol):
     """A backend that makes vectors."""
-
-    name: str
-    kind: str
-    model: str
-
-    @property
-    def state(self) -> BackendState:
-        """Whether it takes work."""
 
     async def embed(self, part: EmbedPart) -> Vectors:
         """The vectors; cancelling frees what it holds.
@@ -350,19 +366,36 @@ class Scores:
 
 
 @runtime_checkable
-class Ranks(Protocol):
+class Ranks(TakesParts, Protocol):
     """A backend that scores pairs of texts."""
-
-    name: str
-    kind: str
-    model: str
-
-    @property
-    def state(self) -> BackendState:
-        """Whether it takes work."""
 
     async def score(self, part: ScorePart) -> Scores:
         """The scores; cancelling frees what it holds. Raises BackendFailure, RateLimited."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """The text of a recording as the worker's JSON object; ``None``: it was streamed.
+
+    Args:
+        input_tokens: as the worker counts them; ``TOKENS_PER_AUDIO_S`` a second where it reports the
+            length alone.
+    """
+
+    body: Mapping[str, Any] | None
+    input_tokens: int
+    output_tokens: int = 0
+
+
+@runtime_checkable
+class Transcribes(TakesParts, Protocol):
+    """A backend that turns speech into text."""
+
+    async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> Transcript:
+        """The text, or the data of its events pushed to ``out``; cancelling frees what it holds.
+
+        Raises BackendFailure, RateLimited; what is raised after the first event is final.
+        """
 
 
 @dataclass(frozen=True, slots=True)

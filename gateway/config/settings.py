@@ -60,6 +60,7 @@ class ServerConfig(Section):
     drain_seconds: Annotated[float, Field(ge=0, le=3600)] = 30.0
     lame_duck_seconds: Annotated[float, Field(ge=0, le=600)] = 0.0
     max_body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 4_194_304
+    max_audio_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 26_214_400
     max_bodies_bytes: Annotated[int, Field(ge=2048, le=1 << 40)] | None = None
     max_messages: Annotated[int, Field(ge=1, le=100_000)] = 2_048
     request_timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 300.0

@@ -1,4 +1,4 @@
-"""The stages of a request for vectors, or for scores of texts, in order.
+"""The stages of a request for vectors, scores of texts or transcripts, in order.
 
 ::
 
@@ -7,7 +7,7 @@
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Generic, TypeGuard, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeGuard, TypeVar
 from msgspec import structs
 
 from accounting.account import Accounts
-from accounting.values import UsageRow
+from accounting.values import PartialUsage, UsageRow
 from admission.controller import AdmissionController
 from admission.errors import Refused
 from admission.values import Demand
@@ -28,9 +28,14 @@ from gateway.backends.port import (
     Fleet,
     Ranks,
     ScorePart,
+    TakesParts,
+    Transcribes,
     makes_vectors,
     scores_texts,
+    transcribes,
 )
+from gateway.contracts.audio import CONTRACT as AUDIO
+from gateway.contracts.audio import AudioRequest, EventSink, TranscriptAnswer
 from gateway.contracts.embeddings import CONTRACT as EMBEDDINGS
 from gateway.contracts.embeddings import (
     EmbeddingInput,
@@ -43,7 +48,7 @@ from gateway.contracts.rerank import CONTRACT as RERANK
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
 from gateway.contracts.values import Caller, Contract
 from gateway.errors import RateLimited, UnknownModel, public_error
-from gateway.keys.rate_limits import KeyLimiter
+from gateway.keys.rate_limits import KeyLimiter, paying
 from gateway.requests.in_flight import InFlightRequests
 from gateway.requests.request_record import CLIENT_CLOSED_REQUEST
 from gateway.routing.revision import Revision
@@ -63,14 +68,14 @@ BYTES_PER_TOKEN: Final = 16
 """What a waiting part keeps in memory for each token."""
 
 
-Backed = TypeVar("Backed", bound=Embeds | Ranks)
+Backed = TypeVar("Backed", bound=TakesParts)
 One = TypeVar("One")
 Input = TypeVar("Input")
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingJourney:
-    """Makes vectors and scores; every part of a request is paid for once, however often it was tried."""
+    """Makes vectors, scores and transcripts. Every part of a request is paid for once, whatever was tried."""
 
     in_flight: InFlightRequests
     revision: Callable[[], Revision]
@@ -93,6 +98,12 @@ class EmbeddingJourney:
         parts = list(split(request.pairs, _pair_tokens))
         return ScoreAnswer(*await self._run(_scores(request), request, parts))
 
+    async def transcribe(self, request: AudioRequest, out: EventSink) -> TranscriptAnswer:
+        """The text of a recording; the data of a stream's events goes to ``out``. Raises the same."""
+        parts = [InputPart((request.recording,), request.recording.tokens)]
+        model, [body], _ = await self._run(_transcript(request, out), request, parts)
+        return TranscriptAnswer(model, body)
+
     async def _run(
         self, kind: "_Kind[Backed, One]", request: PooledRequest, parts: Sequence["InputPart"]
     ) -> "tuple[str, list[One], int]":
@@ -106,7 +117,7 @@ class EmbeddingJourney:
         bills: list[UsageRow] = []
         try:
             with self.in_flight.counted():
-                answer = await self._stages(kind, request, parts, span.trace_id, bills.append)
+                answer = await self._stages(kind, request, parts, span.trace_id, bills)
         except asyncio.CancelledError:
             self._report(kind, request, span, bills, CLIENT_CLOSED_REQUEST, "cancelled", None)
             raise
@@ -124,7 +135,7 @@ class EmbeddingJourney:
         request: PooledRequest,
         parts: Sequence["InputPart"],
         trace_id: str,
-        billed: Callable[[UsageRow], None],
+        bills: list[UsageRow],
     ) -> "tuple[str, list[One], int]":
         backends = self._backends(kind, request)
         tokens = sum(part.tokens for part in parts)
@@ -133,19 +144,16 @@ class EmbeddingJourney:
         reservation = None
         if not request.for_cache:
             reservation = await self.limiter.reserve(request.caller, tokens, cost, backends[0].model)
-        used = 0
         try:
-            with self.accounts.open(row, None, billed) as account:
+            with self.accounts.open(row, kind.so_far(row), paying(reservation, bills.append)) as account:
                 made = await self._made(kind, request, parts, backends)
                 used = sum(one.input_tokens for one in made)
                 by = made[-1].backend
                 account.settle(
                     structs.replace(
-                        row,
-                        backend=by.kind,
-                        backend_name=by.name,
-                        model=by.model,
+                        _by(row, by),
                         input_tokens=used,
+                        output_tokens=sum(one.output_tokens for one in made),
                         finish_reason="stop",
                         total_ms=(self.clock() - request.arrived_at) * 1000,
                     ).delivered()
@@ -153,7 +161,7 @@ class EmbeddingJourney:
                 await self.accounts.durable()
         finally:
             if reservation is not None:
-                reservation.settle(used)
+                reservation.settle(sum(one.input_tokens + one.output_tokens for one in bills))
         return by.model, [one for part in made for one in part.results], used
 
     def _backends(self, kind: "_Kind[Backed, One]", request: PooledRequest) -> Sequence[Backed]:
@@ -211,22 +219,22 @@ class EmbeddingJourney:
             try:
                 async with self.admission.admit(_demand(kind.contract, request, part, backend)) as slot:
                     try:
-                        results, used = await kind.ask(backend, part)
+                        made = await kind.ask(backend, part)
                     except (BackendFailure, RateLimited) as error:
                         if isinstance(error, RateLimited) or not error.counts:
                             slot.ignored()  # a fault of the request says nothing about the backend
                         raise
             except (Refused, BackendFailure) as error:
                 failure = error
-                if isinstance(error, BackendFailure) and not error.policy.other_backend:
+                if isinstance(error, BackendFailure) and (error.final or not error.policy.other_backend):
                     break
                 continue
-            if len(results) != len(part.inputs):
+            if len(made.results) != len(part.inputs):
                 raise BackendFailure(
                     FailureKind.INTERNAL,
-                    f"the worker gave {len(results)} results for {len(part.inputs)} inputs",
+                    f"the worker gave {len(made.results)} results for {len(part.inputs)} inputs",
                 )
-            return PartResults(backend, results, used)
+            return made
         assert failure is not None
         if isinstance(failure, BackendFailure) and failure.kind is FailureKind.MODEL_NOT_FOUND:
             raise UnknownModel(f"no worker {kind.does} with {request.model!r}", param="model")
@@ -249,9 +257,8 @@ class EmbeddingJourney:
             trace_id=trace_id,
         )
 
-    def _cost(self, row: UsageRow, backend: Embeds | Ranks, tokens: int) -> int:
-        used = structs.replace(row, backend_name=backend.name, model=backend.model, input_tokens=tokens)
-        return self.accounts.price(used).cost_nanousd
+    def _cost(self, row: UsageRow, backend: TakesParts, tokens: int) -> int:
+        return self.accounts.price(structs.replace(_by(row, backend), input_tokens=tokens)).cost_nanousd
 
     def _report(
         self,
@@ -280,6 +287,7 @@ class EmbeddingJourney:
             error_message=message,
             finish_reason="stop" if status == 200 else "cancelled" if code == "cancelled" else "error",
             input_tokens=bill.input_tokens if bill else 0,
+            output_tokens=bill.output_tokens if bill else 0,
             cost_nanousd=bill.cost_nanousd if bill and bill.price_version is not None else None,
         )
         self.tracing.finish(span, record)
@@ -301,20 +309,26 @@ class PartResults(Generic[Backed, One]):
     backend: Backed
     results: Sequence[One]
     input_tokens: int
+    output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind(Generic[Backed, One]):
-    """What is wanted of a backend, who can give it, and how it is asked: results of a part, and tokens."""
+    """What is wanted of a backend, which ones can give it, and how one is asked.
+
+    Args:
+        so_far: bills a request that failed; without it nothing.
+    """
 
     contract: str
     does: str
     able: Callable[[Backend], TypeGuard[Backed]]
-    ask: Callable[[Backed, InputPart], Awaitable[tuple[Sequence[One], int]]]
+    ask: Callable[[Backed, InputPart], Awaitable[PartResults[Backed, One]]]
+    so_far: Callable[[UsageRow], Callable[[BaseException], PartialUsage] | None] = lambda row: None
 
 
 def _vectors(request: EmbeddingsRequest) -> _Kind[Embeds, str]:
-    async def ask(backend: Embeds, part: InputPart) -> tuple[Sequence[str], int]:
+    async def ask(backend: Embeds, part: InputPart) -> PartResults[Embeds, str]:
         made = await backend.embed(
             EmbedPart(
                 part.inputs,
@@ -325,19 +339,51 @@ def _vectors(request: EmbeddingsRequest) -> _Kind[Embeds, str]:
                 request.caller,
             )
         )
-        return made.vectors, made.input_tokens
+        return PartResults(backend, made.vectors, made.input_tokens)
 
     return _Kind(EMBEDDINGS, "makes vectors", makes_vectors, ask)
 
 
 def _scores(request: ScoreRequest) -> _Kind[Ranks, float]:
-    async def ask(backend: Ranks, part: InputPart) -> tuple[Sequence[float], int]:
+    async def ask(backend: Ranks, part: InputPart) -> PartResults[Ranks, float]:
         made = await backend.score(
             ScorePart(part.inputs, part.tokens, request.endpoint, request.options, request.caller)
         )
-        return made.scores, made.input_tokens
+        return PartResults(backend, made.scores, made.input_tokens)
 
     return _Kind(RERANK, "scores texts", scores_texts, ask)
+
+
+def _transcript(request: AudioRequest, out: EventSink) -> _Kind[Transcribes, Mapping[str, Any] | None]:
+    streaming: list[Transcribes] = []
+
+    async def ask(
+        backend: Transcribes, part: InputPart
+    ) -> PartResults[Transcribes, Mapping[str, Any] | None]:
+        async def push(event: bytes) -> None:
+            if not streaming:
+                streaming.append(backend)
+            await out(event)
+
+        made = await backend.transcribe(request.recording, request.caller, push)
+        return PartResults(backend, [made.body], made.input_tokens, made.output_tokens)
+
+    def so_far(row: UsageRow) -> Callable[[BaseException], PartialUsage]:
+        """A stream that broke off costs the recording by estimate."""
+
+        def partial_usage(error: BaseException) -> PartialUsage:
+            if not streaming:
+                return PartialUsage(row, delivered=False)
+            used = structs.replace(_by(row, streaming[0]), input_tokens=request.recording.tokens)
+            return PartialUsage(used, delivered=True)
+
+        return partial_usage
+
+    return _Kind(AUDIO, "transcribes speech", transcribes, ask, so_far)
+
+
+def _by(row: UsageRow, backend: TakesParts) -> UsageRow:
+    return structs.replace(row, backend=backend.kind, backend_name=backend.name, model=backend.model)
 
 
 def _text_tokens(text: str) -> int:
@@ -377,7 +423,7 @@ def _reached(caller: Caller, revision: Revision) -> set[str] | None:
     }
 
 
-def _demand(contract: str, request: PooledRequest, part: InputPart, backend: Embeds | Ranks) -> Demand:
+def _demand(contract: str, request: PooledRequest, part: InputPart, backend: TakesParts) -> Demand:
     return Demand(
         backend=backend.name,
         tenant=request.caller.tenant,

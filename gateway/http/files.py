@@ -1,29 +1,23 @@
 """OpenAI's files: uploads that go to the storage without being held in memory."""
 
-import asyncio
 from typing import Annotated, Final, Literal
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Receive
 
 from accounting.batches import FileRow
 from gateway.batches.files import PURPOSES, expiry, file_body
 from gateway.contracts.batches import DeletedFileBody, FileBody, FilesBody
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import not_allowed
-from gateway.errors import BodyTooLarge, InvalidRequest
-from gateway.http.body import BODY_TIMEOUT_S, BodyTooSlow
+from gateway.errors import BodyTooLarge
 from gateway.http.exchange import Exchange
+from gateway.http.forms import read_form
 from gateway.http.routes import KEY, Asking, CallerRoute, Edge, EdgeRoute, errors
 from gateway.ports import Services
 
-FORM_BYTES: Final = 65_536
-"""What a form may have besides its file."""
 MAX_FILENAME: Final = 255
 
 router = APIRouter(
@@ -49,46 +43,12 @@ uploads = APIRouter(
 )
 
 
-class _Bounded:
-    """A request's body, as long as it is not too long, and not too slow."""
-
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive = receive
-        self._most = most
-        self._size = 0
-
-    async def __call__(self) -> Message:
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                message = await self._receive()
-        except TimeoutError:
-            raise BodyTooSlow(f"nothing of the body arrived for {BODY_TIMEOUT_S:g} s") from None
-        self._size += len(message.get("body", b""))
-        if self._size > self._most:
-            raise BodyTooLarge(f"the body is larger than {self._most} bytes", param="file")
-        return message
-
-
 @uploads.post("/v1/files", response_model=FileBody)
 async def upload(request: Request, services: Edge, caller: Asking) -> Response:
     """Store a file: a form with ``file``, ``purpose`` and, if wanted, ``expires_after``."""
     most = services.files.section.max_file_bytes
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and (len(declared) > 18 or int(declared) > most + FORM_BYTES):
-        raise BodyTooLarge(f"the file is larger than {most} bytes", param="file")
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise InvalidRequest("content-type is another; allowed: multipart/form-data", param="file")
     services.files.store  # noqa: B018 - refused before it is read where files are off
-    bounded = Request(request.scope, _Bounded(request.receive, most + FORM_BYTES))
-    parser = MultiPartParser(
-        bounded.headers, bounded.stream(), max_files=1, max_fields=8, max_part_size=FORM_BYTES
-    )
-    try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        raise InvalidRequest(f"the form cannot be read: {error.message}", param="file") from None
-    except ClientDisconnect:
-        return Response(status_code=499)
+    form = await read_form(request, most)
     try:
         row = await _stored(services, caller.tenant, form)
     finally:

@@ -59,6 +59,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         metrics=metrics.render,
         limits=HttpLimits(
             max_body_bytes=server.max_body_bytes,
+            max_audio_bytes=server.max_audio_bytes,
             max_messages=server.max_messages,
             request_timeout_s=server.request_timeout_seconds,
             cors_origins=server.cors_origins,

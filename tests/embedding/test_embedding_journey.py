@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from accounting.account import Accounts
-from accounting.keys import KeyLimits
+from accounting.keys import Budget, KeyLimits
 from accounting.quotas import Quotas
 from admission.controller import AdmissionController
 from admission.values import AdmissionLimits
@@ -133,6 +133,18 @@ def test_parts_hold_every_input_in_order_within_their_bounds(inputs: list[Embedd
 def test_an_input_longer_than_a_part_is_one_by_itself() -> None:
     long = tuple(range(PART_TOKENS + 1))
     assert [len(part.inputs) for part in split(["a", long, "b"], input_tokens)] == [1, 1, 1]
+
+
+async def test_what_a_request_costs_is_spent_of_the_keys_budget() -> None:
+    house = House(Maker("a"))
+    house.journey.accounts.price = lambda row: structs.replace(row, cost_nanousd=60 * row.input_tokens)
+    caller = replace(CALLER, budget=Budget(1_000, None))
+    await house.run("one", "two", caller=caller)
+    assert await house.journey.limiter.spent(CALLER.key_id, caller.budget) == {"usd_per_day": 120}
+    house.journey.fleet.backends["a"].fails.append(gone())  # type: ignore[attr-defined]
+    with pytest.raises(BackendFailure):
+        await house.run("three", caller=caller)
+    assert await house.journey.limiter.spent(CALLER.key_id, caller.budget) == {"usd_per_day": 120}
 
 
 async def test_vectors_come_in_order_of_the_inputs_whatever_part_ends_first() -> None:

@@ -176,13 +176,17 @@ class RawWorker:
             self._writers.discard(writer)
             writer.close()
 
+    async def read_body(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> Any:
+        """What the body says."""
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        return json.loads(body) if body else None
+
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
         first, *lines = head.decode().strip().split("\r\n")
         method, path, _ = first.split(" ")
         headers = {k.lower(): v.strip() for k, v in (line.split(":", 1) for line in lines)}
-        body = await reader.readexactly(int(headers.get("content-length", "0")))
-        request = Request(method, path, headers, json.loads(body) if body else None, writer, reader)
+        request = Request(method, path, headers, await self.read_body(reader, headers), writer, reader)
         if method == "GET":
             self.probes += path == "/health"
             known = {"/health": b"", "/ready": b"", "/metrics": self.metrics.encode()}

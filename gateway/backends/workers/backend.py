@@ -23,11 +23,13 @@ from gateway.backends.port import (
     EmbedPart,
     ScorePart,
     Scores,
+    Transcript,
     Vectors,
     Work,
 )
 from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.answer import CompletionReader
+from gateway.backends.workers.audio import transcript_of
 from gateway.backends.workers.client import Whole, WorkerClient, whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.dialect import (
@@ -51,6 +53,7 @@ from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.vectors import body_of, vectors_of
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
 from gateway.backends.workers.worker_choice import NO_WISH, Wish
+from gateway.contracts.audio import EventSink, Recording
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.front_headers import front_headers
@@ -305,6 +308,14 @@ class WorkersBackend:
             part.caller,
             part.tokens,
             lambda client, headers: scores_of(client, self.model, part, body, headers),
+        )
+
+    async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> Transcript:
+        """The text of a recording; once a part of it was pushed no other worker is asked."""
+        return await self._pooled(
+            caller,
+            recording.tokens,
+            lambda client, headers: transcript_of(client, self.model, recording, headers, out),
         )
 
     async def _pooled(

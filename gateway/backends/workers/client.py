@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -26,6 +26,15 @@ class Timeouts:
     idle_s: float = 30.0
     total_s: float = 600.0
     keepalive_s: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A request's body that is not held in memory; ``pieces`` reads it from its start."""
+
+    content_type: bytes
+    length: int
+    pieces: Callable[[], AsyncGenerator[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,17 @@ class WorkerClient:
         timeouts, request = self._timeouts, self._request(b"POST", self.prefix + path, body, headers)
         return self._exchange(request, timeouts.first_token_s, timeouts.idle_s, timeouts.total_s)
 
+    def upload(self, path: str, upload: Upload, headers: bytes = b"") -> Awaitable[Connection]:
+        """Send a request whose body is read while it is sent; the answer may take the whole time of one.
+
+        Otherwise as :meth:`post`.
+        """
+        timeouts, about = self._timeouts, b"content-type: %b\r\n" % upload.content_type
+        head = self._head(b"POST", self.prefix + path, headers + about, upload.length)
+        return self._exchange(
+            (head,), timeouts.total_s, timeouts.idle_s, timeouts.total_s, rest=upload.pieces
+        )
+
     async def get(self, path: str, *, timeout_s: float, body: bytes = b"") -> Whole:
         """A small answer, by POST with a body; ``path`` is from the root. Raises TransportError."""
         request = self._request(b"POST" if body else b"GET", path, body)
@@ -108,13 +128,21 @@ class WorkerClient:
             connection.release()
 
     async def _exchange(
-        self, request: tuple[bytes, ...], first_s: float, idle_s: float, total_s: float
+        self,
+        request: tuple[bytes, ...],
+        first_s: float,
+        idle_s: float,
+        total_s: float,
+        *,
+        rest: Callable[[], AsyncGenerator[bytes]] | None = None,
     ) -> Connection:
         pooled = self._take()
         connection = pooled if pooled is not None else await self._connect()
         while True:
             try:
                 connection.send(*request, first_s=first_s, idle_s=idle_s, total_s=total_s)
+                if rest is not None:
+                    await connection.send_more(rest())
                 await connection.head()
                 return connection
             except ConnectionLost as error:
@@ -134,12 +162,15 @@ class WorkerClient:
 
     def _request(self, method: bytes, path: str, body: bytes, headers: bytes = b"") -> tuple[bytes, ...]:
         """Head and body, as one unless the body is long: joining them would be one more copy."""
-        ours = self._common + self._authorization()
-        head = b"%b %b HTTP/1.1\r\n%b%b" % (method, path.encode(), ours, headers)
         if not body:
-            return (head + b"\r\n",)
-        head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            return (self._head(method, path, headers),)
+        head = self._head(method, path, headers + b"content-type: application/json\r\n", len(body))
         return (head + body,) if len(body) <= JOINED_BYTES else (head, body)
+
+    def _head(self, method: bytes, path: str, headers: bytes, length: int | None = None) -> bytes:
+        ours = self._common + self._authorization()
+        end = b"\r\n" if length is None else b"content-length: %d\r\n\r\n" % length
+        return b"%b %b HTTP/1.1\r\n%b%b%b" % (method, path.encode(), ours, headers, end)
 
     def _take(self) -> Connection | None:
         """The most recently used idle connection; closes those idle for longer than the keep-alive time."""

@@ -7,7 +7,8 @@ events costs one turn of the loop. One timer serves all timeouts of a request; p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import cast
 
 import httptools
@@ -64,6 +65,8 @@ class Connection(asyncio.Protocol):
         self._keeps_alive = False
         self._done = False
         self._paused = False
+        self._full = False  # as much is unsent as the transport takes
+        self._partly_sent = False
         self._lingering = False
         self._limits = (0.0, 0.0, 0.0)
         self._first_by: float | None = None
@@ -98,6 +101,24 @@ class Connection(asyncio.Protocol):
         self._timer = self._loop.call_at(min(self._first_by, self._total_by), self._check_limits)
         for piece in request:
             self._transport.write(piece)
+
+    async def send_more(self, pieces: AsyncGenerator[bytes]) -> None:
+        """Send the rest of a request, no faster than the worker takes it.
+
+        A worker that answers before it has all is sent no more; :meth:`release` then closes the connection.
+        Raises TransportError.
+        """
+        self._partly_sent = True
+        async with aclosing(pieces):
+            async for piece in pieces:
+                while self._full and self._error is None and not self._head_done:
+                    await self._wait()
+                if self._error is not None:
+                    raise self._error
+                if self._head_done or self._transport is None:
+                    return
+                self._transport.write(piece)
+        self._partly_sent = False
 
     async def head(self) -> int:
         """Wait for the head of the answer; its status. Raises TransportError."""
@@ -174,7 +195,7 @@ class Connection(asyncio.Protocol):
         self._disarm()
         self.busy = False
         self._served += 1
-        if not self._keeps_alive:
+        if not self._keeps_alive or self._partly_sent:
             self.close()
             return
         self.idle_since = self._loop.time()
@@ -211,6 +232,15 @@ class Connection(asyncio.Protocol):
             transport.pause_reading()
         self._wake()
         self._free_when_over()
+
+    def pause_writing(self) -> None:
+        """Called by the loop."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """Called by the loop."""
+        self._full = False
+        self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the loop."""

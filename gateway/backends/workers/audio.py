@@ -1,0 +1,186 @@
+"""One call of a worker's ``/audio/transcriptions`` or ``/audio/translations``."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from math import ceil
+from secrets import token_hex
+from typing import Any, Final
+
+import msgspec
+
+from gateway.backends.port import Transcript
+from gateway.backends.workers.client import Upload, WorkerClient, whole_body
+from gateway.backends.workers.connection import Connection
+from gateway.backends.workers.errors import BadHttp, ConnectionLost, TransportError
+from gateway.backends.workers.refusal import failure_in_stream, failure_of, failure_of_transport
+from gateway.contracts.audio import TOKENS_PER_AUDIO_S, EventSink, Recording
+from gateway.contracts.sse import EventReader, EventTooLarge
+from resilience.failures import BackendFailure
+
+READ_BYTES: Final = 256 * 1024
+"""What is held of a file at a time."""
+MAX_ERROR_BYTES: Final = 64 * 1024
+MAX_ANSWER_BYTES: Final = 16 << 20
+"""Ten hours of speech with segments are some 8 MB."""
+EVENT_STREAM: Final = "text/event-stream"
+DONE: Final = b"[DONE]"
+LAST_TYPE: Final = "transcript.text.done"
+"""OpenAI's last event, after which its stream just ends."""
+
+
+class _Usage(msgspec.Struct):
+    """OpenAI's and vLLM's, of a whole answer and of a stream."""
+
+    seconds: float | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class _Segment(msgspec.Struct):
+    start: float
+    end: float
+    text: str
+
+
+class _Whole(msgspec.Struct):
+    """What must be right in a whole answer."""
+
+    text: str
+    segments: list[_Segment] | None = None
+
+
+class _Figures(msgspec.Struct):
+    type: str | None = None
+    choices: list[msgspec.Raw] | None = None
+    usage: _Usage | None = None
+    duration: float | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_read_whole = msgspec.json.Decoder(_Whole).decode
+_read_figures = msgspec.json.Decoder(_Figures, strict=False).decode
+_read_body = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def upload_of(model: str, recording: Recording) -> Upload:
+    """The form, the file last. Its names come from the caller: they are quoted as browsers do."""
+    fields = {
+        "model": model,
+        **({"stream": "true", "stream_include_usage": "true"} if recording.stream else {}),
+    }
+    boundary = token_hex(16)
+    lines = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in (*fields.items(), *recording.fields)
+    ]
+    filename = _quoted(recording.filename)
+    lines.append(
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{filename}"\r\n'
+        f"Content-Type: {recording.content_type}\r\n\r\n"
+    )
+    head, tail = "".join(lines).encode(), f"\r\n--{boundary}--\r\n".encode()
+
+    async def pieces() -> AsyncGenerator[bytes]:
+        yield head
+        await asyncio.to_thread(recording.file.seek, 0)
+        while piece := await asyncio.to_thread(recording.file.read, READ_BYTES):
+            yield piece
+        yield tail
+
+    content_type = f"multipart/form-data; boundary={boundary}".encode()
+    return Upload(content_type, len(head) + recording.size + len(tail), pieces)
+
+
+async def transcript_of(
+    client: WorkerClient, model: str, recording: Recording, headers: bytes, out: EventSink
+) -> Transcript:
+    """Ask. Raises TransportError; BackendFailure, which is final once a part of the text was pushed."""
+    pushed = False
+
+    async def push(event: bytes) -> None:
+        nonlocal pushed
+        pushed = True
+        await out(event)
+
+    connection = await client.upload(f"/audio/{recording.task}", upload_of(model, recording), headers)
+    try:
+        if connection.status != 200:
+            raise failure_of(
+                connection.status,
+                await whole_body(connection, MAX_ERROR_BYTES),
+                connection.retry_after,
+                connection.retry_after_ms,
+                model=model,
+            )
+        connection.flowing()
+        if recording.stream:
+            return await _streamed(connection, recording, push)
+        return _whole(await whole_body(connection, MAX_ANSWER_BYTES), recording)
+    except TransportError as error:
+        if not pushed:
+            raise
+        failure = failure_of_transport(error, delivered=True)
+        failure.final = True
+        raise failure from error
+    except BackendFailure as failure:
+        failure.final |= pushed
+        raise
+    finally:
+        connection.release()
+
+
+def _whole(data: bytes, recording: Recording) -> Transcript:
+    try:
+        _read_whole(data)
+        body, figures = _read_body(data), _read_figures(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise BadHttp("its transcript is not one of OpenAI's contract") from None
+    return Transcript(body, *_tokens(figures, recording))
+
+
+async def _streamed(connection: Connection, recording: Recording, out: EventSink) -> Transcript:
+    if not connection.content_type.startswith(EVENT_STREAM):
+        raise BadHttp(f"it answered with something else than {EVENT_STREAM}")
+    reader, counted, ended = EventReader(), _Figures(), False
+    while data := await connection.read():
+        try:
+            events = reader.feed(data)
+        except EventTooLarge as error:
+            raise BadHttp(str(error)) from None
+        for event in events:
+            if event == DONE:
+                connection.linger()
+                return Transcript(None, *_tokens(counted, recording))
+            try:
+                figures = _read_figures(event)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                raise BadHttp("an event of its transcript cannot be read") from None
+            if bytes(figures.error) != b"null":
+                raise failure_in_stream(bytes(figures.error))
+            if figures.usage is not None:
+                counted = figures
+            ended = figures.type == LAST_TYPE
+            if recording.wants_usage or figures.choices != []:
+                await out(event)
+    if ended:
+        return Transcript(None, *_tokens(counted, recording))
+    raise ConnectionLost("the transcript broke off")
+
+
+def _tokens(figures: _Figures, recording: Recording) -> tuple[int, int]:
+    """Of the recording, and of the text; the estimate where the worker reports no tokens and no length."""
+    usage = figures.usage or _Usage()
+    counted = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+    made = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
+    if counted is not None and counted >= 0:
+        return counted, max(0, made or 0)
+    seconds = figures.duration if usage.seconds is None else usage.seconds
+    if seconds is None or not 0 <= seconds < float("inf"):
+        return recording.tokens, 0
+    return ceil(seconds * TOKENS_PER_AUDIO_S), 0
+
+
+def _quoted(name: str) -> str:
+    return name.replace("\r", "%0D").replace("\n", "%0A").replace('"', "%22")

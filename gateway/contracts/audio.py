@@ -1,0 +1,208 @@
+"""OpenAI's transcriptions and translations: the form, and the answers."""
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Annotated, Any, BinaryIO, ClassVar, Final, Literal
+
+import orjson
+from msgspec import Struct
+from pydantic import Field, ValidationError
+
+from gateway.contracts.embeddings import PooledRequest
+from gateway.contracts.fields import ANYTHING, MAX_TOKEN_ID, Body, Name, Temperature, Text
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.refusals import first_refusal, not_allowed
+
+CONTRACT: Final = "audio"
+MAX_FILENAME: Final = 255
+TOKENS_PER_AUDIO_S: Final = 100
+"""Frames a second of Whisper's input, which vLLM counts as tokens of the prompt."""
+ENCODED_BYTES_PER_S: Final = 8_000
+"""Of recordings other than WAV, for the estimate: 64 kbit/s, of MP3 at low and AAC at good quality."""
+_MIN_WAV_BYTES_PER_S: Final = 1_000
+_MEDIA_TYPE: Final = re.compile(r"[a-z0-9.+-]{1,64}/[a-z0-9.+-]{1,64}")
+
+_PASSED: Final = (
+    "language",
+    "to_language",
+    "prompt",
+    "hotwords",
+    "temperature",
+    "seed",
+    "max_completion_tokens",
+)
+
+EventSink = Callable[[bytes], Awaitable[None]]
+"""Takes the data of a stream's events."""
+Task = Literal["transcriptions", "translations"]
+# Values of a form are texts.
+Flag = Annotated[bool, Field(strict=False)]
+
+
+class AudioBody(Body):
+    """The fields of the form besides the file."""
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "user": (ANYTHING,),
+        "chunking_strategy": ("auto",),
+    }
+    model: Name
+    language: Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})?$")] | None = None
+    to_language: Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})?$")] | None = None
+    prompt: Annotated[Text, Field(max_length=16_384)] | None = None
+    hotwords: Annotated[Text, Field(max_length=16_384)] | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"] = "json"
+    timestamp_granularities: Annotated[
+        tuple[Literal["word", "segment"], ...], Field(alias="timestamp_granularities[]", strict=False)
+    ] = ()
+    temperature: Annotated[Temperature, Field(strict=False)] | None = None
+    seed: Annotated[int, Field(strict=False, ge=0, le=MAX_TOKEN_ID)] | None = None
+    max_completion_tokens: Annotated[int, Field(strict=False, ge=1, le=MAX_TOKEN_ID)] | None = None
+    stream: Flag = False
+    stream_include_usage: Flag = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Speech whose text is wanted; ``tokens`` are estimated.
+
+    Args:
+        file: stays open until the request has ended; it is read from its start, in threads.
+        fields: further fields of the form for workers.
+        stream: pieces of the text are wanted as they are made.
+        wants_usage: so is vLLM's event of tokens alone.
+    """
+
+    task: Task
+    file: BinaryIO = field(repr=False)
+    size: int
+    filename: str
+    content_type: str
+    fields: tuple[tuple[str, str], ...]
+    stream: bool
+    wants_usage: bool
+    tokens: int
+
+
+class AudioRequest(PooledRequest, frozen=True, kw_only=True):
+    """A request for the text of a recording."""
+
+    recording: Recording
+    response_format: str
+
+
+class TranscriptAnswer(Struct, frozen=True):
+    """The text, as the worker's JSON object; ``None``: it was streamed."""
+
+    model: str
+    body: Mapping[str, Any] | None
+
+
+def audio_request(
+    task: Task,
+    given: Iterable[tuple[str, str]],
+    file: BinaryIO,
+    size: int,
+    filename: str,
+    content_type: str,
+    head: bytes,
+    origin: RequestOrigin,
+) -> AudioRequest:
+    """Map a form to the inside; ``head`` is the file's beginning. Raises InvalidRequest."""
+    body = _body(given)
+    if not size:
+        raise not_allowed("file", "is empty", "a recording")
+    if task == "translations" and (body.timestamp_granularities or body.response_format == "diarized_json"):
+        name = "timestamp_granularities" if body.timestamp_granularities else "response_format"
+        raise not_allowed(name, "is not for translations", "/v1/audio/transcriptions with it")
+    if body.stream and body.response_format not in ("json", "text"):
+        raise not_allowed(
+            "stream", f"is true with response_format {body.response_format}", "json or text with it"
+        )
+    if body.stream_include_usage and not body.stream:
+        raise not_allowed("stream_include_usage", "is true without stream", "stream true with it")
+    values = {name: getattr(body, name) for name in _PASSED}
+    asked = {name: value for name, value in values.items() if value is not None}
+    # Subtitles are made here of segments, which more servers give; usage is in JSON alone.
+    timed = body.response_format in ("srt", "vtt", "verbose_json")
+    asked["response_format"] = (
+        "verbose_json" if timed else "json" if body.response_format == "text" else body.response_format
+    )
+    fields = [(name, str(value)) for name, value in asked.items()]
+    fields += [("timestamp_granularities[]", one) for one in body.timestamp_granularities]
+    media_type = content_type.partition(";")[0].strip().lower()
+    return AudioRequest(
+        request_id=origin.request_id,
+        generation_id=origin.generation_id,
+        caller=origin.caller,
+        arrived_at=origin.arrived_at,
+        model=body.model,
+        trace_id=origin.trace_id,
+        trace_parent=origin.trace_parent,
+        trace_state=origin.trace_state,
+        response_format=body.response_format,
+        recording=Recording(
+            task=task,
+            file=file,
+            size=size,
+            filename=filename[:MAX_FILENAME] or "audio",
+            content_type=media_type if _MEDIA_TYPE.fullmatch(media_type) else "application/octet-stream",
+            fields=tuple(fields),
+            stream=body.stream,
+            wants_usage=body.stream_include_usage,
+            tokens=ceil(size / _bytes_per_s(head) * TOKENS_PER_AUDIO_S),
+        ),
+    )
+
+
+def _body(given: Iterable[tuple[str, str]]) -> AudioBody:
+    fields: dict[str, Any] = {}
+    for name, value in given:
+        if name == "timestamp_granularities[]":
+            fields.setdefault(name, []).append(value)
+        elif name in fields:
+            raise not_allowed(name[:64], "is given twice", "once")
+        elif value or name == "model":  # an empty field of a form is none
+            fields[name] = value
+    try:
+        return AudioBody.model_validate(fields)
+    except ValidationError as error:
+        raise first_refusal(error.errors(include_url=False)) from None
+
+
+def _bytes_per_s(head: bytes) -> int:
+    """Of the recording; a WAV file's header has it."""
+    if head[:4] == b"RIFF" and head[8:16] == b"WAVEfmt " and len(head) >= 32:
+        return max(_MIN_WAV_BYTES_PER_S, int.from_bytes(head[28:32], "little"))
+    return ENCODED_BYTES_PER_S
+
+
+def transcript_body(request: AudioRequest, body: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """A whole answer in the format that was asked for, and its media type."""
+    wanted = request.response_format
+    if wanted in ("json", "verbose_json", "diarized_json"):
+        return orjson.dumps(body), b"application/json"
+    if wanted == "text":
+        text = str(body["text"]) + "\n"
+    else:
+        whole = {"start": 0.0, "end": body.get("duration") or 0.0, "text": body["text"]}
+        text = _subtitles(body.get("segments") or [whole], vtt=wanted == "vtt")
+    return text.encode(), b"text/plain; charset=utf-8"
+
+
+def _subtitles(segments: Sequence[Mapping[str, Any]], *, vtt: bool) -> str:
+    mark = "." if vtt else ","
+    cues = [
+        f"{'' if vtt else f'{number}' + chr(10)}{_time(one['start'], mark)} --> {_time(one['end'], mark)}\n"
+        # An empty line ends a cue, and an arrow is part of a time alone.
+        f"{' '.join(str(one['text']).split()).replace('-->', '->')}\n"
+        for number, one in enumerate(segments, 1)
+    ]
+    return "\n".join((["WEBVTT\n"] if vtt else []) + cues)
+
+
+def _time(seconds: float, mark: str) -> str:
+    ms = round(seconds * 1000)
+    return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{mark}{ms % 1000:03}"

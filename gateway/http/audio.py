@@ -1,0 +1,111 @@
+"""``/v1/audio``: the text of recordings, by workers."""
+
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+from starlette.datastructures import FormData, UploadFile
+from starlette.types import Receive, Scope, Send
+
+from gateway.contracts.audio import AudioRequest, Task, audio_request, transcript_body
+from gateway.contracts.openai_answer import OpenAIErrorBody, error_json
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.refusals import not_allowed
+from gateway.contracts.values import Caller
+from gateway.errors import BodyTooLarge, public_error
+from gateway.http.disconnect_watch import until_gone
+from gateway.http.exchange import Exchange, Reply
+from gateway.http.files import UploadRoute
+from gateway.http.forms import read_form
+from gateway.http.generate import in_time, origin_of
+from gateway.http.respond import CALLER_ERRORS, response_of
+from gateway.http.routes import KEY, Asking, Edge, errors
+from gateway.http.sinks import STREAM_HEADERS
+from gateway.ports import Services
+
+HEAD_BYTES: Final = 32
+"""Of a recording, for the estimate of its length."""
+
+router = APIRouter(
+    prefix="/v1/audio",
+    tags=["openai"],
+    route_class=UploadRoute,
+    dependencies=[KEY],
+    responses=errors(400, 401, 403, 404, 413, 429, 503, 504, model=OpenAIErrorBody),
+)
+
+
+@router.post("/transcriptions")
+async def transcriptions(request: Request, services: Edge, caller: Asking) -> Response:
+    """The text of a recording, in its language: a form with ``file``, ``model`` and further fields."""
+    return await _answer("transcriptions", request, services, caller)
+
+
+@router.post("/translations")
+async def translations(request: Request, services: Edge, caller: Asking) -> Response:
+    """The text of a recording in English, or in ``to_language``."""
+    return await _answer("translations", request, services, caller)
+
+
+async def _answer(task: Task, request: Request, services: Services, caller: Caller) -> Response:
+    exchange = Exchange.of(request.scope)
+    most = services.limits.max_audio_bytes
+    form = await in_time(services, read_form(request, most))
+    try:
+        asked = await _asked(task, form, most, origin_of(services, exchange, caller))
+        exchange.reported = True
+        async with until_gone(exchange, request.receive, services.clock):
+            if asked.recording.stream:
+                return await _stream(asked, services, exchange)
+            answer = await in_time(services, services.embeddings.transcribe(asked, _no_event))
+    finally:
+        await form.close()
+    body, media_type = transcript_body(asked, answer.body or {})
+    return response_of(Reply(200, body, media_type))
+
+
+async def _asked(task: Task, form: FormData, most: int, origin: RequestOrigin) -> AudioRequest:
+    upload = form.get("file")
+    if not isinstance(upload, UploadFile):
+        raise not_allowed("file", "is missing or no file", "one file")
+    size = upload.size or 0
+    if size > most:
+        raise BodyTooLarge(f"the file is larger than {most} bytes", param="file")
+    head = await upload.read(HEAD_BYTES)
+    fields = [(name, value) for name, value in form.multi_items() if isinstance(value, str)]
+    others = [name for name, value in form.multi_items() if isinstance(value, UploadFile) and name != "file"]
+    if others:
+        raise not_allowed(others[0][:64], "is a file", "a text")
+    return audio_request(
+        task, fields, upload.file, size, upload.filename or "", upload.content_type or "", head, origin
+    )
+
+
+async def _stream(asked: AudioRequest, services: Services, exchange: Exchange) -> Response:
+    """The worker's events as they come; 200 goes out with the first one."""
+
+    async def send(event: bytes) -> None:
+        if not exchange.started:
+            await exchange.start(200, STREAM_HEADERS)
+        await exchange.body(b"data: " + event.replace(b"\n", b"\ndata: ") + b"\n\n", more=True)
+
+    try:
+        await in_time(services, services.embeddings.transcribe(asked, send))
+        await send(b"[DONE]")
+    except CALLER_ERRORS as error:
+        if not exchange.started:
+            raise
+        exchange.error = public_error(error)
+        await send(error_json(exchange.error, exchange.request_id)[1])
+    await exchange.body(b"", more=False)
+    return _Sent()
+
+
+async def _no_event(event: bytes) -> None:
+    """A whole answer has none."""
+
+
+class _Sent(Response):
+    """The answer was sent already."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Nothing is left to do."""

@@ -1,0 +1,63 @@
+"""Forms with a file, read without holding the file in memory."""
+
+import asyncio
+from typing import Final
+
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive
+
+from gateway.errors import BodyTooLarge, InvalidRequest
+from gateway.http.body import BODY_TIMEOUT_S, BodyTooSlow
+from gateway.http.client_disconnect import ClientGone
+from gateway.http.exchange import Exchange
+
+FORM_BYTES: Final = 65_536
+"""What a form may have besides its file."""
+MAX_FIELDS: Final = 16
+
+
+class _Bounded:
+    """A request's body, as long as it is not too long, and not too slow."""
+
+    def __init__(self, receive: Receive, exchange: Exchange, most: int) -> None:
+        self._receive = receive
+        self._exchange = exchange
+        self._most = most
+        self._size = 0
+
+    async def __call__(self) -> Message:
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                message = await self._receive()
+        except TimeoutError:
+            raise BodyTooSlow(f"nothing of the body arrived for {BODY_TIMEOUT_S:g} s") from None
+        self._size += len(message.get("body", b""))
+        if self._size > self._most:
+            raise BodyTooLarge(f"the body is larger than {self._most} bytes", param="file")
+        self._exchange.hold_body(min(self._size, MultiPartParser.spool_max_size))
+        return message
+
+
+async def read_form(request: Request, most: int) -> FormData:
+    """The form, to be closed; a file of more than 1 MiB is on the disk.
+
+    Raises BodyTooLarge, BodyTooSlow, InvalidRequest, ClientGone, TooManyBodies, TooManyOwnBodies.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > most + FORM_BYTES):
+        raise BodyTooLarge(f"the file is larger than {most} bytes", param="file")
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise InvalidRequest("content-type is another; allowed: multipart/form-data", param="file")
+    exchange = Exchange.of(request.scope)
+    bounded = Request(request.scope, _Bounded(request.receive, exchange, most + FORM_BYTES))
+    parser = MultiPartParser(
+        bounded.headers, bounded.stream(), max_files=1, max_fields=MAX_FIELDS, max_part_size=FORM_BYTES
+    )
+    try:
+        return await parser.parse()
+    except MultiPartException as error:
+        raise InvalidRequest(f"the form cannot be read: {error.message}", param="file") from None
+    except ClientDisconnect:
+        raise ClientGone from None

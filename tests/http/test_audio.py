@@ -1,0 +1,93 @@
+"""Recordings at the door; the text is the file's bytes here."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.contracts.audio import audio_request
+from gateway.contracts.origin import RequestOrigin
+from gateway.testing import fake_services
+from tests.http.conftest import Connect
+from tests.journey.house import CALLER
+
+WHOLE = "/v1/audio/transcriptions"
+FILE = {"file": ("a.mp3", b"it was", "audio/mpeg")}
+
+
+async def posted(connect: Connect, path: str = WHOLE, **form: Any) -> Any:
+    services = fake_services()
+    services = replace(services, limits=replace(services.limits, max_audio_bytes=100_000))
+    async with connect(services) as client:
+        return await client.post(path, **{"data": {"model": "m"}, "files": FILE, **form})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ("text", "it was\n"),
+        ("srt", "1\n00:00:00,000 --> 00:01:01,500\nit was\n"),
+        ("vtt", "WEBVTT\n\n00:00:00.000 --> 00:01:01.500\nit was\n"),
+    ],
+)
+async def test_texts_and_subtitles_are_plain_text(connect: Connect, wanted: str, text: str) -> None:
+    answer = await posted(connect, data={"model": "m", "response_format": wanted})
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.text == text
+
+
+async def test_a_stream_is_of_events_and_ends_with_a_mark(connect: Connect) -> None:
+    answer = await posted(connect, data={"model": "m", "stream": "true"})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.text == 'data: {"choices": [{"delta": {"content": "it was"}}]}\n\ndata: [DONE]\n\n'
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, int]] = {
+    "no file": ({"files": {"other": b"a"}}, "file", 400),
+    "a text for a file": ({"files": {}, "data": {"file": "a", "model": "m"}}, "file", 400),
+    "an empty file": ({"files": {"file": b""}}, "file", 400),
+    "a long file": ({"files": {"file": b"a" * 100_001}}, "file", 413),
+    "a file far too long": ({"files": {"file": b"a" * 400_000}}, "file", 413),
+    "no model": ({"data": {}}, "model", 400),
+    "a format": ({"data": {"model": "m", "response_format": "xml"}}, "response_format", 400),
+    "a language": ({"data": {"model": "m", "language": "English, please"}}, "language", 400),
+    "a temperature": ({"data": {"model": "m", "temperature": "hot"}}, "temperature", 400),
+    "a flag": ({"data": {"model": "m", "stream": "perhaps"}}, "stream", 400),
+    "an unknown field": ({"data": {"model": "m", "speed": "2"}}, "speed", 400),
+    "a field twice": ({"data": {"model": ["m", "n"]}}, "model", 400),
+    "a streamed subtitle": ({"data": {"model": "m", "stream": "1", "response_format": "srt"}}, "stream", 400),
+    "usage of no stream": (
+        {"data": {"model": "m", "stream_include_usage": "true"}},
+        "stream_include_usage",
+        400,
+    ),
+    "json": ({"files": None, "data": None, "json": {"model": "m"}}, "file", 400),
+}
+
+
+@pytest.mark.parametrize(("form", "param", "status"), REFUSED.values(), ids=REFUSED)
+async def test_what_is_wrong_is_named(
+    connect: Connect, form: dict[str, Any], param: str, status: int
+) -> None:
+    answer = await posted(connect, **form)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+
+
+async def test_translations_have_no_words_with_times(connect: Connect) -> None:
+    asked = {"model": "m", "response_format": "verbose_json", "timestamp_granularities[]": "word"}
+    assert (await posted(connect, data=asked)).status_code == 200
+    refused = await posted(connect, "/v1/audio/translations", data=asked)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "timestamp_granularities"
+
+
+def test_a_recordings_length_is_estimated_by_its_header_or_its_size() -> None:
+    wav = b"RIFF" + bytes(4) + b"WAVEfmt " + struct.pack("<IHHII", 16, 1, 1, 16_000, 32_000)
+    origin = RequestOrigin("req", "gen", CALLER, 0.0, 0, "trace")
+    for head, size, tokens in ((wav, 64_000, 200), (b"ID3", 64_000, 800), (wav[:20], 8_000, 100)):
+        made = audio_request("transcriptions", [("model", "m")], None, size, "", "x", head, origin)  # type: ignore[arg-type]
+        assert made.recording.tokens == tokens
+        assert (made.recording.filename, made.recording.content_type) == ("audio", "application/octet-stream")

@@ -1,0 +1,166 @@
+"""A worker's transcripts: those that cannot be given to a caller, and uploads that end early."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tempfile
+from typing import Any
+
+import pytest
+
+from gateway.contracts.audio import Recording
+from gateway.contracts.values import Caller, CallerRole
+from resilience.failures import BackendFailure, FailureKind
+from tests.workers.raw_worker import DONE, END, STREAM_HEAD, RawWorker, Request, chunk, event, pool, refuses
+from tests.workers.speech_worker import SPEECH, SpeechWorker
+
+CALLER = Caller("acme", CallerRole.CALLER, "key_1")
+TEXT = SPEECH.decode()
+
+
+def recording(content: bytes = SPEECH, **changes: Any) -> Recording:
+    given: dict[str, Any] = {
+        "task": "transcriptions",
+        "file": io.BytesIO(content),
+        "size": len(content),
+        "filename": "speech.wav",
+        "content_type": "audio/wav",
+        "fields": (("response_format", "json"),),
+        "stream": False,
+        "wants_usage": False,
+        "tokens": 33,
+    }
+    return Recording(**{**given, **changes})
+
+
+async def no_event(event: bytes) -> None:
+    raise AssertionError("nothing was to be streamed")
+
+
+class BadSpeech(RawWorker):
+    """Reads a form as bytes."""
+
+    async def read_body(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> Any:
+        await reader.readexactly(int(headers.get("content-length", "0")))
+
+
+UNUSABLE = {
+    "no object": [],
+    "no text": {"usage": {}},
+    "a number": {"text": 7},
+    "segments without times": {"text": "a", "segments": [{"text": "a"}]},
+    "a time that is none": {"text": "a", "segments": [{"text": "a", "start": "early", "end": 1}]},
+}
+
+
+@pytest.mark.parametrize("told", UNUSABLE.values(), ids=UNUSABLE)
+async def test_unusable_transcripts_are_asked_for_on_another_worker(told: Any) -> None:
+    bad, good = BadSpeech([refuses(200, told)]), SpeechWorker(model="base")
+    async with pool(bad, good, affinity=False) as backend:
+        for _ in range(3):  # the choice may begin with either
+            made = await backend.transcribe(recording(), CALLER, no_event)
+            assert made.body is not None and made.body["text"] == TEXT
+    assert bad.requests
+
+
+@pytest.mark.parametrize(
+    ("told", "tokens"),
+    [
+        ({"usage": {"type": "duration", "seconds": 2}}, (200, 0)),
+        ({"usage": {"type": "tokens", "input_tokens": 14, "output_tokens": 5, "total_tokens": 19}}, (14, 5)),
+        ({"duration": 1.501}, (151, 0)),
+        ({"duration": -1}, (33, 0)),
+        ({}, (33, 0)),
+    ],
+)
+async def test_tokens_are_the_workers_or_of_the_length_or_estimated(
+    told: dict[str, Any], tokens: tuple[int, int]
+) -> None:
+    async with pool(BadSpeech([refuses(200, {"text": "", **told})])) as backend:
+        made = await backend.transcribe(recording(), CALLER, no_event)
+    assert (made.input_tokens, made.output_tokens) == tokens
+
+
+class Hasty(RawWorker):
+    """Refuses an upload of which it has read nothing."""
+
+    async def read_body(self, reader: asyncio.StreamReader, headers: dict[str, str]) -> Any:
+        if "multipart/" not in headers.get("content-type", ""):
+            return await super().read_body(reader, headers)
+        return None
+
+
+async def test_a_worker_that_answers_before_it_has_the_file_is_sent_no_more() -> None:
+    async def refuse(request: Request) -> None:
+        await request.whole(413, b"{}")
+        # Longer than the other side may need: it closes.
+        while await request.reader.read(1 << 16):
+            taken.append(1)
+
+    taken: list[int] = []
+    with tempfile.TemporaryFile() as file:
+        file.truncate(64 << 20)
+        async with pool(Hasty([refuse])) as backend:
+            with pytest.raises(BackendFailure) as caught:
+                await backend.transcribe(recording(file=file, size=64 << 20), CALLER, no_event)
+        assert caught.value.kind is FailureKind.TOKEN_LIMIT_EXCEEDED
+    assert len(taken) < 512  # of 1,024 at least
+
+
+async def test_a_worker_that_fails_after_its_first_event_is_not_replaced() -> None:
+    async def breaks(request: Request) -> None:
+        await request.send(STREAM_HEAD, chunk(event({"choices": [{"delta": {"content": "it"}}]})))
+        request.reset()
+
+    async def reports(request: Request) -> None:
+        pieces = event({"choices": [{"delta": {"content": "it"}}]}) + event({"error": {"message": "no"}})
+        await request.send(STREAM_HEAD, chunk(pieces + DONE), END)
+
+    for behaviour in (breaks, reports):
+        workers = BadSpeech([behaviour]), BadSpeech([behaviour])
+        events: list[bytes] = []
+
+        async def push(event: bytes, events: list[bytes] = events) -> None:
+            events.append(event)
+
+        async with pool(*workers, affinity=False) as backend:
+            with pytest.raises(BackendFailure) as caught:
+                await backend.transcribe(recording(stream=True), CALLER, push)
+            assert caught.value.final
+        assert len(events) == 1
+        assert len(workers[0].requests) + len(workers[1].requests) == 1
+
+
+async def test_the_stream_of_openai_ends_without_a_mark_and_has_its_own_usage() -> None:
+    last = {
+        "type": "transcript.text.done",
+        "text": "it",
+        "usage": {"type": "tokens", "input_tokens": 14, "output_tokens": 2},
+    }
+
+    async def openais(request: Request) -> None:
+        pieces = event({"type": "transcript.text.delta", "delta": "it"}) + event(last)
+        await request.send(STREAM_HEAD, chunk(pieces), END)
+
+    events: list[bytes] = []
+
+    async def push(event: bytes) -> None:
+        events.append(event)
+
+    async with pool(BadSpeech([openais])) as backend:
+        made = await backend.transcribe(recording(stream=True), CALLER, push)
+    assert (made.body, made.input_tokens, made.output_tokens, len(events)) == (None, 14, 2, 2)
+
+
+@pytest.mark.parametrize("wants_usage", [True, False])
+async def test_the_event_of_tokens_alone_is_for_those_who_ask(wants_usage: bool) -> None:
+    events: list[bytes] = []
+
+    async def push(event: bytes) -> None:
+        events.append(event)
+
+    async with pool(SpeechWorker(model="base")) as backend:
+        made = await backend.transcribe(recording(stream=True, wants_usage=wants_usage), CALLER, push)
+    assert (made.input_tokens, made.output_tokens) == (700, 6)
+    assert len(events) == len(TEXT.split()) + wants_usage
