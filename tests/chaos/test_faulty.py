@@ -54,6 +54,13 @@ async def heard_of(backend: Backend) -> tuple[list[str], BackendFailure | None]:
     return heard, None
 
 
+def test_a_rule_for_a_pool_holds_for_each_of_its_models() -> None:
+    plan = plan_of(rule(every=2))
+    assert [plan.next(name) is not None for name in ("local/a", "local/b", "other", "local")] == [
+        False, True, False, False,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("after", range(len(PIECES)))
 @pytest.mark.parametrize("kind", list(FailureKind))
 async def test_a_failure_comes_after_exactly_so_many_tokens_and_the_work_within_has_ended(

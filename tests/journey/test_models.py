@@ -236,3 +236,15 @@ async def test_the_catalogue_changes_while_requests_are_served(
     before, after = house.backends["small"].calls
     assert before.token_ids == texts["large"].service.encode_chat(request.messages)
     assert after.token_ids == texts["small"].service.encode_chat(request.messages)
+
+
+async def test_a_pool_of_several_models_falls_back_with_the_requests_model_where_it_has_it(
+    build_house: Build, ask: Ask, models: Models
+) -> None:
+    pool = [ScriptedBackend(f"gpus/{model}", model=model) for model in ("large", "small")]
+    for asked, expected in (("small", "gpus/small"), ("large", "gpus/large"), ("third", "gpus/large")):
+        dead = ScriptedBackend("local", scripts=(DEAD,), model=asked)
+        route = {"backends": [{"name": "local"}], "fallback": [one.name for one in pool]}
+        house = build_house(backends=[dead, *pool], route=route, models=models)
+        answer = (await house.run(ask())).answer
+        assert answer is not None and answer.backend_name == expected

@@ -54,6 +54,13 @@ def test_no_more_requests_than_allowed_are_in_a_leg_at_once() -> None:
     assert house.enter() is not None
 
 
+def test_the_models_of_a_pool_share_its_bounds() -> None:
+    house = House(LegLimit(max_concurrency=1))
+    assert house.limits.enter("bedrock/a", LegUsage()) is not None
+    assert house.limits.enter("bedrock/b", LegUsage()) is None
+    assert house.events == [LegSkipped("bedrock/b", "concurrency")]
+
+
 def test_a_place_is_given_back_when_the_call_fails() -> None:
     house = House(LegLimit(max_concurrency=1))
     permit = house.enter()
