@@ -5,7 +5,7 @@ undelivered answers, tokens generated again after a failure. A ledger that count
 billed tokens twice or estimated them, and needs a look.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,6 +27,9 @@ WATCHED_S: Final = 0.999 * HOUR_S
 NOT_BILLED: Final = ("shadow", "front", "cache", "undelivered")
 """Tokens that are billed to no tenant here: of shadow traffic, for another Sluice, for the response cache,
 without an answer."""
+
+BOOKED: Final = ("prompt_tokens", "generation_tokens", "requests", *NOT_BILLED)
+"""The figures of the ledger's rows."""
 
 Line = dict[str, object]
 
@@ -70,24 +73,28 @@ class Reconciliation:
         ``difference`` is the engine's count minus the ledger's; ``not_billed`` are the ledger's tokens that
         are billed to no tenant.
         """
-        booked_rows = {(int(one["hour"]), str(one["backend"])): one for one in ledger}
+        booked_rows: dict[tuple[int, str], Counter[str]] = defaultdict(Counter)
+        for one in ledger:
+            # A backend ``pool/model`` is one of the models of a pool, whose engines count for all of them.
+            place = int(one["hour"]), str(one["backend"]).partition("/")[0]
+            booked_rows[place].update({name: int(one.get(name) or 0) for name in BOOKED})
         lines: list[Line] = []
         for (hour, backend), prompt, generated, covered_s in _engines(engines):
-            row = booked_rows.get((hour, backend), {})
-            booked = {name: int(row.get(name) or 0) for name in ("prompt_tokens", "generation_tokens")}
+            row = booked_rows[hour, backend]
+            booked = {name: row[name] for name in ("prompt_tokens", "generation_tokens")}
             lines.append(
                 {
                     "hour": datetime.fromtimestamp(hour * HOUR_S, UTC).isoformat(timespec="minutes"),
                     "backend": backend,
                     "covered": round(min(1.0, covered_s / HOUR_S), 4),
-                    "requests": int(row.get("requests") or 0),
+                    "requests": row["requests"],
                     "engine": {"prompt_tokens": prompt, "generation_tokens": generated},
                     "ledger": booked,
                     "difference": {
                         "prompt_tokens": prompt - booked["prompt_tokens"],
                         "generation_tokens": generated - booked["generation_tokens"],
                     },
-                    "not_billed": {name: int(row.get(name) or 0) for name in NOT_BILLED},
+                    "not_billed": {name: row[name] for name in NOT_BILLED},
                     "verdict": _verdict(
                         prompt - booked["prompt_tokens"],
                         generated - booked["generation_tokens"],

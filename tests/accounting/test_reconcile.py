@@ -59,7 +59,9 @@ async def test_the_ledger_and_the_engine_are_compared_hour_by_hour(tmp_path: Pat
     async with running(ledger_for(url_of(tmp_path / "l.db"), Told())) as ledger:
         answered = row("g1", started_at=NOON, backend_name="worker", input_tokens=60, output_tokens=10)
         ledger.append(answered.delivered())
-        cancelled = row("g2", started_at=NOON, backend_name="worker", input_tokens=20, output_tokens=1)
+        cancelled = row(
+            "g2", started_at=NOON, backend_name="worker/a-model", input_tokens=20, output_tokens=1
+        )
         ledger.append(cancelled)
         ledger.append(row("g3", kind="shadow", started_at=NOON, backend_name="worker", input_tokens=5))
         ledger.append(row("g4", started_at=NOON))  # degraded: no backend
