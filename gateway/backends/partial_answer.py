@@ -87,7 +87,7 @@ async def generate_rest(splice: TextSplice, generate: Generate, work: Work, out:
     """Generate with ``splice`` before the sink; a stop string across it ends the generation."""
     if not splice.is_open:
         return await generate(work, out)
-    gate = _Gate(splice, out)
+    gate = _Gate(splice, out, replayed=work.partial is not None and work.partial.replay)
     try:
         completion = await generate(work, gate.push)
     except _StopReached:
@@ -106,16 +106,21 @@ class _StopReached(Exception):
 
 
 class _Gate:
-    """A sink that passes on what the splice returns. ``first`` collects what is held back."""
+    """A sink that passes on what the splice returns. ``first`` collects what is held back.
 
-    def __init__(self, splice: TextSplice, out: DeltaSink) -> None:
+    ``replayed``: the events before the first one with tokens are of the partial answer, and pass as they are.
+    """
+
+    def __init__(self, splice: TextSplice, out: DeltaSink, *, replayed: bool) -> None:
         self._splice = splice
         self._out = out
+        self._replayed = replayed
         self._open = True
         self.first = Delta("", 0)
 
     async def push(self, delta: Delta) -> None:
-        if not self._open:
+        self._replayed = self._replayed and not delta.tokens
+        if not self._open or self._replayed:
             return await self._out(delta)
         if delta.__class__ is not Delta:
             await self.end()

@@ -20,20 +20,27 @@ from typing import Any
 
 from msgspec import structs
 
+from admission.values import AdmissionLimits
 from benchmarks.bedrock.stand_in import Behaviour
 from budgeting.values import Plan, ToolKind
 from gateway.backends.hermes import call_format
+from gateway.backends.port import Backend
 from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.openai_stream import ChunkFrames, OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Answer, Choice, FinishReason, GenerateRequest, Usage
 from gateway.errors import PublicError, public_error
+from gateway.generation.grammars import unchecked
 from tests.conformance.harness import MAX_MODEL_LEN, REPOSITORY, Specimen
 from tests.journey.house import CALLER, House, RecordingSink, build_house
 
 DOCUMENT = REPOSITORY / "docs" / "conversations.md"
 ANSWERS = Path(__file__).with_name("conversations.json")
 TOGETHER = 8
+# Nothing is refused for its wait, however busy the machine is.
+PATIENT = AdmissionLimits(
+    max_input_tokens=4096, max_wait_s=300.0, tpot_slo_s=None, ttft_slo_s=None, first_token_within_s=None
+)
 _numbers = itertools.count(1)
 
 
@@ -121,7 +128,7 @@ CONVERSATIONS: Mapping[str, Mapping[str, Any]] = {
     "content parts": talk(
         user([{"type": "text", "text": "Who wrote "}, {"type": "text", "text": "Berserk?"}])
     ),
-    "other scripts and emoji": talk(user("ベルセルクの作者は？ 🗡️ Ünïcödé")),
+    "other scripts and emoji": shop(user("ベルセルクの作者は？ 🗡️ Ünïcödé")),
     "an image": talk(
         user([{"type": "text", "text": "What is it?"}, {"type": "image_url", "image_url": {"url": PIXEL}}])
     ),
@@ -262,27 +269,31 @@ async def _bound(request: GenerateRequest) -> GenerateRequest:
     return request if calls is None else structs.replace(request, call_format=calls)
 
 
+def house_of(specimen: Specimen, backend: Backend) -> House:
+    """A journey to the backend, which is the specimen's or passes calls on to it."""
+    return build_house(
+        specimen.tokenizer,
+        backends=[backend],
+        max_model_len=MAX_MODEL_LEN,
+        route={"fallback": [], "timeout_ms": 300_000},
+        limits=PATIENT,
+        check_shape=_bound if backend.kind == "embedded" else unchecked,
+    )
+
+
 async def hold(specimen: Specimen, played: Mapping[str, Outcome]) -> dict[str, Outcome]:
     """Hold the conversations, some at a time; one after the other where the model's answers are played.
 
     Raises AssertionError naming the conversation whose events, answer or counts do not fit together.
     """
-    binds = specimen.backend.kind == "embedded"
-    options: dict[str, Any] = {"check_shape": _bound} if binds else {}
-    house = build_house(
-        specimen.tokenizer,
-        backends=[specimen.backend],
-        max_model_len=MAX_MODEL_LEN,
-        route={"fallback": []},
-        **options,
-    )
+    house = house_of(specimen, specimen.backend)
     turns = asyncio.Semaphore(1 if specimen.play else TOGETHER)
     found: dict[str, Outcome] = {}
 
     async def one(name: str) -> None:
         async with turns:
             streamed, whole = [
-                await _answer(house, specimen, name, played.get(name), stream=stream)
+                await answer_of(house, specimen, name, played.get(name), stream=stream)
                 for stream in (True, False)
             ]
             same = (streamed.choices, streamed.refused) == (whole.choices, whole.refused)
@@ -297,9 +308,10 @@ async def hold(specimen: Specimen, played: Mapping[str, Outcome]) -> dict[str, O
     return {name: found[name] for name in CONVERSATIONS}
 
 
-async def _answer(
-    house: House, specimen: Specimen, name: str, played: Outcome | None, *, stream: bool
+async def answer_of(
+    house: House, specimen: Specimen, name: str, played: Outcome | None = None, *, stream: bool = True
 ) -> Outcome:
+    """The answer to one conversation, checked."""
     if specimen.play is not None:
         specimen.play(_behaviour(played or Outcome()))
     body = {

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import pytest
 
+from gateway.backends.port import Backend, Completion, Continue, DelegatingBackend, DeltaSink, Work
+from gateway.contracts.events import Delta
+from gateway.contracts.features import Feature
+from resilience.events import Resumed
+from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.conversations import (
     CONVERSATIONS,
     OTHER_EVENTS,
+    TOGETHER,
     Outcome,
+    answer_of,
     cells_of,
     documented,
     expected_of,
     hold,
+    house_of,
     stored_outcomes,
 )
 from tests.conformance.harness import Specimen
@@ -44,6 +53,68 @@ async def test_forty_conversations_end_on_each_backend_as_the_document_says(
         one: (cells[one], told[one], found[one]) for one in CONVERSATIONS if cells[one] != told[one]
     }
     assert not differ
+
+
+# More pieces than the answers have.
+MOST_PIECES = 36
+
+
+class BreakingBackend(DelegatingBackend):
+    """Its first call breaks off after so many pieces, from the first one with text on."""
+
+    def __init__(self, backend: Backend, after: int) -> None:
+        self._backend = backend
+        self.after = after
+        self.calls = 0
+
+    @property
+    def delegate(self) -> Backend:
+        return self._backend
+
+    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+        self.calls += 1
+        if self.calls > 1:
+            return await self.delegate.generate(work, out)
+        left = self.after
+
+        async def some(delta: Delta) -> None:
+            nonlocal left
+            if not left:
+                raise BackendFailure(FailureKind.PREEMPTED, "broken on purpose")
+            if left < self.after or delta.text:
+                left -= 1
+            await out(delta)
+
+        return await self.delegate.generate(work, some)
+
+
+@pytest.mark.parametrize("name", ["a call", "a result and a new question", "other scripts and emoji"])
+@pytest.mark.asyncio(loop_scope="session")
+async def test_an_answer_that_breaks_anywhere_is_resumed_without_a_repeated_or_missing_byte(
+    specimen: Specimen, name: str
+) -> None:
+    backend = specimen.backend
+    ways, features = backend.continues, backend.features
+    if not specimen.computes or Continue.EVENTS not in ways or Feature.TOOLS not in features:
+        pytest.skip("it has no tool calls, or does not resume them")
+    whole = await answer_of(house_of(specimen, backend), specimen, name)
+    turns = asyncio.Semaphore(TOGETHER)
+    modes: list[str] = []
+
+    async def broken(after: int) -> bool:
+        """Whether the answer had so many pieces."""
+        async with turns:
+            breaking = BreakingBackend(backend, after)
+            house = house_of(specimen, breaking)
+            assert await answer_of(house, specimen, name) == whole, after
+        modes.extend(event.mode for event in house.events if isinstance(event, Resumed))
+        return breaking.calls > 1
+
+    async with asyncio.TaskGroup() as group:
+        places = [group.create_task(broken(after)) for after in range(1, MOST_PIECES)]
+    assert sum(place.result() for place in places) == len(modes) > 10
+    assert set(modes) == {"exact"}
+    await specimen.at_rest()
 
 
 def test_there_are_forty_and_each_difference_has_a_reason() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from budgeting.values import Tool, ToolCall
+from budgeting.values import Tool, ToolCall, ToolChoice, ToolChoiceMode
 from gateway.backends.port import Continue
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
@@ -126,6 +126,22 @@ async def test_a_backend_that_cannot_resume_events_ends_a_broken_stream_with_an_
     [row] = house.outbox.rows
     assert row.output_tokens == k
     assert house.left_behind() == []
+
+
+@pytest.mark.parametrize("mode", [ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED])
+async def test_a_call_that_must_be_is_resumed_where_constrained_answers_are(
+    build_house: Build, ask: Ask, mode: ToolChoiceMode
+) -> None:
+    broken = replace(WHOLE, failure=BROKEN, breaks_after=6)
+    asked = ask(stream=True, tools=(Tool("stock"), Tool("order")), tool_choice=ToolChoice(mode, "stock"))
+    for ways in (EXACT, EXACT | {Continue.SHAPED}):
+        house = build_house(
+            backends=[backend(broken, WHOLE, continues=ways)], route={"resume": {"commit_chunks": 0}}
+        )
+        sink = await house.run(asked)
+        assert (sink.answer is not None) is (Continue.SHAPED in ways)
+        assert (sink.error is not None) is (Continue.SHAPED not in ways)
+        assert house.left_behind() == []
 
 
 async def test_a_resumed_call_that_differs_from_what_the_caller_has_is_refused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import random
 import re
@@ -12,15 +13,18 @@ from typing import Any
 
 import pytest
 
+from budgeting.counting import ChatTokenizer
 from budgeting.values import Message, Role, Tool, ToolChoice, ToolChoiceMode
 from engine.errors import InvalidConfig
 from gateway.backends.port import Work
 from gateway.backends.vllm import compat
+from gateway.backends.vllm.answer_parser import AnswerParser
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.backends.vllm.values import EngineRequest
-from gateway.contracts.events import AnswerFold
+from gateway.contracts.events import AnswerFold, Delta
 from gateway.contracts.values import FinishReason, ResponseFormat, Sampling
-from tests.conformance.harness import DEMO_MODEL, REPOSITORY
+from gateway.generation.resume import EventSplice
+from tests.conformance.harness import DEMO_MODEL, REPOSITORY, demo_tokenizer
 from tests.vllm.conftest import needs_vllm
 
 pytestmark = needs_vllm
@@ -271,8 +275,13 @@ def tokenizer() -> Any:
     return made
 
 
+@cache
+def plain_tokenizer() -> ChatTokenizer:
+    return demo_tokenizer()
+
+
 def token_bytes(token: int) -> bytes:
-    return str(tokenizer().decode([token])).encode()
+    return plain_tokenizer().token_bytes(token) or str(tokenizer().decode([token])).encode()
 
 
 @cache
@@ -332,6 +341,51 @@ def test_reasoning_is_the_same_however_the_answer_is_cut(name: str) -> None:
         # Some parsers read reasoning only where the chat template was told to ask for it.
         fold = read(names, ids, sizes, request(tools=(), effort="high"))
         assert ((fold.reasoning() or "").strip(), fold.text().strip()) == ("It rains.", "Take a coat.")
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (ParserNames("hermes", "qwen3"), f"<think>It rains — 髙.</think>So: {CALLS['hermes']}"),
+        (ParserNames("qwen3_coder", "qwen3"), f"<think>It rains — 髙.</think>{QWEN_CALL}"),
+        (ParserNames("glm45", "glm45"), f"<think>It rains — 髙.</think>{GLM_CALL}"),
+        (ParserNames("mistral", "mistral"), f"[THINK]It rains — 髙.[/THINK]{CALLS['mistral']}"),
+    ],
+    ids=lambda value: value.tool if isinstance(value, ParserNames) else "",
+)
+def test_an_answer_that_breaks_after_any_token_is_joined_to_the_rest_of_another_parser(
+    names: ParserNames, text: str
+) -> None:
+    ids, ask = tokenizer().encode(text, add_special_tokens=False), request(effort="high")
+    whole = read(names, ids, iter([len(ids)]), ask)
+    assert "髙" in (whole.reasoning() or "") and whole.tool_calls()
+
+    def pieces(parser: AnswerParser, start: int, end: int) -> Iterator[Delta]:
+        """As vLLM gives them: a token that ends inside a character has no text."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        decoder.decode(b"".join(map(token_bytes, ids[:start])))
+        for at in range(start, end):
+            ended = at == len(ids) - 1
+            text = decoder.decode(token_bytes(ids[at]))
+            yield from parser.take(0, text, [ids[at]], finished=ended, whole=ended)
+
+    for cut in range(1, len(ids)):
+        first, second = (parsers_of(names).parsed(ask, None) for _ in range(2))
+        assert first is not None and second is not None
+        fold, delivered = AnswerFold(), ""
+        for event in pieces(first.parser, 0, cut):
+            fold.take(event)
+            delivered += event.text if type(event) is Delta else ""
+        splice = EventSplice(delivered, fold)
+        again = [*second.parser.rest(ids[:cut], None), *pieces(second.parser, cut, len(ids))]
+        for event in again:
+            fold.take(splice.take(event))
+        splice.end()
+        fold.end([second.reason(0, FinishReason.STOP)])
+        assert (fold.reasoning(), fold.text()) == (whole.reasoning(), whole.text()), cut
+        assert [(call.name, call.arguments) for call in fold.tool_calls()] == [
+            (call.name, call.arguments) for call in whole.tool_calls()
+        ]
 
 
 @pytest.mark.parametrize("name", sorted(AS_TEXT))

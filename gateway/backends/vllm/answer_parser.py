@@ -104,11 +104,19 @@ class AnswerParser:
             self._held[index] = []
         return events
 
-    def rest(self, ids: Sequence[int], delivered: str) -> list[Delta]:
-        """Parse the tokens of a partial answer; the events after its delivered text, which is text alone."""
-        text = b"".join(map(self._token_bytes, ids)).decode("utf-8", "replace")
+    def rest(self, ids: Sequence[int], delivered: str | None) -> list[Delta]:
+        """Parse the tokens of a partial answer.
+
+        The events after its ``delivered`` text, which is text alone; all of them where that is ``None``.
+        """
+        # The bytes of a character that was broken off come with the next token's text.
+        text = self._decoders[0].decode(b"".join(map(self._token_bytes, ids)))
+        self._decoders[0].reset()
+        whole = self.take(0, text, ids)
+        if delivered is None:
+            return whole
         left, events = len(delivered), []
-        for event in self.take(0, text, ids):
+        for event in whole:
             skipped = min(left, len(event.text)) if event.__class__ is Delta else 0
             left -= skipped
             if rest := event.text[skipped:]:

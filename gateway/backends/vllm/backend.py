@@ -52,7 +52,7 @@ async def _discard(delta: Delta) -> None:
 
 FEATURES = KNOWN_FEATURES
 TOOLS = frozenset({Feature.TOOLS, Feature.ALLOWED_TOOLS})
-CONTINUES = frozenset({Continue.TOKENS})
+CONTINUES = frozenset({Continue.TOKENS, Continue.EVENTS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,15 +109,16 @@ class VllmBackend:
         return await generate_rest(TextSplice(partial.text, work.sampling.stop), self._generate, work, out)
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
-        partial = work.partial.token_ids or () if work.partial is not None else ()
+        partial = work.partial
+        given = partial.token_ids or () if partial is not None else ()
         engine = self.engine()
         if engine is None or self.state is not BackendState.READY:
             raise BackendFailure(FailureKind.ENGINE_DEAD, f"vLLM is {self.state.value}")
         if not work.token_ids:
             raise BackendFailure(FailureKind.INVALID_INPUT, "the prompt has no tokens")
         longest = engine.shape.max_model_len - 1
-        if len(work.token_ids) + len(partial) > longest:
-            rest = f" and {len(partial)} of its answer" if partial else ""
+        if len(work.token_ids) + len(given) > longest:
+            rest = f" and {len(given)} of its answer" if given else ""
             raise BackendFailure(
                 FailureKind.TOKEN_LIMIT_EXCEEDED,
                 f"the prompt has {len(work.token_ids)} tokens{rest}; allowed: at most {longest}",
@@ -136,7 +137,7 @@ class VllmBackend:
             return await engine.run(
                 EngineRequest(
                     request_id=work.generation_id,
-                    token_ids=work.token_ids + partial,
+                    token_ids=work.token_ids + given,
                     sampling=replace(
                         filled(work.sampling, self.defaults),
                         seed=resumed_seed(work.sampling.seed, work.partial),
@@ -145,8 +146,8 @@ class VllmBackend:
                     priority=work.priority,
                     cache_salt=None if self.share_prefixes else work.cache_salt,
                     lora=lora,
-                    partial_tokens=len(partial),
-                    partial_text="" if work.partial is None else work.partial.text,
+                    partial_tokens=len(given),
+                    partial_text=None if partial and partial.replay else partial.text if partial else "",
                     chat=work if work.messages else None,
                 ),
                 out,

@@ -337,7 +337,7 @@ class Parsers:
             text = " ".join(str(error).split())[:MAX_MESSAGE]
             raise BackendFailure(FailureKind.INVALID_INPUT, text, param="tools") from error
         if ask.partial_tokens and request.structured_outputs is not None:
-            raise BackendFailure(FailureKind.INVALID_INPUT, "vLLM cannot resume a constrained answer")
+            raise BackendFailure(FailureKind.STREAM_BROKEN, "vLLM cannot resume a constrained answer")
         prompt = list(ask.token_ids[: len(ask.token_ids) - ask.partial_tokens])
         ended = request.resolve_reasoning_ended(parsers[0], prompt)
         return ParsedAnswer(

@@ -33,7 +33,7 @@ class EngineRequest:
 
     ``sampling`` has no gaps left: defaults are filled in. ``priority`` is the gateway's,
     higher first. The last ``partial_tokens`` of ``token_ids`` are not prompt but the partial answer,
-    whose delivered text is ``partial_text``.
+    whose delivered text is ``partial_text``; with ``None`` its events are given again.
     ``chat`` is the work of a conversation: its answer may have reasoning and tool calls.
     """
 
@@ -45,7 +45,7 @@ class EngineRequest:
     cache_salt: str | None = None
     lora: Lora | None = None
     partial_tokens: int = 0
-    partial_text: str = ""
+    partial_text: str | None = ""
     chat: Work | None = None
 
 
