@@ -71,7 +71,7 @@ class BackendGate:
         limits = demand.limits or self.limits
         factor = limits.priority_factor if demand.priority > 0 else 1.0
         work = self.work
-        work.arrived(demand.priority, now)
+        work.arrived(demand, now)
         uncached = work.estimator.uncached(demand)
         longest_s = work.estimator.max_wait_s(limits, uncached) * factor
         due = work.estimator.due(demand, limits, uncached)

@@ -1,5 +1,6 @@
 """The requests handed to a backend, its reports, and the estimates learned from it; without the queue."""
 
+from math import inf
 from typing import NamedTuple
 
 from admission.estimator import Estimator
@@ -35,8 +36,8 @@ class InFlightWork:
     """One backend's work in flight; ``scale`` is the share of its sequences and blocks that is used."""
 
     __slots__ = (
-        "_high_seen_at", "_limits", "_offered_at", "estimator", "foreign", "memory", "prefill", "scale",
-        "sequences", "signals", "tickets",
+        "_generation_seen_at", "_high_seen_at", "_limits", "_offered_at", "estimator", "foreign", "memory",
+        "prefill", "scale", "sequences", "signals", "tickets",
     )  # fmt: skip
 
     def __init__(self, limits: AdmissionLimits) -> None:
@@ -45,7 +46,7 @@ class InFlightWork:
         self.sequences = 0  # a request of n texts is n of them
         self.foreign = 0  # sequences there from other callers
         self.scale = 1.0
-        self._high_seen_at = self._offered_at = float("-inf")
+        self._generation_seen_at = self._high_seen_at = self._offered_at = float("-inf")
         self.signals = LoadSignals(limits)
         self.prefill = PrefillBacklog()
         self.estimator = Estimator(limits)
@@ -117,11 +118,13 @@ class InFlightWork:
         most = int(self.estimator.limit.value * self.scale)
         return self.signals.capacity(most, now, busy=bool(self.tickets))
 
-    def arrived(self, priority: int, now: float) -> None:
-        """A request of this priority has arrived."""
+    def arrived(self, demand: Demand, now: float) -> None:
+        """A request has arrived."""
         self._offered_at = now
-        if priority > 0:
+        if demand.priority > 0:
             self._high_seen_at = now
+        if demand.generates:
+            self._generation_seen_at = now
 
     def places(self, rank: int, now: float) -> int:
         """Sequences up to which a request of this class is handed on."""
@@ -159,8 +162,8 @@ class InFlightWork:
             return Hold.SLOTS
         if self.signals.waiting > limits.engine_queue * self.signals.workers:
             return Hold.SLOTS
-        rates = self.estimator.rates
-        if self.prefill_ahead(now) >= self._prefill_bound(limits) and not rates.prefill_is_free:
+        bound = self._prefill_bound(ticket.demand, limits, now)
+        if self.prefill_ahead(now) >= bound and not self.estimator.rates.prefill_is_free:
             return Hold.PREFILL
         return Hold.MEMORY if self.memory.holds(ticket, limits, now, scale=self.scale) else None
 
@@ -203,14 +206,20 @@ class InFlightWork:
         missing = ahead.requests + min(signals.waiting, foreign) + demand.sequences
         missing -= max(0, places - self.sequences - foreign)
         slot_s = missing * rates.hold_s.value / places if missing > 0 else 0.0
-        beyond = tokens_ahead - self._prefill_bound(self._limits)
+        beyond = tokens_ahead - self._prefill_bound(demand, self._limits, now)
         prefill_s = beyond * rates.s_per_token if beyond > 0 else 0.0
         first_s = self.estimator.first_token_s(tokens_ahead + uncached, busy=bool(self.tickets))
         if slot_s > 0.0:
             first_s = max(first_s, slot_s + self._first_token_s(uncached))
         return max(slot_s, prefill_s), first_s
 
-    def _prefill_bound(self, limits: AdmissionLimits) -> int:
+    def _prefill_bound(self, demand: Demand, limits: AdmissionLimits, now: float) -> float:
+        """Prompt tokens handed on at which further ones wait, so that an urgent prompt has few before it.
+
+        Where only vectors are made no prompt is urgent, and more of them fill the engine's batches.
+        """
+        if not demand.generates and now - self._generation_seen_at > RESERVE_FOR_S:
+            return inf
         rate, most = self.estimator.rates.s_per_token, limits.max_prefill_tokens
         return int(min(most, max(LEAST_PREFILL, limits.max_prefill_s / rate))) if rate > 0.0 else most
 

@@ -121,6 +121,7 @@ class Demand:
         produced: tokens of its answer so far; read when the forecast is made.
         sequences: texts that are generated at once; ``max_output_tokens`` and ``produced`` count all.
         open_ended: ``max_output_tokens`` is only what the context has room for.
+        generates: whether it asks for text; else for vectors, which nobody reads token by token.
     """
 
     backend: str
@@ -137,3 +138,4 @@ class Demand:
     produced: Callable[[], int] = _nothing_produced
     sequences: int = 1
     open_ended: bool = False
+    generates: bool = True

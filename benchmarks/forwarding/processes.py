@@ -94,13 +94,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         return
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], port: int, path: str, log: Path) -> None:
+def wait_until_ready(
+    process: subprocess.Popen[bytes], port: int, path: str, log: Path, timeout_s: float = START_TIMEOUT_S
+) -> None:
     """Wait for a 200.
 
     Raises:
-        Broken: the process ended, or said nothing in :data:`START_TIMEOUT_S`.
+        Broken: the process ended, or said nothing in that time.
     """
-    give_up_at = time.monotonic() + START_TIMEOUT_S
+    give_up_at = time.monotonic() + timeout_s
     while time.monotonic() < give_up_at:
         if process.poll() is not None:
             raise Broken(f"ended with exit code {process.returncode} before it was ready:\n{_tail(log)}")
@@ -110,7 +112,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, path: str, log
         except (OSError, http.client.HTTPException):
             pass
         time.sleep(POLL_EVERY_S)
-    raise Broken(f"not ready within {START_TIMEOUT_S:g} s:\n{_tail(log)}")
+    raise Broken(f"not ready within {timeout_s:g} s:\n{_tail(log)}")
 
 
 def ask(port: int, method: str, path: str, body: object = None) -> tuple[int, bytes]:

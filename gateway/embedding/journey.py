@@ -64,6 +64,8 @@ AT_ONCE: Final = 8
 """Most parts of one request at work at the same time."""
 PRIORITY: Final = -1
 """Behind every chat: a person waits for that."""
+MAX_WAIT_S: Final = 60.0
+"""Longest that a part waits. Parts of one large request wait for each other, and nobody reads along."""
 BYTES_PER_TOKEN: Final = 16
 """What a waiting part keeps in memory for each token."""
 
@@ -217,13 +219,15 @@ class EmbeddingJourney:
         # Those that are not ready come last: they say why.
         for backend in sorted(backends, key=lambda one: one.state is not BackendState.READY):
             try:
-                async with self.admission.admit(_demand(kind.contract, request, part, backend)) as slot:
+                async with self.admission.admit(self._demand(kind.contract, request, part, backend)) as slot:
                     try:
                         made = await kind.ask(backend, part)
                     except (BackendFailure, RateLimited) as error:
                         if isinstance(error, RateLimited) or not error.counts:
                             slot.ignored()  # a fault of the request says nothing about the backend
                         raise
+                    # All that a worker does for vectors is what it does before a first token.
+                    slot.first_token(None)
             except (Refused, BackendFailure) as error:
                 failure = error
                 if isinstance(error, BackendFailure) and (error.final or not error.policy.other_backend):
@@ -239,6 +243,23 @@ class EmbeddingJourney:
         if isinstance(failure, BackendFailure) and failure.kind is FailureKind.MODEL_NOT_FOUND:
             raise UnknownModel(f"no worker {kind.does} with {request.model!r}", param="model")
         raise failure
+
+    def _demand(
+        self, contract: str, request: PooledRequest, part: "InputPart", backend: TakesParts
+    ) -> Demand:
+        return Demand(
+            backend=backend.name,
+            tenant=request.caller.tenant,
+            priority=PRIORITY,
+            input_tokens=part.tokens,
+            max_output_tokens=1,
+            arrived_at=request.arrived_at,
+            kind=(contract, backend.model),
+            cached_tokens=0,
+            size_bytes=BYTES_PER_TOKEN * part.tokens,
+            limits=replace(self.admission.gate(backend.name).limits, max_wait_s=MAX_WAIT_S),
+            generates=False,
+        )
 
     def _opening_row(self, kind: "_Kind[Backed, One]", request: PooledRequest, trace_id: str) -> UsageRow:
         caller = request.caller
@@ -421,17 +442,3 @@ def _reached(caller: Caller, revision: Revision) -> set[str] | None:
         if route in revision.routes
         for name in revision.routes[route].backends
     }
-
-
-def _demand(contract: str, request: PooledRequest, part: InputPart, backend: TakesParts) -> Demand:
-    return Demand(
-        backend=backend.name,
-        tenant=request.caller.tenant,
-        priority=PRIORITY,
-        input_tokens=part.tokens,
-        max_output_tokens=1,
-        arrived_at=request.arrived_at,
-        kind=(contract, backend.model),
-        cached_tokens=0,
-        size_bytes=BYTES_PER_TOKEN * part.tokens,
-    )

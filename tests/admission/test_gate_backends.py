@@ -9,10 +9,11 @@ import pytest
 
 from admission.events import SlotOutcome
 from admission.gate import Hold, Refusal, TicketState
+from admission.in_flight_work import RESERVE_FOR_S
 from admission.ladder import LEVEL, MAX_LADDERS, Ladders, Rung
 from admission.rates import Rates
 from admission.ticket import AdmissionTicket
-from admission.values import Reason
+from admission.values import Demand, Reason
 from tests.admission.gates import IDLE, Door, ask, plain
 
 
@@ -52,6 +53,34 @@ def test_a_pool_of_workers_takes_as_many_prefills_as_it_has_workers() -> None:
         return door.gate.in_flight
 
     assert (under_way(1), under_way(3)) == (2, 5)
+
+
+def test_vectors_wait_for_prompts_only_where_text_is_generated_too() -> None:
+    def under_way(*before: Demand, after_s: float = 0.0) -> int:
+        door = Door(plain(max_prefill_tokens=1000), load=replace(IDLE, max_running=16))
+        for one in before:
+            door.end(door.enter(one))
+        door.now += after_s
+        for _ in range(8):
+            door.enter(ask(input_tokens=600, max_output_tokens=1, generates=False))
+        return door.gate.in_flight
+
+    chat = ask(input_tokens=10, max_output_tokens=10)
+    assert under_way() == 8
+    assert under_way(chat) == under_way(chat, after_s=RESERVE_FOR_S) == 2
+    assert under_way(chat, after_s=RESERVE_FOR_S + 1) == 8
+
+
+def test_a_chat_behind_vectors_waits_for_prompts_as_behind_others() -> None:
+    door = Door(plain(max_prefill_tokens=1000), load=replace(IDLE, max_running=16))
+    vectors = [door.enter(ask(input_tokens=600, generates=False)) for _ in range(4)]
+    chat = door.enter(ask(input_tokens=10))
+    more = door.enter(ask(input_tokens=600, generates=False, priority=-1))
+    assert (chat.state, more.state) == (TicketState.WAITING, TicketState.WAITING)
+    for ticket in vectors[:2]:
+        door.end(ticket)
+    assert chat.state is TicketState.WAITING
+    assert door.end(vectors[2])[0] is chat
 
 
 def test_times_that_do_not_depend_on_the_prompt_teach_no_prefill_rate() -> None:
