@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
+from budgeting.errors import NoTokenizer
 from budgeting.values import Message, Role
 from gateway.backends.port import Backend, BackendState, Completion, Fleet, Work
 from gateway.backends.supervised import EngineStanding
@@ -138,9 +139,9 @@ class HealthProbe:
         result: dict[str, object] = {"state": backend.state.value}
         try:
             async with asyncio.timeout(self.probe_timeout_s):
-                token_ids = self.text(backend.model).encode("test")
+                token_ids = self._ids(backend)
                 sampling = Sampling(max_tokens=DEEP_TOKENS, temperature=0.0)
-                raw = Feature.RAW_PROMPT in backend.features
+                raw = token_ids and Feature.RAW_PROMPT in backend.features
                 messages = () if raw else (Message(Role.USER, "test"),)
                 work = Work(f"health-{backend.name}-{begun}", token_ids, messages, sampling)
                 completion: Completion = await backend.generate(work, _discard)
@@ -157,6 +158,13 @@ class HealthProbe:
             "waiting": load.waiting if load else None,
             "kv_utilization": round(load.kv_usage, 4) if load else None,
         }
+
+    def _ids(self, backend: Backend) -> tuple[int, ...]:
+        """Of the prompt; none where only the workers have the model's tokenizer."""
+        try:
+            return self.text(backend.model).encode("test")
+        except NoTokenizer:
+            return ()
 
 
 def _shown(inspections: Mapping[str, Sequence[Inspection]]) -> dict[str, list[dict[str, object]]]:

@@ -138,6 +138,10 @@ async def test_the_model_of_a_request_picks_the_workers_and_everything_is_by_mod
         assert {"gpus/big", "gpus/small"} <= counted
         ready = (await here.client.get("/ready")).json()
         assert ready["workers"]["gpus/small"] == {"usable": 2, "of": 2}
+        # The tokenizer of one of them is here, that of the other is not.
+        deep = await here.client.get("/health/deep")
+        states = {name: one["status"] for name, one in deep.json()["backends"].items()}
+        assert (deep.status_code, states) == (200, {"gpus/big": "healthy", "gpus/small": "healthy"})
 
 
 async def test_a_new_model_is_served_and_a_gone_one_is_not_found_without_a_restart(tmp_path: Path) -> None:
