@@ -226,6 +226,11 @@ class DelegatingBackend(ABC):
     def load(self) -> BackendLoad | None:  # noqa: D102
         return self.delegate.load
 
+    @property
+    def generates(self) -> bool:
+        """See :func:`generates`."""
+        return generates(self.delegate)
+
     async def embed(self, part: "EmbedPart") -> "Vectors":
         """The delegate's vectors. Raises BackendFailure, also where the delegate makes none."""
         if not isinstance(self.delegate, Embeds):
@@ -243,6 +248,11 @@ class DelegatingBackend(ABC):
         if not isinstance(self.delegate, Transcribes):
             raise BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{self.name} transcribes no speech")
         return await self.delegate.transcribe(recording, caller, out)
+
+
+def generates(backend: Backend) -> bool:
+    """Whether it generates text; a backend known to do other work alone says so by its ``generates``."""
+    return getattr(backend, "generates", True)
 
 
 def makes_vectors(backend: Backend) -> TypeGuard["Embeds"]:

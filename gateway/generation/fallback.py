@@ -7,7 +7,7 @@ from adapters.events import AdapterReplacedByBase
 from admission.controller import AdmissionController
 from admission.errors import Refused
 from admission.values import Demand, Reason
-from gateway.backends.port import Backend, BackendState, Completion, Restarting, configured_name
+from gateway.backends.port import Backend, BackendState, Completion, Restarting, configured_name, generates
 from gateway.contracts.events import Delta, Reasoning
 from gateway.contracts.values import Answer, Fallback, FinishReason, Usage
 from gateway.generation.answer_cache import AnswerCache
@@ -207,7 +207,7 @@ class FallbackChain:
         )
 
     def _able(self, backend: Backend | None, job: Job, stream: AnswerStream) -> bool:
-        if backend is None:  # its pool does not serve the model any more
+        if backend is None or not generates(backend):  # its pool does not serve the model any more
             return False
         if backend.state is not BackendState.READY or job.required_features - backend.features:
             return False

@@ -3,10 +3,11 @@
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 
 from msgspec import Struct
 
-from gateway.backends.port import Backend, BackendState
+from gateway.backends.port import Backend, BackendState, generates
 from gateway.contracts.features import Feature
 from gateway.errors import Forbidden, InvalidRequest
 from gateway.routing.revision import Route
@@ -110,12 +111,17 @@ def rank(
 def weights_serving(
     route: Route, model: str | None, backends: Mapping[str, Backend]
 ) -> list[tuple[str, float]]:
-    """The backends of the route that serve a base model, with their weights; ``None``: any model.
+    """The backends of the route that serve a base model, with their weights; ``None``: any model that
+    generates text.
 
-    Where those with a weight serve another one, the others that the route names share the requests evenly.
+    Where those with a weight serve another one, the others that the route names share the requests evenly;
+    where none of them generates, the first other one that does has all.
     """
     if model is None:
-        return [entry for entry in route.weights if entry[1] > 0]
+        weighed = [entry for entry in route.weights if entry[1] > 0]
+        able = [entry for entry in weighed if generates(backends[entry[0]])]
+        others = (name for name in route.backends if generates(backends[name]))
+        return able or [(name, 100.0) for name in islice(others, 1)] or weighed
     serving = [entry for entry in route.weights if entry[1] > 0 and backends[entry[0]].model == model]
     return serving or [(name, 1.0) for name in route.backends if backends[name].model == model]
 

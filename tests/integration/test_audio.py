@@ -36,6 +36,12 @@ async def heard(
         yield live, client, plain
 
 
+def most_bytes(live: LiveGateway) -> int:
+    """The most memory that the gateway has had."""
+    status = Path(f"/proc/{live.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
 async def test_the_official_client_gets_every_format_and_each_request_is_billed_once(tmp_path: Path) -> None:
     worker = SpeechWorker()
     async with heard(tmp_path, worker) as (live, client, _):
@@ -95,6 +101,7 @@ async def test_a_large_file_goes_on_from_the_disk_and_to_another_worker_when_one
     workers = SpeechWorker(dies_after=1), SpeechWorker(dies_after=2)
     recording = os.urandom(LARGE - len(SPEECH) - 4096) + b"\0" * 4096 + SPEECH
     async with heard(tmp_path, *workers) as (live, client, _):
+        before = most_bytes(live)
         for _ in range(3):
             made = await client.audio.transcriptions.create(model=MODEL, file=recording, timeout=300)
             assert made.text == TEXT
@@ -102,6 +109,7 @@ async def test_a_large_file_goes_on_from_the_disk_and_to_another_worker_when_one
         assert {one["digest"] for one in forms} == {hashlib.sha256(recording).hexdigest()}
         assert len(forms) == 3
         assert [row[1] for row in await billed(live, 3)] == ["stop"] * 3
+        assert most_bytes(live) - before < LARGE, "the file was whole in memory"
 
 
 async def test_a_caller_that_leaves_ends_the_workers_request_and_a_worker_that_breaks_is_told_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import MappingProxyType
 
 from hypothesis import given
@@ -57,6 +58,25 @@ def test_a_backend_of_weight_0_is_no_candidate() -> None:
         route(("a", 100), ("b", 0)), sticky_key="s", asked=frozenset(), backends=backends(a=READY, b=READY)
     )
     assert [backend.name for backend in ranked.candidates] == ["a"]
+
+
+class Silent(ScriptedBackend):
+    generates = False
+
+
+def test_a_chat_that_names_no_model_goes_to_a_backend_that_generates() -> None:
+    fleet = {**backends(a=READY, b=READY, c=READY), "v": Silent("v")}
+    for chosen, weights, fallback in (
+        ("a", (("v", 100), ("a", 1)), ()),
+        ("a", (("v", 100), ("a", 0), ("b", 0)), ()),
+        ("b", (("v", 100),), ("response_cache", "b", "a")),
+        ("v", (("v", 100),), ()),  # which refuses it, and says why
+    ):
+        named = replace(route(*weights), fallback=fallback)
+        ranked = rank(named, sticky_key="s", asked=frozenset(), backends=fleet)
+        assert [one.name for one in ranked.candidates] == [chosen], (weights, fallback)
+    pinned = rank(route(("v", 50), ("a", 50)), sticky_key="s", asked=frozenset(), backends=fleet, pinned="v")
+    assert [one.name for one in pinned.candidates] == ["v"]
 
 
 def test_a_backend_that_lacks_a_feature_is_passed_over_and_told() -> None:

@@ -136,6 +136,7 @@ class RawWorker:
     models: Callable[[], bytes] | None = None
     tokenize: Callable[[str], list[int]] | None = None
     requests: list[Request] = field(default_factory=list)
+    posts: frozenset[str] = frozenset()  # paths that refuse a GET by its method
     tokenized: list[str | None] = field(default_factory=list)  # the models of the prompts
     gone: int = 0
     probes: int = 0
@@ -192,8 +193,9 @@ class RawWorker:
             known = {"/health": b"", "/ready": b"", "/metrics": self.metrics.encode()}
             if self.models is not None:
                 known["/v1/models"] = self.models()
+            missing = 405 if path in self.posts else 404
             await request.whole(
-                (200 if self.healthy else 500) if path in known else 404,
+                (200 if self.healthy else 500) if path in known else missing,
                 known.get(path, b""),
                 kind="text/plain",
             )

@@ -228,6 +228,8 @@ class BedrockBackend:
 class _InvokingBackend(BedrockBackend):
     """A model of InvokeModel: Bedrock refuses to generate with it."""
 
+    generates = False
+
     async def _invoked(self, request: Mapping[str, Any]) -> InvokedModel:
         call = await self._call(request)
         try:

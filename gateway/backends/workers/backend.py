@@ -153,6 +153,13 @@ class WorkersBackend:
         return BackendState.STARTING if self.presence.none else BackendState.READY
 
     @property
+    def generates(self) -> bool:
+        """Whether a worker may generate text; false once all are known to make vectors, scores or texts of
+        speech alone.
+        """
+        return any(worker.generates for worker in self._workers.values())
+
+    @property
     def ready_in_s(self) -> float | None:
         """Seconds until a worker is expected back: the estimate is the length of the outage so far.
 

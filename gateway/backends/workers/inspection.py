@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -22,6 +22,8 @@ TIMEOUT_S = 10.0
 MAX_SHOWN = 10
 # Models of one pool: each has figures, a queue and a breaker of its own.
 MAX_MODELS = 256
+_GENERATING: Final = ("/chat/completions", "/completions")
+_OTHERS: Final = ("/embeddings", "/rerank", "/score", "/audio/transcriptions")
 # Splits differently in most tokenizers.
 SAMPLE = "Sluice asks: naïve café, 日本語 — 12,345 tokens?\n\tdef f(x): return x"
 
@@ -105,6 +107,25 @@ def offers_of(
     if len(by_root) > MAX_MODELS:
         return f"lists {len(by_root)} models; name one as model, {MAX_MODELS} or fewer are served without"
     return tuple(by_root.values())
+
+
+async def generates(client: WorkerClient, timeout_s: float) -> bool:
+    """Whether the worker generates text. Raises TransportError.
+
+    A server that has a path for POST refuses a GET there with 405. One that has none of the paths, by that
+    rule, may follow another.
+    """
+
+    async def has(path: str) -> bool:
+        return (await client.get(client.prefix + path, timeout_s=timeout_s)).status == 405
+
+    for path in _GENERATING:
+        if await has(path):
+            return True
+    for path in _OTHERS:
+        if await has(path):
+            return False
+    return True
 
 
 async def inspect(

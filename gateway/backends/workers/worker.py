@@ -12,7 +12,7 @@ from gateway.backends.workers.client import Timeouts, Whole, WorkerClient
 from gateway.backends.workers.errors import ConnectFailed, ConnectionLost, TransportError
 from gateway.backends.workers.health import HealthRules, WorkerHealth, WorkerState
 from gateway.backends.workers.in_service import WorkersInService
-from gateway.backends.workers.inspection import Inspection, ServedModel, inspect, read_models
+from gateway.backends.workers.inspection import Inspection, ServedModel, generates, inspect, read_models
 from gateway.backends.workers.load import WorkerLoad, read_figures
 from gateway.backends.workers.loras import MODELS_PATH, WorkerLoras, is_sluice, listed_models
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
@@ -120,6 +120,7 @@ class Worker:
         self._unusable: str | None = None  # why, by its list of models
         self._checks: Callable[[str], Checks] = _no_checks
         self._is_sluice: bool | None = False
+        self.generates = True  # until it is known that it does not
         self._detected = True
         self._lists_models = watch.lists_models
         self._wake = asyncio.Event()
@@ -343,6 +344,10 @@ class Worker:
             return False
         is_sluice_now = self._is_sluice is True
         self._detected = True
+        try:
+            self.generates = is_sluice_now or await generates(self._watcher, timeout_s)
+        except TransportError:
+            self._detected = False
         for model, check in self._checks(self.url).items():
             if check.reasons and not is_sluice_now:
                 continue
