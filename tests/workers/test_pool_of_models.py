@@ -177,3 +177,30 @@ async def test_one_models_outage_leaves_the_other_model_alone(tmp_path: Path) ->
         assert (await here.ask("big")).status_code == 200
         gates = here.gateway.core.control.admission.gates
         assert set(gates) == {"gpus/big", "gpus/small"}
+
+
+async def test_requests_under_way_are_answered_while_models_come_and_go(tmp_path: Path) -> None:
+    async with pool(tmp_path) as here:
+        here.workers["first"].behaviours[:] = [answers("a", "b", "c", delay_s=0.02)]
+        done: list[int] = []
+
+        async def ask_again() -> None:
+            while len(done) < 60:
+                done.append((await here.ask("big")).status_code)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(6):
+                group.create_task(ask_again())
+            while len(done) < 60:
+                for models in ({"big": 4096}, {"big": 4096, "small": 1024}):
+                    here.listed["first"] = here.listed["second"] = models
+                    await here.follow()
+                here.listed["second"] = {"other": 256}
+                await here.follow()
+        assert set(done) == {200}
+        rows = here.gateway.core.accounts.ledger
+        await until(lambda: rows.depth == 0)
+        usage = (await here.client.get("/admin/usage", params={"by": "backend"})).json()["rows"]
+        assert {row["backend"] for row in usage} <= {"gpus", "gpus/big"}
+        assert sum(row["requests"] for row in usage) == len(done)
+        assert not any(gate.in_flight for gate in here.gateway.core.control.admission.gates.values())
