@@ -25,6 +25,7 @@ from benchmarks.bedrock.stand_in import Behaviour
 from budgeting.values import Plan, ToolKind
 from gateway.backends.hermes import call_format
 from gateway.backends.port import Backend
+from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.events import AnswerFold, Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.openai_stream import ChunkFrames, OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
@@ -308,6 +309,15 @@ async def hold(specimen: Specimen, played: Mapping[str, Outcome]) -> dict[str, O
     return {name: found[name] for name in CONVERSATIONS}
 
 
+def parsed(body: Mapping[str, Any]) -> ParsedRequest:
+    """A body of OpenAI's chat as a new request."""
+    number = next(_numbers)
+    origin = RequestOrigin(
+        f"req_{number}", f"gen_{number}", CALLER, time.monotonic(), int(time.time()), f"{number:032x}"
+    )
+    return OpenAIDialect(chat=True).parse(json.dumps(body).encode(), origin)
+
+
 async def answer_of(
     house: House, specimen: Specimen, name: str, played: Outcome | None = None, *, stream: bool = True
 ) -> Outcome:
@@ -321,13 +331,8 @@ async def answer_of(
         **CONVERSATIONS[name],
         "stream": stream,
     }
-    number = next(_numbers)
-    origin = RequestOrigin(
-        f"req_{number}", f"gen_{number}", CALLER, time.monotonic(), int(time.time()), f"{number:032x}"
-    )
-    dialect = OpenAIDialect(chat=True)
     try:
-        asked = dialect.parse(json.dumps(body).encode(), origin)
+        asked = parsed(body)
     except Exception as error:
         return _refused(name, public_error(error))
     sink = await house.run(asked.request)
@@ -338,6 +343,7 @@ async def answer_of(
     _check_prompt(name, specimen, sink.plans[0], sink.answer.usage)
     if stream:
         _check_events(name, specimen, sink.deltas, sink.answer)
+        dialect = OpenAIDialect(chat=True)
         frames = dialect.frames(asked)
         chunks = [_chunk(frames, event) for event in sink.deltas]
         sent = b"".join([frames.opening, *chunks, frames.finish(sink.answer)])
@@ -485,6 +491,10 @@ The embedded engine's answers are the measure. *same*: the same events, text, ca
 since another grammar bound the model. *refused*: the status is 4xx, and the error names this field. The stand-in of
 Bedrock (Claude 3 Haiku) plays the answers of the embedded engine. It also plays reasoning, which the demo model
 does not have.
+
+`python -m tests.conformance.prompt_tokens 1000` counts the prompts of 1,000 random conversations with tools (schemas, histories with calls and results,
+many scripts) and asks a `vllm serve` for one token of each, with messages: the counts are those of its `usage`, but for texts that spell
+a control token of the model such as `<|im_end|>`, which Sluice counts as text.
 """
 
 

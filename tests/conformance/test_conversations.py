@@ -26,6 +26,7 @@ from tests.conformance.conversations import (
     stored_outcomes,
 )
 from tests.conformance.harness import Specimen
+from tests.conformance.prompt_tokens import Bodies, miscounted
 
 HEADS = {
     "embedded": "embedded engine",
@@ -88,7 +89,7 @@ class BreakingBackend(DelegatingBackend):
         return await self.delegate.generate(work, some)
 
 
-@pytest.mark.parametrize("name", ["a call", "a result and a new question", "other scripts and emoji"])
+@pytest.mark.parametrize("name", ["a call", "other scripts and emoji"])
 @pytest.mark.asyncio(loop_scope="session")
 async def test_an_answer_that_breaks_anywhere_is_resumed_without_a_repeated_or_missing_byte(
     specimen: Specimen, name: str
@@ -115,6 +116,17 @@ async def test_an_answer_that_breaks_anywhere_is_resumed_without_a_repeated_or_m
     assert sum(place.result() for place in places) == len(modes) > 10
     assert set(modes) == {"exact"}
     await specimen.at_rest()
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_prompts_with_tools_are_counted_as_a_worker_that_renders_them_does(specimen: Specimen) -> None:
+    if (
+        specimen.exact_ids
+        or not specimen.exact_prompt
+        or Feature.CUSTOM_TOOLS not in specimen.backend.features
+    ):
+        pytest.skip("it is given the ids, or has a tokenizer of its own")
+    assert await miscounted(specimen, list(Bodies(22).draw(20))) == []
 
 
 def test_there_are_forty_and_each_difference_has_a_reason() -> None:
