@@ -27,6 +27,7 @@ class CallerRole(StrEnum):
     """What a key may do; the values are those of the public surface."""
 
     CALLER = "caller"
+    VIEWER = "viewer"
     FRONT = "front"
     OPERATOR = "operator"
     ADMIN = "admin"

@@ -30,7 +30,19 @@ from gateway.http import (
     responses,
     tokenize,
 )
-from gateway.http.admin import adapters, canary, chaos, evaluations, keys, process, prompts, routing, usage
+from gateway.http import console as console_pages
+from gateway.http.admin import (
+    adapters,
+    canary,
+    chaos,
+    console,
+    evaluations,
+    keys,
+    process,
+    prompts,
+    routing,
+    usage,
+)
 from gateway.http.exchange import Exchange
 from gateway.http.generating import ROUTES, generating
 from gateway.http.idempotency import Idempotency
@@ -60,6 +72,7 @@ _ROUTERS: Final = (
     batches.router,
     adapters.router,
     canary.router,
+    console.router,
     evaluations.router,
     keys.router,
     process.router,
@@ -174,7 +187,8 @@ def create_app(
     app.state.generating = endpoints
     app.state.created = int(services.unix_time())
     app.router.routes.extend(routes)
-    app.router.routes.extend(page for page in pages.ROUTES if shown(page.path))
+    static = (*pages.ROUTES, *console_pages.ROUTES) if services.limits.console else pages.ROUTES
+    app.router.routes.extend(page for page in static if shown(page.path))
     for error in CALLER_ERRORS:
         app.add_exception_handler(error, _known_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -113,6 +113,10 @@ class UnknownBatch(GatewayError, status=404, code="not_found"):
     """The tenant has no batch of that id."""
 
 
+class UnknownRequest(GatewayError, status=404, code="not_found"):
+    """This process does not remember a request of that id."""
+
+
 class UnknownModel(GatewayError, status=404, code="unknown_model"):
     """Neither a base model, nor an adapter, nor a backend has that name."""
 

@@ -8,6 +8,7 @@ from gateway.admin.adapters import AdapterAdmin
 from gateway.admin.admission import AdmissionAdmin
 from gateway.admin.canary import CanaryAdmin
 from gateway.admin.chaos import ChaosAdmin
+from gateway.admin.console import ConsoleAdmin
 from gateway.admin.drain import DrainAdmin
 from gateway.admin.evaluations import EvaluationAdmin
 from gateway.admin.keys import KeyAdmin
@@ -28,6 +29,7 @@ from gateway.contracts.values import Caller, GenerateRequest
 from gateway.generation.sink import Sink
 from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.rate_limits import KeyLimiter
+from gateway.keys.sessions import ConsoleSessions
 from gateway.prompts.text import TextService
 from gateway.prompts.text_threads import TextThreads
 from gateway.requests.background import BackgroundResponses
@@ -89,6 +91,7 @@ class HttpLimits:
     max_messages: int = 2_048
     request_timeout_s: float = 300.0
     cors_origins: tuple[str, ...] = ()
+    console: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,8 @@ class Services:
     chaos: ChaosAdmin | None
     drain: DrainAdmin
     key_admin: KeyAdmin
+    console: ConsoleAdmin
+    sessions: ConsoleSessions
     prompts: PromptAdmin
     routing: RoutingAdmin
     shadow: ShadowAdmin

@@ -37,6 +37,7 @@ from gateway.http.protocol import GatewayProtocol
 from gateway.http.socket_protocol import SocketProtocol
 from gateway.http.surfaces import Shown, everything
 from gateway.keys.rate_limits import KeyLimiter
+from gateway.keys.sessions import ConsoleSessions
 from gateway.ports import HttpLimits, Services
 from gateway.prompts.text_threads import TextThreads
 from gateway.requests.body_memory import BODIES, BodyMemory
@@ -310,6 +311,8 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
         drain=unused,
         evaluations=unused,
         key_admin=unused,
+        console=unused,
+        sessions=ConsoleSessions(b"", FakeKeys().by_id, lambda: 1_800_000_000.0),
         prompts=unused,
         routing=unused,
         shadow=unused,

@@ -74,6 +74,7 @@ class ServerConfig(Section):
     trusted_proxies: Annotated[tuple[IPvAnyNetwork, ...], Field(max_length=256)] = ()
     reasoning_field: Literal["reasoning", "reasoning_content", "both"] = "reasoning"
     cors_origins: Annotated[tuple[Origin, ...], Field(max_length=64)] = ()
+    console: bool = True
 
     @model_validator(mode="after")
     def _lame_duck_within_drain(self) -> Self:

@@ -8,19 +8,29 @@ from gateway.http.exchange import Exchange
 from gateway.ports import Services
 
 
-def identify(services: Services, exchange: Exchange) -> Caller:
-    """Who asks, by key and headers. Raises MissingKey, InvalidKey, RateLimited, InvalidRequest."""
+def identify(services: Services, exchange: Exchange, *, reads: bool = False) -> Caller:
+    """Who asks, by key and headers, or by a session of the console; ``reads``: nothing is changed.
+
+    Raises MissingKey, InvalidKey, RateLimited, InvalidRequest, Forbidden: a viewer may only read.
+    """
+    key, token = exchange.key, None
     try:
-        caller = services.keys.authenticate(exchange.key)
+        if key is None and (token := exchange.session) is not None:
+            exchange.check_origin()
+            caller = services.sessions.caller(token)
+        else:
+            caller = services.keys.authenticate(key)
     except InvalidKey:
         services.failed_logins.failed(exchange.address)
         raise
+    if caller.role is CallerRole.VIEWER and not (reads or exchange.reads):
+        raise Forbidden("the key's role is 'viewer', which reads; allowed: another role")
     return on_behalf(caller, exchange.headers)
 
 
-def caller_of(services: Services, exchange: Exchange) -> Caller:
+def caller_of(services: Services, exchange: Exchange, *, reads: bool = False) -> Caller:
     """The same, and its limits are reported in the answer."""
-    caller = identify(services, exchange)
+    caller = identify(services, exchange, reads=reads)
     exchange.caller = caller
     if caller.limits != NO_LIMITS:
         exchange.limit_headers = lambda: services.limiter.headers(caller)

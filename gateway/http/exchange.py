@@ -10,15 +10,17 @@ from starlette.types import Scope, Send
 
 from gateway.contracts.dialect import Header
 from gateway.contracts.values import Caller
-from gateway.errors import PublicError
+from gateway.errors import Forbidden, PublicError
 from gateway.http.client_disconnect import SCOPE_KEY, ClientDisconnect
 from gateway.http.security import SECURITY_HEADERS
+from gateway.keys.sessions import COOKIE
 from gateway.requests.body_memory import UNCOUNTED_BYTES, BodyMemory
 
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 
 _SCOPE_KEY: Final = "sluice.exchange"
+_SESSION: Final = COOKIE.encode()
 # Of clients of Anthropic's contract and of Azure.
 _KEY_HEADERS: Final = (b"x-api-key", b"api-key")
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
@@ -61,6 +63,7 @@ class Exchange:
     arrived_at: float = field(init=False)
     headers: dict[bytes, bytes] = field(init=False)
     address: str = field(init=False)
+    method: str = field(init=False)
     disconnect: ClientDisconnect | None = field(init=False)
     # Called when the answer begins, so that they report the key's limits at that time.
     limit_headers: Callable[[], Awaitable[Sequence[Header]]] | None = None
@@ -80,6 +83,7 @@ class Exchange:
         # A repeated header counts once, the last one: no header of ours is a list but Prefer, read apart.
         self.headers = dict(scope["headers"])
         self.address = (scope.get("client") or ("",))[0]
+        self.method = scope.get("method", "WS")
         self.disconnect = scope.get(SCOPE_KEY)
         scope[_SCOPE_KEY] = self
 
@@ -169,6 +173,28 @@ class Exchange:
             return key.decode("latin-1")
         keys = map(self.headers.get, _KEY_HEADERS)
         return next((one.decode("latin-1").strip() for one in keys if one and one.strip()), None)
+
+    @property
+    def session(self) -> str | None:
+        """The console's cookie."""
+        cookies = self.headers.get(b"cookie")
+        if cookies is None or _SESSION not in cookies:
+            return None
+        named = (one.strip().partition(b"=") for one in cookies.split(b";"))
+        return next((value.decode("latin-1") for name, _, value in named if name == _SESSION), None)
+
+    @property
+    def reads(self) -> bool:
+        """Whether the method changes nothing."""
+        return self.method in ("GET", "HEAD")
+
+    def check_origin(self) -> None:
+        """Refuse what a page of another origin asks for by a cookie. Raises Forbidden."""
+        origin, host = self.headers.get(b"origin"), self.headers.get(b"host", b"")
+        site = self.headers.get(b"sec-fetch-site", b"same-origin")
+        foreign = origin is not None and origin.partition(b"://")[2] != host
+        if foreign or site not in (b"same-origin", b"none") or (origin is None and not self.reads):
+            raise Forbidden("a session is only for the console's own page")
 
     @property
     def allow_fallback(self) -> bool:

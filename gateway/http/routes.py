@@ -79,7 +79,8 @@ class EdgeRoute(APIRoute):
             if self.role is None:
                 caller_of(services, exchange)
             else:
-                require_role(services, exchange, self.role)
+                viewers = (CallerRole.VIEWER,) if request.method == "GET" else ()
+                require_role(services, exchange, *viewers, self.role)
             if self.counted:
                 await services.limiter.enter(await _caller(request))
             raw = b""

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http.path_labels import MONITORS
 
-_ADMIN = "/admin"
+_ADMIN = ("/admin", "/console")
 # What describes the gateway: names of routes, backends, adapters and tenants.
 _DESCRIBING = ("/metrics", "/openapi.json", "/docs")
 
@@ -30,12 +30,12 @@ def without_admin(path: str) -> bool:
 
 def for_callers(path: str) -> bool:
     """Without the operators' paths and those that describe the gateway."""
-    return not path.startswith((_ADMIN, *_DESCRIBING))
+    return not path.startswith((*_ADMIN, *_DESCRIBING))
 
 
 def for_operators(path: str) -> bool:
     """The operators' paths, those that describe the gateway, and those of monitors, which ask either."""
-    return path.startswith((_ADMIN, *_DESCRIBING)) or path in MONITORS
+    return path.startswith((*_ADMIN, *_DESCRIBING)) or path in MONITORS
 
 
 class ByPort:

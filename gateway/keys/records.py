@@ -33,7 +33,7 @@ class Made(msgspec.Struct, tag="made", forbid_unknown_fields=True, omit_defaults
     salt: bytes
     digest: bytes
     tenant: str
-    role: Literal["caller", "front", "operator", "admin"]
+    role: Literal["caller", "viewer", "front", "operator", "admin"]
     max_priority: Annotated[int, msgspec.Meta(ge=-1, le=1)]
     routes: tuple[str, ...] | None = None
     adapters: tuple[str, ...] | None = None

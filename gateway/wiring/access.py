@@ -16,6 +16,7 @@ from gateway.keys.last_used import KeyUse
 from gateway.keys.rate_limits import KeyLimiter, budget_of
 from gateway.keys.records import STREAM
 from gateway.keys.registry import KeyProjection
+from gateway.keys.sessions import ConsoleSessions
 from gateway.keys.shared_limits import SharedLimits
 from gateway.state.url import parse_state_url
 from gateway.wiring.foundation import Foundation
@@ -43,6 +44,7 @@ class AccessParts:
     keys: KeyParts
     limiter: KeyLimiter
     shared: SharedLimits | None
+    sessions: ConsoleSessions
 
     async def run(self) -> None:
         """Store the use of keys and what revocations are not stored, and keep up with the shared limits."""
@@ -104,7 +106,9 @@ def make_access(base: Foundation, admin_key: str | None) -> AccessParts:
         emit=base.events.emit,
         ceilings=make_ceilings(base),
     )
-    return AccessParts(keys, limiter, shared)
+    secret = admin_key.encode() if admin_key else os.urandom(32)
+    sessions = ConsoleSessions(secret, keys.authority.by_id, base.unix_time)
+    return AccessParts(keys, limiter, shared, sessions)
 
 
 def make_ceilings(base: Foundation) -> Ceilings:

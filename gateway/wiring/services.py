@@ -1,12 +1,16 @@
 """What the HTTP edge is given: the operators' services and the rest of :class:`gateway.ports.Services`."""
 
 import os
+import socket
+from dataclasses import asdict
+from typing import Any
 
 from admission.events import Admitted, RefusedEvent
 from gateway.admin.adapters import AdapterAdmin
 from gateway.admin.admission import AdmissionAdmin
 from gateway.admin.canary import CanaryAdmin
 from gateway.admin.chaos import ChaosAdmin
+from gateway.admin.console import ConsoleAdmin
 from gateway.admin.drain import DrainAdmin
 from gateway.admin.evaluations import EvaluationAdmin
 from gateway.admin.keys import KeyAdmin
@@ -30,6 +34,7 @@ from gateway.routing.target import may_use
 from gateway.wiring.core import Core
 from gateway.wiring.foundation import Foundation, keys_of
 from gateway.wiring.serving import ServingParts
+from observability.events import RequestRecord
 from observability.metrics import Metrics
 
 
@@ -63,6 +68,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
             max_messages=server.max_messages,
             request_timeout_s=server.request_timeout_seconds,
             cors_origins=server.cors_origins,
+            console=server.console,
         ),
         seal=make_seal(base),
         reasoning_fields=REASONING_FIELDS if server.reasoning_field == "both" else (server.reasoning_field,),
@@ -89,6 +95,8 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         chaos=None if chaos is None else ChaosAdmin(chaos, base.audit),
         drain=DrainAdmin(serving.in_flight, base.audit),
         key_admin=make_key_admin(core),
+        console=make_console(core, admission),
+        sessions=core.access.sessions,
         prompts=make_prompt_admin(core),
         routing=RoutingAdmin(control.routing.projection, base.audit),
         shadow=ShadowAdmin(serving.shadow.pairs),
@@ -121,6 +129,35 @@ def make_admission_admin(core: Core) -> AdmissionAdmin:
     admin.watch(control.admission)
     core.base.events.attach(admin.saw, Admitted, RefusedEvent)
     return admin
+
+
+def make_console(core: Core, admission: AdmissionAdmin) -> ConsoleAdmin:
+    """What the console shows; it receives finished requests from the event bus."""
+    base, fleet = core.base, core.backends.fleet
+
+    def backends() -> list[dict[str, Any]]:
+        return [
+            {
+                "name": name,
+                "kind": one.kind,
+                "model": one.model,
+                "state": one.state.value,
+                "load": None if one.load is None else asdict(one.load),
+            }
+            for name, one in fleet.backends.items()
+        ]
+
+    console = ConsoleAdmin(
+        admission=admission.show,
+        figures=base.rolling_stats.figures,
+        backends=backends,
+        audit=base.audit,
+        name=f"{socket.gethostname()}:{base.settings.server.port}",
+        clock=base.clock,
+        unix_time=base.unix_time,
+    )
+    base.events.attach(console.saw, RequestRecord)
+    return console
 
 
 def make_adapter_admin(core: Core) -> AdapterAdmin:

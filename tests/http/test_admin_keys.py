@@ -145,7 +145,7 @@ async def test_what_is_wrong_is_named(connect: Connect, changes: dict[str, Any],
     [
         (
             {"role": "root"},
-            "role is a string of 4 characters; allowed: 'caller', 'front', 'operator' or 'admin'",
+            "role is a string of 4 characters; allowed: 'caller', 'viewer', 'front', 'operator' or 'admin'",
         ),
         ({"expires_at": "tomorrow"}, "expires_at is a string of 8 characters; allowed: an ISO 8601 time"),
         ({"limits": {"per_hour": 1}}, "limits.per_hour is not a known field"),

@@ -51,7 +51,7 @@ def routes_of(app: Any) -> set[tuple[str, str]]:
     return {
         (route.path_format, method)
         for route in app.routes
-        if isinstance(route, Route) and route.path not in FRAMEWORK
+        if isinstance(route, Route) and route.path not in FRAMEWORK and not route.path.startswith("/console")
         for method in (route.methods or set()) - {"HEAD"}
     }
 

@@ -1,0 +1,390 @@
+// The operator's console. Texts reach the page as text nodes alone.
+import { html, render, useCallback, useEffect, useRef, useState } from "./preact.js";
+
+const GENERATE = "/v1/chat/completions";
+
+// Asking
+
+async function ask(path, method = "GET", body) {
+  const headers = body === undefined ? {} : { "content-type": "application/json" };
+  const response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  const text = await response.text();
+  let told = null;
+  try { told = text ? JSON.parse(text) : null; } catch { told = { error: { message: text.slice(0, 300) } }; }
+  if (!response.ok) {
+    const error = new Error(told?.error?.message ?? `the gateway answered ${response.status}`);
+    error.status = response.status;
+    throw error;
+  }
+  return told;
+}
+
+function useAsked(path) {
+  const [state, set] = useState({ loading: true });
+  const load = useCallback(() => {
+    let left = false;
+    ask(path).then(
+      (data) => left || set({ data }),
+      (error) => left || set({ error }),
+    );
+    return () => { left = true; };
+  }, [path]);
+  useEffect(load, [load]);
+  return [state, load];
+}
+
+// Words
+
+const number = (value, digits = 0) => value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: digits });
+const share = (value) => value === null || value === undefined ? "–" : `${number(value * 100, 1)} %`;
+const ms = (value) => value === null || value === undefined ? "–" : `${number(value, value < 10 ? 1 : 0)} ms`;
+const at = (seconds) => new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 19);
+const dollars = (nano) => nano === null || nano === undefined ? "–" : `$ ${number(nano / 1e9, 4)}`;
+
+// Parts
+
+function Table({ columns, rows, empty, onRow }) {
+  if (!rows.length) return html`<p class="quiet">${empty}</p>`;
+  return html`<div class="scroll"><table>
+    <thead><tr>${columns.map(([name, , kind]) => html`<th scope="col" class=${kind ?? ""}>${name}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr>${columns.map(([, value, kind], place) => html`<td class=${kind ?? ""}>${
+      onRow && place === 0 ? html`<a href=${onRow(row)}>${value(row)}</a>` : value(row)}</td>`)}</tr>`)}</tbody>
+  </table></div>`;
+}
+
+function Cards({ figures }) {
+  return html`<div class="cards">${figures.map(([name, value, kind]) => html`<div class="card"><b class=${kind ?? ""}>${value}</b><span>${name}</span></div>`)}</div>`;
+}
+
+function Asked({ state, children }) {
+  if (state.error) return html`<p class="bad" role="alert">${state.error.message}</p>`;
+  return state.loading ? html`<p class="quiet">loading…</p>` : children(state.data);
+}
+
+function Action({ label, says, run, done, role }) {
+  const [step, set] = useState("");
+  if (role === "viewer") return null;
+  if (step === "asked") return html`<div class="confirm" role="alertdialog" aria-label=${label}><p>${says}</p><div class="row">
+    <button class="danger" onClick=${() => { set("runs"); run().then(() => { set(""); done(); }, (error) => set(error.message)); }}>${label}</button>
+    <button onClick=${() => set("")}>Leave it as it is</button></div></div>`;
+  return html`<span><button onClick=${() => set("asked")} disabled=${step === "runs"}>${label}</button>
+    ${step && step !== "runs" ? html` <span class="bad" role="alert">${step}</span>` : null}</span>`;
+}
+
+const REQUEST_COLUMNS = [
+  ["request", (one) => one.request_id],
+  ["at (UTC)", (one) => at(one.at)],
+  ["tenant", (one) => one.tenant ?? "–"],
+  ["contract", (one) => one.contract],
+  ["route", (one) => one.route ?? "–"],
+  ["model", (one) => one.model ?? "–"],
+  ["backend", (one) => one.fallback ? `${one.backend ?? "–"} (fallback ${one.fallback})` : one.backend ?? "–"],
+  ["status", (one) => html`<span class=${one.error_code || one.status >= 400 ? "bad" : "good"}>${one.status}${one.error_code ? ` ${one.error_code}` : ""}</span>`],
+  ["in", (one) => number(one.input_tokens), "number"],
+  ["cached", (one) => number(one.cached_tokens), "number"],
+  ["out", (one) => number(one.output_tokens), "number"],
+  ["waited", (one) => ms(one.queue_wait_ms), "number"],
+  ["TTFT", (one) => ms(one.ttft_ms), "number"],
+  ["total", (one) => ms(one.total_ms), "number"],
+];
+const requestLink = (one) => `#/requests/${encodeURIComponent(one.request_id)}`;
+
+// Views
+
+function Now() {
+  const [live, set] = useState(null);
+  const [lost, setLost] = useState(false);
+  useEffect(() => {
+    const source = new EventSource("/console/live");
+    source.onmessage = (event) => { setLost(false); set(JSON.parse(event.data)); };
+    source.onerror = () => setLost(true);
+    return () => source.close();
+  }, []);
+  if (!live) return html`<p class="quiet">${lost ? "the gateway cannot be reached; trying again" : "loading…"}</p>`;
+  const figures = live.figures;
+  const gates = Object.entries(live.gates);
+  return html`<h2>Now at ${live.gateway} ${lost ? html`<span class="bad" role="alert">no answer since ${at(live.at)}</span>` : null}</h2>
+    <${Cards} figures=${[
+      ["in flight", number(gates.reduce((sum, [, gate]) => sum + gate.in_flight.requests, 0))],
+      ["waiting", number(gates.reduce((sum, [, gate]) => sum + gate.queue.requests, 0))],
+      ["requests a second", number(figures.requests_per_second, 1)],
+      ["TTFT p50 / p99", `${ms(figures.ttft_ms_p50)} / ${ms(figures.ttft_ms_p99)}`],
+      ["a token p50 / p99", `${ms(figures.tpot_ms_p50)} / ${ms(figures.tpot_ms_p99)}`],
+      ["errors, last minute", number(figures.errors_last_minute), figures.errors_last_minute ? "bad" : "good"],
+      ["fallbacks, last minute", number(figures.fallbacks_last_minute)],
+      ["refused, last minute", number(figures.shed_last_minute), figures.shed_last_minute ? "bad" : "good"],
+    ]} />
+    <h3>Backends</h3>
+    <${Table} rows=${live.backends} empty="No backend is configured: see docs/workers.md." columns=${[
+      ["name", (one) => one.name], ["kind", (one) => one.kind], ["model", (one) => one.model],
+      ["state", (one) => html`<span class=${one.state === "ready" ? "good" : "bad"}>${one.state}</span>`],
+      ["workers", (one) => number(one.load?.workers), "number"], ["running", (one) => number(one.load?.running), "number"],
+      ["waiting inside", (one) => number(one.load?.waiting), "number"], ["KV memory", (one) => share(one.load?.kv_usage), "number"],
+    ]} />
+    <h3>Admission</h3>
+    <${Table} rows=${gates} empty="No request has come yet." columns=${[
+      ["engine", ([name]) => name],
+      ["in flight", ([, gate]) => `${number(gate.in_flight.sequences)} of ${number(gate.in_flight.limit)}`, "number"],
+      ["waiting: high, normal, low", ([, gate]) => ["high", "normal", "low"].map((one) => gate.queue.classes[one]).join(", "), "number"],
+      ["held by", ([, gate]) => gate.queue.held_by ?? "–"],
+      ["KV now / forecast", ([, gate]) => `${share(gate.memory.used)} / ${share(gate.memory.forecast)}`, "number"],
+      ["overload level", ([, gate]) => number(gate.ladder.rung), "number"],
+      ["circuit", ([, gate]) => html`<span class=${gate.circuit.state === "closed" ? "good" : "bad"}>${gate.circuit.state}</span>`],
+    ]} />
+    <h3>Last decisions</h3>
+    <${Table} rows=${live.decisions} empty="None yet." columns=${[
+      ["at", (one) => one.at], ["decision", (one) => one.decision ?? one.kind ?? "–"], ["backend", (one) => one.backend],
+      ["tenant", (one) => one.tenant ?? "–"], ["reason", (one) => one.reason ?? "–"], ["waited", (one) => ms(one.waited_ms ?? one.wait_ms), "number"],
+    ]} />
+    <h3>Last requests</h3>
+    <${Table} rows=${live.requests} empty="None yet." columns=${REQUEST_COLUMNS} onRow=${requestLink} />`;
+}
+
+function Requests({ id }) {
+  return id ? html`<${Request} id=${id} />` : html`<${RequestSearch} />`;
+}
+
+function RequestSearch() {
+  const [text, set] = useState("");
+  const [errors, setErrors] = useState(false);
+  const [path, go] = useState("/admin/console/requests");
+  const [state, again] = useAsked(path);
+  const search = (event) => {
+    event.preventDefault();
+    const next = `/admin/console/requests?text=${encodeURIComponent(text)}&errors=${errors}`;
+    if (next === path) again(); else go(next);
+  };
+  return html`<h2>Requests of this gateway</h2>
+    <form class="row" onSubmit=${search}>
+      <label>id, tenant, model, route, backend or error <input value=${text} maxlength="128" onInput=${(event) => set(event.target.value)} /></label>
+      <label><input type="checkbox" checked=${errors} onChange=${(event) => setErrors(event.target.checked)} /> errors alone</label>
+      <button>Search</button>
+    </form>
+    <${Asked} state=${state}>${(data) => html`<${Table} rows=${data.requests} columns=${REQUEST_COLUMNS} onRow=${requestLink}
+      empty="Nothing of the last 2,000 requests fits; older ones are in the ledger (Usage)." />`}<//>`;
+}
+
+function Request({ id }) {
+  const [state] = useAsked(`/admin/console/requests/${encodeURIComponent(id)}`);
+  return html`<p><a href="#/requests">All requests</a></p><${Asked} state=${state}>${(one) => {
+    const stages = Object.entries(one.stage_ms ?? {});
+    const whole = Math.max(one.total_ms, 1e-9);
+    let begun = 0;
+    return html`<h2>${one.request_id}</h2>
+      <${Cards} figures=${[
+        ["status", `${one.status} ${one.error_code ?? ""}`, one.error_code ? "bad" : "good"], ["total", ms(one.total_ms)], ["TTFT", ms(one.ttft_ms)],
+        ["waited for admission", ms(one.queue_wait_ms)], ["input / cached", `${number(one.input_tokens)} / ${number(one.cached_tokens)}`],
+        ["output", number(one.output_tokens)], ["operator's cost", dollars(one.cost_nanousd)],
+      ]} />
+      <h3>Stages</h3>
+      <svg width="100%" height=${stages.length * 22 + 4} role="img" aria-label="stages of the request">${stages.map(([name, took], place) => {
+        const start = begun; begun += took;
+        return html`<g><text x="0" y=${place * 22 + 15}>${name}: ${ms(took)}</text>
+          <rect class="bar" x=${`${25 + 74 * start / whole}%`} y=${place * 22 + 4} width=${`${Math.max(.15, 74 * took / whole)}%`} height="14" /></g>`;
+      })}</svg>
+      <h3>What was left out of the prompt</h3>
+      <p>${one.dropped_chunks} evidence chunks and ${one.dropped_turns} turns dropped (${one.summarized_turns} of them summarized), ${one.cut_chunks} chunks cut, ${one.merged_chunks} merged.</p>
+      <h3>All that is known</h3><pre>${JSON.stringify(one, null, 2)}</pre>`;
+  }}<//>`;
+}
+
+function Routing({ role }) {
+  const [state, again] = useAsked("/admin/routing");
+  const [history, andAgain] = useAsked("/admin/routing/history");
+  const done = () => { again(); andAgain(); };
+  return html`<h2>Routing</h2>
+    <${Asked} state=${state}>${(data) => html`<p>Revision <b>${data.revision}</b> by ${data.author} since ${data.in_force_since}: ${data.comment || data.action}</p>
+      <${Table} rows=${Object.entries(data.config.routes).flatMap(([route, config]) => config.backends.map((one) => ({ route, ...one, fallback: (config.fallback ?? []).join(", ") })))}
+        empty="No route." columns=${[["route", (one) => one.route], ["backend", (one) => one.name], ["share", (one) => `${number(one.weight, 1)} %`, "number"], ["fallback", (one) => one.fallback || "–"]]} />`}<//>
+    <h3>Canary</h3><${Canary} role=${role} done=${done} />
+    <h3>History</h3>
+    <${Asked} state=${history}>${(data) => html`<${Table} rows=${data.revisions} empty="No revision." columns=${[
+      ["revision", (one) => one.revision, "number"], ["at", (one) => one.created_at], ["by", (one) => one.author], ["what", (one) => one.comment || one.action],
+      ["what it changed", (one) => one.parent ? html`<${Diff} a=${one.parent} b=${one.revision} />` : "–"],
+      ["", (one) => html`<${Action} role=${role} label=${`Roll back to ${one.revision}`} done=${done}
+        says=${`Every route becomes what it was in revision ${one.revision}, in every gateway within a second. The change itself is a new revision and can be rolled back.`}
+        run=${() => ask("/admin/routing/rollback", "POST", { to: one.revision, comment: "from the console" })} />`],
+    ]} />`}<//>`;
+}
+
+function Diff({ a, b }) {
+  const [open, set] = useState(false);
+  if (!open) return html`<button onClick=${() => set(true)}>show</button>`;
+  return html`<${DiffText} a=${a} b=${b} />`;
+}
+
+function DiffText({ a, b }) {
+  const [state] = useAsked(`/admin/routing/diff?a=${a}&b=${b}`);
+  return html`<${Asked} state=${state}>${(data) => html`<pre>${typeof data === "string" ? data : JSON.stringify(data, null, 2)}</pre>`}<//>`;
+}
+
+function Canary({ role, done }) {
+  const [state, again] = useAsked("/admin/canary");
+  return html`<${Asked} state=${state}>${({ canary }) => canary
+    ? html`<pre>${JSON.stringify(canary, null, 2)}</pre><${Action} role=${role} label="Abort the canary" done=${() => { again(); done(); }}
+        says="The canary's backend gets no more of the route, at once." run=${() => ask("/admin/canary/abort", "POST", { comment: "from the console" })} />`
+    : html`<p class="quiet">None runs. <code>sluice canary start</code> begins one.</p>`}<//>`;
+}
+
+function Adapters({ role }) {
+  const [state, again] = useAsked("/admin/adapters");
+  return html`<h2>Adapters</h2><${Asked} state=${state}>${(data) => html`
+    <p>${data.resident.length} of ${data.places} places taken.</p>
+    <${Table} rows=${data.adapters} empty="No adapter is registered: sluice adapters add." columns=${[
+      ["id", (one) => one.id ?? one.adapter_id], ["state", (one) => one.state ?? "–"], ["base model", (one) => one.base_model ?? "–"], ["rank", (one) => number(one.rank), "number"],
+      ["", (one) => html`<${Action} role=${role} label="Promote" done=${again} says=${`Requests for the alias of ${one.id ?? one.adapter_id} get this version, all of them.`}
+        run=${() => ask(`/admin/adapters/${encodeURIComponent(one.id ?? one.adapter_id)}/promote`, "POST", { comment: "from the console" })} />`],
+    ]} />
+    <h3>Aliases</h3>
+    <${Table} rows=${data.aliases} empty="No alias." columns=${[
+      ["alias", (one) => one.alias ?? one.id], ["leads to", (one) => one.stable ?? one.adapter ?? JSON.stringify(one)],
+      ["", (one) => html`<${Action} role=${role} label="Roll back" done=${again} says="The alias leads to the version before, at once."
+        run=${() => ask(`/admin/adapters/aliases/${encodeURIComponent(one.alias ?? one.id)}/rollback`, "POST", { comment: "from the console" })} />`],
+    ]} />`}<//>`;
+}
+
+function Keys({ role }) {
+  const [state, again] = useAsked("/admin/keys");
+  const near = (one) => Object.entries(one.limits ?? {}).filter(([, most]) => most).map(([name, most]) => {
+    const used = one.used?.[name];
+    return html`<div class=${used >= .8 * most ? "bad" : ""}>${name.replaceAll("_", " ")}: ${number(used)} of ${number(most)}</div>`;
+  });
+  return html`<h2>Keys and limits</h2><${Asked} state=${state}>${(data) => html`<${Table} rows=${data.keys} empty="No key was made: sluice keys create TENANT." columns=${[
+    ["id", (one) => one.id], ["tenant", (one) => one.tenant], ["role", (one) => one.role], ["comment", (one) => one.comment || "–"], ["last used", (one) => one.last_used_at ?? "never"],
+    ["limits", (one) => near(one)], ["spent", (one) => JSON.stringify(one.spent ?? {})],
+    ["", (one) => html`<${Action} role=${role === "admin" ? role : "viewer"} label="Revoke" done=${again}
+      says=${`${one.id} of ${one.tenant} is refused in every gateway within a second. A revoked key does not come back.`} run=${() => ask(`/admin/keys/${encodeURIComponent(one.id)}`, "DELETE")} />`],
+  ]} />`}<//>`;
+}
+
+function Usage() {
+  const [by, set] = useState("tenant");
+  const [state] = useAsked(`/admin/usage?by=${by}`);
+  return html`<h2>Usage</h2>
+    <div class="row"><label>by <select value=${by} onChange=${(event) => set(event.target.value)}>
+      ${["tenant", "model", "backend", "route", "adapter", "day", "key"].map((one) => html`<option value=${one}>${one}</option>`)}</select></label></div>
+    <${Asked} state=${state}>${({ rows }) => {
+      const most = Math.max(1, ...rows.map((one) => one.input_tokens + one.output_tokens));
+      const name = (one) => String(one[by] ?? one[`${by}_id`] ?? "–");
+      return html`<svg width="100%" height=${Math.min(rows.length, 20) * 20} role="img" aria-label=${`tokens by ${by}`}>${rows.slice(0, 20).map((one, place) =>
+        html`<g><text x="0" y=${place * 20 + 14}>${name(one)}</text><rect class="bar" x="25%" y=${place * 20 + 3} height="13" width=${`${74 * (one.input_tokens + one.output_tokens) / most}%`} /></g>`)}</svg>
+      <${Table} rows=${rows} empty="Nothing is in the ledger yet." columns=${[
+        [by, name], ["requests", (one) => number(one.requests), "number"], ["input", (one) => number(one.input_tokens), "number"],
+        ["cached", (one) => number(one.cached_tokens), "number"], ["output", (one) => number(one.output_tokens), "number"],
+        ["cost", (one) => dollars(one.cost_nanousd), "number"], ["margin, tokens", (one) => number(one.margin_tokens), "number"],
+      ]} />`;
+    }}<//>`;
+}
+
+function Plain({ title, path, empty, has }) {
+  const [state] = useAsked(path);
+  return html`<h2>${title}</h2><${Asked} state=${state}>${(data) => has(data) ? html`<pre>${JSON.stringify(data, null, 2)}</pre>` : html`<p class="quiet">${empty}</p>`}<//>`;
+}
+
+function Prompts() {
+  return html`<${Plain} title="Prompts" path="/admin/prompts" has=${(data) => data.prompts.length} empty="No prompt version is registered: see docs/prompts.md." />`;
+}
+
+function Shadow() {
+  return html`<${Plain} title="Shadow" path="/admin/shadow" has=${(data) => data.pairs} empty="Nothing was compared yet: see docs/shadow.md." />`;
+}
+
+function Batches({ role }) {
+  const [state, again] = useAsked("/v1/batches?limit=50");
+  return html`<h2>Batches of this key's tenant</h2><${Asked} state=${state}>${({ data }) => html`<${Table} rows=${data} empty="None: see docs/batches.md." columns=${[
+    ["id", (one) => one.id], ["status", (one) => one.status], ["endpoint", (one) => one.endpoint], ["model", (one) => one.model ?? "–"],
+    ["done", (one) => `${number(one.request_counts.completed)} of ${number(one.request_counts.total)}`, "number"], ["failed", (one) => number(one.request_counts.failed), "number"],
+    ["until", (one) => at(one.expires_at)],
+    ["", (one) => ["validating", "in_progress"].includes(one.status) ? html`<${Action} role=${role} label="Cancel" done=${again}
+      says="No further line starts; what has ended is in the result files." run=${() => ask(`/v1/batches/${encodeURIComponent(one.id)}/cancel`, "POST", {})} />` : null],
+  ]} />`}<//>`;
+}
+
+function Playground({ role }) {
+  const [models] = useAsked("/v1/models");
+  const [model, set] = useState("");
+  const [text, setText] = useState("");
+  const [answer, setAnswer] = useState(null);
+  const running = useRef(null);
+  if (role === "viewer") return html`<h2>Playground</h2><p class="quiet">A viewer's key reads; sign in with an operator's.</p>`;
+  const send = async (event) => {
+    event.preventDefault();
+    running.current?.abort();
+    const control = running.current = new AbortController();
+    setAnswer({ text: "" });
+    const began = performance.now();
+    let first = null, said = "", usage = null;
+    try {
+      const body = { model, messages: [{ role: "user", content: text }], stream: true, stream_options: { include_usage: true } };
+      const response = await fetch(GENERATE, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal: control.signal });
+      if (!response.ok) throw new Error((await response.json()).error.message);
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      let held = "";
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) break;
+        const events = (held + value).split("\n\n");
+        held = events.pop();
+        for (const one of events) {
+          const data = one.startsWith("data: ") ? one.slice(6) : "";
+          if (!data || data === "[DONE]") continue;
+          const chunk = JSON.parse(data);
+          if (chunk.error) throw new Error(chunk.error.message);
+          said += chunk.choices?.[0]?.delta?.content ?? "";
+          usage = chunk.usage ?? usage;
+          if (said && first === null) first = performance.now() - began;
+          setAnswer({ text: said, first, usage });
+        }
+      }
+    } catch (error) {
+      if (error.name !== "AbortError") setAnswer({ text: said, error: error.message });
+    }
+  };
+  return html`<h2>Playground</h2><${Asked} state=${models}>${({ data }) => html`<form onSubmit=${send}>
+      <div class="row"><label>model <select value=${model || data[0]?.id} onChange=${(event) => set(event.target.value)}>${data.map((one) => html`<option value=${one.id}>${one.id}</option>`)}</select></label></div>
+      <label>message <textarea value=${text} onInput=${(event) => setText(event.target.value)} required></textarea></label>
+      <div class="row"><button onClick=${() => model || set(data[0]?.id)}>Send</button></div></form>`}<//>
+    ${answer ? html`<pre aria-live="polite">${answer.text}</pre>${answer.error ? html`<p class="bad" role="alert">${answer.error}</p>` : null}
+      <p class="quiet">first text after ${ms(answer.first)}${answer.usage ? `, ${answer.usage.prompt_tokens} tokens in, ${answer.usage.completion_tokens} out` : ""}</p>` : null}`;
+}
+
+// The frame
+
+const VIEWS = { now: ["Now", Now], requests: ["Requests", Requests], routing: ["Routing", Routing], adapters: ["Adapters", Adapters], prompts: ["Prompts", Prompts],
+  keys: ["Keys", Keys], usage: ["Usage", Usage], shadow: ["Shadow", Shadow], batches: ["Batches", Batches], playground: ["Playground", Playground] };
+
+function SignIn({ done, reason }) {
+  const [key, set] = useState("");
+  const [fault, setFault] = useState(reason);
+  const send = (event) => {
+    event.preventDefault();
+    ask("/console/session", "POST", { key }).then(done, (error) => setFault(error.message));
+  };
+  return html`<main><h2>Sign in to Sluice</h2><p>With a key of role viewer, operator or admin; it is exchanged for a session of eight hours and not stored.</p>
+    <form class="row" onSubmit=${send}><label>key <input type="password" autocomplete="off" required value=${key} onInput=${(event) => set(event.target.value)} /></label><button>Sign in</button></form>
+    ${fault ? html`<p class="bad" role="alert">${fault}</p>` : null}</main>`;
+}
+
+function Console() {
+  const [who, set] = useState(undefined);
+  const [place, setPlace] = useState(location.hash);
+  const look = () => { ask("/console/session").then(set, (error) => set({ error })); };
+  useEffect(() => {
+    look();
+    const moved = () => setPlace(location.hash);
+    addEventListener("hashchange", moved);
+    return () => removeEventListener("hashchange", moved);
+  }, []);
+  if (who === undefined) return html`<main class="quiet">loading…</main>`;
+  if (!who || who.error) return html`<${SignIn} done=${look} reason=${who?.error?.message} />`;
+  const [name, id] = place.replace(/^#\//, "").split("/");
+  const current = VIEWS[name] ? name : "now";
+  const [, View] = VIEWS[current];
+  const leave = () => { ask("/console/session", "DELETE").then(look); };
+  return html`<header><h1>Sluice</h1><nav aria-label="views">${Object.entries(VIEWS).map(([one, [title]]) =>
+      html`<a href=${`#/${one}`} aria-current=${one === current ? "page" : undefined}>${title}</a>`)}</nav>
+    <span class="who">${who.key_id} (${who.role}) <button onClick=${leave}>Sign out</button></span></header>
+    <main><${View} key=${current + (id ?? "")} id=${id ? decodeURIComponent(id) : null} role=${who.role} /></main>`;
+}
+
+render(html`<${Console} />`, document.getElementById("console"));

@@ -1,0 +1,31 @@
+"""``/admin/console``: what the console asks for, for operators and viewers."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from gateway.admin.console import RequestsBody
+from gateway.errors import UnknownRequest
+from gateway.http.routes import OPERATORS, Edge, OperatorRoute
+
+router = APIRouter(prefix="/admin/console", route_class=OperatorRoute, **OPERATORS)
+
+
+@router.get("/requests")
+async def requests(
+    services: Edge,
+    text: Annotated[str | None, Query(max_length=128)] = None,
+    errors: bool = False,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+) -> RequestsBody:
+    """The last requests of this process."""
+    return services.console.requests(text=text or None, errors=errors, limit=limit)
+
+
+@router.get("/requests/{id}")
+async def request(id: str, services: Edge) -> dict[str, Any]:
+    """One of them, with each stage; texts are not kept."""
+    found = services.console.request(id)
+    if found is None:
+        raise UnknownRequest(f"this gateway does not remember {id!r}", param="id")
+    return dict(found)

@@ -1,0 +1,135 @@
+"""``/console``: the operator's page, its files, and its sessions."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from typing import Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from gateway.contracts.refusals import not_allowed
+from gateway.contracts.values import Caller, CallerRole
+from gateway.errors import Forbidden, InvalidKey, MissingKey, RateLimited
+from gateway.http.authorize import caller_of, require_role
+from gateway.http.body import read_body
+from gateway.http.exchange import EVENT_STREAM, Exchange
+from gateway.keys.sessions import COOKIE, SESSION_S
+from gateway.ports import Services
+
+PATH: Final = "/console"
+MAX_BODY: Final = 4_096
+CSP: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
+)
+HEADERS: Final = {
+    "content-security-policy": CSP,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+PAUSE_S: Final = 2.0
+MOST_STREAMS: Final = 64
+"""Consoles that are open at one process at a time."""
+ROLES: Final = (CallerRole.VIEWER, CallerRole.OPERATOR, CallerRole.ADMIN)
+_FOLDER: Final = files("gateway") / "bundled" / "console"
+
+
+async def _page(request: Request) -> Response:
+    """The page; it needs no key, and shows nothing without one."""
+    page = (_FOLDER / "index.html").read_bytes()
+    return Response(page, headers=HEADERS, media_type="text/html; charset=utf-8")
+
+
+async def _session(request: Request) -> Response:
+    """Who is signed in; ``POST`` signs in with a key, ``DELETE`` out."""
+    services, exchange = request.app.state.services, Exchange.of(request.scope)
+    if request.method == "DELETE":
+        return _answer({}, "", 0, request)
+    if request.method == "GET":
+        try:
+            return _json(_who(_operating(caller_of(services, exchange))))
+        except (MissingKey, InvalidKey, Forbidden):
+            return _json(None)  # a refusal would be an error in the browser's log
+    caller = await _signed_in(services, exchange, request)
+    token = services.sessions.issue(caller.key_id)
+    return _answer(_who(caller), token, SESSION_S, request)
+
+
+async def _signed_in(services: Services, exchange: Exchange, request: Request) -> Caller:
+    exchange.check_origin()
+    body = await read_body(exchange, request.receive, MAX_BODY)
+    try:
+        key = orjson.loads(body)["key"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        key = None
+    if not isinstance(key, str) or not key:
+        raise not_allowed("key", "is missing or no text", "a key of role viewer, operator or admin")
+    exchange.headers[b"authorization"] = b"Bearer " + key.encode("latin-1", "replace")
+    caller = _operating(caller_of(services, exchange, reads=True))
+    await services.console.signed_in(caller.key_id, exchange.address or "")
+    return caller
+
+
+def _operating(caller: Caller) -> Caller:
+    if caller.role not in ROLES:
+        raise Forbidden(f"the key's role is '{caller.role.value}'; allowed: viewer, operator or admin")
+    return caller
+
+
+def _who(caller: Caller) -> dict[str, str]:
+    return {"key_id": caller.key_id, "role": caller.role.value, "tenant": caller.tenant}
+
+
+def _json(body: object) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")
+
+
+def _answer(body: object, token: str, seconds: int, request: Request) -> Response:
+    response = _json(body)
+    secure = request.url.scheme == "https"
+    response.set_cookie(
+        COOKIE, token, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict"
+    )
+    return response
+
+
+async def _live(request: Request) -> Response:
+    """This process every two seconds, as server-sent events."""
+    services, exchange = request.app.state.services, Exchange.of(request.scope)
+    require_role(services, exchange, CallerRole.VIEWER, CallerRole.OPERATOR)
+    console = services.console
+    if console.streams >= MOST_STREAMS:
+        raise RateLimited(f"{MOST_STREAMS} consoles are open at this gateway", retry_after_ms=5_000)
+
+    async def events() -> AsyncIterator[bytes]:
+        console.streams += 1
+        try:
+            while True:
+                yield b"data: " + orjson.dumps(console.live()) + b"\n\n"
+                await asyncio.sleep(PAUSE_S)
+        finally:
+            console.streams -= 1
+
+    return StreamingResponse(events(), media_type=EVENT_STREAM.decode())
+
+
+class _Files(StaticFiles):
+    """The page's files, with the page's headers."""
+
+    def file_response(self, *args: object, **named: object) -> Response:
+        response = super().file_response(*args, **named)  # type: ignore[arg-type]
+        response.headers.update(HEADERS)
+        return response
+
+
+ROUTES: Final = (
+    Route(PATH, _page),
+    Route(f"{PATH}/session", _session, methods=["GET", "POST", "DELETE"]),
+    Route(f"{PATH}/live", _live),
+    Mount(f"{PATH}/assets", _Files(directory=str(_FOLDER))),
+)

@@ -1,0 +1,252 @@
+"""The console at the door: its files, its sessions, and what a viewer may."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+
+from gateway.admin.console import KEPT, ConsoleAdmin
+from gateway.app import create_app
+from gateway.contracts.values import Caller, CallerRole
+from gateway.errors import InvalidKey
+from gateway.keys.sessions import COOKIE, SESSION_S, ConsoleSessions
+from gateway.ports import HttpLimits
+from gateway.testing import FakeKeys, fake_services
+from observability.events import RequestRecord
+from tests.http.conftest import Connect
+
+FOLDER = Path(__file__).parents[2] / "gateway" / "bundled" / "console"
+ORIGIN = {"origin": "http://gw"}
+NO_KEY = {"authorization": ""}
+ROLES = {
+    "view": CallerRole.VIEWER,
+    "operate": CallerRole.OPERATOR,
+    "admin": CallerRole.ADMIN,
+    "call": CallerRole.CALLER,
+}
+
+
+class Keys(FakeKeys):
+    """A key for each role; revoked ones are no longer known."""
+
+    def __init__(self) -> None:
+        self.known = {name: Caller("ops", role, f"key_{name}") for name, role in ROLES.items()}
+
+    def authenticate(self, bearer: str | None) -> Caller:
+        if bearer not in self.known:
+            raise InvalidKey("the key is not known")
+        return self.known[bearer]
+
+    def by_id(self, key_id: str) -> Caller:
+        for caller in self.known.values():
+            if caller.key_id == key_id:
+                return caller
+        raise InvalidKey("the key was revoked")
+
+
+class Recorded:
+    """An audit log in a list."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, str]] = []
+
+    async def record(self, who: str, action: str, target: str, **more: Any) -> None:
+        self.entries.append((who, action))
+
+
+class House:
+    """A gateway with a console; ``now`` is its Unix time, and its clock."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.now = 1_800_000_000.0
+        self.keys, self.audit, self.aggregates = Keys(), Recorded(), 0
+        self.console = ConsoleAdmin(
+            admission=self.admission,
+            figures=lambda: {"errors_last_minute": 0},
+            backends=lambda: [{"name": "local"}],
+            audit=self.audit,  # type: ignore[arg-type]
+            name="gw:1",
+            clock=lambda: self.now,
+            unix_time=lambda: self.now,
+        )
+        self.services = fake_services(
+            keys=self.keys,
+            console=self.console,
+            sessions=ConsoleSessions(b"secret", self.keys.by_id, lambda: self.now),
+            limits=HttpLimits(**limits),
+        )
+
+    def admission(self) -> Mapping[str, Any]:
+        self.aggregates += 1
+        return {"backends": {}, "decisions": []}
+
+    def finished(self, number: int, **changes: Any) -> None:
+        fields: dict[str, Any] = {
+            "tenant": "acme",
+            "contract": "chat",
+            "status": 200,
+            "total_ms": 1.0,
+            **changes,
+        }
+        self.console.saw(RequestRecord(f"req_{number}", f"gen_{number}", f"{number:032}", **fields))
+
+
+async def signed_in(client: Any, key: str = "admin") -> Any:
+    return await client.post("/console/session", json={"key": key}, headers={**NO_KEY, **ORIGIN})
+
+
+async def test_the_page_loads_nothing_from_elsewhere_and_runs_no_inline_script(connect: Connect) -> None:
+    async with connect(House().services) as client:
+        page = await client.get("/console", headers=NO_KEY)
+        for path in ("console.js", "console.css", "preact.js"):
+            file = await client.get(f"/console/assets/{path}", headers=NO_KEY)
+            assert file.status_code == 200
+            assert file.headers["content-security-policy"] == page.headers["content-security-policy"]
+            assert file.headers["x-content-type-options"] == "nosniff"
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+    assert "require-trusted-types-for 'script'" in policy and "frame-ancestors 'none'" in policy
+    assert not re.search(r"<script(?![^>]* src=)|\son\w+=|style=", page.text)
+    assert "http" not in page.text.replace("http-equiv", "")
+
+
+def test_the_files_are_small_and_the_vendored_one_is_what_its_readme_says() -> None:
+    files = [one for one in FOLDER.iterdir() if one.suffix in (".html", ".js", ".css")]
+    assert sum(len(gzip.compress(one.read_bytes())) for one in files) < 150_000
+    digest = base64.b64encode(hashlib.sha384((FOLDER / "preact.js").read_bytes()).digest()).decode()
+    assert f"sha384-{digest}" in (FOLDER / "README.md").read_text()
+    own = (FOLDER / "console.js").read_text()
+    assert not re.search(r"innerHTML|dangerouslySet|insertAdjacent|document\.write|eval\(|new Function", own)
+
+
+async def test_a_key_is_exchanged_for_a_cookie_that_only_the_page_can_use(connect: Connect) -> None:
+    house = House()
+    async with connect(house.services) as client:
+        made = await signed_in(client)
+        assert made.json() == {"key_id": "key_admin", "role": "admin", "tenant": "ops"}
+        cookie = made.headers["set-cookie"]
+        assert all(
+            word in cookie for word in ("HttpOnly", "SameSite=strict", "Path=/", f"Max-Age={SESSION_S}")
+        )
+        assert house.audit.entries == [("key_admin", "console.sign_in")]
+        assert (await client.get("/console/session", headers=NO_KEY)).json()["role"] == "admin"
+        assert (await client.get("/admin/console/requests", headers=NO_KEY)).status_code == 200
+        for foreign in ({}, {"origin": "http://evil"}, {**ORIGIN, "sec-fetch-site": "cross-site"}):
+            refused = await client.post("/admin/drain", headers={**NO_KEY, **foreign})
+            assert refused.status_code == 403, foreign
+        assert (
+            await client.get("/admin/keys", headers={**NO_KEY, "origin": "http://evil"})
+        ).status_code == 403
+        left = await client.delete("/console/session", headers=NO_KEY)
+        assert f'{COOKIE}=""' in left.headers["set-cookie"] and "Max-Age=0" in left.headers["set-cookie"]
+
+
+async def test_a_session_ends_with_its_time_with_its_key_and_when_it_is_forged(connect: Connect) -> None:
+    house = House()
+    async with connect(house.services) as client:
+        token = (await signed_in(client, "operate")).cookies[COOKIE]
+
+        async def status(value: str) -> int:
+            client.cookies.clear()
+            asked = {b"authorization": b"", b"cookie": f"{COOKIE}={value}".encode("latin-1")}
+            return int((await client.get("/admin/console/requests", headers=asked)).status_code)
+
+        assert await status(token) == 200
+        key_id, until, signature = token.split(".")
+        for forged in (
+            f"key_admin.{until}.{signature}",
+            f"{key_id}.{int(until) + 1}.{signature}",
+            f"{key_id}.{until}.{'0' * 64}",
+            "",
+            "x",
+            "..",
+            "\xff",
+        ):
+            assert await status(forged) == 401, forged
+        house.now += SESSION_S
+        assert await status(token) == 401
+        house.now -= SESSION_S
+        del house.keys.known["operate"]
+        assert await status(token) == 401
+
+
+@pytest.mark.parametrize("body", ["", "[]", "{}", '{"key": 7}', '{"key": ""}'])
+async def test_what_is_no_key_is_refused_and_a_callers_key_too(connect: Connect, body: str) -> None:
+    async with connect(House().services) as client:
+        wrong = await client.post("/console/session", content=body, headers={**NO_KEY, **ORIGIN})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (422, "key")
+        assert (await signed_in(client, "call")).status_code == 403
+        assert (await signed_in(client, "unknown")).status_code == 401
+        assert (await client.get("/console/session", headers=NO_KEY)).json() is None
+        foreign = await client.post("/console/session", json={"key": "admin"}, headers=NO_KEY)
+        assert foreign.status_code == 403
+
+
+async def test_a_viewer_reads_and_changes_nothing(connect: Connect) -> None:
+    house = House()
+    app = create_app(house.services)
+    changing = [
+        (method, re.sub(r"\{[^}]*\}", "x", route.path))
+        for route in app.router.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods - {"GET", "HEAD"}
+    ]
+    assert len(changing) > 30
+    view = {"authorization": "Bearer view"}
+    async with connect(house.services) as client:
+        for method, path in changing:
+            refused = await client.request(method, path, json={}, headers=view)
+            assert refused.status_code == 403, (method, path, refused.text)
+        for path in ("/v1/chat/completions", "/v1/generate", "/v1/responses", "/v1/messages"):
+            assert (await client.post(path, json={}, headers=view)).status_code == 403
+        assert (await client.get("/admin/console/requests", headers=view)).status_code == 200
+        assert (await signed_in(client, "view")).json()["role"] == "viewer"
+
+
+async def test_requests_are_found_by_their_names_and_bounded(connect: Connect) -> None:
+    house = House()
+    for number in range(KEPT + 10):
+        house.finished(number)
+    house.finished(7_000, tenant="umbra", status=503, error_code="queue_full", stage_ms={"admit": 1.0})
+    async with connect(house.services) as client:
+
+        async def found(**asked: Any) -> list[str]:
+            answer = await client.get(
+                "/admin/console/requests", params=asked, headers={"authorization": "Bearer view"}
+            )
+            return [one["request_id"] for one in answer.json()["requests"]]
+
+        assert await found(limit=2) == ["req_7000", f"req_{KEPT + 9}"]
+        assert (
+            await found(text="umbra")
+            == await found(errors="true")
+            == await found(text="queue_f")
+            == ["req_7000"]
+        )
+        assert await found(text="req_0") == []  # the oldest made room
+        shown = await client.get("/admin/console/requests/gen_7000", headers={"authorization": "Bearer view"})
+        assert shown.json()["stage_ms"] == {"admit": 1.0}
+        gone = await client.get("/admin/console/requests/req_0", headers={"authorization": "Bearer view"})
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")
+
+
+def test_many_consoles_share_one_aggregate() -> None:
+    house = House()
+    for _ in range(50):
+        house.console.live()
+    assert house.aggregates == 1
+    house.now += 2
+    assert house.console.live()["gateway"] == "gw:1" and house.aggregates == 2
+
+
+async def test_a_gateway_without_a_console_has_no_page(connect: Connect) -> None:
+    async with connect(House(console=False).services) as client:
+        assert (await client.get("/console", headers=NO_KEY)).status_code == 404
