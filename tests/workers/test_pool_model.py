@@ -24,7 +24,6 @@ from tests.workers.raw_worker import (
     RawWorker,
     Request,
     answers,
-    follow,
     make_pool,
     pool,
     until,
@@ -91,34 +90,6 @@ def listing(*models: tuple[str, int]) -> bytes:
     return json.dumps({"data": [{"id": name, "max_model_len": length} for name, length in models]}).encode()
 
 
-async def test_requests_name_what_the_worker_lists_and_follow_a_change() -> None:
-    listed = [listing(("big", 4096))]
-    reader = Reader()
-    worker = RawWorker([answers("Yes")] * 2, models=lambda: listed[0])
-    async with following(worker, reader) as backend:
-        assert (backend.model, reader.found) == ("big", [("big", 4096)])
-        await hear(backend, work())
-        listed[0] = listing(("small", 1024))
-        await follow(backend)
-        assert (backend.model, reader.found[-1]) == ("small", ("small", 1024))
-        await hear(backend, work())
-    assert [request.body["model"] for request in worker.requests] == ["big", "small"]
-
-
-async def test_a_pool_that_follows_its_workers_can_what_their_model_can() -> None:
-    listed = [listing(("big", 4096))]
-    worker = RawWorker([answers("Yes")], models=lambda: listed[0])
-
-    def incapable(model: str) -> frozenset[Feature]:
-        return TOOL_FEATURES if model == "small" else frozenset()
-
-    async with following(worker, Reader(), incapable=incapable) as backend:
-        before = backend.features
-        listed[0] = listing(("small", 1024))
-        await follow(backend)
-        assert Feature.TOOLS in before and backend.features == before - TOOL_FEATURES
-
-
 def names(pool: ServingPool) -> list[tuple[str, str, bool]]:
     """The names and models of a pool's backends, and whether a worker serves each."""
     return [(one.name, one.model, one.state is BackendState.READY) for one in pool.serving]
@@ -175,6 +146,29 @@ async def test_a_model_that_appears_is_served_and_one_that_goes_ends() -> None:
         assert serving.serving == (small,) and names(serving) == [("worker", "small", True)]
         assert big.state is BackendState.STOPPED and gone == [{"worker"}, set(), {"big"}]
         assert not await big.wait_ready(60)
+
+
+async def test_another_model_than_before_has_a_backend_of_its_own_and_no_request_of_the_first() -> None:
+    listed = [listing(("big", 4096))]
+    worker = RawWorker([answers("Yes")], models=lambda: listed[0])
+
+    def incapable(model: str) -> frozenset[Feature]:
+        return TOOL_FEATURES if model == "small" else frozenset()
+
+    async with discovering(worker, incapable=incapable) as (serving, reader, gone):
+        [big] = serving.serving
+        assert (big.model, reader.found) == ("big", [("big", 4096)])
+        await hear(big, work())
+        listed[0] = listing(("small", 1024))
+        await serving.follow()
+        [small] = serving.serving
+        assert (small.name, small.model, reader.found[-1]) == ("worker", "small", ("small", 1024))
+        assert small.features == big.features - TOOL_FEATURES and Feature.TOOLS in big.features
+        await hear(small, work())
+        assert big.state is BackendState.STOPPED and gone[-1] == {"big"}
+        with pytest.raises(BackendFailure, match="no worker of worker is in service"):
+            await hear(big, work())
+    assert [request.body["model"] for request in worker.requests] == ["big", "small"]
 
 
 async def test_a_model_whose_only_worker_dies_is_away_and_the_other_model_is_served() -> None:

@@ -192,6 +192,11 @@ class WorkersBackend:
         """The load of all workers in service; ``None`` while none of them reports its figures."""
         return self._pool.load(self._clock())
 
+    @property
+    def known(self) -> bool:
+        """Whether it has a model; else it has the first one that a worker lists."""
+        return self._model.known
+
     def serve_by(self, workers: Sequence[Worker]) -> None:
         """The workers that serve the model from now on."""
         if list(self._workers) == [worker.url for worker in workers]:
@@ -203,7 +208,7 @@ class WorkersBackend:
         self._pool.resize(workers)
 
     async def listed(self, url: str, found: ServedModel) -> None:
-        """A worker lists the model, or the one that the workers serve instead of it."""
+        """A worker lists the model."""
         before = self._model.lengths
         asks = None if self._writer.dialect is Dialect.OPENAI else self.ask
         await self._model.listed(url, found, asks)
@@ -215,10 +220,7 @@ class WorkersBackend:
             self._log.info("workers' model", model=self._model.id)
             self.model = self._model.id
             self.features = self._features - self._incapable(self.model)
-            # Prompts go as messages until a worker has passed the check of this model's tokenizer.
-            ids = self._writer.token_ids and not self._prompt_auto
-            self._writer = replace(self._writer, model=self.model, token_ids=ids)
-            self._same_tokenizer.clear()
+            self._writer = replace(self._writer, model=self.model)
         if (reading := self._model.reading) is not None:
             self._take(reading)
 
@@ -244,7 +246,7 @@ class WorkersBackend:
         self, sample_ids: Sequence[int] | None, max_model_len: int, *, generate: bool
     ) -> list[Inspection]:
         """Ask every worker about the model, in the order of the configuration."""
-        model = self.model if self._model.known else None
+        model = self.model if self.known else None
         async with asyncio.TaskGroup() as tasks:
             asked = [
                 tasks.create_task(

@@ -62,9 +62,7 @@ class PoolModel:
         return {one for one in self._lengths.values() if one}
 
     async def listed(self, url: str, found: ServedModel, ask: Ask | None = None) -> None:
-        """A worker lists the model; another id than before replaces it. ``ask`` is of :class:`ReadModel`."""
-        if found.id != self.id:
-            self._lengths.clear()
+        """A worker lists the model. ``ask`` is of :class:`ReadModel`."""
         self._lengths[url] = found.max_model_len
         length = min(self.lengths, default=None)
         adopted = (found.id, length, found.root)

@@ -67,20 +67,21 @@ class ServingPool:
             return trouble
 
     async def _regroup(self, url: str) -> None:
-        """Give each listed model a backend; one whose model is gone takes a new one, or ends."""
+        """Give each listed model a backend. One whose model is gone ends: its prompts are of that model."""
         before = [(one.name, one.model) for one in self.serving]
         listed = {model for found in self._listed.values() for model in found}
         serving = {one.model: one for one in self.serving if one.model in listed}
-        free = [one for one in self.serving if one.model not in listed]
+        unknown = [one for one in self.serving if not one.known]
         for model, found in self._listed[url].items():
             if model not in serving:
-                serving[model] = free.pop(0) if free else self._made(model)
+                serving[model] = unknown.pop() if unknown else self._made(model)
             await serving[model].listed(url, found)
-        if not serving:  # it has no model until a worker lists one
-            last = free.pop(0)
-            serving[last.model] = last
-        for one in free:
-            one.stop()
+        if not serving:  # the pool has always one
+            serving[self.serving[0].model] = self.serving[0]
+        for one in self.serving:
+            if one not in serving.values():
+                one.serve_by(())
+                one.stop()
         self.serving = tuple(serving[model] for model in sorted(serving))
         for one in self.serving:
             one.name = self.name if len(serving) == 1 else f"{self.name}/{one.model}"
