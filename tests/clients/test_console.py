@@ -1,0 +1,154 @@
+"""The console in a real browser: every view, actions by clicks, and hostile texts that stay texts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
+
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[clients]'")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="apt-get install chromium")
+
+VIEWS = (
+    "now",
+    "requests",
+    "routing",
+    "adapters",
+    "prompts",
+    "keys",
+    "usage",
+    "shadow",
+    "batches",
+    "playground",
+)
+ASKED = {"model": "demo", "messages": [{"role": "user", "content": "Who wrote Berserk?"}], "max_tokens": 8}
+TAGS = (
+    "script",
+    "img src=x",
+    "svg",
+    "iframe",
+    "body",
+    "details open",
+    "video src=x",
+    "a href=javascript:window.ran=1",
+)
+EVENTS = ("onload", "onerror", "onmouseover", "ontoggle", "onfocus")
+PAYLOADS = [f"<{tag} {event}=window.ran=1>" for tag in TAGS for event in EVENTS]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
+    """The embedded engine, with two routing revisions, a key, and requests with hostile names."""
+    folder = tmp_path_factory.mktemp("console")
+    route = {"backends": [{"name": "local", "weight": 100}], "fallback": []}
+    (folder / "routing.yaml").write_text(yaml.safe_dump({"routes": {"self_hosted_generation": route}}))
+    (folder / "sluice.yaml").write_text(yaml.safe_dump({"routing": {"file": str(folder / "routing.yaml")}}))
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    with (
+        gateway(folder, config=folder / "sluice.yaml") as running,
+        httpx.Client(base_url=running.url, headers=headers, timeout=60) as client,
+    ):
+        client.post("/v1/chat/completions", json=ASKED).raise_for_status()
+        config = client.get("/admin/routing").json()["config"]
+        config["routes"]["second"] = config["routes"]["self_hosted_generation"]
+        client.put("/admin/routing", json={"config": config, "comment": PAYLOADS[0]}).raise_for_status()
+        for number, payload in enumerate(PAYLOADS):
+            told = {"x-request-id": payload}
+            client.post("/v1/chat/completions", json={**ASKED, "model": payload}, headers=told)
+            made = {"tenant": f"t{number}", "comment": payload}
+            client.post("/admin/keys", json=made).raise_for_status()
+        yield running
+
+
+@pytest.fixture
+def page(live: LiveGateway) -> Iterator[Any]:
+    """A signed-in page; at its end the browser has nothing to complain of."""
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        made = browser.new_page()
+        complaints: list[str] = []
+        made.on("console", lambda told: complaints.append(told.text))
+        made.on("pageerror", lambda error: complaints.append(str(error)))
+        made.goto(f"{live.url}/console")
+        made.fill("input[type=password]", ADMIN_KEY)
+        made.click("form button")
+        made.wait_for_selector("nav")
+        yield made
+        assert complaints == []
+        assert made.evaluate("window.ran") is None
+        browser.close()
+
+
+def show(page: Any, live: LiveGateway, view: str) -> None:
+    page.goto(f"{live.url}/console#/{view}")
+    until(page, lambda: "loading…" not in page.inner_text("main"))
+
+
+def until(page: Any, condition: Callable[[], bool]) -> None:
+    """The page's policy lets nobody evaluate a text, so the page cannot be asked to wait."""
+    for _ in range(1_200):
+        if condition():
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(page.inner_text("main"))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_shows_what_there_is_and_runs_nothing_of_it(
+    page: Any, live: LiveGateway, view: str
+) -> None:
+    show(page, live, view)
+    text = page.inner_text("main")
+    assert text and "undefined" not in text and "[object" not in text
+    assert page.query_selector("[role=alert]") is None
+    if view in ("requests", "keys"):
+        assert sum(payload in text for payload in PAYLOADS) == len(PAYLOADS)
+
+
+def test_a_request_is_found_and_shown_with_its_stages(page: Any, live: LiveGateway) -> None:
+    show(page, live, "requests")
+    page.fill("main input", "self_hosted")
+    page.click("main form button")
+    until(page, lambda: page.locator("tbody tr").count() < 5)
+    page.click("tbody a")
+    page.wait_for_selector("svg")
+    assert "canonicalize" in page.inner_text("main") and "TTFT" in page.inner_text("main")
+
+
+def test_a_rollback_by_clicks_is_in_force(page: Any, live: LiveGateway, tmp_path: Path) -> None:
+    show(page, live, "routing")
+    assert "second" in page.inner_text("main")
+    page.click("text=Roll back to 1")
+    assert "every gateway within a second" in page.inner_text("[role=alertdialog]")
+    page.click("button.danger")
+    until(page, lambda: page.inner_text("main p b") == "3")
+    shown = httpx.get(f"{live.url}/admin/routing", headers={"authorization": f"Bearer {ADMIN_KEY}"}).json()
+    assert list(shown["config"]["routes"]) == ["self_hosted_generation"]
+
+
+def test_a_revoked_key_is_gone(page: Any, live: LiveGateway) -> None:
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    made = httpx.post(f"{live.url}/admin/keys", json={"tenant": "leaving"}, headers=headers).json()
+    show(page, live, "keys")
+    row = page.locator("tr", has_text=made["id"])
+    row.locator("button", has_text="Revoke").click()
+    page.click("button.danger")
+    row.wait_for(state="detached")
+    refused = httpx.get(f"{live.url}/v1/models", headers={"authorization": f"Bearer {made['key']}"})
+    assert refused.status_code == 401
+
+
+def test_the_playground_streams_an_answer(page: Any, live: LiveGateway) -> None:
+    show(page, live, "playground")
+    page.fill("textarea", "Who wrote Berserk?")
+    page.click("text=Send")
+    until(page, lambda: "tokens in" in page.inner_text("main"))
+    assert page.inner_text("pre").strip()
