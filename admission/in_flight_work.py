@@ -1,6 +1,5 @@
 """The requests handed to a backend, its reports, and the estimates learned from it; without the queue."""
 
-from math import inf
 from typing import NamedTuple
 
 from admission.estimator import Estimator
@@ -160,10 +159,12 @@ class InFlightWork:
             return None
         if self.sequences + foreign >= self.places(ticket.waiting.rank, now):
             return Hold.SLOTS
+        if self._only_vectors(ticket.demand, now):
+            return Hold.MEMORY if self.memory.holds(ticket, limits, now, scale=self.scale) else None
         if self.signals.waiting > limits.engine_queue * self.signals.workers:
             return Hold.SLOTS
-        bound = self._prefill_bound(ticket.demand, limits, now)
-        if self.prefill_ahead(now) >= bound and not self.estimator.rates.prefill_is_free:
+        rates = self.estimator.rates
+        if self.prefill_ahead(now) >= self._prefill_bound(limits) and not rates.prefill_is_free:
             return Hold.PREFILL
         return Hold.MEMORY if self.memory.holds(ticket, limits, now, scale=self.scale) else None
 
@@ -206,20 +207,21 @@ class InFlightWork:
         missing = ahead.requests + min(signals.waiting, foreign) + demand.sequences
         missing -= max(0, places - self.sequences - foreign)
         slot_s = missing * rates.hold_s.value / places if missing > 0 else 0.0
-        beyond = tokens_ahead - self._prefill_bound(demand, self._limits, now)
+        beyond = 0 if self._only_vectors(demand, now) else tokens_ahead - self._prefill_bound(self._limits)
         prefill_s = beyond * rates.s_per_token if beyond > 0 else 0.0
         first_s = self.estimator.first_token_s(tokens_ahead + uncached, busy=bool(self.tickets))
         if slot_s > 0.0:
             first_s = max(first_s, slot_s + self._first_token_s(uncached))
         return max(slot_s, prefill_s), first_s
 
-    def _prefill_bound(self, demand: Demand, limits: AdmissionLimits, now: float) -> float:
-        """Prompt tokens handed on at which further ones wait, so that an urgent prompt has few before it.
+    def _only_vectors(self, demand: Demand, now: float) -> bool:
+        """Whether only vectors are made here lately.
 
-        Where only vectors are made no prompt is urgent, and more of them fill the engine's batches.
+        No prompt is urgent then, and requests that wait inside the engine fill its next batch.
         """
-        if not demand.generates and now - self._generation_seen_at > RESERVE_FOR_S:
-            return inf
+        return not demand.generates and now - self._generation_seen_at > RESERVE_FOR_S
+
+    def _prefill_bound(self, limits: AdmissionLimits) -> int:
         rate, most = self.estimator.rates.s_per_token, limits.max_prefill_tokens
         return int(min(most, max(LEAST_PREFILL, limits.max_prefill_s / rate))) if rate > 0.0 else most
 

@@ -94,7 +94,7 @@ class Engine:
         now = replace(
             self._last_step,
             running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting) + len(self._building),
+            waiting=sum(not one.request.embed for one in self._scheduler.waiting) + len(self._building),
             free_blocks=self._pool.num_free,
             kv_usage=self._pool.usage,
             preemptions=self._scheduler.preemptions,

@@ -135,10 +135,10 @@ class SequenceOutput:
 class EngineSignals:
     """The engine's state after a step: gauges, and counters since the start.
 
-    ``free_blocks`` includes cached blocks that are not in use. ``prefix_queries`` counts the prompt tokens of
-    requests that started, ``prefix_hits`` those of them from the cache; neither counts a start after a
-    preemption. ``adapters_*`` are the ids of the LoRA adapters that requests may name, and those that running
-    and waiting ones use.
+    ``waiting`` leaves out texts to embed: they hold nothing up. ``free_blocks`` includes cached blocks that
+    are not in use. ``prefix_queries`` counts the prompt tokens of requests that started, ``prefix_hits``
+    those of them from the cache; neither counts a start after a preemption. ``adapters_*`` are the ids of the
+    LoRA adapters that requests may name, and those that running and waiting ones use.
     """
 
     running: int = 0

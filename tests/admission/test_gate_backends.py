@@ -71,6 +71,21 @@ def test_vectors_wait_for_prompts_only_where_text_is_generated_too() -> None:
     assert under_way(chat, after_s=RESERVE_FOR_S + 1) == 8
 
 
+def test_vectors_that_wait_inside_an_engine_fill_its_next_batch_where_nothing_else_waits_there() -> None:
+    def under_way(*before: Demand) -> int:
+        door = Door(load=replace(IDLE, max_running=32))
+        for one in before:
+            door.end(door.enter(one))
+        first = door.enter(ask(input_tokens=60, generates=False))
+        assert first.state is TicketState.HANDED_ON
+        door.gate.report(replace(IDLE, max_running=32, running=1, waiting=12), door.now)
+        for _ in range(8):
+            door.enter(ask(input_tokens=60, generates=False))
+        return door.gate.in_flight
+
+    assert (under_way(), under_way(ask())) == (9, 1)
+
+
 def test_a_chat_behind_vectors_waits_for_prompts_as_behind_others() -> None:
     door = Door(plain(max_prefill_tokens=1000), load=replace(IDLE, max_running=16))
     vectors = [door.enter(ask(input_tokens=600, generates=False)) for _ in range(4)]

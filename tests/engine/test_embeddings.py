@@ -113,6 +113,18 @@ def test_a_text_may_fill_the_context_and_no_more(make_engine: MakeEngine) -> Non
     assert not engine.has_work
 
 
+def test_texts_that_wait_are_not_told_as_waiting_since_they_hold_nothing_up(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_num_batched_tokens=8, max_num_seqs=1)
+    for number in range(3):
+        engine.add(embedding(str(number), PROMPTS[number]))
+    engine.add(GenerationRequest("chat", PROMPTS[0], greedy(1)))
+    assert engine.signals.waiting == 1
+    engine.add(GenerationRequest("urgent", PROMPTS[1], greedy(1), priority=1))
+    assert engine.signals.waiting == 2
+    while engine.has_work:
+        engine.step()
+
+
 def test_an_aborted_text_leaves_nothing(make_engine: MakeEngine) -> None:
     engine = make_engine(max_num_batched_tokens=8)
     engine.add(embedding("a", tuple(range(40))))
