@@ -103,6 +103,7 @@ class Services:
         emit_edge: is called with each request that never reached the journey.
         text: the tokenizer of a model.
         counted_by: how a model's prompts are counted, in words.
+        recordings: the files of ``/v1/audio``, which lie on the disk.
         open_metrics: ``/metrics`` asks for no key.
         reasoning_fields: the fields that carry a chat's reasoning.
         chaos: ``None`` unless deliberate faults are enabled.
@@ -123,6 +124,7 @@ class Services:
     metrics: Callable[[], bytes]
     limits: HttpLimits
     bodies: BodyMemory
+    recordings: BodyMemory
     clock: Callable[[], float]
     unix_time: Callable[[], float]
     new_id: Callable[[str], str]

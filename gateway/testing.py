@@ -40,7 +40,7 @@ from gateway.keys.rate_limits import KeyLimiter
 from gateway.keys.sessions import ConsoleSessions
 from gateway.ports import HttpLimits, Services
 from gateway.prompts.text_threads import TextThreads
-from gateway.requests.body_memory import BODIES, BodyMemory
+from gateway.requests.body_memory import BODIES, RECORDINGS, BodyMemory
 from gateway.state.idempotency import StoredReply
 
 CALLER_KEY = "sk-caller"
@@ -298,6 +298,7 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
         metrics=lambda: b"# HELP sluice_up 1\nsluice_up 1\n",
         limits=HttpLimits(),
         bodies=BodyMemory(BODIES * HttpLimits().max_body_bytes),
+        recordings=BodyMemory(RECORDINGS * HttpLimits().max_audio_bytes),
         clock=time.monotonic,
         unix_time=lambda: 1_800_000_000.0,
         new_id=lambda kind: f"{kind}_{next(numbers)}",

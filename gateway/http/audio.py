@@ -1,5 +1,6 @@
 """``/v1/audio``: the text of recordings, by workers."""
 
+from collections.abc import Callable
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
@@ -47,9 +48,16 @@ async def translations(request: Request, services: Edge, caller: Asking) -> Resp
 
 
 async def _answer(task: Task, request: Request, services: Services, caller: Caller) -> Response:
+    with services.recordings.holding(caller.tenant) as arrived:
+        return await _held(task, request, services, caller, arrived)
+
+
+async def _held(
+    task: Task, request: Request, services: Services, caller: Caller, arrived: Callable[[int], None]
+) -> Response:
     exchange = Exchange.of(request.scope)
     most = services.limits.max_audio_bytes
-    form = await in_time(services, read_form(request, most))
+    form = await in_time(services, read_form(request, most, arrived))
     try:
         asked = await _asked(task, form, most, origin_of(services, exchange, caller))
         exchange.reported = True

@@ -1,6 +1,7 @@
 """Forms with a file, read without holding the file in memory."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from starlette.datastructures import FormData
@@ -21,10 +22,13 @@ MAX_FIELDS: Final = 16
 class _Bounded:
     """A request's body, as long as it is not too long, and not too slow."""
 
-    def __init__(self, receive: Receive, exchange: Exchange, most: int) -> None:
+    def __init__(
+        self, receive: Receive, exchange: Exchange, most: int, arrived: Callable[[int], None]
+    ) -> None:
         self._receive = receive
         self._exchange = exchange
         self._most = most
+        self._arrived = arrived
         self._size = 0
 
     async def __call__(self) -> Message:
@@ -33,15 +37,20 @@ class _Bounded:
                 message = await self._receive()
         except TimeoutError:
             raise BodyTooSlow(f"nothing of the body arrived for {BODY_TIMEOUT_S:g} s") from None
-        self._size += len(message.get("body", b""))
+        size = len(message.get("body", b""))
+        self._size += size
         if self._size > self._most:
             raise BodyTooLarge(f"the body is larger than {self._most} bytes", param="file")
+        self._arrived(size)
         self._exchange.hold_body(min(self._size, MultiPartParser.spool_max_size))
         return message
 
 
-async def read_form(request: Request, most: int) -> FormData:
-    """The form, to be closed; a file of more than 1 MiB is on the disk.
+async def read_form(
+    request: Request, most: int, arrived: Callable[[int], None] = lambda size: None
+) -> FormData:
+    """The form, to be closed; a file of more than 1 MiB is on the disk. ``arrived`` gets the size of each
+    piece, and may raise.
 
     Raises BodyTooLarge, BodyTooSlow, InvalidRequest, ClientGone, TooManyBodies, TooManyOwnBodies.
     """
@@ -51,7 +60,7 @@ async def read_form(request: Request, most: int) -> FormData:
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise InvalidRequest("content-type is another; allowed: multipart/form-data", param="file")
     exchange = Exchange.of(request.scope)
-    bounded = Request(request.scope, _Bounded(request.receive, exchange, most + FORM_BYTES))
+    bounded = Request(request.scope, _Bounded(request.receive, exchange, most + FORM_BYTES, arrived))
     parser = MultiPartParser(
         bounded.headers, bounded.stream(), max_files=1, max_fields=MAX_FIELDS, max_part_size=FORM_BYTES
     )

@@ -11,6 +11,8 @@ UNCOUNTED_BYTES: Final = 65_536
 """A body up to this size is not counted: the server buffers as much of any connection."""
 BODIES: Final = 64
 """The longest bodies that memory has room for, unless configured: 256 MiB."""
+RECORDINGS: Final = 16
+"""The longest recordings that the disk has room for: 400 MiB."""
 _RETRY_AFTER_MS: Final = 1_000
 
 

@@ -28,6 +28,7 @@ from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
 from gateway.ports import HttpLimits, Services
+from gateway.requests.body_memory import RECORDINGS, BodyMemory
 from gateway.requests.edge_record import EdgeReporter
 from gateway.routing.revision import rules_naming
 from gateway.routing.target import may_use
@@ -73,6 +74,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         seal=make_seal(base),
         reasoning_fields=REASONING_FIELDS if server.reasoning_field == "both" else (server.reasoning_field,),
         bodies=base.bodies,
+        recordings=BodyMemory(RECORDINGS * server.max_audio_bytes),
         clock=base.clock,
         unix_time=base.unix_time,
         new_id=base.new_id,

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.contracts.audio import audio_request
 from gateway.contracts.origin import RequestOrigin
+from gateway.requests.body_memory import BodyMemory
 from gateway.testing import fake_services
 from tests.http.conftest import Connect
 from tests.journey.house import CALLER
@@ -74,6 +75,26 @@ async def test_what_is_wrong_is_named(
 ) -> None:
     answer = await posted(connect, **form)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+
+
+async def test_recordings_in_progress_take_so_much_of_the_disk_and_give_it_back(connect: Connect) -> None:
+    services = fake_services()
+    services = replace(services, recordings=BodyMemory(200_000))
+    room = services.recordings
+    async with connect(services) as client:
+        for size, status in ((90_000, 200), (110_000, 429), (90_000, 200)):
+            form = {"data": {"model": "m"}, "files": {"file": bytes(size)}}
+            answer = await client.post(WHOLE, **form)
+            assert (answer.status_code, room.held_bytes) == (status, 0), size
+        assert (
+            "retry-after" in (await client.post(WHOLE, **form | {"files": {"file": bytes(110_000)}})).headers
+        )
+        with room.holding("other") as more:
+            more(100_000)
+            with room.holding("third") as others:
+                others(50_000)
+                assert (await client.post(WHOLE, **form)).status_code == 503
+        assert room.held_bytes == 0
 
 
 async def test_translations_have_no_words_with_times(connect: Connect) -> None:
