@@ -12,7 +12,18 @@ import pytest
 from gateway.contracts.audio import Recording
 from gateway.contracts.values import Caller, CallerRole
 from resilience.failures import BackendFailure, FailureKind
-from tests.workers.raw_worker import DONE, END, STREAM_HEAD, RawWorker, Request, chunk, event, pool, refuses
+from tests.workers.raw_worker import (
+    DONE,
+    END,
+    STREAM_HEAD,
+    RawWorker,
+    Request,
+    chunk,
+    event,
+    pool,
+    refuses,
+    until,
+)
 from tests.workers.speech_worker import SPEECH, SpeechWorker
 
 CALLER = Caller("acme", CallerRole.CALLER, "key_1")
@@ -106,6 +117,47 @@ async def test_a_worker_that_answers_before_it_has_the_file_is_sent_no_more() ->
                 await backend.transcribe(recording(file=file, size=64 << 20), CALLER, no_event)
         assert caught.value.kind is FailureKind.TOKEN_LIMIT_EXCEEDED
     assert len(taken) < 512  # of 1,024 at least
+
+
+class Counted(io.BytesIO):
+    """A file of so many zeros."""
+
+    size = 64 << 20
+    given = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        piece = bytes(min(size or 0, self.size - self.given))
+        self.given += len(piece)
+        return piece
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self.given = offset
+        return offset
+
+
+async def test_a_file_is_read_no_faster_than_the_worker_takes_it_and_a_cancelled_one_no_further() -> None:
+    begun, ends = asyncio.Event(), asyncio.Event()
+
+    async def waits(request: Request) -> None:
+        begun.set()
+        await ends.wait()
+        request.reset()
+
+    file = Counted()
+    async with pool(Hasty([waits])) as backend, asyncio.TaskGroup() as group:
+        asked = recording(file=file, size=file.size)
+        asking = group.create_task(backend.transcribe(asked, CALLER, no_event))
+        await begun.wait()
+        await until(lambda: file.given > 0)
+        before = -1
+        while file.given != before:  # what sockets take has been sent
+            before = file.given
+            await asyncio.sleep(0.2)
+        assert file.given < file.size // 2
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled() and file.given < file.size // 2
+        ends.set()
 
 
 async def test_a_worker_that_fails_after_its_first_event_is_not_replaced() -> None:
