@@ -13,6 +13,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import accounting.shadow_pairs  # noqa: F401 - its table is one of the ledger's
+from accounting.batches import BatchLine, BatchRow, BatchStore, LineTokens
+from accounting.errors import LedgerUnavailable
 from accounting.ledger import Ledger
 from accounting.reports import DIMENSIONS, Page, Span, UsageReport
 from accounting.store import GenerationStore
@@ -239,6 +241,59 @@ async def test_the_migrations_make_the_tables_that_the_code_knows(bare: str) -> 
         )
     await engine.dispose()
     assert differences == []
+
+
+async def test_a_line_of_a_batch_is_claimed_finished_and_billed_by_one_gateway_alone(url: str) -> None:
+    stores = [BatchStore(url, name) for name in "abc"]
+    lines = [BatchLine("batch_1", place, place + 1, f"r{place}", 0, 9) for place in range(30)]
+    batch = BatchRow(
+        "batch_1", "acme", "key_1", None, "/v1/completions", "file-1", "in_progress", 1.0, 9.0, b"{}"
+    )
+    await stores[0].add(batch)
+    await stores[0].set_lines("batch_1", lines)
+    now, until_s = 100.0, 120.0
+
+    async def claimed(store: BatchStore) -> list[BatchLine]:
+        found: list[BatchLine] = []
+        while more := await claim(store):
+            found += more
+        return found
+
+    async def claim(store: BatchStore) -> list[BatchLine]:
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    return await store.claim_lines("batch_1", now, until_s, 4)
+                except LedgerUnavailable:  # SQLite is locked by another one for a moment
+                    await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as tasks:
+        working = [tasks.create_task(claimed(store)) for store in stores]
+    taken = [task.result() for task in working]
+    assert sorted(one.place for lines in taken for one in lines) == list(range(30))
+
+    holder = next(number for number, own in enumerate(taken) if own)
+    line, other = taken[holder][0], stores[(holder + 1) % 3]
+    bill = row("gen_batch_1_1")
+    assert not await other.finish(line, "done", b"x", bill, LineTokens(10))
+    late = await other.claim_lines("batch_1", until_s + 1, until_s + 20, 1)
+    assert [one.takeovers for one in late] == [1]
+    mine = late[0]
+    previous = next(
+        store for store, own in zip(stores, taken, strict=True) if mine.place in {o.place for o in own}
+    )
+    assert previous is other or not await previous.finish(mine, "done", b"x", bill, LineTokens(10))
+    assert await other.finish(mine, "done", b"{}", bill, LineTokens(10, 1, 2, 0))
+    assert not await other.finish(mine, "done", b"{}", bill, LineTokens(10))
+    counts = await other.counts("batch_1")
+    assert (counts.of("done"), counts.of("running"), counts.tokens.input_tokens) == (1, 29, 10)
+    assert await other.results("batch_1", ("done",), 0, 9) == [
+        (mine.number, mine.place, mine.custom_id, b"{}")
+    ]
+    assert not await other.end_lines("batch_1", now)
+    assert await other.end_lines("batch_1", until_s + 50)
+    for store in stores:
+        await store.close()
 
 
 async def test_stored_responses_are_read_by_their_tenant_until_they_expire(url: str) -> None:
