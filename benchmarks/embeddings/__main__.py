@@ -60,7 +60,9 @@ def main(
     texts: Annotated[list[int] | None, typer.Option(help="Texts of a request, repeatable; 1 and 16.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Each side has one turn in each.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.5, help="How long each load is measured.")] = 4.0,
-    chats: Annotated[bool, typer.Option(help="Also chats beside a full load of vectors.")] = True,
+    chats: Annotated[
+        bool, typer.Option("--chats/--no-chats", help="Also chats beside a full load of vectors.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Requests for vectors a second through the gateway beside its worker alone; chats beside them.
