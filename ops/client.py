@@ -1,13 +1,22 @@
 """The client of a gateway's operators' paths; the standard library is enough."""
 
 import json
+import os
+import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO, cast
 from urllib.parse import quote, urlencode
 
+Body = bytes | Iterable[bytes] | None
+PIECE_BYTES = 64 * 1024
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 30.0
 # Longest answer that is read: a preview shows a whole prompt twice.
@@ -51,7 +60,36 @@ class AdminClient:
         """Delete what is at a path."""
         self._call("DELETE", path)
 
-    def _json(self, method: str, path: Sequence[str], body: bytes | None = None, **options: Any) -> Any:
+    def upload(self, *path: str, file: Path, fields: Mapping[str, str]) -> Any:
+        """The JSON answer to a form with a file, which is read while it is sent."""
+        boundary = f"sluice{os.urandom(12).hex()}"
+        head = "".join(
+            f'--{boundary}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+            for name, value in fields.items()
+        )
+        disposition = f'form-data; name="file"; filename="{quote(file.name)}"'
+        head += f"--{boundary}\r\ncontent-disposition: {disposition}\r\n\r\n"
+        tail = f"\r\n--{boundary}--\r\n"
+        try:
+            with file.open("rb") as source:
+                pieces = chain(
+                    (head.encode(),), iter(partial(source.read, PIECE_BYTES), b""), (tail.encode(),)
+                )
+                size = len(head) + os.fstat(source.fileno()).st_size + len(tail)
+                headers = {
+                    "content-type": f"multipart/form-data; boundary={boundary}",
+                    "content-length": str(size),
+                }
+                return self._json("POST", path, pieces, headers=headers)
+        except OSError as error:
+            raise AdminError(f"{file}: {error.strerror}") from None
+
+    def download(self, *path: str, target: BinaryIO) -> None:
+        """Write what is at a path to ``target``, as it comes."""
+        with self._opened("GET", path) as answer:
+            shutil.copyfileobj(answer, target)
+
+    def _json(self, method: str, path: Sequence[str], body: Body = None, **options: Any) -> Any:
         try:
             return json.loads(self._call(method, path, body, **options))
         except ValueError:
@@ -61,25 +99,40 @@ class AdminClient:
         self,
         method: str,
         path: Sequence[str],
-        body: bytes | None = None,
+        body: Body = None,
         query: Mapping[str, str | int] | None = None,
         accept: Collection[int] = (),
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> bytes:
+        with self._opened(method, path, body, query, accept, headers) as answer:
+            text: bytes = answer.read(MAX_ANSWER_BYTES)
+            return text
+
+    @contextmanager
+    def _opened(
+        self,
+        method: str,
+        path: Sequence[str],
+        body: Body = None,
+        query: Mapping[str, str | int] | None = None,
+        accept: Collection[int] = (),
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Iterator[BinaryIO]:
         if not self.url.startswith(("http://", "https://")):
             raise AdminError(f"--url: {self.url!r} is not a gateway's address; allowed: http://HOST:PORT")
         place = "/".join(quote(part, safe="") for part in path) + (f"?{urlencode(query)}" if query else "")
         request = urllib.request.Request(f"{self.url.rstrip('/')}/{place}", data=body, method=method)
-        request.add_header("content-type", "application/json")
+        for name, value in {"content-type": "application/json", **headers}.items():
+            request.add_header(name, value)
         if self.key:
             request.add_header("authorization", f"Bearer {self.key}")
         try:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
-                text: bytes = answer.read(MAX_ANSWER_BYTES)
-                return text
+                yield answer
         except urllib.error.HTTPError as error:
-            if error.code in accept:
-                return error.read(MAX_ANSWER_BYTES)
-            raise AdminError(_reported(error)) from None
+            if error.code not in accept:
+                raise AdminError(_reported(error)) from None
+            yield cast("BinaryIO", error)
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise AdminError(f"{self.url}: no answer ({reason}); is the gateway running there?") from None

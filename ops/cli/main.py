@@ -9,6 +9,7 @@ import typer
 
 from ops.cli.adapters import adapters
 from ops.cli.admission import admission
+from ops.cli.batch import batch
 from ops.cli.cache import cache
 from ops.cli.canary import canary
 from ops.cli.chaos import chaos
@@ -41,7 +42,7 @@ for command in (replay, chaos, cost, drain):
     app.command(name=command.__name__)(command)
 for group in (
     prompts, admission, routes, audit, canary, rollout, shadow, adapters, evaluate, keys, usage, ray, models,
-    sagemaker, imports, cache,
+    sagemaker, imports, cache, batch,
 ):  # fmt: skip
     app.add_typer(group)
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 from openai import OpenAI
+from typer.testing import CliRunner
 
+from ops.cli.main import app
 from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
 
 LINES = 40
@@ -76,6 +78,30 @@ def test_the_official_client_runs_a_batch_of_each_endpoint(tmp_path: Path) -> No
             f"{live.url}/admin/usage", headers={"authorization": f"Bearer {ADMIN_KEY}"}
         ).raise_for_status()
         assert told == [sum(row["input_tokens"] + row["output_tokens"] for row in rows.json()["rows"])]
+
+
+def test_the_command_submits_follows_and_collects(tmp_path: Path) -> None:
+    given, got = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    given.write_bytes(requests(3, "/v1/completions", model="demo", prompt="Once", max_tokens=4))
+    with gateway(tmp_path) as live:
+
+        def run(*words: str) -> Any:
+            return CliRunner().invoke(app, ["batch", *words, "--url", live.url, "--key", ADMIN_KEY])
+
+        done = run("submit", str(given), "--wait", "--json")
+        assert done.exit_code == 0, done.output
+        batch = json.loads(done.stdout)
+        assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+        assert run("results", batch["id"], "-o", str(got)).exit_code == 0
+        assert len(got.read_text().splitlines()) == 3
+        assert "completed" in run("status").stdout and batch["id"] in run("status", batch["id"]).stdout
+        none = run("results", batch["id"], "--errors")
+        assert none.exit_code == 1 and "has no errors" in none.output
+        given.write_text('{"custom_id": "a"}\n')
+        assert "say --endpoint" in run("submit", str(given)).output
+        wrong = run("submit", str(given), "--endpoint", "/v1/completions", "--wait")
+        assert wrong.exit_code == 1 and "line 1: method is not POST" in wrong.output
+        assert "not_found" in run("cancel", "batch_x", "--yes").output
 
 
 def test_a_killed_gateways_batch_goes_on_and_each_line_is_billed_once(tmp_path: Path) -> None:

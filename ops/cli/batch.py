@@ -1,0 +1,162 @@
+"""`sluice batch`: run a file of requests on idle capacity."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ops.cli.console import print_json, print_rows, screen
+from ops.cli.operator import Operator, Yes, command_group, confirm, operator_command
+from ops.client import AdminError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+AT = ("v1", "batches")
+FILES = ("v1", "files")
+ENDED = ("completed", "failed", "expired", "cancelled")
+LOOK_S = 1.0
+UPLOAD_TIMEOUT_S = 600.0
+
+batch = command_group("batch", "Files of requests on idle capacity: submit, follow, collect, cancel.")
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="A batch's id.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Follow it to its end; exit code 1 unless completed.")]
+
+
+@operator_command(batch, "submit")
+def submit(
+    gateway: Operator,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JSON lines, each a request with a custom_id.")
+    ],
+    endpoint: Annotated[str | None, typer.Option(help="Default: the url of the file's first line.")] = None,
+    window: Annotated[str, typer.Option(help="In which it is to be done: minutes, hours or days.")] = "24h",
+    wait: Wait = False,
+) -> None:
+    """Upload a file and begin a batch; its id goes to standard output.
+
+    Example: sluice batch submit requests.jsonl --wait
+    """
+    try:
+        with file.open("rb") as source:
+            first = source.readline()
+    except OSError as error:
+        raise AdminError(f"{file}: {error.strerror}") from None
+    client = gateway.client(UPLOAD_TIMEOUT_S)
+    stored = client.upload(*FILES, file=file, fields={"purpose": "batch"})
+    made = gateway.post(
+        *AT, input_file_id=stored["id"], endpoint=endpoint or _url_of(file, first), completion_window=window
+    )
+    if wait:
+        _follow(gateway, made["id"])
+    elif gateway.as_json:
+        print_json(made)
+    else:
+        print(made["id"])
+        print(f"sluice batch status {made['id']} --wait follows it", file=sys.stderr)
+
+
+@operator_command(batch, "status")
+def status(
+    gateway: Operator,
+    id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="A batch's id; default: the last 20.")
+    ] = None,
+    wait: Wait = False,
+) -> None:
+    """How far batches are.
+
+    Example: sluice batch status batch_0a1b2c3d4e5f --wait
+    """
+    if id is not None and wait:
+        _follow(gateway, id)
+    elif id is not None:
+        gateway.show(gateway.get(*AT, id), lambda console, one: _print(console, [one]))
+    else:
+        gateway.show(gateway.get(*AT), lambda console, found: _print(console, found["data"]))
+
+
+@operator_command(batch, "results")
+def results(
+    gateway: Operator,
+    id: Id,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to; default: standard output.")
+    ] = None,
+    errors: Annotated[bool, typer.Option("--errors", help="The lines that failed instead.")] = False,
+) -> None:
+    """The results of a batch that has ended, as JSON lines.
+
+    Example: sluice batch results batch_0a1b2c3d4e5f -o results.jsonl
+    """
+    one = gateway.get(*AT, id)
+    name = "error_file_id" if errors else "output_file_id"
+    if one["status"] not in ENDED:
+        raise AdminError(f"{id} is {one['status']}; results come when it has ended")
+    if one[name] is None:
+        raise AdminError(f"{id} has no {'errors' if errors else 'results'}; it is {one['status']}")
+    client = gateway.client(UPLOAD_TIMEOUT_S)
+    if output is None:
+        client.download(*FILES, one[name], "content", target=sys.stdout.buffer)
+        return
+    with output.open("wb") as target:
+        client.download(*FILES, one[name], "content", target=target)
+
+
+@operator_command(batch, "cancel")
+def cancel(gateway: Operator, id: Id, yes: Yes = False) -> None:
+    """Start no further line; what has ended stays in the results.
+
+    Example: sluice batch cancel batch_0a1b2c3d4e5f --yes
+    """
+    confirm(f"Cancel {id}? Lines that have not run will not run.", yes)
+    gateway.show(gateway.post(*AT, id, "cancel"), lambda console, one: _print(console, [one]))
+
+
+def _url_of(file: Path, line: bytes) -> str:
+    try:
+        return str(json.loads(line)["url"])
+    except (ValueError, KeyError, TypeError):
+        raise AdminError(f"{file}: its first line names no url; say --endpoint") from None
+
+
+def _follow(gateway: Operator, id: str) -> None:
+    from rich.progress import Progress
+
+    with Progress(console=screen(stderr=True), transient=True) as bar:
+        task = bar.add_task("validating", total=None)
+        while (one := gateway.get(*AT, id))["status"] not in ENDED:
+            counts = one["request_counts"]
+            bar.update(
+                task,
+                description=one["status"],
+                total=counts["total"] or None,
+                completed=counts["completed"] + counts["failed"],
+            )
+            time.sleep(LOOK_S)
+    gateway.show(one, lambda console, shown: _print(console, [shown]))
+    if one["status"] != "completed":
+        raise typer.Exit(1)
+
+
+def _print(console: Console, found: list[dict[str, Any]]) -> None:
+    rows = [
+        (
+            one["id"],
+            one["status"],
+            one["endpoint"],
+            one["model"],
+            *(one["request_counts"][name] for name in ("total", "completed", "failed")),
+        )
+        for one in found
+    ]
+    print_rows(console, ("batch", "status", "endpoint", "model", "lines", "completed", "failed"), rows)
+    for one in found:
+        for fault in (one["errors"] or {}).get("data", ()):
+            console.print(f"line {fault['line']}: {fault['message']}")
