@@ -1,6 +1,6 @@
 """A worker's stream of chunks as the port's deltas and completion; sans-I/O."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -182,9 +182,10 @@ class CompletionReader:
 
     def _in_order(self, chunks: list[_Chunk]) -> list[Delta]:
         deltas: list[Delta] = []
-        plain: list[_Chunk] = []
-        for chunk in chunks:
-            if any(map(_has_events, chunk.choices or ())):
+        mixed = _have_events(chunks)
+        plain: list[_Chunk] = [] if mixed else chunks
+        for chunk in chunks if mixed else ():
+            if _have_events((chunk,)):
                 deltas += self._after_calls(self._joined(plain))
                 deltas += self._with_events(chunk)
                 plain = []
@@ -210,10 +211,13 @@ class CompletionReader:
         events: dict[int, list[Delta]] = {}
         for choice in chunk.choices or ():
             message, index = choice.delta, choice.index
-            if message is None or not _has_events(choice):
+            if message is None:
+                continue
+            reasoning = message.reasoning or message.reasoning_content
+            if not (reasoning or message.tool_calls):
                 continue
             found = events.setdefault(index, [])
-            if reasoning := message.reasoning or message.reasoning_content:
+            if reasoning:
                 found += [*self._tools.end(index), Reasoning(reasoning, 0, index=index)]
             if message.content:
                 found += [*self._tools.end(index), Delta(message.content, 0, index=index)]
@@ -358,10 +362,14 @@ class CompletionReader:
             return first, wait_s
 
 
-def _has_events(choice: _Choice) -> bool:
-    """Whether a choice has reasoning or tool calls."""
-    message = choice.delta
-    return message is not None and bool(message.tool_calls or message.reasoning or message.reasoning_content)
+def _have_events(chunks: Sequence[_Chunk]) -> bool:
+    """Whether a choice of the chunks has reasoning or tool calls. One call for all chunks, for speed."""
+    for chunk in chunks:
+        for choice in chunk.choices or ():
+            message = choice.delta
+            if message is not None and (message.tool_calls or message.reasoning or message.reasoning_content):
+                return True
+    return False
 
 
 def _plain_choice(chunk: _Chunk) -> _Choice | None:
@@ -372,6 +380,6 @@ def _plain_choice(chunk: _Chunk) -> _Choice | None:
     choice = choices[0]
     if choice.index or choice.finish_reason is not None or choice.logprobs != _NULL:
         return None
-    if _has_events(choice):
+    if _have_events((chunk,)):
         return None
     return choice if (choice.delta.content if choice.delta is not None else choice.text) else None
