@@ -155,6 +155,24 @@ def response_cache_families(figures: CacheFigures | None) -> Iterator[Metric]:
         yield gauge("sluice_response_cache_bytes", "Bytes that they take, estimated.", figures.bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class BatchFigures:
+    """Batches of the database that have no end, the lines that run in this process, and by outcome those that
+    it ran: ``completed``, ``failed`` (in the error file), ``returned`` (to wait again).
+    """
+
+    unfinished: int
+    running: int
+    lines: Mapping[str, int]
+
+
+def batch_families(figures: BatchFigures) -> Iterator[Metric]:
+    """Batches and their lines."""
+    yield gauge("sluice_batches_unfinished", "Batches of the database that have no end.", figures.unfinished)
+    yield gauge("sluice_batch_lines_running", "Lines that run in this process.", figures.running)
+    yield counter("sluice_batch_lines", "Lines that this process ran.", figures.lines, "outcome")
+
+
 def retry_budget_families(figures: Mapping[str, float]) -> Iterator[Metric]:
     """Retries left, by backend."""
     yield gauge("sluice_retry_budget", "Retries that a backend may be given now.", figures, "backend")

@@ -16,6 +16,7 @@ from accounting.values import UsageRow
 from gateway.batches.batches import packed
 from gateway.batches.files import Files, temporary
 from gateway.batches.reading import LineFault, checked
+from observability.collectors import BatchFigures
 
 LOOK_S: Final = 1.0
 """Pause between two looks at the batches: another gateway's cancellation takes so long to arrive here."""
@@ -128,6 +129,7 @@ class BatchRunner:
         self._busy: set[str] = set()
         self._unfinished: list[BatchLine] = []
         self._reading = 0
+        self._lines = dict.fromkeys(("completed", "failed", "returned"), 0)
         self._not_before: dict[str, float] = {}
         self._exhausted: set[str] = set()
         self._speed: float | None = None
@@ -138,10 +140,9 @@ class BatchRunner:
         """What runs the lines."""
         self._runner = runner
 
-    @property
-    def running(self) -> int:
-        """Lines that run here."""
-        return len(self._running)
+    def figures(self) -> BatchFigures:
+        """How much there is, and what became of the lines that ran here."""
+        return BatchFigures(len(self._batches), len(self._running), dict(self._lines))
 
     def lines_per_s(self) -> float | None:
         """How fast lines have ended here lately; ``None``: none has."""
@@ -322,6 +323,7 @@ class BatchRunner:
         while self._unfinished:
             await self._files.store.give_back(self._unfinished[-1])
             self._unfinished.pop()
+            self._lines["returned"] += 1
         if waiting := self._capacity.waiting():
             for youngest in [one for one in self._running if not one.ends][-waiting:]:
                 youngest.cancel()
@@ -399,6 +401,7 @@ class BatchRunner:
         if failed or outcome.retry_s is not None:
             self._not_before[batch.batch_id] = self._clock() + min(LONGEST_PAUSE_S, outcome.retry_s or 0.0)
             await self._stored(line, lambda: self._files.store.give_back(line, int(failed)))
+            self._lines["returned"] += 1
         else:
             await self._stored(line, lambda: self._finish_line(line, outcome))
 
@@ -415,6 +418,7 @@ class BatchRunner:
             )
         status = "done" if outcome.status == 200 else "failed"
         if await self._files.store.finish(line, status, output, usage, tokens):
+            self._lines["completed" if status == "done" else "failed"] += 1
             self._ended()
 
     def _ended(self) -> None:

@@ -13,6 +13,7 @@ from gateway.wiring.serving import ServingParts
 from observability.admission_metrics import gate_families
 from observability.collectors import (
     adapter_families,
+    batch_families,
     canary_families,
     engine_state_families,
     health_families,
@@ -84,6 +85,7 @@ def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> 
     yield ScrapeCollector(adapter_families, core.adapters.figures)
     yield ScrapeCollector(gate_families, admission.figures)
     yield ScrapeCollector(response_cache_families, core.generation.answers.figures)
+    yield ScrapeCollector(batch_families, serving.batches.runner.figures)
     yield ScrapeCollector(leg_families, core.generation.target_limits.figures)
     yield ScrapeCollector(retry_budget_families, core.generation.retries_left)
     yield ScrapeCollector(routing_families, lambda: (routing.head, routing.unusable is not None))
