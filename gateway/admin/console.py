@@ -14,6 +14,10 @@ KEPT: Final = 2_000
 """Requests that can be looked at."""
 FRESH_S: Final = 1.5
 """One aggregate serves every console that asks within this time."""
+PAUSE_S: Final = 2.0
+"""Pause of a live view between two aggregates."""
+MOST_STREAMS: Final = 64
+"""Live views that are open at one process at a time."""
 LISTED: Final = 12
 """Requests of the live view."""
 
@@ -64,6 +68,8 @@ class ConsoleAdmin:
         name: str,
         clock: Callable[[], float],
         unix_time: Callable[[], float],
+        pause_s: float = PAUSE_S,
+        most_streams: int = MOST_STREAMS,
     ) -> None:
         self._admission = admission
         self._figures = figures
@@ -73,6 +79,7 @@ class ConsoleAdmin:
         self._clock = clock
         self._unix_time = unix_time
         self._kept: deque[tuple[float, RequestRecord]] = deque(maxlen=KEPT)
+        self.pause_s, self.most_streams = pause_s, most_streams
         self.streams = 0  # open live views
         self._live: dict[str, Any] = {}
         self._live_at = float("-inf")

@@ -17,6 +17,7 @@ from gateway.errors import Forbidden, InvalidKey, MissingKey, RateLimited
 from gateway.http.authorize import caller_of, require_role
 from gateway.http.body import read_body
 from gateway.http.exchange import EVENT_STREAM, Exchange
+from gateway.http.respond import CALLER_ERRORS
 from gateway.keys.sessions import COOKIE, SESSION_S
 from gateway.ports import Services
 
@@ -32,9 +33,6 @@ HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-PAUSE_S: Final = 2.0
-MOST_STREAMS: Final = 64
-"""Consoles that are open at one process at a time."""
 ROLES: Final = (CallerRole.VIEWER, CallerRole.OPERATOR, CallerRole.ADMIN)
 _FOLDER: Final = files("gateway") / "bundled" / "console"
 
@@ -91,7 +89,8 @@ def _json(body: object) -> Response:
 
 def _answer(body: object, token: str, seconds: int, request: Request) -> Response:
     response = _json(body)
-    secure = request.url.scheme == "https"
+    # Behind a proxy that ends TLS; who lies about it gets a cookie that their browser does not send.
+    secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
     response.set_cookie(
         COOKIE, token, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict"
     )
@@ -103,19 +102,30 @@ async def _live(request: Request) -> Response:
     services, exchange = request.app.state.services, Exchange.of(request.scope)
     require_role(services, exchange, CallerRole.VIEWER, CallerRole.OPERATOR)
     console = services.console
-    if console.streams >= MOST_STREAMS:
-        raise RateLimited(f"{MOST_STREAMS} consoles are open at this gateway", retry_after_ms=5_000)
+    if console.streams >= console.most_streams:
+        raise RateLimited(f"{console.most_streams} consoles are open at this gateway", retry_after_ms=5_000)
 
     async def events() -> AsyncIterator[bytes]:
+        if console.streams >= console.most_streams:
+            return
         console.streams += 1
         try:
-            while True:
+            while _may_look(services, exchange):
                 yield b"data: " + orjson.dumps(console.live()) + b"\n\n"
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(console.pause_s)
         finally:
             console.streams -= 1
 
     return StreamingResponse(events(), media_type=EVENT_STREAM.decode())
+
+
+def _may_look(services: Services, exchange: Exchange) -> bool:
+    """Whether the key is still accepted, and the session has not ended."""
+    try:
+        require_role(services, exchange, CallerRole.VIEWER, CallerRole.OPERATOR)
+    except CALLER_ERRORS:
+        return False
+    return True
 
 
 class _Files(StaticFiles):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.routing import APIRoute
 
@@ -19,7 +20,7 @@ from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import InvalidKey
 from gateway.keys.sessions import COOKIE, SESSION_S, ConsoleSessions
 from gateway.ports import HttpLimits
-from gateway.testing import FakeKeys, fake_services
+from gateway.testing import FakeKeys, fake_services, serving
 from observability.events import RequestRecord
 from tests.http.conftest import Connect
 
@@ -146,6 +147,9 @@ async def test_a_key_is_exchanged_for_a_cookie_that_only_the_page_can_use(connec
             await client.get("/admin/keys", headers={**NO_KEY, "origin": "http://evil"})
         ).status_code == 403
         left = await client.delete("/console/session", headers=NO_KEY)
+        proxied = {**NO_KEY, **ORIGIN, "x-forwarded-proto": "https"}
+        behind = await client.post("/console/session", json={"key": "admin"}, headers=proxied)
+        assert "Secure" in behind.headers["set-cookie"] and "Secure" not in cookie
         assert f'{COOKIE}=""' in left.headers["set-cookie"] and "Max-Age=0" in left.headers["set-cookie"]
 
 
@@ -176,6 +180,24 @@ async def test_a_session_ends_with_its_time_with_its_key_and_when_it_is_forged(c
         house.now -= SESSION_S
         del house.keys.known["operate"]
         assert await status(token) == 401
+
+
+async def test_an_open_console_ends_with_its_key_and_only_so_many_are_open() -> None:
+    house = House()
+    house.console.pause_s, house.console.most_streams = 0.01, 1
+    with serving(house.services) as url:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            view = {"authorization": "Bearer view"}
+            async with client.stream("GET", "/console/live", headers=view) as live:
+                lines = live.aiter_lines()
+                assert (await anext(lines)).startswith("data: ")
+                full = await client.get("/console/live", headers=view)
+                assert (full.status_code, full.json()["error"]["code"]) == (429, "rate_limited")
+                del house.keys.known["view"]
+                async for _ in lines:
+                    pass
+            assert (await client.get("/console/live", headers=view)).status_code == 401
+            assert house.console.streams == 0
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{}", '{"key": 7}', '{"key": ""}'])
