@@ -104,6 +104,7 @@ class Services:
         text: the tokenizer of a model.
         counted_by: how a model's prompts are counted, in words.
         recordings: the files of ``/v1/audio``, which lie on the disk.
+        uploads: those of ``/v1/files``, until they are stored.
         open_metrics: ``/metrics`` asks for no key.
         reasoning_fields: the fields that carry a chat's reasoning.
         chaos: ``None`` unless deliberate faults are enabled.
@@ -125,6 +126,7 @@ class Services:
     limits: HttpLimits
     bodies: BodyMemory
     recordings: BodyMemory
+    uploads: BodyMemory
     clock: Callable[[], float]
     unix_time: Callable[[], float]
     new_id: Callable[[str], str]

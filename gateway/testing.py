@@ -40,7 +40,7 @@ from gateway.keys.rate_limits import KeyLimiter
 from gateway.keys.sessions import ConsoleSessions
 from gateway.ports import HttpLimits, Services
 from gateway.prompts.text_threads import TextThreads
-from gateway.requests.body_memory import BODIES, RECORDINGS, BodyMemory
+from gateway.requests.body_memory import BODIES, RECORDINGS, UPLOADS, BodyMemory
 from gateway.state.idempotency import StoredReply
 
 CALLER_KEY = "sk-caller"
@@ -299,6 +299,7 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
         limits=HttpLimits(),
         bodies=BodyMemory(BODIES * HttpLimits().max_body_bytes),
         recordings=BodyMemory(RECORDINGS * HttpLimits().max_audio_bytes),
+        uploads=BodyMemory(UPLOADS * (200 << 20)),
         clock=time.monotonic,
         unix_time=lambda: 1_800_000_000.0,
         new_id=lambda kind: f"{kind}_{next(numbers)}",

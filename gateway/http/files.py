@@ -1,5 +1,6 @@
 """OpenAI's files: uploads that go to the storage without being held in memory."""
 
+import asyncio
 from typing import Annotated, Final, Literal
 
 import orjson
@@ -13,12 +14,15 @@ from gateway.contracts.batches import DeletedFileBody, FileBody, FilesBody
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import BodyTooLarge
+from gateway.http.body import BodyTooSlow
 from gateway.http.exchange import Exchange
 from gateway.http.forms import read_form
 from gateway.http.routes import KEY, Asking, CallerRoute, Edge, EdgeRoute, errors
 from gateway.ports import Services
 
 MAX_FILENAME: Final = 255
+UPLOAD_S: Final = 3_600.0
+"""Longest time of an upload: 200 MiB at half a Mbit/s."""
 
 router = APIRouter(
     prefix="/v1/files",
@@ -48,11 +52,16 @@ async def upload(request: Request, services: Edge, caller: Asking) -> Response:
     """Store a file: a form with ``file``, ``purpose`` and, if wanted, ``expires_after``."""
     most = services.files.section.max_file_bytes
     services.files.store  # noqa: B018 - refused before it is read where files are off
-    form = await read_form(request, most)
-    try:
-        row = await _stored(services, caller.tenant, form)
-    finally:
-        await form.close()
+    with services.uploads.holding(caller.tenant) as arrived:
+        try:
+            async with asyncio.timeout(UPLOAD_S):
+                form = await read_form(request, most, arrived)
+        except TimeoutError:
+            raise BodyTooSlow(f"the file did not arrive within {UPLOAD_S:g} s") from None
+        try:
+            row = await _stored(services, caller.tenant, form)
+        finally:
+            await form.close()
     return _json(file_body(row))
 
 

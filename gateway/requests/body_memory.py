@@ -13,6 +13,8 @@ BODIES: Final = 64
 """The longest bodies that memory has room for, unless configured: 256 MiB."""
 RECORDINGS: Final = 16
 """The longest recordings that the disk has room for: 400 MiB."""
+UPLOADS: Final = 4
+"""The longest files that the disk has room for until they are stored: 800 MiB."""
 _RETRY_AFTER_MS: Final = 1_000
 
 

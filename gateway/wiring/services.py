@@ -28,7 +28,7 @@ from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
 from gateway.ports import HttpLimits, Services
-from gateway.requests.body_memory import RECORDINGS, BodyMemory
+from gateway.requests.body_memory import RECORDINGS, UPLOADS, BodyMemory
 from gateway.requests.edge_record import EdgeReporter
 from gateway.routing.revision import rules_naming
 from gateway.routing.target import may_use
@@ -75,6 +75,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         reasoning_fields=REASONING_FIELDS if server.reasoning_field == "both" else (server.reasoning_field,),
         bodies=base.bodies,
         recordings=BodyMemory(RECORDINGS * server.max_audio_bytes),
+        uploads=BodyMemory(UPLOADS * base.settings.batches.max_file_bytes),
         clock=base.clock,
         unix_time=base.unix_time,
         new_id=base.new_id,

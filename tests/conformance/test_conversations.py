@@ -116,7 +116,9 @@ async def test_an_answer_that_breaks_anywhere_is_resumed_without_a_repeated_or_m
 
     async with asyncio.TaskGroup() as group:
         places = [group.create_task(broken(after)) for after in range(1, MOST_PIECES)]
-    assert sum(place.result() for place in places) == len(modes) > 10
+    assert (
+        sum(place.result() for place in places) == len(modes) > 3
+    )  # a busy engine gives several tokens at once
     assert set(modes) == {"exact"}
     await specimen.at_rest()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gateway.batches.batches import Batches
 from gateway.batches.files import Files
 from gateway.batches.storage import LocalFiles
 from gateway.config.batches import BatchesSection
+from gateway.requests.body_memory import BodyMemory
 from gateway.testing import ADMIN_KEY, fake_services
 from tests.http.conftest import Connect
 
@@ -29,11 +31,13 @@ def serving(connect: Connect, tmp_path: Path) -> Any:
     """A gateway with files."""
 
     @asynccontextmanager
-    async def served(**changes: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async def served(uploads: BodyMemory | None = None, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
         section = BatchesSection(folder=str(tmp_path / "files"), **changes)
         store = BatchStore(f"sqlite+aiosqlite:///{tmp_path}/state.db", "a")
         files = Files(store, LocalFiles(tmp_path / "files"), section, lambda: 1_800_000_000.0)
         services = fake_services(files=files, batches=Batches(files, lambda: 1_800_000_000.0))
+        if uploads is not None:
+            services = replace(services, uploads=uploads)
         async with connect(services) as client:
             yield client
         await store.close()
@@ -128,6 +132,13 @@ async def test_files_are_bounded_and_take_a_share_of_their_tenant(serving: Any) 
         assert (await uploaded(client, b"x" * 2_000)).status_code == 200
         assert fault(await uploaded(client, b"x" * 2_000)) == (429, "quota_exceeded", None)
         assert (await uploaded(client, b"x" * 900)).status_code == 200
+
+
+async def test_uploads_in_progress_take_a_bounded_part_of_the_disk(serving: Any) -> None:
+    async with serving(uploads=BodyMemory(8_000)) as client:
+        assert (await uploaded(client, b"x" * 3_000)).status_code == 200
+        assert fault(await uploaded(client, b"x" * 4_000)) == (429, "rate_limited", None)
+        assert (await uploaded(client, b"x" * 3_000)).status_code == 200
 
 
 async def test_another_tenants_file_and_batch_are_unknown_ones(serving: Any) -> None:

@@ -54,7 +54,7 @@ def test_what_is_asked_wrongly_is_refused_with_what_is_allowed(live: LiveGateway
         ({"since": "yesterday"}, "ISO 8601"),
         ({"since": "2026-01-02", "until": "2026-01-01"}, "later"),
         ({"group": "tenant"}, "group is not a known field"),
-        ({"kind": "all"}, "'request', 'shadow' or 'front'"),
+        ({"kind": "all"}, "'request', 'shadow', 'front' or 'cache'"),
     ):
         refused = usage(live, **query)
         assert refused.status_code == 422 and word in refused.json()["error"]["message"], refused.text
