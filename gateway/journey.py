@@ -132,7 +132,7 @@ class Journey:
             timer.lap("budget")
 
             job = Job(
-                request, target, plan, lease, backend, planning, drawn=ranking.drawn, images=images.urls
+                request, target, plan, lease, backend, planning, drawn=ranking.drawn, images=images.data
             )
             demand = demand_of(job, backend, stream, prefix)
             row = opening_row(job, revision.number, trace_id, self.unix_time())

@@ -13,6 +13,7 @@ from budgeting.values import Message, Tool, ToolChoice
 from gateway.contracts.audio import EventSink, Recording
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
+from gateway.contracts.images import ImageData
 from gateway.contracts.values import Caller, FinishReason, ResponseFormat, Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
 from resilience.retry_budget import CallBudget
@@ -82,7 +83,7 @@ class Work:
     piece follows right after ``partial.text``, ``sampling.max_tokens`` bounds the rest, and stop strings,
     penalties and formats apply to the whole answer as far as the backend can.
 
-    ``images`` are ``data:`` URLs by the hash of their bytes, which the messages name; they take about
+    ``images`` are their bytes by the hash of these, which the messages name; they take about
     ``image_tokens`` besides ``token_ids``.
 
     The caller has taken one call from ``call_budget``; a backend takes another for each further server.
@@ -113,7 +114,7 @@ class Work:
     call_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    images: Mapping[str, str] = field(default_factory=dict, repr=False)
+    images: Mapping[str, ImageData] = field(default_factory=dict, repr=False)
     image_tokens: int = 0
     calls: Calls | None = field(default=None, compare=False, repr=False)
     call_budget: CallBudget = field(default_factory=CallBudget, compare=False, repr=False)

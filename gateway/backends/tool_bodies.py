@@ -1,7 +1,8 @@
 """Tools, choices and histories of calls as OpenAI's chats have them; their texts unchanged."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import orjson
 
@@ -9,18 +10,26 @@ from budgeting.template_input import CUSTOM_INPUT, CUSTOM_PARAMETERS
 from budgeting.values import AudioContent, ImageContent, Message, Tool, ToolCall, ToolChoice, ToolKind
 from gateway.backends.custom_input import wrapped
 from gateway.backends.port import Work
-from gateway.contracts.values import NO_NAMES
+from gateway.contracts.images import ImageData
+
+NO_IMAGES: Final[Mapping[str, ImageData]] = MappingProxyType({})
+# JSON has no such byte.
+_MARK: Final = "\0"
 
 
 def message_body(
-    message: Message, *, reasoning: str | None, custom: bool = True, images: Mapping[str, str] = NO_NAMES
+    message: Message,
+    *,
+    reasoning: str | None,
+    custom: bool = True,
+    images: Mapping[str, ImageData] = NO_IMAGES,
 ) -> dict[str, Any]:
     """A message with more than role and content.
 
     Args:
         reasoning: the worker's name of that field, if any.
         custom: whether custom tools are known; else their calls are of functions with one argument.
-        images: ``data:`` URLs by the hash of their bytes.
+        images: by the hash of their bytes. The URL of one has a mark, which :func:`parts_of_body` finds.
     """
     body: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.parts:
@@ -37,13 +46,20 @@ def message_body(
     return body
 
 
-def _part(part: str | ImageContent | AudioContent, images: Mapping[str, str]) -> dict[str, Any]:
+def _part(part: str | ImageContent | AudioContent, images: Mapping[str, ImageData]) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if isinstance(part, AudioContent):
         return {"type": "input_audio", "input_audio": {"data": part.data, "format": part.format}}
     detail = {} if part.detail is None else {"detail": part.detail}
-    return {"type": "image_url", "image_url": {"url": images[part.sha256], **detail}}
+    mark = f'"data:{images[part.sha256].media_type};base64,{_MARK}{part.sha256}{_MARK}"'
+    return {"type": "image_url", "image_url": {"url": orjson.Fragment(mark), **detail}}
+
+
+def parts_of_body(body: bytes, images: Mapping[str, ImageData]) -> Sequence[bytes | ImageData]:
+    """A body of marked messages: its texts, and the images between them, whose base64 is in their places."""
+    parts = body.split(_MARK.encode())
+    return [images[part.decode()] if number % 2 else part for number, part in enumerate(parts)]
 
 
 def tool_fields(work: Work, *, custom: bool = True) -> dict[str, Any]:

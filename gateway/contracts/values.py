@@ -154,6 +154,7 @@ class GenerateRequest(Struct, frozen=True):
         call_format: the checked shape of an answer that calls tools as text, for an engine bound to it.
         template_kwargs: variables that the caller sets for the chat template.
         fields: the body's own names for fields: ``max_tokens`` may have been ``max_completion_tokens``.
+        images: base64 of the body's long images, by the marks that their URLs have in its place.
         arrived_at, deadline: seconds on the injected clock.
         trace_parent, trace_state: the caller's W3C trace context, if it sent a valid one.
         trace_id: 32 hex digits, reported to the caller: its own trace, or one made at the edge.
@@ -198,6 +199,7 @@ class GenerateRequest(Struct, frozen=True):
     reasoning_effort: str | None = None
     template_kwargs: Mapping[str, Any] = EMPTY
     fields: Mapping[str, str] = NO_NAMES
+    images: Mapping[str, memoryview] = MappingProxyType({})
 
     def in_body_terms(self, error: PublicError) -> PublicError:
         """The error with the field's name as in the body."""

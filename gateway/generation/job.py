@@ -10,6 +10,7 @@ from budgeting.values import Plan
 from gateway.backends.lora_slots import PARAM
 from gateway.backends.port import Backend, Fleet, features_asked
 from gateway.contracts.features import Feature
+from gateway.contracts.images import ImageData
 from gateway.contracts.values import Contract, GenerateRequest
 from gateway.generation.answer_stream import AnswerStream
 from gateway.prompts.budgets import Planning
@@ -32,7 +33,7 @@ class Job:
     ``plan`` is for ``planned_for``, by default the primary's model; ``planning`` makes one for another model.
     Without ``planning`` the plan is never changed. ``call_budget`` bounds the calls to servers that the
     request causes. ``drawn`` is the backend that the route's weights gave the request, as in the ranking.
-    ``images`` are ``data:`` URLs by the hash of their bytes, which the plan's messages name.
+    ``images`` are their bytes by the hash of these, which the plan's messages name.
     """
 
     request: GenerateRequest
@@ -44,7 +45,7 @@ class Job:
     call_budget: CallBudget = field(default_factory=CallBudget)
     drawn: str | None = None
     planned_for: str | None = None
-    images: Mapping[str, str] = field(default_factory=dict, repr=False)
+    images: Mapping[str, ImageData] = field(default_factory=dict, repr=False)
 
     @property
     def plan_model(self) -> str:

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
 from gateway.contracts.agent_headers import agent_session, is_auxiliary
 from gateway.contracts.dialect import ContractDialect, Frames, ParsedRequest
+from gateway.contracts.images import parse_around_images
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Answer, Caller, GenerateRequest
 from gateway.errors import DeadlineExceeded, Internal, PublicError, RateLimited, public_error
@@ -125,7 +127,8 @@ class GenerationEndpoint:
             caller = caller_of(services, exchange)
             await services.limiter.enter(caller)
             body = await read_body(exchange, receive, services.limits.max_body_bytes)
-            asked = await self._asked(exchange, caller, body)
+            asked = await parse_around_images(body, partial(self._asked, exchange, caller))
+            asked = self._repeatable(exchange, asked, body)
             key = exchange.headers.get(b"idempotency-key")
             content = "" if key is None else fingerprint_of(scope["path"], body)
             del body  # it may be long, and what it says is in the request
@@ -153,6 +156,10 @@ class GenerationEndpoint:
 
     async def _asked(self, exchange: Exchange, caller: Caller, body: bytes) -> ParsedRequest:
         return self._dialect.parse(body, origin_of(self._services, exchange, caller))
+
+    def _repeatable(self, exchange: Exchange, asked: ParsedRequest, body: bytes) -> ParsedRequest:
+        """With what another gateway needs to run it again, where one may."""
+        return asked
 
     async def _keep(self, asked: ParsedRequest, frames: Frames, answer: Answer) -> None:
         """What is stored of a streamed answer before its end is sent."""

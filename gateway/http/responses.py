@@ -47,11 +47,14 @@ class ResponsesEndpoint(GenerationEndpoint):
         super().__init__(services, ResponsesDialect(), idempotency)
 
     async def _asked(self, exchange: Exchange, caller: Caller, body: bytes) -> ParsedRequest:
-        asked = await asked_of(self._services, exchange, caller, parse(ResponsesBody, body))
+        return await asked_of(self._services, exchange, caller, parse(ResponsesBody, body))
+
+    def _repeatable(self, exchange: Exchange, asked: ParsedRequest, body: bytes) -> ParsedRequest:
+        own = cast("ResponsesRequest", asked)
         # Who follows a stream has events that another run would not have; a front's tenant is not the key's.
-        if asked.background and not asked.request.stream and not caller.by_front:
-            asked = structs.replace(asked, again=_packed(asked, exchange, body))
-        return asked
+        if own.background and not own.request.stream and not own.request.caller.by_front:
+            own = structs.replace(own, again=_packed(own, exchange, body))
+        return own
 
     async def _stream(self, exchange: Exchange, asked: ParsedRequest) -> None:
         own = cast("ResponsesRequest", asked)

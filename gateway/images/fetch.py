@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from io import BytesIO
 from typing import Final
 
 from gateway.backends.workers.connection import Connection
@@ -144,15 +145,15 @@ class ImageFetcher:
         raise OSError
 
     async def _body(self, connection: Connection, hold: Hold) -> bytes:
-        pieces: list[bytes] = []
+        data = BytesIO()  # its value is no copy
         size = 0
         while piece := await connection.read():
             size += len(piece)
             if size > self._bounds.max_bytes:
                 raise BadAddress("is too large", f"{self._bounds.max_bytes} bytes or fewer")
             hold(len(piece))
-            pieces.append(piece)
-        return b"".join(pieces)
+            data.write(piece)
+        return data.getvalue()
 
 
 _NEVER_S: Final = 3_600.0  # the whole fetch has a limit of its own

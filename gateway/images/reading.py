@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -15,6 +15,7 @@ from budgeting.plan import Offload
 from budgeting.values import CanonicalPrompt, ImageContent, Message
 from gateway.config.images import ImagesSection
 from gateway.contracts.features import Feature
+from gateway.contracts.images import ImageData
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.values import GenerateRequest
 from gateway.images.address import BadAddress
@@ -26,9 +27,8 @@ INLINE_BYTES: Final = 65_536
 _MAX_PREFIX: Final = 256
 """Longest beginning of a ``data:`` URL, up to the comma."""
 _PIECE_CHARS: Final = 1 << 20
-_PIECE_BYTES: Final = 3 << 18
-"""How much base64 is read or written at once: other threads run between two pieces."""
-_NO_IMAGES: Final[Mapping[str, str]] = MappingProxyType({})
+"""How much base64 is decoded at once: other threads run between two pieces."""
+_NO_IMAGES: Final[Mapping[str, ImageData]] = MappingProxyType({})
 
 
 class ImageReader:
@@ -62,7 +62,7 @@ class ImageReader:
 
 
 class RequestImages:
-    """The images of one request; once they are read, ``urls`` are their ``data:`` URLs by their hashes."""
+    """The images of one request; once they are read, ``data`` has their bytes by their hashes."""
 
     def __init__(
         self, request: GenerateRequest, bounds: ImagesSection, fetcher: ImageFetcher | None, hold: Hold
@@ -71,7 +71,7 @@ class RequestImages:
         self._bounds = bounds
         self._fetcher = fetcher
         self._hold = hold
-        self.urls: Mapping[str, str] = _NO_IMAGES
+        self.data: Mapping[str, ImageData] = _NO_IMAGES
 
     async def read(self, prompt: CanonicalPrompt, offload: Offload) -> CanonicalPrompt:
         """The request's prompt with its images read.
@@ -89,54 +89,53 @@ class RequestImages:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         read = {image.param: task.result() for image, task in zip(images, tasks, strict=True)}
-        self.urls = {image.sha256: url for image, url in read.values()}
+        self.data = {image.sha256: data for image, data in read.values()}
         turns = [_with_images(turn, read) if turn.parts else turn for turn in prompt.turns]
         return replace(prompt, turns=tuple(turns))
 
-    async def _read(self, image: ImageContent, offload: Offload) -> tuple[ImageContent, str]:
+    async def _read(self, image: ImageContent, offload: Offload) -> tuple[ImageContent, ImageData]:
         try:
             if image.url.startswith("data:"):
-                size, work = len(image.url), partial(self._given, image)
+                data = self._in_body(image)
+                size, work = len(data), partial(self._given, image, data)
             elif self._fetcher is None:
                 raise BadAddress("is not a data: URL", "data:image/png;base64,…")
             else:
-                data = await self._fetcher.fetch(image.url, self._request.caller.tenant, self._hold)
-                self._hold(len(data) // 3)  # its base64 is kept, not the bytes
-                size, work = len(data), partial(self._fetched, image, data)
+                fetched = await self._fetcher.fetch(image.url, self._request.caller.tenant, self._hold)
+                size, work = len(fetched), partial(self._fetched, image, fetched)
             return work() if size <= INLINE_BYTES else await offload(work)
         except BadAddress as error:
             raise not_allowed(image.param, f"{error}", error.allowed) from None
 
-    def _given(self, image: ImageContent) -> tuple[ImageContent, str]:
-        """An image in the body; decoded piece by piece, so that it is not in memory a second time."""
+    def _in_body(self, image: ImageContent) -> memoryview:
+        """The base64 of an image in the body."""
         url, start = image.url, image.url.find(",", 0, _MAX_PREFIX) + 1
         if not url[:start].endswith(";base64,"):
             raise not_allowed(image.param, "is a data: URL without base64", "data:image/png;base64,…")
-        if (len(url) - start) // 4 * 3 > self._bounds.max_bytes + 2:
+        given = self._request.images.get(url[start:])
+        data = memoryview(url[start:].encode()) if given is None else given
+        if len(data) // 4 * 3 > self._bounds.max_bytes + 2:
             raise not_allowed(image.param, "is too large", f"{self._bounds.max_bytes} bytes or fewer")
-        digest, first = hashlib.sha256(), b""
+        return data
+
+    def _given(self, image: ImageContent, data: memoryview) -> tuple[ImageContent, ImageData]:
+        """An image in the body; decoded piece by piece, so that it is not in memory a second time."""
+        digest, first, size = hashlib.sha256(), b"", 0
         try:
-            if url.find("=", start, -2) > 0:  # only the last piece may have padding
-                raise ValueError
-            for at in range(start, len(url), _PIECE_CHARS):
-                piece = b64decode(url[at : at + _PIECE_CHARS], validate=True)
+            for at in range(0, len(data), _PIECE_CHARS):
+                if size % 3:  # only the last piece may have padding
+                    raise ValueError
+                piece = b64decode(data[at : at + _PIECE_CHARS], validate=True)
                 digest.update(piece)
-                first = first or piece
+                first, size = first or piece, size + len(piece)
         except ValueError:
             raise not_allowed(image.param, "is not valid base64", "base64 with its padding") from None
-        header = self._header(image, first, lambda: b64decode(url[start:]))
-        prefix = f"data:{header.media_type};base64,"
-        return _named(image, header, digest.hexdigest()), (
-            url if url.startswith(prefix) else prefix + url[start:]
-        )
+        header = self._header(image, first, lambda: b64decode(data))
+        return _named(image, header, digest.hexdigest()), ImageData(header.media_type, data, in_base64=True)
 
-    def _fetched(self, image: ImageContent, data: bytes) -> tuple[ImageContent, str]:
+    def _fetched(self, image: ImageContent, data: bytes) -> tuple[ImageContent, ImageData]:
         header = self._header(image, data, lambda: data)
-        pieces = [
-            b64encode(data[at : at + _PIECE_BYTES]).decode() for at in range(0, len(data), _PIECE_BYTES)
-        ]
-        url = "".join([f"data:{header.media_type};base64,", *pieces])
-        return _named(image, header, hashlib.sha256(data).hexdigest()), url
+        return _named(image, header, hashlib.sha256(data).hexdigest()), ImageData(header.media_type, data)
 
     def _header(self, image: ImageContent, first: bytes, whole: Callable[[], bytes]) -> ImageHeader:
         """What the bytes are, whatever they are said to be."""
@@ -162,7 +161,7 @@ def _hold_nothing(size: int) -> None:
     """For a request without images."""
 
 
-def _with_images(turn: Message, read: Mapping[str, tuple[ImageContent, str]]) -> Message:
+def _with_images(turn: Message, read: Mapping[str, tuple[ImageContent, ImageData]]) -> Message:
     return replace(
         turn,
         parts=tuple([read[part.param][0] if isinstance(part, ImageContent) else part for part in turn.parts]),

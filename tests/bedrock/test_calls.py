@@ -18,12 +18,13 @@ from budgeting.values import ImageContent, Message
 from gateway.backends.bedrock.answer import BlankStops
 from gateway.backends.bedrock.backend import BedrockBackend
 from gateway.contracts.events import Delta
+from gateway.contracts.images import ImageData
 from gateway.contracts.values import FinishReason, Usage
 from resilience.failures import FailureKind
 from tests.bedrock.conftest import MakeBackend
 from tests.bedrock.support import SYSTEM, USER, at_rest, failure_of, threads_of, until, work
 from tests.conformance.harness import hear
-from tests.images.samples import data_url, sample
+from tests.images.samples import sample
 
 
 async def test_an_answer_arrives_piece_by_piece_and_is_counted_as_bedrock_counts(
@@ -197,7 +198,7 @@ async def test_images_go_as_bytes_count_in_the_estimate_and_teach_it_nothing(
 ) -> None:
     image = ImageContent(sha256="a")
     message = Message(USER, "What is this?", parts=("What is this?", image))
-    asked = replace(work(message), images={"a": data_url(sample("png"))}, image_tokens=1_000)
+    asked = replace(work(message), images={"a": ImageData("image/png", sample("png"))}, image_tokens=1_000)
     backend = make(max_input_tokens=1_100)
     before = backend._counter.estimate(backend.model, asked.messages)
     await hear(backend, asked)

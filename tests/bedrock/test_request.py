@@ -15,10 +15,11 @@ from gateway.backends.bedrock.models import cacheable_from
 from gateway.backends.bedrock.request import EARLIER, ConverseWriter
 from gateway.backends.bedrock.tools import ConverseTools
 from gateway.config.backends import BedrockGuardrail
+from gateway.contracts.images import ImageData
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU
 from tests.bedrock.support import ASSISTANT, SYSTEM, USER, work
-from tests.images.samples import data_url, sample
+from tests.images.samples import sample
 
 CHECKER = RequestChecker()
 contents = st.one_of(
@@ -104,8 +105,8 @@ def test_images_are_blocks_of_bytes_between_their_texts() -> None:
     seen = {name: sample(name) for name in ("png", "jpeg", "gif", "webp")}
     parts = ["One ", "and", *[ImageContent(sha256=name) for name in seen], " ", "two"]
     message = Message(USER, "One and two", parts=tuple(parts))
-    urls = {name: data_url(data, f"image/{name}") for name, data in seen.items()}
-    asked = replace(work(Message(SYSTEM, "Evidence:\nsome"), message), images=urls)
+    given = {name: ImageData(f"image/{name}", data) for name, data in seen.items()}
+    asked = replace(work(Message(SYSTEM, "Evidence:\nsome"), message), images=given)
     request = ConverseWriter(HAIKU, lambda system: False).request(asked, ConverseTools(asked))
     assert CHECKER.faults("converse", request) == []
     [turn] = request["messages"]
@@ -115,7 +116,7 @@ def test_images_are_blocks_of_bytes_between_their_texts() -> None:
         *images,
         {"text": " two"},
     ]
-    alone = replace(work(Message(USER, "", parts=(ImageContent(sha256="png"),))), images=urls)
+    alone = replace(work(Message(USER, "", parts=(ImageContent(sha256="png"),))), images=given)
     request = ConverseWriter(HAIKU, lambda system: False).request(alone, ConverseTools(alone))
     assert request["messages"] == [{"role": "user", "content": images[:1]}]
 

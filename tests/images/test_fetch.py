@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import ssl
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import pytest
 
 from budgeting.values import CanonicalPrompt
 from gateway.config.images import ImagesSection
+from gateway.contracts.images import ImageData
 from gateway.errors import GatewayError, InvalidRequest, RateLimited
 from gateway.images.address import BadAddress
 from gateway.images.fetch import MAX_REDIRECTS, MAX_RUNNING, ImageFetcher, LookUp, NameLookup
@@ -332,13 +334,13 @@ async def test_leaving_closes_the_connection_and_gives_the_memory_back() -> None
     assert memory.held_bytes == 0
 
 
-async def read(of: ImageFetcher, *urls: str, memory: int = 1 << 20) -> Mapping[str, str]:
+async def read(of: ImageFetcher, *urls: str, memory: int = 1 << 20) -> Mapping[str, ImageData]:
     request, bodies = request_of(*urls), BodyMemory(memory)
     reader = ImageReader(ImagesSection(max_pixels=1_000_000), bodies.holding, of)
     try:
         with reader.of(request) as images:
             await images.read(CanonicalPrompt(turns=request.messages), asyncio.to_thread)
-            return images.urls
+            return images.data
     finally:
         assert bodies.held_bytes == 0
 
@@ -347,7 +349,8 @@ async def test_fetched_images_and_given_ones_are_alike_to_what_comes_after() -> 
     async with site() as public:
         public.pages |= {"/a.png": gives(PNG, "content-type: text/html"), "/b": gives(sample("jpeg"))}
         found = await read(fetcher(), public.url(), data_url(PNG), public.url("/b"))
-    assert list(found.values()) == [data_url(PNG), data_url(sample("jpeg"), "image/jpeg")]
+    seen = [(one.media_type, one.decoded(), b"".join(one.base64())) for one in found.values()]
+    assert seen == [(f"image/{name}", sample(name), b64encode(sample(name))) for name in ("png", "jpeg")]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from budgeting.values import CanonicalPrompt, ImageContent, Message, Role
 from gateway.config.images import ImagesSection
 from gateway.contracts.features import Feature
+from gateway.contracts.images import ImageData
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import InvalidRequest
 from gateway.images.fetch import Hold
@@ -49,32 +50,32 @@ def request_of(*urls: str) -> GenerateRequest:
     )
 
 
-async def read(*urls: str, **bounds: int) -> tuple[CanonicalPrompt, Mapping[str, str]]:
+async def read(*urls: str, **bounds: int) -> tuple[CanonicalPrompt, Mapping[str, ImageData]]:
     request = request_of(*urls)
     prompt = CanonicalPrompt(turns=request.messages)
     with ImageReader(ImagesSection(**bounds), no_memory).of(request) as images:
-        return await images.read(prompt, asyncio.to_thread), images.urls
+        return await images.read(prompt, asyncio.to_thread), dict(images.data)
 
 
 async def test_an_image_is_named_by_the_hash_of_its_bytes_and_its_size() -> None:
-    prompt, urls = await read(data_url(PNG), data_url(sample("jpeg"), "image/jpeg"), data_url(PNG))
+    prompt, found = await read(data_url(PNG), data_url(sample("jpeg"), "image/jpeg"), data_url(PNG))
     digests = [hashlib.sha256(data).hexdigest() for data in (PNG, sample("jpeg"), PNG)]
     [turn] = prompt.turns
     assert turn.parts == ("What?", *[ImageContent(width=5, height=3, sha256=one) for one in digests])
-    assert urls == {
-        digests[0]: data_url(PNG),
-        digests[1]: data_url(sample("jpeg"), "image/jpeg"),
+    assert {sha256: (one.media_type, one.decoded()) for sha256, one in found.items()} == {
+        digests[0]: ("image/png", PNG),
+        digests[1]: ("image/jpeg", sample("jpeg")),
     }
 
 
 async def test_the_type_is_what_the_bytes_are_and_not_what_they_are_said_to_be() -> None:
-    _, urls = await read(data_url(PNG, "text/html;charset=utf-8"))
-    assert list(urls.values()) == [data_url(PNG)]
+    _, found = await read(data_url(PNG, "text/html;charset=utf-8"))
+    assert [one.media_type for one in found.values()] == ["image/png"]
 
 
 async def test_a_request_without_images_is_not_touched() -> None:
-    prompt, urls = await read()
-    assert prompt.turns == request_of().messages and not urls
+    prompt, found = await read()
+    assert prompt.turns == request_of().messages and not found
 
 
 @pytest.mark.parametrize(

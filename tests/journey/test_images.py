@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.config.images import ImagesSection
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
+from gateway.contracts.images import ImageData
 from gateway.contracts.values import Contract, FinishReason, GenerateRequest
 from gateway.images.fetch import Hold, ImageFetcher
 from gateway.images.reading import ImageReader
@@ -25,8 +27,9 @@ from tests.journey.house import House, RecordingSink
 
 Build = Callable[..., House]
 Ask = Callable[..., GenerateRequest]
-URL = data_url(sample("png"))
-SHA256 = hashlib.sha256(sample("png")).hexdigest()
+PNG = sample("png")
+URL = data_url(PNG)
+SHA256 = hashlib.sha256(PNG).hexdigest()
 TOKENS = ImageCost().tokens(5, 3)
 CACHED = {"fallback": ["response_cache", "degraded"]}
 
@@ -45,7 +48,7 @@ async def test_a_backend_gets_the_image_once_and_its_tokens_are_charged(build_ho
     [_, work] = house.backends["local"].calls
     [message] = work.messages
     assert message.parts == ("What is this?", *[ImageContent(width=5, height=3, sha256=SHA256)] * 2)
-    assert work.images == {SHA256: URL}
+    assert work.images == {SHA256: ImageData("image/png", b64encode(PNG), in_base64=True)}
     assert (work.image_tokens, work.input_tokens) == (2 * TOKENS, len(work.token_ids) + 2 * TOKENS)
     assert plain.answer is not None and sink.answer is not None
     counted = [one.answer.budget.recent_turns for one in (plain, sink) if one.answer is not None]
@@ -124,7 +127,6 @@ async def test_what_was_fetched_counts_as_the_requests_memory_until_its_end(
 
     await house.journey.run(ask(stream=True, **shown("https://example.org/a.png")), sink := Sink())
     assert sink.answer is not None
-    assert house.backends["local"].calls[0].images == {SHA256: URL}
-    size = len(sample("png"))
-    assert held == [size + size // 3] * 2
+    assert house.backends["local"].calls[0].images == {SHA256: ImageData("image/png", PNG)}
+    assert held == [len(PNG)] * 2
     assert memory.held_bytes == 0

@@ -9,7 +9,9 @@ import pytest
 
 from budgeting.values import ImageContent, Message, Role
 from gateway.backends.port import Continue
+from gateway.backends.workers.client import Upload
 from gateway.backends.workers.dialect import CHAT_PATH, CompletionWriter, Dialect
+from gateway.contracts.images import ImageData
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Caller, CallerRole
@@ -92,14 +94,18 @@ def test_reasoning_in_the_history_goes_to_workers_that_take_it(dialect: Dialect,
     assert answer == {"role": "assistant", "content": "Yes", **({field: "hm"} if field else {})}
 
 
-def test_images_go_on_as_data_urls_in_their_places() -> None:
+async def test_images_go_on_as_data_urls_in_their_places() -> None:
     parts = ("Is this", ImageContent(detail="low", sha256="a"), "or this?", ImageContent(sha256="b"))
     sent = work(
         messages=(Message(Role.USER, "Is thisor this?", parts=parts),),
-        images={"a": "data:image/png;base64,YQ==", "b": "data:image/gif;base64,Yg=="},
+        images={"a": ImageData("image/png", b"a"), "b": ImageData("image/gif", b"Yg==", in_base64=True)},
     )
     for dialect in Dialect:
-        [message] = json.loads(CompletionWriter("base", dialect).body(sent))["messages"]
+        upload = CompletionWriter("base", dialect).request_body(sent)
+        assert isinstance(upload, Upload)
+        body = b"".join([bytes(piece) async for piece in upload.pieces()])
+        assert (len(body), upload.content_type) == (upload.length, b"application/json")
+        [message] = json.loads(body)["messages"]
         assert message["content"] == [
             {"type": "text", "text": "Is this"},
             {"type": "image_url", "image_url": {"url": "data:image/png;base64,YQ==", "detail": "low"}},
@@ -114,7 +120,7 @@ def test_images_go_on_as_data_urls_in_their_places() -> None:
         {"reasoning_effort": "low"},
         {"template_kwargs": {"enable_thinking": False}},
         {"tools": "some"},
-        {"images": {"a": "data:,"}},
+        {"images": {"a": ImageData("image/png", b"")}},
     ],
 )
 def test_what_the_workers_own_parsers_are_needed_for_goes_as_messages(changes: dict[str, Any]) -> None:

@@ -14,7 +14,6 @@ white space at the end of a prefill     omitted, as above
 """
 
 import itertools
-from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from gateway.backends.bedrock.models import names_stop
 from gateway.backends.bedrock.tools import ConverseTools, closed, refuse, result, tools_as_messages
 from gateway.backends.port import Work
 from gateway.config.backends import BedrockGuardrail
+from gateway.contracts.images import ImageData
 from gateway.contracts.values import FormatType, ResponseFormat
 
 EARLIER = "(Earlier messages are not shown.)"
@@ -129,7 +129,7 @@ def _append_partial(turns: list[dict[str, Any]], text: str) -> None:
 
 
 def _turns(
-    messages: Sequence[Message], tools: ConverseTools, images: Mapping[str, str]
+    messages: Sequence[Message], tools: ConverseTools, images: Mapping[str, ImageData]
 ) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     if messages and messages[0].role is Role.ASSISTANT:
@@ -164,7 +164,7 @@ def _turns(
 
 
 def _blocks(
-    parts: Sequence[str | ImageContent | AudioContent], images: Mapping[str, str]
+    parts: Sequence[str | ImageContent | AudioContent], images: Mapping[str, ImageData]
 ) -> list[dict[str, Any]]:
     """Texts and images in their order; texts in a row are one block."""
     blocks: list[dict[str, Any]] = []
@@ -173,15 +173,14 @@ def _blocks(
             text = "".join([part for part in group if isinstance(part, str)])
             blocks += [{"text": text}] if text.strip() else []
         else:
-            urls = [images[part.sha256] for part in group if isinstance(part, ImageContent)]
-            blocks += [_image_block(url) for url in urls]
+            shown = [images[part.sha256] for part in group if isinstance(part, ImageContent)]
+            blocks += [_image_block(image) for image in shown]
     return blocks
 
 
-def _image_block(url: str) -> dict[str, Any]:
-    head, _, data = url.partition(",")
-    form = head.removeprefix("data:image/").removesuffix(";base64")
-    return {"image": {"format": form, "source": {"bytes": b64decode(data)}}}
+def _image_block(image: ImageData) -> dict[str, Any]:
+    form = image.media_type.removeprefix("image/")
+    return {"image": {"format": form, "source": {"bytes": image.decoded()}}}
 
 
 def _results(calls: Mapping[str, tuple[str, Message | None]]) -> list[dict[str, Any]]:

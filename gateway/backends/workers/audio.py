@@ -82,7 +82,7 @@ def upload_of(model: str, recording: Recording) -> Upload:
     )
     head, tail = "".join(lines).encode(), f"\r\n--{boundary}--\r\n".encode()
 
-    async def pieces() -> AsyncGenerator[bytes]:
+    async def pieces() -> AsyncGenerator[bytes | memoryview]:
         yield head
         await asyncio.to_thread(recording.file.seek, 0)
         while piece := await asyncio.to_thread(recording.file.read, READ_BYTES):
@@ -90,7 +90,8 @@ def upload_of(model: str, recording: Recording) -> Upload:
         yield tail
 
     content_type = f"multipart/form-data; boundary={boundary}".encode()
-    return Upload(content_type, len(head) + recording.size + len(tail), pieces)
+    length = len(head) + recording.size + len(tail)
+    return Upload(content_type, length, pieces, answered_late=True)
 
 
 async def transcript_of(
@@ -104,7 +105,7 @@ async def transcript_of(
         pushed = True
         await out(event)
 
-    connection = await client.upload(f"/audio/{recording.task}", upload_of(model, recording), headers)
+    connection = await client.post(f"/audio/{recording.task}", upload_of(model, recording), headers)
     try:
         if connection.status != 200:
             raise failure_of(

@@ -30,7 +30,7 @@ from gateway.backends.port import (
 from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.audio import transcript_of
-from gateway.backends.workers.client import Whole, WorkerClient, whole_body
+from gateway.backends.workers.client import Upload, Whole, WorkerClient, whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.dialect import (
     MAX_ECHOED_LOGPROBS,
@@ -364,7 +364,7 @@ class WorkersBackend:
 
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         writer = self._writer
-        body = writer.body(work, self._clock())
+        body = writer.request_body(work, self._clock())
         request = _Request(writer.path(work), body, writer.headers(work), work, self._wish(work))
         tried: set[str] = set()
         failure: BackendFailure | None = None
@@ -562,7 +562,7 @@ class _Request:
     """The work as it is sent to a worker."""
 
     path: str
-    body: bytes
+    body: bytes | Upload
     headers: bytes
     work: Work
     wish: Wish

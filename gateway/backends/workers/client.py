@@ -30,11 +30,15 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A request's body that is not held in memory; ``pieces`` reads it from its start."""
+    """A request's body that is not in memory as one; ``pieces`` reads it from its start.
+
+    ``answered_late``: the answer comes as a whole, so its first byte may take all of the time.
+    """
 
     content_type: bytes
     length: int
-    pieces: Callable[[], AsyncGenerator[bytes]]
+    pieces: Callable[[], AsyncGenerator[bytes | memoryview]]
+    answered_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,26 +101,20 @@ class WorkerClient:
         """Connections open, idle ones included."""
         return len(self._open)
 
-    def post(self, path: str, body: bytes, headers: bytes = b"") -> Awaitable[Connection]:
+    def post(self, path: str, body: bytes | Upload, headers: bytes = b"") -> Awaitable[Connection]:
         """Send a request; its connection once the head of the answer has been received.
 
         ``headers`` are further header lines, each with its CRLF. A connection that was closed while idle is
         replaced by a new one, once. The caller releases the connection: before the answer's end that closes
         it, which makes the worker stop. Raises TransportError.
         """
-        timeouts, request = self._timeouts, self._request(b"POST", self.prefix + path, body, headers)
-        return self._exchange(request, timeouts.first_token_s, timeouts.idle_s, timeouts.total_s)
-
-    def upload(self, path: str, upload: Upload, headers: bytes = b"") -> Awaitable[Connection]:
-        """Send a request whose body is read while it is sent; the answer may take the whole time of one.
-
-        Otherwise as :meth:`post`.
-        """
-        timeouts, about = self._timeouts, b"content-type: %b\r\n" % upload.content_type
-        head = self._head(b"POST", self.prefix + path, headers + about, upload.length)
-        return self._exchange(
-            (head,), timeouts.total_s, timeouts.idle_s, timeouts.total_s, rest=upload.pieces
-        )
+        timeouts, path = self._timeouts, self.prefix + path
+        if isinstance(body, bytes):
+            request = self._request(b"POST", path, body, headers)
+            return self._exchange(request, timeouts.first_token_s, timeouts.idle_s, timeouts.total_s)
+        head = self._head(b"POST", path, headers + b"content-type: %b\r\n" % body.content_type, body.length)
+        first_s = timeouts.total_s if body.answered_late else timeouts.first_token_s
+        return self._exchange((head,), first_s, timeouts.idle_s, timeouts.total_s, rest=body.pieces)
 
     async def get(self, path: str, *, timeout_s: float, body: bytes = b"") -> Whole:
         """A small answer, by POST with a body; ``path`` is from the root. Raises TransportError."""
@@ -134,7 +132,7 @@ class WorkerClient:
         idle_s: float,
         total_s: float,
         *,
-        rest: Callable[[], AsyncGenerator[bytes]] | None = None,
+        rest: Callable[[], AsyncGenerator[bytes | memoryview]] | None = None,
     ) -> Connection:
         pooled = self._take()
         connection = pooled if pooled is not None else await self._connect()

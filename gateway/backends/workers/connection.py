@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
         for piece in request:
             self._transport.write(piece)
 
-    async def send_more(self, pieces: AsyncGenerator[bytes]) -> None:
+    async def send_more(self, pieces: AsyncGenerator[bytes | memoryview]) -> None:
         """Send the rest of a request, no faster than the worker takes it.
 
         A worker that answers before it has all is sent no more; :meth:`release` then closes the connection.
@@ -118,6 +118,7 @@ class Connection(asyncio.Protocol):
                 if self._head_done or self._transport is None:
                     return
                 self._transport.write(piece)
+                await asyncio.sleep(0)  # a fast worker's socket takes them all without a wait
         self._partly_sent = False
 
     async def head(self) -> int:

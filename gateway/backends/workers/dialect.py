@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -13,7 +13,8 @@ import orjson
 from adapters.values import Adapter
 from gateway.backends.partial_answer import TextSplice, resumed_seed
 from gateway.backends.port import Continue, PartialAnswer, Work
-from gateway.backends.tool_bodies import message_body, tool_fields
+from gateway.backends.tool_bodies import message_body, parts_of_body, tool_fields
+from gateway.backends.workers.client import Upload
 from gateway.backends.workers.header_template import HeaderTemplate
 from gateway.backends.workers.loras import loaded_name
 from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
@@ -191,8 +192,23 @@ class CompletionWriter:
         """Whether each chunk has the number of tokens so far: it may have several, or the prompt's."""
         return self.dialect is Dialect.VLLM and (not work.stream or work.sampling.echo)
 
+    def request_body(self, work: Work, now: float = 0.0) -> bytes | Upload:
+        """What is sent; an image's base64 is written into it while it is sent."""
+        body = self.body(work, now)
+        if not work.images:
+            return body
+        parts = parts_of_body(body, work.images)
+
+        async def pieces() -> AsyncGenerator[bytes | memoryview]:
+            for part in parts:
+                for piece in (part,) if isinstance(part, bytes) else part.base64():
+                    yield piece
+
+        length = sum([len(one) if isinstance(one, bytes) else one.base64_length for one in parts])
+        return Upload(b"application/json", length, pieces)
+
     def body(self, work: Work, now: float = 0.0) -> bytes:
-        """The request body. Always a stream, to time the first token and to cancel by closing."""
+        """The body, with marks for images. Always a stream, to time the first token and cancel by closing."""
         sampling = work.sampling
         chat = self.path(work) == CHAT_PATH
         plain = self.dialect is Dialect.OPENAI
