@@ -13,6 +13,8 @@ from admission.values import AdmissionLimits, BackendLoad, Demand
 # One place in this many is reserved for high priority while such requests arrive; else each of them would
 # wait for an answer to end, and several at once for several answers. With fewer places none is reserved.
 PLACES_A_RESERVE = 16
+# One place in this many more is reserved for all others while they arrive and low priority fills the engine.
+PLACES_A_LOW_RESERVE = 8
 # The least bound on prompt tokens handed on: below, an engine would run dry between two prompts.
 LEAST_PREFILL = 256
 # They are taken to arrive for this long after the last one.
@@ -35,8 +37,8 @@ class InFlightWork:
     """One backend's work in flight; ``scale`` is the share of its sequences and blocks that is used."""
 
     __slots__ = (
-        "_generation_seen_at", "_high_seen_at", "_limits", "_offered_at", "estimator", "foreign", "memory",
-        "prefill", "scale", "sequences", "signals", "tickets",
+        "_generation_seen_at", "_high_seen_at", "_limits", "_normal_seen_at", "_offered_at", "estimator",
+        "foreign", "memory", "prefill", "scale", "sequences", "signals", "tickets",
     )  # fmt: skip
 
     def __init__(self, limits: AdmissionLimits) -> None:
@@ -45,7 +47,9 @@ class InFlightWork:
         self.sequences = 0  # a request of n texts is n of them
         self.foreign = 0  # sequences there from other callers
         self.scale = 1.0
-        self._generation_seen_at = self._high_seen_at = self._offered_at = float("-inf")
+        self._generation_seen_at = self._high_seen_at = self._normal_seen_at = self._offered_at = float(
+            "-inf"
+        )
         self.signals = LoadSignals(limits)
         self.prefill = PrefillBacklog()
         self.estimator = Estimator(limits)
@@ -120,6 +124,8 @@ class InFlightWork:
     def arrived(self, demand: Demand, now: float) -> None:
         """A request has arrived."""
         self._offered_at = now
+        if demand.priority >= 0:
+            self._normal_seen_at = now
         if demand.priority > 0:
             self._high_seen_at = now
         if demand.generates:
@@ -127,10 +133,12 @@ class InFlightWork:
 
     def places(self, rank: int, now: float) -> int:
         """Sequences up to which a request of this class is handed on."""
-        most = self.capacity(now)
-        if rank > 0 or now - self._high_seen_at > RESERVE_FOR_S:
-            return most
-        return most - most // PLACES_A_RESERVE
+        most = reserved = self.capacity(now)
+        if rank <= 0 and now - self._high_seen_at <= RESERVE_FOR_S:
+            reserved -= most // PLACES_A_RESERVE
+        if rank < 0 and now - self._normal_seen_at <= RESERVE_FOR_S:
+            reserved -= most // PLACES_A_LOW_RESERVE
+        return reserved
 
     def prefill_ahead(self, now: float) -> int:
         """Prompt tokens that one of the backend's workers must compute before a new one's."""

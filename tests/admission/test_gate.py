@@ -516,3 +516,18 @@ def test_a_target_that_one_answer_alone_misses_is_replaced_by_twice_its_pace() -
 def test_every_rung_of_the_default_ladder_can_be_reached() -> None:
     limits = AdmissionLimits()
     assert limits.max_queue >= max(rung.depth for rung in limits.rungs)
+
+
+def test_low_priority_leaves_places_for_others_while_they_arrive() -> None:
+    door = Door(load=replace(IDLE, max_running=16))
+    door.enter()
+    lows = [door.enter(ask(priority=-1)) for _ in range(20)]
+    handed_on = [ticket for ticket in lows if ticket.state is TicketState.HANDED_ON]
+    assert len(handed_on) == 13, "two of the sixteen places stay free, beside the first one's"
+    assert door.enter().state is TicketState.HANDED_ON
+    assert door.enter().state is TicketState.HANDED_ON
+
+    door.now += 11  # nobody else has come for a while
+    door.gate.pump(door.now)
+    door.gate.release(handed_on[0], SlotOutcome.SUCCEEDED, door.now, output_tokens=5)
+    assert len(door.gate.pump(door.now)) == 1
