@@ -3,8 +3,20 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from budgeting.values import Message
+
+
+class ImageRounding(StrEnum):
+    """How a side that was resized becomes squares."""
+
+    NEAREST = "nearest"
+    """Rounded to squares before the bounds of pixels are looked at, as Qwen's processors do."""
+    UP = "up"
+    """A part of a square is a whole one."""
+    UP_FROM_WHOLE_PIXELS = "up_from_whole_pixels"
+    """The same, once parts of pixels were cut off, as Idefics3's and SmolVLM's processors do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +37,37 @@ class ImageCost:
     min_edge: int = 0
     max_edge: int = 1_000_000
     max_short_edge: int = 1_000_000
+    rounding: ImageRounding = ImageRounding.NEAREST
 
     def tokens(self, width: int, height: int) -> int:
-        """The tokens of an image of this size in pixels: an upper bound, parts of squares are whole ones."""
-        longer, shorter, pixels = max(width, height), min(width, height), width * height
-        most = min(self.max_edge / longer, self.max_short_edge / shorter, math.sqrt(self.max_pixels / pixels))
-        least = max(self.min_edge / longer, math.sqrt(self.min_pixels / pixels))
-        scale = min(most, max(1.0, least))
+        """The tokens of an image of this size in pixels."""
+        longer, shorter = max(width, height), min(width, height)
+        most = min(self.max_edge / longer, self.max_short_edge / shorter)
+        scale = min(most, max(1.0, self.min_edge / longer))
+        nearest = self.rounding is ImageRounding.NEAREST
+        columns, rows = (self._nearest if nearest else self._up)(width * scale, height * scale)
+        return self.base_tokens + max(1, rows) * (max(1, columns) * self.unit_tokens + self.row_tokens)
+
+    def _nearest(self, width: float, height: float) -> tuple[int, int]:
+        # The steps of the processors, in their order: an image at a boundary gets the same squares.
+        unit, columns, rows = self.unit, round(width / self.unit), round(height / self.unit)
+        if columns * rows * unit * unit > self.max_pixels:
+            shrunk = math.sqrt(width * height / self.max_pixels)
+            return math.floor(width / shrunk / unit), math.floor(height / shrunk / unit)
+        if columns * rows * unit * unit < self.min_pixels:
+            grown = math.sqrt(self.min_pixels / (width * height))
+            return math.ceil(width * grown / unit), math.ceil(height * grown / unit)
+        return columns, rows
+
+    def _up(self, width: float, height: float) -> tuple[int, int]:
+        pixels = width * height
+        scale = min(math.sqrt(self.max_pixels / pixels), max(1.0, math.sqrt(self.min_pixels / pixels)))
         # Rounded first: 1,120 pixels that became 1,120.0000000001 are 40 squares of 28.
-        columns, rows = (max(1, math.ceil(round(side * scale / self.unit, 6))) for side in (width, height))
-        return self.base_tokens + rows * (columns * self.unit_tokens + self.row_tokens)
+        sides = [round(side * scale, 6) for side in (width, height)]
+        if self.rounding is ImageRounding.UP_FROM_WHOLE_PIXELS:
+            sides = [math.floor(side) for side in sides]
+        columns, rows = (math.ceil(side / self.unit) for side in sides)
+        return columns, rows
 
     def of(self, messages: Iterable[Message]) -> int:
         """The tokens of all images that were read."""

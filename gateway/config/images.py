@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, IPvAnyNetwork
 
-from budgeting.images import ImageCost
+from budgeting.images import ImageCost, ImageRounding
 from gateway.config.section import Section
 
 HostName = Annotated[str, Field(pattern=r"^\.?[a-z0-9_]([a-z0-9_.-]{0,252})$|^[0-9a-f:]{2,39}$")]
@@ -36,6 +36,7 @@ class ModelImages(Section):
     min_edge: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_edge: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000_000
     max_short_edge: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000_000
+    rounding: ImageRounding = ImageRounding.NEAREST
 
     @property
     def cost(self) -> ImageCost:

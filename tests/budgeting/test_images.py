@@ -6,7 +6,7 @@ import pytest
 
 from budgeting.counting import ChatTokenizer
 from budgeting.errors import ContextTooLong
-from budgeting.images import ImageCost
+from budgeting.images import ImageCost, ImageRounding
 from budgeting.plan import BudgetPlanner
 from budgeting.values import (
     BudgetRequest,
@@ -18,10 +18,28 @@ from budgeting.values import (
 )
 
 QWEN2 = ImageCost()
-PIXTRAL = ImageCost(unit=16, base_tokens=0, row_tokens=1, min_pixels=1, max_edge=1024)
-GPT_4O = ImageCost(unit=512, unit_tokens=170, base_tokens=85, min_pixels=1, max_edge=2048, max_short_edge=768)
+QWEN3 = ImageCost(unit=32, min_pixels=65_536, max_pixels=16_777_216)
+PIXTRAL = ImageCost(
+    unit=16, base_tokens=0, row_tokens=1, min_pixels=1, max_edge=1024, rounding=ImageRounding.UP
+)
+GPT_4O = ImageCost(
+    unit=512,
+    unit_tokens=170,
+    base_tokens=85,
+    min_pixels=1,
+    max_edge=2048,
+    max_short_edge=768,
+    rounding=ImageRounding.UP,
+)
 SMOLVLM = ImageCost(
-    unit=512, unit_tokens=66, row_tokens=1, base_tokens=68, min_pixels=1, min_edge=2048, max_edge=2048
+    unit=512,
+    unit_tokens=66,
+    row_tokens=1,
+    base_tokens=68,
+    min_pixels=1,
+    min_edge=2048,
+    max_edge=2048,
+    rounding=ImageRounding.UP_FROM_WHOLE_PIXELS,
 )
 LLAVA = ImageCost(unit_tokens=0, base_tokens=576)
 
@@ -31,7 +49,7 @@ LLAVA = ImageCost(unit_tokens=0, base_tokens=576)
     [
         (QWEN2, (1120, 560), 40 * 20 + 2),
         (QWEN2, (28, 28), 2 * 2 + 2),
-        (QWEN2, (10_000, 10_000), 128 * 128 + 2),
+        (QWEN2, (10_000, 10_000), 127 * 127 + 2),
         (PIXTRAL, (1024, 1024), 64 * 65),
         (PIXTRAL, (4096, 2048), 32 * 65),
         (PIXTRAL, (17, 16), 3),
@@ -39,6 +57,18 @@ LLAVA = ImageCost(unit_tokens=0, base_tokens=576)
         (GPT_4O, (1024, 1024), 765),
         (GPT_4O, (2048, 4096), 1105),
         (SMOLVLM, (640, 480), 3 * (4 * 66 + 1) + 68),
+        # By the processors of transformers 5: narrow images, and those at a boundary of two sizes.
+        (QWEN2, (1000, 41), 36 * 1 + 2),
+        (QWEN2, (1000, 43), 36 * 2 + 2),
+        (QWEN2, (5, 900), 27 * 1 + 2),
+        (QWEN2, (9999, 4321), 194 * 84 + 2),
+        (QWEN2, (30, 42), 2 * 3 + 2),
+        (QWEN3, (300, 40), 22 * 3 + 2),
+        (QWEN3, (8000, 8000), 128 * 128 + 2),
+        (SMOLVLM, (1600, 801), 3 * (4 * 66 + 1) + 68),
+        (SMOLVLM, (9999, 5001), 2 * (4 * 66 + 1) + 68),
+        (SMOLVLM, (5001, 9999), 4 * (2 * 66 + 1) + 68),
+        (SMOLVLM, (2000, 10), 1 * (4 * 66 + 1) + 68),
         (LLAVA, (3000, 20), 576),
     ],
 )
