@@ -161,7 +161,6 @@ class BatchLines:
             trace_id=(services.new_id("")[1:] * 2)[:32],
             allow_fallback=False,
             max_messages=services.limits.max_messages,
-            session_id=batch.batch_id,
             auxiliary=True,
         )
 
