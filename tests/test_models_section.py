@@ -115,7 +115,7 @@ def test_a_backend_of_any_kind_lacks_what_its_model_cannot_do(tmp_path: Path, ki
     cannot = {*TOOL_FEATURES, Feature.REASONING_EFFORT, Feature.RESPONSE_FORMAT}
     assert features({"capabilities": []}) == everything - cannot
     if kind == "engine":
-        with pytest.raises(ConfigError, match="the engine in process takes no images"):
+        with pytest.raises(ConfigError, match="the embedded engine takes no images"):
             features({"images": {}})
     else:
         assert features({"images": {}}) == everything | {Feature.IMAGES}

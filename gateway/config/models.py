@@ -82,8 +82,8 @@ def model_faults(
         engines = [name for name, one in backends.items() if one.kind == "engine" and named[name] == model]
         if own and engines:
             yield f"models.{model}.{min(own)}: the engine in process has this model; set engine.{min(own)}"
-        if section.images is not None and engines:
-            yield f"models.{model}.images: the engine in process takes no images; allowed: for other models"
+        if section.images is not None and engines and engine.kind == "embedded":
+            yield f"models.{model}.images: the embedded engine takes no images; allowed: for other models"
         if not {model, None} & set(named.values()):
             served = ", ".join(sorted({one for one in named.values() if one}))
             yield f"models.{model}: no backend has this model; allowed: {served}"

@@ -7,6 +7,7 @@ from pathlib import Path
 import structlog
 
 from budgeting.counting import CACHE_BYTES, ChatTokenizer
+from budgeting.images import DEFAULT_COST
 from budgeting.values import SummaryKind
 from gateway.backends.port import Backend
 from gateway.generation.grammars import WORK, GrammarChecks
@@ -109,7 +110,14 @@ def make_model(base: Foundation) -> ModelParts:
     )
     tokenizer = tokenizers.of(engine.tokenizer_folder)
     canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
-    text = ModelText(tokenizer, engine.max_model_len, canonicalizer, block_size=engine.block_size)
+    served = settings.models.get(engine.model_id)
+    text = ModelText(
+        tokenizer,
+        engine.max_model_len,
+        canonicalizer,
+        block_size=engine.block_size,
+        images=DEFAULT_COST if served is None else served.image_cost,
+    )
     own = {
         model: ModelText(
             tokenizers.of(folders[model]),
@@ -119,7 +127,10 @@ def make_model(base: Foundation) -> ModelParts:
             images=section.image_cost,
         )
         for model, section in settings.models.items()
-        if section.tokenizer or section.max_model_len or section.block_size or section.images
+        if section.tokenizer
+        or section.max_model_len
+        or section.block_size
+        or (section.images and model != engine.model_id)
     }
     versions = PromptVersions.configured(settings.prompts.folder)
     published = StreamPublished(base.state.store, base.state.path)

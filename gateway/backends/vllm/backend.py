@@ -51,6 +51,7 @@ async def _discard(delta: Delta) -> None:
 
 
 FEATURES = KNOWN_FEATURES
+IMAGES = frozenset({Feature.IMAGES})
 TOOLS = frozenset({Feature.TOOLS, Feature.ALLOWED_TOOLS})
 CONTINUES = frozenset({Continue.TOKENS, Continue.EVENTS})
 
@@ -68,6 +69,7 @@ class VllmBackend:
         defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller sets none.
         slots: the adapters' slots; shared by all backends of one engine.
         takes_tools: whether there is a parser of tool calls.
+        takes_images: whether the model does; before it has loaded that is not known, and it may.
     """
 
     kind: ClassVar = "vllm"
@@ -83,11 +85,13 @@ class VllmBackend:
     slots: LoraSlots
     share_prefixes: bool
     takes_tools: Callable[[], bool]
+    takes_images: Callable[[], bool]
 
     @property
     def features(self) -> frozenset[Feature]:
         """All; adapters only where the engine has places for them, tools only where it has a parser."""
         features = FEATURES | TOOLS if self.takes_tools() else FEATURES
+        features |= IMAGES if self.takes_images() else frozenset()
         return features if self.slots.places else features - {Feature.LORA}
 
     @property
@@ -117,11 +121,11 @@ class VllmBackend:
         if not work.token_ids:
             raise BackendFailure(FailureKind.INVALID_INPUT, "the prompt has no tokens")
         longest = engine.shape.max_model_len - 1
-        if len(work.token_ids) + len(given) > longest:
+        if work.input_tokens + len(given) > longest:
             rest = f" and {len(given)} of its answer" if given else ""
             raise BackendFailure(
                 FailureKind.TOKEN_LIMIT_EXCEEDED,
-                f"the prompt has {len(work.token_ids)} tokens{rest}; allowed: at most {longest}",
+                f"the prompt has {work.input_tokens} tokens{rest}; allowed: at most {longest}",
             )
         async with AsyncExitStack() as held:
             lora = None

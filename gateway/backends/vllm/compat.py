@@ -6,6 +6,7 @@ imports vLLM, and only inside :func:`load`, since that takes seconds and gigabyt
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import importlib
 import importlib.metadata
@@ -23,8 +24,8 @@ import structlog
 
 from budgeting.values import ToolChoice
 from engine import errors
-from gateway.backends.port import Completion, DeltaSink
-from gateway.backends.tool_bodies import message_body, tool_fields
+from gateway.backends.port import Completion, DeltaSink, Work
+from gateway.backends.tool_bodies import message_body, parts_of_body, tool_bodies, tool_fields
 from gateway.backends.vllm.answer_parser import AnswerParser, counted
 from gateway.backends.vllm.arguments import check_extra, on_cpu
 from gateway.backends.vllm.child_logs import CONFIG_VARIABLE
@@ -324,10 +325,12 @@ class Parsers:
             allowed = frozenset(choice.allowed)
             tools = tuple(tool for tool in work.tools if tool.name in allowed)
             work = dataclasses.replace(work, tools=tools, tool_choice=ToolChoice(choice.mode))
-        body = {"messages": [message_body(one, reasoning="reasoning") for one in work.messages]}
+        messages = [message_body(one.without_parts, reasoning="reasoning") for one in work.messages]
         kwargs = {"chat_template_kwargs": template_variables(work.reasoning_effort, work.template_kwargs)}
         try:
-            request = self._request.model_validate_json(orjson.dumps(body | tool_fields(work)))
+            request = self._request.model_validate_json(
+                orjson.dumps({"messages": messages, **tool_fields(work)})
+            )
             request.structured_outputs = grammar
             parsers = [self._new(request, kwargs) for _ in range(ask.sampling.n)]
             if self.names.reasoning or request.tool_choice != "none":
@@ -414,6 +417,7 @@ class VllmEngine:
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.lora.request import LoRARequest
+        from vllm.renderers import ChatParams
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -423,6 +427,7 @@ class VllmEngine:
         self._structured = StructuredOutputsParams
         self._deltas = RequestOutputKind.DELTA
         self._prompt = tokens_input
+        self._chat_params = ChatParams
         self._lora = LoRARequest
         self._dead_error = EngineDeadError
         self._client_errors = (VLLMClientError, ValueError, TypeError)
@@ -438,6 +443,7 @@ class VllmEngine:
             total_blocks=int(config.cache_config.num_gpu_blocks or 0),
             max_num_seqs=int(config.scheduler_config.max_num_seqs),
             max_loras=max_loras,
+            takes_images=bool(config.model_config.is_multimodal_model),
             details=MappingProxyType(
                 {
                     "vllm": vllm.version,
@@ -473,7 +479,7 @@ class VllmEngine:
 
     async def run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
         """Generate; cancelling aborts the request, all of its sequences."""
-        self._pending[ask.request_id] = len(ask.token_ids)
+        self._pending[ask.request_id] = ask.prompt_tokens
         try:
             return await self._run(ask, out)
         finally:
@@ -484,10 +490,12 @@ class VllmEngine:
         tokens, cached, wait_s, first = 0, 0, 0.0, True
         stop: str | None = None
         parsed = self._parsers.parsed(ask, self._grammar(ask.response_format))
+        prompt = await self._input(ask)
+        prompt_tokens = len(prompt["prompt_token_ids"]) - ask.partial_tokens
         if parsed is not None and ask.partial_tokens:
             for event in parsed.parser.rest(ask.token_ids[-ask.partial_tokens :], ask.partial_text):
                 await out(event)
-        async with aclosing(self._stream(ask, parsed)) as outputs:
+        async with aclosing(self._stream(ask, prompt, parsed)) as outputs:
             while (output := await self._next(outputs, ask)) is not None:
                 if output.metrics is not None and output.metrics.is_corrupted:
                     raise BackendFailure(FailureKind.NAN_OUTPUT, "vLLM computed logits that are not numbers")
@@ -506,7 +514,7 @@ class VllmEngine:
                     if first:  # the first text computes the prompt; the others find it in the cache
                         first = False
                         self._pending.pop(ask.request_id, None)
-                        cached = min(output.num_cached_tokens or 0, len(ask.token_ids) - ask.partial_tokens)
+                        cached = min(output.num_cached_tokens or 0, prompt_tokens)
                         wait_s = _queue_wait_s(output.metrics)
                         figures = cached, wait_s
                     delta = Delta(one.text, len(ids), *figures, one.index, logprobs, ids)
@@ -519,16 +527,37 @@ class VllmEngine:
                         await out(event)
                     if ended:
                         reasons[one.index] = parsed.reason(one.index, reasons[one.index] or FinishReason.STOP)
-        usage = Usage(len(ask.token_ids) - ask.partial_tokens, tokens, cached)
+        usage = Usage(prompt_tokens, tokens, cached)
         reason, *others = [reason or FinishReason.CANCELLED for reason in reasons]
         return Completion(reason, usage, wait_s, tuple(others), stop_sequence=stop)
 
-    def _stream(self, ask: EngineRequest, parsed: ParsedAnswer | None) -> Any:
+    async def _input(self, ask: EngineRequest) -> Any:
+        """The prompt; one with images is rendered by vLLM, which decodes them and places their tokens."""
+        work = ask.chat
+        if work is None or not work.images:
+            return self._prompt(list(ask.token_ids), cache_salt=ask.cache_salt)
+        salt = {} if ask.cache_salt is None else {"cache_salt": ask.cache_salt}
+        try:
+            messages, tools = await asyncio.to_thread(_shown, work)
+            variables = template_variables(work.reasoning_effort, work.template_kwargs)
+            params = self._chat_params(
+                chat_template_kwargs={"add_generation_prompt": True, "tools": tools, **variables}
+            )
+            _, (prompt,) = await self._llm.renderer.render_chat_async([messages], params, prompt_extras=salt)
+        except Exception as error:
+            if isinstance(error.__cause__ or error, OSError | SyntaxError):  # of the library that decodes
+                raise BackendFailure(
+                    FailureKind.INVALID_INPUT, "an image of the request is broken", param="messages"
+                ) from error
+            raise self._failure(error, ask) from error
+        prompt["prompt_token_ids"] += ask.token_ids[len(ask.token_ids) - ask.partial_tokens :]
+        return prompt
+
+    def _stream(self, ask: EngineRequest, prompt: Any, parsed: ParsedAnswer | None) -> Any:
         try:
             lora = None
             if ask.lora is not None:
                 lora = self._lora(ask.lora.key, ask.lora.number, ask.lora.path)
-            prompt = self._prompt(list(ask.token_ids), cache_salt=ask.cache_salt)
             return self._llm.generate(
                 prompt,
                 self._params(ask, parsed),
@@ -657,6 +686,16 @@ class VllmEngine:
     def shutdown(self, timeout_s: float) -> None:
         """End the core, by force after ``timeout_s``. Blocks."""
         self._llm.shutdown(timeout=timeout_s)
+
+
+def _shown(work: Work) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Messages with their images, and tools, as vLLM's own server is given them."""
+    messages = [message_body(one, reasoning="reasoning", images=work.images) for one in work.messages]
+    pieces: list[bytes | memoryview] = []
+    for part in parts_of_body(orjson.dumps(messages), work.images):
+        pieces += [part] if isinstance(part, bytes) else part.base64()
+    tools = orjson.loads(orjson.dumps(tool_bodies(work.tools, custom=False))) if work.tools else None
+    return orjson.loads(b"".join(pieces)), tools
 
 
 def _reason(reason: str) -> FinishReason:

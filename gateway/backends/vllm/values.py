@@ -48,6 +48,11 @@ class EngineRequest:
     partial_text: str | None = ""
     chat: Work | None = None
 
+    @property
+    def prompt_tokens(self) -> int:
+        """The prompt's length as it was planned, with a partial answer and its images."""
+        return len(self.token_ids) + (self.chat.image_tokens if self.chat is not None else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineShape(EngineFacts):
@@ -55,6 +60,7 @@ class EngineShape(EngineFacts):
 
     max_num_seqs: int = 0
     max_loras: int = 0
+    takes_images: bool = False
 
 
 class LoadedEngine(Protocol):
