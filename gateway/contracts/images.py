@@ -4,7 +4,7 @@ import re
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from secrets import token_hex
-from typing import Final
+from typing import Final, Literal, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ LONG_BYTES: Final = 65_536
 """A longer image stays where it is in the body: parsing one of 20 MB takes 40 ms and a copy of it."""
 _PIECE_BYTES: Final = 3 << 16
 """How many bytes are written as base64 at a time, in 0.2 ms."""
+ImageDetail = Literal["auto", "low", "high"]
 _IMAGES: Final = frozenset({Feature.IMAGES})
 # Where an image may begin: the value of a field of one of the contracts. A string cannot hold this, for its
 # quotes are escaped.
@@ -90,6 +91,50 @@ def _marked(body: bytes) -> tuple[bytes, Mapping[str, memoryview]]:
             pieces += [view[done:start], mark.encode()]
             done = end
     return b"".join([*pieces, view[done:]]) if images else body, images
+
+
+class ImageUrlBody(Protocol):
+    """Where an image is, in a body."""
+
+    url: str
+    detail: ImageDetail | None
+
+
+class PartBody(Protocol):
+    """A part of a message's content, in a body."""
+
+    @property
+    def type(self) -> str:
+        """``text`` or ``image_url``."""
+
+    @property
+    def text(self) -> str | None:
+        """Of a text."""
+
+    @property
+    def image_url(self) -> ImageUrlBody | None:
+        """Of an image."""
+
+
+def read_content(
+    content: str | Sequence[PartBody] | None, at: str
+) -> tuple[str | None, Sequence[str | ImageContent]]:
+    """The text of a message's content, and its parts in order where it has parts.
+
+    Raises InvalidRequest: a part lacks what its type names.
+    """
+    if content is None or isinstance(content, str):
+        return content, ()
+    parts: list[str | ImageContent] = []
+    for number, part in enumerate(content):
+        where, image, text = f"{at}.content.{number}.{part.type}", part.image_url, part.text
+        if part.type == "text" and text is not None:
+            parts.append(text)
+        elif part.type == "image_url" and image is not None:
+            parts.append(ImageContent(image.url, image.detail, f"{where}.url"))
+        else:
+            raise InvalidRequest(f"{where} is missing; it is required", param=where)
+    return "".join([part for part in parts if isinstance(part, str)]), parts
 
 
 def with_parts(message: Message, parts: Sequence[str | ImageContent]) -> Message:

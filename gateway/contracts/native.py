@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 from typing_extensions import TypeAliasType
 
 from budgeting.values import EvidenceChunk, Message, Role
@@ -27,7 +27,7 @@ from gateway.contracts.fields import (
     stops,
 )
 from gateway.contracts.formats import FormatBody, from_format
-from gateway.contracts.images import image_features
+from gateway.contracts.images import ImageDetail, image_features, read_content, with_parts
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.tool_fields import CallFields, ToolFields
 from gateway.contracts.tools import holds_calls, message_of, tool_request
@@ -37,11 +37,35 @@ DEFAULT_ROUTE: Final = "self_hosted_generation"
 """The route of requests that name none (the public surface)."""
 
 
+class NativeImageUrl(Body):
+    """Where an image is: an address, or a ``data:`` URL that holds it."""
+
+    url: Text
+    detail: ImageDetail | None = None
+
+
+class NativePart(Body):
+    """A part of a message: a text, or an image of the user's."""
+
+    type: Literal["text", "image_url"]
+    text: Text | None = None
+    image_url: NativeImageUrl | None = None
+
+
+NativeParts = TypeAliasType("NativeParts", Annotated[list[NativePart], Field(fail_fast=True)])
+
+
 class NativeMessage(CallFields, Body):
-    """One message: who speaks, and plain text; null where an assistant only called tools."""
+    """One message: who speaks, and its text or parts; null where an assistant only called tools."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: Text | None = None
+    content: (
+        Annotated[
+            Annotated[Text, Tag("~text")] | Annotated[NativeParts, Tag("~parts")],
+            Field(union_mode="left_to_right"),
+        ]
+        | None
+    ) = None
 
 
 class NativeChunk(Body):
@@ -145,13 +169,15 @@ def request_of(
     )
 
 
+def _message(one: NativeMessage, at: str) -> Message:
+    text, parts = read_content(one.content, at)
+    return with_parts(message_of(one, Role(one.role), text, at), parts)
+
+
 def to_request(body: NativeRequest, origin: RequestOrigin) -> GenerateRequest:
     """Map a validated body to the inside. Raises InvalidRequest: a rule that types cannot say."""
     check_count(len(body.messages), origin.max_messages)
-    messages = tuple(
-        message_of(one, Role(one.role), one.content, f"messages.{index}")
-        for index, one in enumerate(body.messages)
-    )
+    messages = tuple([_message(one, f"messages.{index}") for index, one in enumerate(body.messages)])
     check_latest(messages)
     tools, needs = tool_request(body, in_history=holds_calls(messages))
     sampling = body.sampling or NativeSampling()

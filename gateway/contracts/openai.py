@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from budgeting.values import ImageContent, Message, Role
+from budgeting.values import Message, Role
 from gateway.contracts import openai_fields
 from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
@@ -23,7 +23,7 @@ from gateway.contracts.fields import (
     label_or_none,
     no_null,
 )
-from gateway.contracts.images import with_parts
+from gateway.contracts.images import ImageDetail, read_content, with_parts
 from gateway.contracts.native import SluiceFields, request_of
 from gateway.contracts.openai_body import MessagePart, OpenAIBody, check_known
 from gateway.contracts.openai_sampling import MAX_LOGPROBS, sampling_of, shape_of
@@ -45,7 +45,7 @@ class ImageUrl(MessagePart):
     """Where an image is: an address, or a ``data:`` URL that holds it."""
 
     url: Text
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: ImageDetail | None = None
 
 
 class ContentPart(MessagePart):
@@ -148,17 +148,9 @@ def to_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
 
 
 def _message(one: ChatMessage, index: int) -> Message:
-    content, at = one.content, f"messages.{index}"
-    parts = content if isinstance(content, list) else ()
-    text = "".join([part.text or "" for part in parts]) if isinstance(content, list) else content
-    message = message_of(one, _ROLES[one.role], text, at)
-    found = [
-        part.text or ""
-        if part.image_url is None
-        else ImageContent(part.image_url.url, part.image_url.detail, f"{at}.content.{number}.image_url.url")
-        for number, part in enumerate(parts)
-    ]
-    return with_parts(message, found)
+    at = f"messages.{index}"
+    text, parts = read_content(one.content, at)
+    return with_parts(message_of(one, _ROLES[one.role], text, at), parts)
 
 
 def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.images import LONG_BYTES, ImageData, parse_around_images
 from gateway.contracts.messages.stream import MessagesDialect
+from gateway.contracts.native_answer import NativeDialect
 from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.responses.stream import ResponsesDialect
@@ -66,10 +67,11 @@ def urls_of(asked: ParsedRequest) -> list[str]:
     ("parse", "body"),
     [
         (CHAT, chat(LONG)),
+        (NativeDialect().parse, {"messages": chat(LONG)["messages"]}),
         (MessagesDialect().parse, messages(LONG)),
         (ResponsesDialect().parse, responses(LONG)),
     ],
-    ids=["chat", "messages", "responses"],
+    ids=["chat", "native", "messages", "responses"],
 )
 @pytest.mark.parametrize("indent", [None, 2])
 async def test_every_contract_leaves_a_long_image_in_the_body(

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgeting.values import EvidenceChunk, Message, Role
+from budgeting.values import EvidenceChunk, ImageContent, Message, Role
+from gateway.contracts.features import Feature
 from gateway.contracts.native import NativeRequest, to_request
+from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import MAX_FIELDS, parse
 from gateway.contracts.values import (
@@ -50,6 +52,40 @@ def test_the_smallest_request_is_one_user_turn() -> None:
     assert request.sampling == Sampling()
     assert request.deadline is None
     assert request.trace_id == "a" * 32
+
+
+def part(url: object, **fields: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}, **fields}
+
+
+def test_a_content_in_parts_is_that_of_a_chat() -> None:
+    url = "https://example.org/a.png"
+    content = [{"type": "text", "text": "This"}, part(url), {"type": "text", "text": " or?"}]
+    request = read({"messages": [{"role": "user", "content": content}]})
+    image = ImageContent(url, None, "messages.0.content.1.image_url.url")
+    assert request.messages == (Message(Role.USER, "This or?", parts=("This", image, " or?")),)
+    assert request.needs == {Feature.IMAGES}
+    chat = {"model": "m", "messages": [{"role": "user", "content": content}]}
+    asked = OpenAIDialect(chat=True).parse(json.dumps(chat).encode(), ORIGIN).request
+    assert asked.messages == request.messages
+    texts = read({"messages": [{"role": "user", "content": content[:1]}]})
+    assert texts.messages == (Message(Role.USER, "This"),) and not texts.needs
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        ([{"type": "text"}], "messages.0.content.0.text"),
+        ([{"type": "image_url"}], "messages.0.content.0.image_url"),
+        ([part(None)], "messages.0.content.0.image_url.url"),
+        ([part("data:,x", size=3)], "messages.0.content.0.size"),
+        ([{"type": "input_audio"}], "messages.0.content.0.type"),
+    ],
+)
+def test_a_part_that_cannot_be_read_is_refused_by_its_place(content: object, param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read({"messages": [{"role": "user", "content": content}]})
+    assert refused.value.param == param
 
 
 def test_every_field_reaches_the_inside() -> None:
