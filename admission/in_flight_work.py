@@ -171,8 +171,11 @@ class InFlightWork:
             return Hold.MEMORY if self.memory.holds(ticket, limits, now, scale=self.scale) else None
         if self.signals.waiting > limits.engine_queue * self.signals.workers:
             return Hold.SLOTS
-        rates = self.estimator.rates
-        if self.prefill_ahead(now) >= self._prefill_bound(limits) and not rates.prefill_is_free:
+        ahead, bound = self.prefill_ahead(now), self._prefill_bound(limits)
+        if ahead and ticket.waiting.rank < 0 and now - self._normal_seen_at <= RESERVE_FOR_S:
+            # Others that come meanwhile find room behind it.
+            ahead += ticket.uncached
+        if ahead >= bound and not self.estimator.rates.prefill_is_free:
             return Hold.PREFILL
         return Hold.MEMORY if self.memory.holds(ticket, limits, now, scale=self.scale) else None
 

@@ -4,9 +4,9 @@
 
 Every answer is ready as bytes; only the ticket is filled in. Streams advance like those of an engine: one
 step gives each of them one token, in one write each, or as vLLM does every ``stream_interval`` tokens in one
-write when a request asks for that; steps are ``step_ms`` apart, or follow each other at once for 0.
-``POST /control {"step_ms": 10}`` sets that. Requests are parsed by hand: it reads what the
-gateways under test send (a length, no chunks, no pipelining), and refuses the rest.
+write when a request asks for that; steps are ``step_ms`` apart, or follow each other at once for 0, and the
+first token comes after ``prefill_ms``. ``POST /control {"step_ms": 10}`` sets that. Requests are parsed by
+hand: it reads what the gateways under test send (a length, no chunks, no pipelining), and refuses the rest.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Engine:
         self.models = models
         self._streams: dict[ServedConnection, None] = {}
         self._stepping = False
-        self.step_s = 0.0
+        self.step_s = self.prefill_s = 0.0
         self.running = 0
         self.trimmed = 0
         self._writes: dict[tuple[int, bool], tuple[bytes, ...]] = {}
@@ -251,7 +251,9 @@ class ServedConnection(asyncio.Protocol):
         if head.startswith(b"POST /v1/chat/completions "):
             self._generate(body)
         elif head.startswith(b"POST /control "):
-            self._engine.step_s = json.loads(body)["step_ms"] / 1000
+            control = json.loads(body)
+            self._engine.step_s = control["step_ms"] / 1000
+            self._engine.prefill_s = control.get("prefill_ms", 0) / 1000
             self._write(_reply(b"{}"))
         elif head.startswith(b"GET /control "):
             self._write(_reply(json.dumps({"trimmed": self._engine.trimmed}).encode()))
@@ -280,8 +282,16 @@ class ServedConnection(asyncio.Protocol):
         self._writes = self._engine.writes(body)
         self._place = 0
         self._engine.running += 1
-        self._write(ticket.join(_FIRST))
-        self._engine.add(self)
+        if self._engine.prefill_s:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._engine.prefill_s, self._begin, ticket.join(_FIRST))
+        else:
+            self._begin(ticket.join(_FIRST))
+
+    def _begin(self, first: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._write(first)
+            self._engine.add(self)
 
     def _end(self) -> None:
         self._place = -1

@@ -531,3 +531,12 @@ def test_low_priority_leaves_places_for_others_while_they_arrive() -> None:
     door.gate.pump(door.now)
     door.gate.release(handed_on[0], SlotOutcome.SUCCEEDED, door.now, output_tokens=5)
     assert len(door.gate.pump(door.now)) == 1
+
+
+def test_a_low_priority_prompt_waits_for_the_one_before_it_while_others_arrive() -> None:
+    door = Door(limits=plain(max_prefill_tokens=1_000), load=replace(IDLE, max_running=16))
+    door.enter(ask(input_tokens=600))
+    low = door.enter(ask(input_tokens=600, priority=-1))
+    assert door.gate.hold is Hold.PREFILL
+    assert door.enter(ask(input_tokens=600)).state is TicketState.HANDED_ON, "others need room for a part"
+    assert low.state is TicketState.WAITING
