@@ -5,14 +5,12 @@ transaction, which only the holder of the claim can do. So a line is answered an
 gateways end meanwhile.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import (
-    BigInteger,
     Column,
     Double,
     Index,
@@ -29,11 +27,9 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.errors import LedgerUnavailable
 from accounting.store import GenerationStore
-from accounting.tables import RowInsert, metadata
+from accounting.tables import RowInsert, columns_of, metadata
 from accounting.values import UsageRow
 
 POOL_CONNECTIONS: Final = 4
@@ -42,67 +38,6 @@ TIMEOUT_S: Final = 10.0
 UNAVAILABLE: Final = "files and batches cannot be reached now"
 ENDED: Final = ("completed", "failed", "expired", "cancelled")
 INSERTED_AT_ONCE: Final = 500
-
-files = Table(
-    "files",
-    metadata,
-    Column("file_id", Text, primary_key=True),
-    Column("tenant", Text, nullable=False),
-    Column("filename", Text, nullable=False),
-    Column("purpose", Text, nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("expires_at", Double),
-    Index("ix_files_tenant_created_at", "tenant", "created_at"),
-    Index("ix_files_expires_at", "expires_at"),
-)
-batches = Table(
-    "batches",
-    metadata,
-    Column("batch_id", Text, primary_key=True),
-    Column("tenant", Text, nullable=False),
-    Column("key_id", Text, nullable=False),
-    Column("own_salt", Text),
-    Column("endpoint", Text, nullable=False),
-    Column("input_file_id", Text, nullable=False),
-    Column("status", Text, nullable=False),
-    # What its finished form is: completed, expired or cancelled.
-    Column("ending", Text),
-    Column("created_at", Double, nullable=False),
-    Column("expires_at", Double, nullable=False),
-    Column("total", BigInteger, nullable=False),
-    Column("body", LargeBinary, nullable=False),
-    # The gateway that validates or finishes it, and until when.
-    Column("owner", Text),
-    Column("lease_until", Double),
-    Index("ix_batches_tenant_created_at", "tenant", "created_at"),
-    Index("ix_batches_status", "status"),
-)
-lines = Table(
-    "batch_lines",
-    metadata,
-    Column("batch_id", Text, nullable=False),
-    # In the order of execution: lines with a common prefix follow each other.
-    Column("place", BigInteger, nullable=False),
-    Column("number", BigInteger, nullable=False),
-    Column("custom_id", Text, nullable=False),
-    # In the input file, in bytes.
-    Column("start", BigInteger, nullable=False),
-    Column("size", BigInteger, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("owner", Text),
-    Column("lease_until", Double),
-    Column("takeovers", BigInteger, nullable=False),
-    Column("failures", BigInteger, nullable=False),
-    Column("output", LargeBinary),
-    Column("input_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger, nullable=False),
-    Column("output_tokens", BigInteger, nullable=False),
-    Column("reasoning_tokens", BigInteger, nullable=False),
-    PrimaryKeyConstraint("batch_id", "place"),
-    Index("ix_batch_lines_status", "batch_id", "status", "place"),
-    Index("ix_batch_lines_owner", "owner"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +59,7 @@ class BatchRow:
 
     Args:
         key_id, own_salt: whose rights its lines have, and whose prefixes they share.
-        ending: what it becomes when its lines have ended.
+        ending: what it becomes when its lines have ended: completed, expired or cancelled.
         body: what only clients read of it, as its owner packed it.
     """
 
@@ -145,6 +80,8 @@ class BatchRow:
 @dataclass(frozen=True, slots=True)
 class BatchLine:
     """One line of an input file: ``number`` counts from 1, ``start`` and ``size`` are bytes of the file.
+
+    ``place`` is its place in the order of execution, in which lines with a common prefix follow each other.
 
     ``takeovers`` counts the gateways that ended while they ran it, ``failures`` the failures of backends.
     """
@@ -167,6 +104,40 @@ class LineTokens:
     cached_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
+
+
+files = Table(
+    "files",
+    metadata,
+    *columns_of(FileRow),
+    PrimaryKeyConstraint("file_id"),
+    Index("ix_files_tenant_created_at", "tenant", "created_at"),
+    Index("ix_files_expires_at", "expires_at"),
+)
+batches = Table(
+    "batches",
+    metadata,
+    *columns_of(BatchRow),
+    # The gateway that validates or finishes it, and until when.
+    Column("owner", Text),
+    Column("lease_until", Double),
+    PrimaryKeyConstraint("batch_id"),
+    Index("ix_batches_tenant_created_at", "tenant", "created_at"),
+    Index("ix_batches_status", "status"),
+)
+lines = Table(
+    "batch_lines",
+    metadata,
+    *columns_of(BatchLine),
+    Column("status", Text, nullable=False),
+    Column("owner", Text),
+    Column("lease_until", Double),
+    Column("output", LargeBinary),
+    *columns_of(LineTokens),
+    PrimaryKeyConstraint("batch_id", "place"),
+    Index("ix_batch_lines_status", "batch_id", "status", "place"),
+    Index("ix_batch_lines_owner", "owner"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +164,7 @@ class BatchStore:
 
     def __init__(self, url: str, owner: str) -> None:
         self._store = GenerationStore(url, POOL_CONNECTIONS)
+        self._transaction = partial(self._store.transaction, UNAVAILABLE, TIMEOUT_S)
         self._owner = owner
         self._row_insert: RowInsert | None = None
 
@@ -472,14 +444,6 @@ class BatchStore:
     async def _all(self, query: Any, kind: type[Row]) -> list[Row]:
         async with self._transaction() as connection:
             return [_row(one, kind) for one in (await connection.execute(query)).mappings()]
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
-        try:
-            async with asyncio.timeout(TIMEOUT_S), self._store.transaction(UNAVAILABLE) as connection:
-                yield connection
-        except TimeoutError as error:
-            raise LedgerUnavailable(f"{UNAVAILABLE} (no answer within {TIMEOUT_S:g} s)") from error
 
 
 def _is_kept(expires_at: Any, now: float) -> Any:

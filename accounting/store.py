@@ -146,15 +146,24 @@ class GenerationStore:
             await connection.execute(counts_upsert(connection.dialect, counts))
 
     @contextlib.asynccontextmanager
-    async def transaction(self, failure: str) -> AsyncIterator[AsyncConnection]:
-        """A transaction on prepared tables. Raises LedgerUnavailable that begins with ``failure``."""
+    async def transaction(
+        self, failure: str, timeout_s: float | None = None
+    ) -> AsyncIterator[AsyncConnection]:
+        """A transaction on prepared tables, of at most ``timeout_s``.
+
+        Raises LedgerUnavailable that begins with ``failure``.
+        """
         if self._engine is None:
             self.connect()
+        limit = asyncio.timeout(timeout_s)
         try:
-            await self.prepare()
-            async with self._opened().begin() as connection:
-                yield connection
+            async with limit:
+                await self.prepare()
+                async with self._opened().begin() as connection:
+                    yield connection
         except (SQLAlchemyError, OSError) as error:
+            if limit.expired():
+                raise LedgerUnavailable(f"{failure} (no answer within {timeout_s:g} s)") from error
             await self._forget_connections()
             raise unavailable(failure, error) from error
 

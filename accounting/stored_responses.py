@@ -1,60 +1,31 @@
 """The table ``responses`` in the ledger's database: what clients of OpenAI's Responses asked to keep."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
     Column,
-    Double,
     Index,
-    LargeBinary,
     PrimaryKeyConstraint,
     RowMapping,
     Table,
-    Text,
     delete,
     func,
     insert,
     select,
     update,
 )
-from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.errors import LedgerUnavailable
 from accounting.store import GenerationStore
-from accounting.tables import metadata
+from accounting.tables import columns_of, metadata
 
 POOL_CONNECTIONS: Final = 4
 # Longest wait of an answer for the database: a sync of a busy disk takes a second.
 TIMEOUT_S: Final = 5.0
 UNAVAILABLE: Final = "stored responses cannot be reached now"
 UNFINISHED: Final = ("queued", "in_progress")
-
-responses = Table(
-    "responses",
-    metadata,
-    Column("tenant", Text, nullable=False),
-    Column("response_id", Text, nullable=False),
-    Column("previous_id", Text),
-    Column("status", Text, nullable=False),
-    Column("created_at", Double, nullable=False),
-    Column("expires_at", Double, nullable=False),
-    # Of an unfinished one: the gateway that runs it moves this on.
-    Column("alive_until", Double),
-    Column("size", BigInteger, nullable=False),
-    Column("input", LargeBinary, nullable=False),
-    Column("body", LargeBinary, nullable=False),
-    Column("events", LargeBinary),
-    Column("again", LargeBinary),
-    PrimaryKeyConstraint("tenant", "response_id"),
-    Index("ix_responses_alive_until", "alive_until"),
-    Index("ix_responses_expires_at", "expires_at"),
-    Index("ix_responses_tenant_created_at", "tenant", "created_at"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +37,7 @@ class StoredResponse:
         input: its own input items, as its caller compressed them.
         body: the response object, likewise.
         events: of a background response: its stream, likewise.
+        alive_until: of an unfinished one: the gateway that runs it moves this on.
         again: of an unfinished one: what another gateway runs it again by; ``None``: it must not.
     """
 
@@ -87,6 +59,16 @@ class StoredResponse:
         return len(self.input) + len(self.body) + len(self.events or b"") + len(self.again or b"")
 
 
+responses = Table(
+    "responses",
+    metadata,
+    *columns_of(StoredResponse),
+    Column("size", BigInteger, nullable=False),
+    PrimaryKeyConstraint("tenant", "response_id"),
+    Index("ix_responses_alive_until", "alive_until"),
+    Index("ix_responses_expires_at", "expires_at"),
+    Index("ix_responses_tenant_created_at", "tenant", "created_at"),
+)
 _FIELDS: Final = tuple(one.name for one in fields(StoredResponse))
 
 
@@ -98,6 +80,7 @@ class ResponseStore:
 
     def __init__(self, url: str, *, tenant_bytes: int) -> None:
         self._store = GenerationStore(url, POOL_CONNECTIONS)
+        self._transaction = partial(self._store.transaction, UNAVAILABLE, TIMEOUT_S)
         self._tenant_bytes = tenant_bytes
 
     async def put(self, response: StoredResponse) -> None:
@@ -207,14 +190,6 @@ class ResponseStore:
                 if oldest is not None:
                     surplus = surplus.where(responses.c.created_at < oldest)
                 await connection.execute(surplus)
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
-        try:
-            async with asyncio.timeout(TIMEOUT_S), self._store.transaction(UNAVAILABLE) as connection:
-                yield connection
-        except TimeoutError as error:
-            raise LedgerUnavailable(f"{UNAVAILABLE} (no answer within {TIMEOUT_S:g} s)") from error
 
     async def close(self) -> None:
         """Close the connections."""

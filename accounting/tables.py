@@ -12,6 +12,7 @@ from sqlalchemy import (
     Column,
     Double,
     Index,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     Table,
@@ -30,7 +31,7 @@ metadata = MetaData()
 
 def columns_of(row: type) -> list[Column[Any]]:
     """A column for each field of a row."""
-    kinds = {str: Text, int: BigInteger, float: Double}
+    kinds = {str: Text, int: BigInteger, float: Double, bytes: LargeBinary}
     found: list[Column[Any]] = []
     for name, hint in get_type_hints(row).items():
         options = [one for one in get_args(hint) if isinstance(one, type)] or [hint]

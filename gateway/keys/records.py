@@ -1,7 +1,7 @@
 """The records of the stream ``keys``: a key was created or revoked. No record contains a key."""
 
-from dataclasses import asdict
-from typing import Annotated, Literal
+from dataclasses import asdict, fields
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
@@ -9,12 +9,16 @@ from accounting.keys import Budget, CallerRole, KeyLimits, KeyRecord, ModelLimit
 from gateway.state.port import Record
 
 STREAM = "keys"
+# Fields of a record and of a key of which one has the value of the other.
+_SAME: Final = (
+    "tenant", "max_priority", "routes", "adapters", "expires_at", "org", "tools", "models", "aliases",
+)  # fmt: skip
+Limits = TypeVar("Limits", KeyLimits, Budget)
 
 
-class MadeModelLimits(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What a key may ask of one model."""
+class MadeLimits(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What a key may ask for, and spend."""
 
-    model: str
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     tokens_per_day: int | None = None
@@ -22,7 +26,13 @@ class MadeModelLimits(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=
     nanousd_per_month: int | None = None
 
 
-class Made(msgspec.Struct, tag="made", forbid_unknown_fields=True, omit_defaults=True):
+class MadeModelLimits(MadeLimits, kw_only=True):
+    """What a key may ask of one model."""
+
+    model: str
+
+
+class Made(MadeLimits, tag="made", kw_only=True):
     """A key was created. ``salt`` and ``digest`` are base64.
 
     An unknown field may be a restriction, so a record with one is not understood.
@@ -37,14 +47,9 @@ class Made(msgspec.Struct, tag="made", forbid_unknown_fields=True, omit_defaults
     max_priority: Annotated[int, msgspec.Meta(ge=-1, le=1)]
     routes: tuple[str, ...] | None = None
     adapters: tuple[str, ...] | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    tokens_per_day: int | None = None
     expires_at: float | None = None
     comment: str = ""
     org: str | None = None
-    nanousd_per_day: int | None = None
-    nanousd_per_month: int | None = None
     tools: bool = True
     models: tuple[str, ...] | None = None
     aliases: tuple[tuple[str, str], ...] = ()
@@ -60,35 +65,23 @@ class Revoked(msgspec.Struct, tag="revoked", omit_defaults=True):
 
 def made_data(key: StoredKey) -> bytes:
     """The record of a created key."""
-    record, limits = key.record, key.record.limits
-    return msgspec.json.encode(
-        Made(
-            record.key_id,
-            key.prefix,
-            key.salt,
-            key.digest,
-            record.tenant,
-            record.role.value,
-            record.max_priority,
-            record.routes,
-            record.adapters,
-            limits.requests_per_minute,
-            limits.tokens_per_minute,
-            limits.tokens_per_day,
-            record.expires_at,
-            key.comment,
-            record.org,
-            record.budget.nanousd_per_day,
-            record.budget.nanousd_per_month,
-            record.tools,
-            record.models,
-            record.aliases,
-            tuple(
-                MadeModelLimits(one.model, **asdict(one.limits), **asdict(one.budget))
-                for one in record.model_limits
-            ),
-        )
+    record = key.record
+    made = Made(
+        id=record.key_id,
+        prefix=key.prefix,
+        salt=key.salt,
+        digest=key.digest,
+        comment=key.comment,
+        role=record.role.value,
+        model_limits=tuple(
+            MadeModelLimits(model=one.model, **asdict(one.limits), **asdict(one.budget))
+            for one in record.model_limits
+        ),
+        **asdict(record.limits),
+        **asdict(record.budget),
+        **{name: getattr(record, name) for name in _SAME},
     )
+    return msgspec.json.encode(made)
 
 
 def revoked_data(key_id: str, comment: str) -> bytes:
@@ -101,34 +94,18 @@ def key_event(record: Record) -> StoredKey | Revoked:
     event = msgspec.json.decode(record.data, type=Made | Revoked)
     if isinstance(event, Revoked):
         return event
-    return StoredKey(
-        KeyRecord(
-            event.id,
-            event.tenant,
-            CallerRole(event.role),
-            event.max_priority,
-            event.routes,
-            event.adapters,
-            KeyLimits(event.requests_per_minute, event.tokens_per_minute, event.tokens_per_day),
-            event.expires_at,
-            event.org,
-            Budget(event.nanousd_per_day, event.nanousd_per_month),
-            event.tools,
-            event.models,
-            event.aliases,
-            tuple(
-                ModelLimits(
-                    one.model,
-                    KeyLimits(one.requests_per_minute, one.tokens_per_minute, one.tokens_per_day),
-                    Budget(one.nanousd_per_day, one.nanousd_per_month),
-                )
-                for one in event.model_limits
-            ),
+    key = KeyRecord(
+        key_id=event.id,
+        role=CallerRole(event.role),
+        limits=_of(KeyLimits, event),
+        budget=_of(Budget, event),
+        model_limits=tuple(
+            ModelLimits(one.model, _of(KeyLimits, one), _of(Budget, one)) for one in event.model_limits
         ),
-        event.prefix,
-        event.salt,
-        event.digest,
-        event.comment,
-        record.author,
-        record.at,
+        **{name: getattr(event, name) for name in _SAME},
     )
+    return StoredKey(key, event.prefix, event.salt, event.digest, event.comment, record.author, record.at)
+
+
+def _of(kind: type[Limits], event: MadeLimits) -> Limits:
+    return kind(**{one.name: getattr(event, one.name) for one in fields(kind)})

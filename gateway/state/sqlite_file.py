@@ -26,7 +26,7 @@ class SqliteFile:
     """Runs transactions; a file that was removed or replaced is opened again.
 
     Args:
-        path: the file; its folder must exist.
+        path: the file, whose folder must exist; ``:memory:`` is a database of its own in memory.
         tables: statements that create the tables unless they exist.
         synchronous: SQLite's pragma. With ``OFF`` a damaged file is deleted: its content is worthless then.
         busy_timeout_s: longest wait for another process's write.

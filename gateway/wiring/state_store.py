@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.config.errors import ConfigError
-from gateway.state.idempotency import IdempotencyStore, MemoryIdempotencyStore
+from gateway.state.idempotency import IdempotencyStore
 from gateway.state.idempotency_sqlite import SqliteIdempotencyStore, replies_file
 from gateway.state.limits import LimitStore
 from gateway.state.limits_sqlite import SqliteLimitStore, limits_file
@@ -45,7 +45,7 @@ def make_idempotency_store(
     """The store of idempotent replies. Raises ConfigError when what it needs is not installed."""
     match url.kind:
         case StoreKind.MEMORY:
-            return MemoryIdempotencyStore(unix_time=unix_time)
+            return SqliteIdempotencyStore(Path(":memory:"), unix_time=unix_time)
         case StoreKind.SQLITE:
             return SqliteIdempotencyStore(replies_file(_path(url)), unix_time=unix_time)
         case StoreKind.REDIS:
