@@ -50,26 +50,36 @@ class ToolCallReader:
     Args:
         generation_id: unique, for the ids of calls that have none.
         wrapped: names of custom tools that the model calls as functions with one argument.
+        names: of all tools; a call that is cut inside its name is none.
 
     Attributes:
         began: whether there is a call.
     """
 
-    def __init__(self, generation_id: str, wrapped: Collection[str] = ()) -> None:
+    def __init__(
+        self, generation_id: str, wrapped: Collection[str] = (), names: Collection[str] = ()
+    ) -> None:
         self._generation_id = generation_id
         self._wrapped = wrapped
+        self._names = names
         self._calls: dict[int, list[_Call]] = {}
         self._ids: set[str] = set()
         self.began = False
 
-    def take(self, choice: int, delta: ToolCallDelta) -> list[Delta]:
-        """The events of one entry. Raises IllegalEvent if it belongs to no call, or to one that has ended."""
+    def take(self, choice: int, delta: ToolCallDelta, *, cut: bool = False) -> list[Delta]:
+        """The events of one entry; ``cut``: it comes with the end of a choice that was cut short.
+
+        Raises IllegalEvent if it belongs to no call, or to one that has ended.
+        """
         calls = self._calls.setdefault(choice, [])
         called = delta.function or delta.custom or ToolText()
         kind = ToolKind.FUNCTION if delta.custom is None else ToolKind.CUSTOM
         number = self._number(calls, delta, called)
         events: list[Delta] = []
         if number == len(calls):
+            bare = not (called.arguments or called.input)
+            if bare and (not called.name or (cut and called.name not in self._names)):
+                return []
             if not called.name:
                 raise IllegalEvent(f"tool call {number} of the stream has no name")
             self.began = True

@@ -178,6 +178,36 @@ CALLS = {
     ),
     "xlam": f"[{JSON_CALL}]",
 }
+# What is around several calls, and between them; elsewhere a whole call follows the other.
+AROUND = {
+    "apertus": ("<|tools_prefix|>[", "]<|tools_suffix|>", ", "),
+    **dict.fromkeys(("deepseek_v3", "deepseek_v31"), ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "")),
+    "deepseek_v32": ("<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>", "\n"),
+    "deepseek_v4": ("<｜DSML｜tool_calls>\n", "\n</｜DSML｜tool_calls>", "\n"),
+    "deepseek_v41": ("<｜DSML｜ calls>\n", "\n</｜DSML｜ calls>", "\n"),
+    "dots": ("<dots_function_call>\n", "\n</dots_function_call>", "\n"),
+    "granite": ("<|tool_call|>[", "]", ", "),
+    "hunyuan_a13b": ("<tool_calls>[", "]</tool_calls>", ", "),
+    **dict.fromkeys(("hy_v3", "hy_v4"), ("<tool_calls>", "</tool_calls>", "")),
+    "k2_horizon": ("<ifm|tool_calls>\n", "\n</ifm|tool_calls>", "\n"),
+    "kimi_k2": ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", ""),
+    "kimi_k3": ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", ""),
+    "lfm2": ("<|tool_call_start|>[", "]<|tool_call_end|>", ", "),
+    **dict.fromkeys(("llama3_json", "llama4_json"), ("<|python_tag|>", "", "; ")),
+    **dict.fromkeys(("llama4_pythonic", "pythonic", "xlam"), ("[", "]", ", ")),
+    "minimax_m2": ("<minimax:tool_call>\n", "\n</minimax:tool_call>", "\n"),
+    "minimax_m3": (f"{MINIMAX}<tool_call>\n", f"\n{MINIMAX}</tool_call>", "\n"),
+    "olmo3": ("<function_calls>", "</function_calls>", "\n"),
+    "plamo3": (plamo("begin_tool_requests"), plamo("end_tool_requests"), ""),
+    "step3": ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", ""),
+}
+# Their formats have one call alone.
+ONE_CALL = {"gigachat3", "internlm"}
+# What the second of two calls has instead, in each of the formats.
+ANOTHER = (
+    *(("Oslo", "Bergen"), ("weather:0", "weather:1"), ('index="1"', 'index="2"')),
+    *(("=3", "=4"), (": 3", ": 4"), (":3", ":4"), (">3<", ">4<"), (">3]", ">4]"), ("\n3\n", "\n4\n")),
+)
 # Read by the bytes or the tokens of a model's own vocabulary, which is not there.
 UNREAD_TOOLS = {"cohere_command3", "cohere_command4", "openai"}
 UNREAD_REASONING = {"cohere_command3", "cohere_command4", "hunyuan_a13b", "openai_gptoss"}
@@ -301,18 +331,25 @@ def request(
     return EngineRequest("gen_1", (5,), sampling, ResponseFormat(), chat=work)
 
 
-def read(names: ParserNames, ids: Sequence[int], sizes: Iterator[int], ask: EngineRequest) -> AnswerFold:
+def read(
+    names: ParserNames,
+    ids: Sequence[int],
+    sizes: Iterator[int],
+    ask: EngineRequest,
+    reason: FinishReason = FinishReason.STOP,
+) -> AnswerFold:
     parsed = parsers_of(names).parsed(ask, None)
     assert parsed is not None
     fold, at = AnswerFold(), 0
     while at < len(ids):
         chunk = ids[at : at + next(sizes)]
         at += len(chunk)
-        text = b"".join(map(token_bytes, chunk)).decode()
+        text = b"".join(map(token_bytes, chunk)).decode(errors="ignore")
         ended = at == len(ids)
-        for event in parsed.parser.take(0, text, chunk, finished=ended, whole=ended):
+        whole = ended and reason is FinishReason.STOP
+        for event in parsed.parser.take(0, text, chunk, finished=ended, whole=whole):
             fold.take(event)
-    fold.end([parsed.reason(0, FinishReason.STOP)])
+    fold.end([parsed.reason(0, reason)])
     return fold
 
 
@@ -331,6 +368,55 @@ def test_a_call_is_the_same_however_the_answer_is_cut(name: str) -> None:
     for sizes in cuts(len(ids)):
         [call] = read(ParserNames(name), ids, sizes, request()).tool_calls()
         assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Oslo", "days": 3})
+
+
+def two_calls(name: str) -> str:
+    first, last, between = AROUND.get(name, ("", "", ""))
+    one = two = CALLS[name].removeprefix(first).removesuffix(last)
+    for given, other in ANOTHER:
+        two = two.replace(given, other)
+    return f"{first}{one}{between}{two}{last}"
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLS) - ONE_CALL))
+def test_parallel_calls_are_the_same_however_the_answer_is_cut(name: str) -> None:
+    ids = tokenizer().encode(two_calls(name), add_special_tokens=False)
+    for size in (1, 3, len(ids)):
+        calls = read(ParserNames(name), ids, iter([size] * len(ids)), request()).tool_calls()
+        assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+            ("weather", {"city": "Oslo", "days": 3}),
+            ("weather", {"city": "Bergen", "days": 4}),
+        ]
+        assert len({call.id for call in calls}) == 2
+
+
+REQUIRED = '[{"name": "weather", "parameters": {"city": "Oslo", "days": 3}}]'
+NAMED = '{"city": "Oslo", "days": 3}'
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "text"),
+    [
+        *[(name, None, CALLS[name]) for name in sorted(CALLS)],
+        *[
+            (name, choice, text)
+            for name in ("hermes", "llama3_json", "mistral", "qwen3_json", "xlam")
+            for choice, text in (
+                (ToolChoice(ToolChoiceMode.REQUIRED), REQUIRED),
+                (ToolChoice(ToolChoiceMode.NAMED, "weather"), NAMED),
+            )
+        ],
+    ],
+    ids=lambda value: value.mode.value if isinstance(value, ToolChoice) else value and value[:14],
+)
+def test_a_call_that_is_cut_by_the_length_ends_its_answer_without_half_a_name(
+    name: str, choice: ToolChoice | None, text: str
+) -> None:
+    ids, asked = tokenizer().encode(text, add_special_tokens=False), request(choice)
+    for cut in sorted({1, 2, 3, len(ids) // 2, len(ids) - 1}):
+        for size in (2, cut):
+            fold = read(ParserNames(name), ids[:cut], iter([size] * cut), asked, FinishReason.LENGTH)
+            assert [call.name for call in fold.tool_calls()] in ([], ["weather"]), cut
 
 
 @pytest.mark.parametrize("name", sorted(THOUGHTS))

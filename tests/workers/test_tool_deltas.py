@@ -125,6 +125,15 @@ def test_what_has_one_meaning_is_mended(deltas: list[dict[str, Any]], expected: 
     assert found.tool_calls() == expected
 
 
+@pytest.mark.parametrize("name", ["", "sto"])
+def test_a_call_that_the_length_cuts_inside_its_name_is_none(name: str) -> None:
+    chunk = {"choices": [{"index": 0, "delta": calls(begin(name)), "finish_reason": "length"}]}
+    stream = b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n"
+    deltas, completion = read(stream)
+    assert completion.finish_reason is FinishReason.LENGTH
+    assert folded(deltas, completion).tool_calls() == ()
+
+
 @pytest.mark.parametrize(
     ("deltas", "said"),
     [

@@ -59,7 +59,8 @@ class AnswerParser:
         self._token_bytes = token_bytes
         self._singly = singly
         self._allowed = allowed
-        self._calls = ToolCallReader(generation_id)
+        names = [tool.function.name for tool in request.tools or ()]
+        self._calls = ToolCallReader(generation_id, names=names)
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in parsers]
         self._held: list[list[Delta]] = [[] for _ in parsers]
 
@@ -92,7 +93,7 @@ class AnswerParser:
                     finished=finished and number == len(pieces),
                 )
                 if message is not None:
-                    events += self._events(index, message)
+                    events += self._events(index, message, cut=finished and not whole)
         except IllegalEvent as error:
             raise BackendFailure(FailureKind.DEGENERATE_OUTPUT, str(error)) from error
         except Exception as error:
@@ -137,7 +138,7 @@ class AnswerParser:
         self._decoders[index].reset()
         return [*pieces, (text[start:], [ids[-1]])]
 
-    def _events(self, index: int, message: Any) -> list[Delta]:
+    def _events(self, index: int, message: Any, *, cut: bool) -> list[Delta]:
         """The events of one message of the parser: what belongs to the open call comes first."""
         calls = [_entry(call) for call in message.tool_calls or ()]
         events: list[Delta] = []
@@ -153,7 +154,7 @@ class AnswerParser:
         else:
             events += texts
         for call in calls:
-            for event in self._calls.take(index, call):
+            for event in self._calls.take(index, call, cut=cut):
                 if isinstance(event, ToolBegin):
                     if self._allowed and event.text not in self._allowed:
                         raise IllegalEvent("the model called a tool that is not allowed")

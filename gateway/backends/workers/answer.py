@@ -130,7 +130,8 @@ class CompletionReader:
                     if one.format is not None
                 ]
             )
-        self._tools = ToolCallReader(work.generation_id, [one.name for one in wrapped] if wrapped else ())
+        names = [one.name for one in work.tools] if work.tools else ()
+        self._tools = ToolCallReader(work.generation_id, [one.name for one in wrapped], names)
         self._reasons: dict[int, str] = {}
         self._usage: _Usage | None = None
         self._sluice: _Sluice | None = None
@@ -223,7 +224,7 @@ class CompletionReader:
                 found += [*self._tools.end(index), Delta(message.content, 0, index=index)]
             try:
                 for call in message.tool_calls or ():
-                    found += self._tools.take(index, call)
+                    found += self._tools.take(index, call, cut=choice.finish_reason == FinishReason.LENGTH)
             except IllegalEvent as error:
                 raise BadHttp(str(error)) from None
             choice.delta = _COUNTED
