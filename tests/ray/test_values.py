@@ -17,6 +17,7 @@ from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerVie
 from gateway.config.engine import EngineSection
 from gateway.config.ray import RaySection
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
+from gateway.contracts.images import ImageData
 from gateway.contracts.values import (
     FinishReason,
     FormatType,
@@ -51,6 +52,7 @@ def test_work_arrives_as_it_was_sent() -> None:
         tools=(Tool("stock", parameters='{"type":"object"}'),),
         tool_choice=ToolChoice(name="stock"),
         template_kwargs={"enable_thinking": False},
+        images={"hash": ImageData("image/png", memoryview(b"\x89PNG"), in_base64=True)},
     )
     assert decode_work(encode(work)) == work
 
