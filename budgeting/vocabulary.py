@@ -1,7 +1,5 @@
 """A model's vocabulary: texts to ids and back; control tokens come from the template only."""
 
-from __future__ import annotations
-
 import json
 import re
 from array import array

@@ -30,7 +30,7 @@ from gateway.generation.sink import Sink
 from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.keys.sessions import ConsoleSessions
-from gateway.prompts.text import TextService
+from gateway.prompts.text import TokenizerText
 from gateway.prompts.text_threads import TextThreads
 from gateway.requests.background import BackgroundResponses
 from gateway.requests.body_memory import BodyMemory
@@ -118,7 +118,7 @@ class Services:
     limiter: KeyLimiter
     health: HealthService
     idempotency: IdempotencyStore
-    text: Callable[[str], TextService]
+    text: Callable[[str], TokenizerText]
     counted_by: Callable[[str], str]
     text_threads: TextThreads
     models: Callable[[Caller], Sequence[ModelCard]]

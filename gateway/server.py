@@ -178,8 +178,7 @@ def _tune_garbage_collector() -> None:
 def listen(host: str, port: int, *, keys: str = "server.host, server.port") -> socket.socket:
     """Bind the port before anything is loaded, so that a taken one is reported at once, by its ``keys``.
 
-    Raises:
-        ConfigError: the address cannot be bound.
+    Raises ConfigError: the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -208,9 +207,8 @@ def run(
         admin: the operators' port, if it is a separate one.
         around: what runs from before the start to after the drain.
 
-    Raises:
-        BaseExceptionGroup: something that must not fail did; holds an EngineStartError when the engine
-            could not start.
+    Raises BaseExceptionGroup: something that must not fail did; holds an EngineStartError when the engine
+    could not start.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(gateway, listener, admin, around))

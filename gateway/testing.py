@@ -39,6 +39,7 @@ from gateway.http.surfaces import Shown, everything
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.keys.sessions import ConsoleSessions
 from gateway.ports import HttpLimits, Services
+from gateway.prompts.text import TokenizerText
 from gateway.prompts.text_threads import TextThreads
 from gateway.requests.body_memory import BODIES, RECORDINGS, UPLOADS, BodyMemory
 from gateway.state.idempotency import StoredReply
@@ -192,11 +193,12 @@ class FakeEmbeddings:
         return TranscriptAnswer(request.model, None)
 
 
-class FakeText:
+class FakeText(TokenizerText):
     """A tokenizer of one token a byte."""
 
-    max_model_len = 4096
-    blocks = False
+    def __init__(self) -> None:
+        self.max_model_len = 4096
+        self.blocks = False
 
     def encode_chat(
         self,

@@ -95,16 +95,8 @@ class AdminClient:
         except ValueError:
             raise AdminError(f"{self.url}: the answer is not JSON; is the gateway running there?") from None
 
-    def _call(
-        self,
-        method: str,
-        path: Sequence[str],
-        body: Body = None,
-        query: Mapping[str, str | int] | None = None,
-        accept: Collection[int] = (),
-        headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> bytes:
-        with self._opened(method, path, body, query, accept, headers) as answer:
+    def _call(self, method: str, path: Sequence[str], body: Body = None, **options: Any) -> bytes:
+        with self._opened(method, path, body, **options) as answer:
             text: bytes = answer.read(MAX_ANSWER_BYTES)
             return text
 

@@ -148,8 +148,7 @@ class Splice:
     def end(self) -> str:
         """The text still held at the call's end, up to a stop string whose rest the engine held back.
 
-        Raises:
-            Mismatch: the call ended before it repeated the text.
+        Raises Mismatch: the call ended before it repeated the text.
         """
         if self._again:
             raise Mismatch

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import psutil
@@ -45,17 +46,24 @@ class EmbeddedHost:
     ) -> None:
         self._config = config
         self._model = model
-        self._defaults = defaults
-        self._token_bytes = token_bytes
-        self._share_prefixes = share_prefixes
-        self._calls_tools = calls_tools
 
         def on_signals(signals: EngineSignals) -> None:
             on_step(signals.preemptions)
 
         self._client = EngineClient(config, on_signals=on_signals, on_death=on_death)
         self._adapters = make_slots(HeldAdapters(self._client), config.max_loras)
-        self._vectors = EmbeddedVectors(self._client, encode)
+        self._backend = EmbeddedBackend(
+            name="",
+            model=model,
+            client=self._client,
+            defaults=defaults,
+            max_running=config.max_num_seqs,
+            token_bytes=token_bytes,
+            adapters=self._adapters,
+            vectors=EmbeddedVectors(self._client, encode),
+            share_prefixes=share_prefixes,
+            calls_tools=calls_tools,
+        )
         # What has loaded.
         self.facts: EngineFacts | None = None
 
@@ -126,18 +134,7 @@ class EmbeddedHost:
 
     def backend(self, name: str) -> Backend:
         """The engine as a backend; all of them share its adapters."""
-        return EmbeddedBackend(
-            name=name,
-            model=self._model,
-            client=self._client,
-            defaults=self._defaults,
-            max_running=self._config.max_num_seqs,
-            token_bytes=self._token_bytes,
-            adapters=self._adapters,
-            vectors=self._vectors,
-            share_prefixes=self._share_prefixes,
-            calls_tools=self._calls_tools,
-        )
+        return replace(self._backend, name=name)
 
     def figures(self) -> EngineFigures | None:
         """What the metrics show of it."""

@@ -469,8 +469,7 @@ def features_asked(sampling: Sampling, response_format: ResponseFormat) -> froze
 def filled(asked: Sampling, default: Sampling) -> Sampling:
     """The request's sampling with gaps filled by the checkpoint's defaults, else by neutral values.
 
-    Raises:
-        BackendFailure: ``max_tokens`` is not set.
+    Raises BackendFailure: ``max_tokens`` is not set.
     """
     if asked.max_tokens is None:
         raise BackendFailure(FailureKind.INVALID_INPUT, "max_tokens is not set; the budget stage sets it")

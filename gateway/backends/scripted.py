@@ -42,8 +42,7 @@ class Script:
     def rest_after(self, work: Work) -> tuple[int, int]:
         """How many pieces are skipped, and how many characters of the next one.
 
-        Raises:
-            BackendFailure: ``invalid_input``: the partial answer is not of this script.
+        Raises BackendFailure: ``invalid_input``: the partial answer is not of this script.
         """
         if work.partial is None:
             return 0, 0

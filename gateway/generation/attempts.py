@@ -68,9 +68,8 @@ class Attempts:
     async def next(self, this: Attempt) -> tuple[Work, Resumption | None]:
         """The work of one attempt, and how it resumes a partial answer; the stream is ready for it.
 
-        Raises:
-            BackendFailure: ``stream_broken``: the caller has a part of the answer, and this backend cannot
-                resume it.
+        Raises BackendFailure: ``stream_broken``: the caller has a part of the answer, and this backend cannot
+        resume it.
         """
         stream, change = self._stream, Remedy.NOTHING
         if this.after is not None:

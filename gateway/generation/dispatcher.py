@@ -177,9 +177,8 @@ async def _checked(
 
     ``again``: the answer may be made again where the caller has nothing of it.
 
-    Raises:
-        BackendFailure: ``degenerate_output`` for a faulty call, where the answer is made again;
-            ``stream_broken`` where the end does not fit the events.
+    Raises BackendFailure: ``degenerate_output`` for a faulty call, where the answer is made again;
+    ``stream_broken`` where the end does not fit the events.
     """
     for warning in completion.warnings:
         attempts.note(warning)

@@ -83,8 +83,7 @@ class EventSplice:
     def take(self, event: Delta) -> Delta:
         """The part of an event that the caller lacks; its tokens without text when that is none.
 
-        Raises:
-            Mismatch: it does not repeat what the caller has.
+        Raises Mismatch: it does not repeat what the caller has.
         """
         match event:
             case ToolBegin() if event.call < len(self._calls):
@@ -136,8 +135,7 @@ class SplicedStream:
     async def take(self, delta: Delta) -> None:
         """Pass one piece on.
 
-        Raises:
-            BackendFailure: ``stream_broken``: it does not fit what the caller has.
+        Raises BackendFailure: ``stream_broken``: it does not fit what the caller has.
         """
         try:
             if self._events is not None:

@@ -14,7 +14,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.values import Sampling
 from gateway.health.gpus import read_gpus
 from gateway.health.rolling_stats import RollingStats
-from gateway.prompts.text import TextService
+from gateway.prompts.text import TokenizerText
 from gateway.requests.in_flight import InFlightRequests
 from observability.events import EngineFigures
 from resilience.failures import BackendFailure
@@ -42,7 +42,7 @@ class HealthProbe:
     fleet: Fleet
     requests: InFlightRequests
     rolling_stats: RollingStats
-    text: Callable[[str], TextService]
+    text: Callable[[str], TokenizerText]
     model_loaded: Callable[[], bool]
     engine: Callable[[], EngineStanding] | None
     engine_figures: Callable[[], EngineFigures | None]

@@ -33,8 +33,7 @@ def until_gone(
     Our own server notifies the block; under any other one (and for WebSockets) a task watches ``receive``
     after the body. A single error is raised as itself, not in a group.
 
-    Raises:
-        ClientGone: the caller disconnected, or reads nothing, and the block was cancelled.
+    Raises ClientGone: the caller disconnected, or reads nothing, and the block was cancelled.
     """
     if exchange.disconnect is not None:
         return _ServerWatch(exchange.disconnect)

@@ -96,8 +96,7 @@ class Exchange:
     def hold_body(self, size: int) -> None:
         """Count the body, of which ``size`` bytes have arrived, until the request ends.
 
-        Raises:
-            TooManyBodies, TooManyOwnBodies: there is no memory for more of it.
+        Raises TooManyBodies, TooManyOwnBodies: there is no memory for more of it.
         """
         if size <= UNCOUNTED_BYTES or size <= self.held_bytes or self.bodies is None:
             return

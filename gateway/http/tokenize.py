@@ -28,7 +28,7 @@ from gateway.http.models import card_of
 from gateway.http.respond import response_of
 from gateway.http.routes import KEY, Asking, CountedRoute, Edge, Json, errors
 from gateway.ports import Services
-from gateway.prompts.text import TextService
+from gateway.prompts.text import TokenizerText
 
 BYTES_PER_TOKEN: Final = 64
 """Bytes of a body that count as one token of the key's limits: tokenizing costs far less than generating, and
@@ -69,7 +69,7 @@ async def _answer(
     services: Services,
     caller: Caller,
     model: str | None,
-    work: Callable[[TextService], Tokenized],
+    work: Callable[[TokenizerText], Tokenized],
 ) -> Response:
     text = services.text(_base_model(services, caller, model))
     size = len(await request.body())
@@ -106,7 +106,7 @@ def _in_parts(value: object) -> object:
     return orjson.Fragment(b"[" + b",".join(parts) + b"]")
 
 
-def _tokenized(text: TextService, request: TokenizeRequest, max_messages: int) -> TokenizeBody:
+def _tokenized(text: TokenizerText, request: TokenizeRequest, max_messages: int) -> TokenizeBody:
     tokens = _encode(text, request, max_messages)
     return {
         "count": len(tokens),
@@ -116,7 +116,7 @@ def _tokenized(text: TextService, request: TokenizeRequest, max_messages: int) -
     }
 
 
-def _encode(text: TextService, request: TokenizeRequest, max_messages: int) -> tuple[int, ...]:
+def _encode(text: TokenizerText, request: TokenizeRequest, max_messages: int) -> tuple[int, ...]:
     """A text gets its special tokens unless the request says otherwise; a chat template writes its own."""
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("one of prompt and messages is needed; allowed: exactly one", param="prompt")
@@ -139,7 +139,7 @@ def _encode(text: TextService, request: TokenizeRequest, max_messages: int) -> t
     )
 
 
-def _text_of(text: TextService, request: DetokenizeRequest) -> DetokenizeBody:
+def _text_of(text: TokenizerText, request: DetokenizeRequest) -> DetokenizeBody:
     try:
         return {"prompt": text.decode(request.tokens)}
     except ValueError:

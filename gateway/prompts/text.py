@@ -5,7 +5,6 @@ endpoints.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from budgeting.counter import PromptCounter
 from budgeting.images import DEFAULT_COST, ImageCost
@@ -17,39 +16,10 @@ from gateway.contracts.values import Sampling
 from gateway.prompts.canonical import Canonicalizer
 
 
-class TextService(Protocol):
-    """The served model's tokenizer and chat template. Synchronous and thread-safe."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest sequence, prompt and answer together, in tokens."""
-
-    @property
-    def blocks(self) -> bool:
-        """Whether it asks a worker: it is not for the event loop then."""
-
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        tools: tuple[Tool, ...] = (),
-        kwargs: Mapping[str, object] = NO_KWARGS,
-    ) -> tuple[int, ...]:
-        """Token ids of the rendered chat template."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of a plain text."""
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids; raises ValueError for an id outside the vocabulary."""
-
-    def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """The vocabulary's own string for each id."""
-
-
 class TokenizerText:
-    """Implements ``gateway.prompts.text.TextService``.
+    """The served model's tokenizer and chat template. Synchronous and thread-safe.
+
+    ``blocks``: it asks a worker, so it is not for the event loop.
 
     Args:
         tokenizer: the model's.

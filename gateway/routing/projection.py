@@ -127,8 +127,7 @@ class RoutingProjection(FollowedStream):
 
         While the store is unreachable and there is no local copy, the file's is in force as number 0.
 
-        Raises:
-            RoutingFileError: the file is wrong and the store has no usable revision.
+        Raises RoutingFileError: the file is wrong and the store has no usable revision.
         """
         if self.head:
             await self.compare_file()

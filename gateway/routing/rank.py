@@ -29,8 +29,7 @@ class Ranking(Struct, frozen=True):
     def first(self, extra: Collection[str] = ()) -> Backend:
         """The backend to try first; ``extra`` are the fields that are the backend's affair.
 
-        Raises:
-            InvalidRequest: no backend of the route can honour a field of the request; names it.
+        Raises InvalidRequest: no backend of the route can honour a field of the request; names it.
         """
         if self.candidates:
             return self.candidates[0]
@@ -75,8 +74,7 @@ def rank(
         model: the base model that must answer; where no backend of the route serves it, it is ignored.
         models: those that may answer; ``None``: all.
 
-    Raises:
-        Forbidden: no backend that could answer serves one of ``models``.
+    Raises Forbidden: no backend that could answer serves one of ``models``.
     """
     weighed = [(pinned, 100.0)] if pinned is not None else weights_serving(route, model, backends)
     if not weighed:

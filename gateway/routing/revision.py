@@ -113,8 +113,7 @@ def default_routing(backends: Collection[str]) -> dict[str, Any]:
 def load_routing(path: Path, known: KnownNames) -> Revision:
     """Read a routing file as revision 1.
 
-    Raises:
-        RoutingFileError: it cannot be read, or is wrong; every fault with its path in the file.
+    Raises RoutingFileError: it cannot be read, or is wrong; every fault with its path in the file.
     """
     return make_revision(1, read_routing(path), known, source=str(path), comment=f"seeded from {path.name}")
 
@@ -135,8 +134,7 @@ def make_revision(
 ) -> Revision:
     """Validate a routing configuration and freeze it.
 
-    Raises:
-        RoutingFileError: names every fault with its path.
+    Raises RoutingFileError: names every fault with its path.
     """
     try:
         config = RoutingConfig.model_validate(data)

@@ -132,9 +132,8 @@ class Asker:
     async def ask(self, copy: Copy) -> ShadowAnswer:
         """Send the copied request to the copy's backend, once.
 
-        Raises:
-            NotAsked: the key may not use the model; the backend lacks a feature, idle capacity or budget;
-                it is a pool of several models; or the redactor failed, so that nothing may be sent.
+        Raises NotAsked: the key may not use the model; the backend lacks a feature, idle capacity or budget;
+        it is a pool of several models; or the redactor failed, so that nothing may be sent.
         """
         backend = self.backends.get(copy.backend)
         if backend is None:

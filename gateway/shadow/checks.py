@@ -192,8 +192,7 @@ BUILT_IN: Mapping[str, Check] = MappingProxyType(
 def make_checks(names: Sequence[str], forbidden: Sequence[str] = ()) -> Checks:
     """The checks of those names, in order.
 
-    Raises:
-        HookError: a name is neither built in nor of a function.
+    Raises HookError: a name is neither built in nor of a function.
     """
     known = {**BUILT_IN, "forbidden": forbidding(forbidden)}
     allowed = ", ".join(sorted(known))

@@ -4,8 +4,6 @@ The answers are a sample (:mod:`gateway.routing.canary_tally`), taken by positio
 checks are those of the section ``shadow``; they run one answer at a time in a thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from dataclasses import dataclass

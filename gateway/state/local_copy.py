@@ -78,8 +78,7 @@ class LocalCopy:
 
         Returns whether the file now contains them; ``False`` when it is of another history.
 
-        Raises:
-            OSError: the file cannot be written; the old one stays.
+        Raises OSError: the file cannot be written; the old one stays.
         """
         stored = list(self.load())
         for record in records:

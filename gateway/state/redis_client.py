@@ -29,8 +29,7 @@ REDIS_ERRORS = (RedisError, OSError)
 def connect(url: str, *, max_connections: int = MAX_CONNECTIONS) -> Redis:
     """A client of ``redis://`` or ``rediss://``; connects when it is first used.
 
-    Raises:
-        ConfigError: the url cannot be used; it is not shown.
+    Raises ConfigError: the url cannot be used; it is not shown.
     """
     try:
         pool = BlockingConnectionPool.from_url(

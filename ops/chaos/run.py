@@ -66,8 +66,7 @@ class ChaosRun:
     async def go(self) -> ChaosReport:
         """Run it.
 
-        Raises:
-            TestbedError: the gateway does not answer even without faults, or a fault cannot be injected.
+        Raises TestbedError: the gateway does not answer even without faults, or a fault cannot be injected.
         """
         testbed, report = self._testbed, self._report
         async with self._caller() as caller:

@@ -118,8 +118,7 @@ class Testbed:
 async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Testbed]:
     """Start what a scenario names; everything is stopped at the end of the block.
 
-    Raises:
-        TestbedError: a process does not start; the message has the end of its log.
+    Raises TestbedError: a process does not start; the message has the end of its log.
     """
     async with AsyncExitStack() as running:
         testbed = Testbed("", KEY, ledger=folder / "ledger.db")

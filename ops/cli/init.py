@@ -40,8 +40,7 @@ def init(workers: Sequence[str], *, force: bool) -> None:
 def worker_configuration(urls: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
     """The configuration of a gateway in front of workers; of several models each is learned while it runs.
 
-    Raises:
-        ConfigError: a worker does not answer, or lists no model.
+    Raises ConfigError: a worker does not answer, or lists no model.
     """
     bases = [url.rstrip("/") if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1" for url in urls]
     key = environ.get(KEY_VARIABLE) or None

@@ -41,9 +41,8 @@ def plan(config: Path | None, options: PlanOptions, *, as_json: bool, as_markdow
 def make_plans(settings: Settings, options: PlanOptions) -> list[EnginePlan]:
     """A plan for each GPU.
 
-    Raises:
-        PlanError, FetchError: see :func:`ops.planning.arithmetic.plan_engine`, ``find_model`` and
-            :func:`gateway.weights.source.prepare`.
+    Raises PlanError, FetchError: see :func:`ops.planning.arithmetic.plan_engine`, ``find_model`` and
+    :func:`gateway.weights.source.prepare`.
     """
     engine, model = settings.engine, _model(settings, options.model)
     return [

@@ -92,8 +92,7 @@ class RayError(Exception):
 def _connected(address: str) -> Any:
     """Serve, on the cluster at ``address``; an existing connection of this process is used.
 
-    Raises:
-        RayError: Ray is not installed, or nothing answers there.
+    Raises RayError: Ray is not installed, or nothing answers there.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:

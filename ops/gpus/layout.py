@@ -92,8 +92,7 @@ def _all(tool: str) -> list[str]:
 def front_of(settings: Settings, placements: Sequence[WorkerPlacement]) -> Settings:
     """The configuration of the gateway in front: each backend on the engine becomes a pool of the workers.
 
-    Raises:
-        ConfigError: there is no engine to run, or no backend on it.
+    Raises ConfigError: there is no engine to run, or no backend on it.
     """
     on_engine = [name for name, backend in settings.backends.items() if backend.kind == "engine"]
     if settings.engine.kind == "none" or not on_engine:

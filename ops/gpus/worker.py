@@ -81,8 +81,7 @@ class GpuWorker:
     async def run(self) -> None:
         """Keep it running until cancelled; then stop it.
 
-        Raises:
-            GivenUp: it ended too often soon after its start.
+        Raises GivenUp: it ended too often soon after its start.
         """
         log, short = self._log, 0
         try:

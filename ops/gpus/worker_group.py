@@ -38,8 +38,7 @@ class WorkerGroup:
     async def running(self) -> AsyncIterator[None]:
         """Keep all of them running while the block runs, and stop them after it.
 
-        Raises:
-            ExceptionGroup: holding GivenUp when no worker is left.
+        Raises ExceptionGroup: holding GivenUp when no worker is left.
         """
         async with asyncio.TaskGroup() as tasks:
             alive = [tasks.create_task(self._keep(worker)) for worker in self.workers]
@@ -70,8 +69,7 @@ def make_worker_group(
 
     The front's key to the workers is random and only in the environment.
 
-    Raises:
-        ConfigError: the configuration has no engine to run.
+    Raises ConfigError: the configuration has no engine to run.
     """
     ports = free_ports(len(devices))
     placements = [

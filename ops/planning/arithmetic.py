@@ -102,8 +102,7 @@ class EnginePlan:
 def plan_engine(request: PlanRequest) -> EnginePlan:
     """Divide the memory.
 
-    Raises:
-        PlanError: what is asked contradicts itself, or the engine would refuse it.
+    Raises PlanError: what is asked contradicts itself, or the engine would refuse it.
     """
     _check(request)
     plan = _divide(request)

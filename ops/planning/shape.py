@@ -150,8 +150,7 @@ def find_model(given: str, *, dtype: str = "auto", quantization: str | None = No
         dtype: ``auto`` takes the checkpoint's.
         quantization: of the weights when the engine quantizes them as it loads; None takes the checkpoint's.
 
-    Raises:
-        PlanError: there is neither, or the model is of a kind that is not counted here.
+    Raises PlanError: there is neither, or the model is of a kind that is not counted here.
     """
     if given in PRESETS:
         return PRESETS[given]
@@ -179,8 +178,7 @@ def read_shape(
 ) -> ModelShape:
     """The shape described by a ``config.json``.
 
-    Raises:
-        PlanError: a field is missing, or the model is of a kind that is not counted here.
+    Raises PlanError: a field is missing, or the model is of a kind that is not counted here.
     """
     text = raw.get("text_config") or raw
     other = next((field for field in _OTHER_KINDS if text.get(field)), None)

@@ -56,8 +56,7 @@ def build_ingress(
 ) -> Gateway:
     """The gateway whose backends of kind ``engine`` are the engine replicas.
 
-    Raises:
-        ConfigError: there is no such backend, or the configuration cannot be used.
+    Raises ConfigError: there is no such backend, or the configuration cannot be used.
     """
     names = [name for name, section in settings.backends.items() if section.kind == "engine"]
     if not names:

@@ -76,8 +76,7 @@ async def replay_trace(
         watch: gets the live run and the number of requests; entered while the load runs.
         clock: seconds, monotonic.
 
-    Raises:
-        ReplayError: the trace, an option or the gateway does not allow a start.
+    Raises ReplayError: the trace, an option or the gateway does not allow a start.
     """
     trace = await asyncio.to_thread(read_trace, options.trace, limit=options.limit, skip=options.skip)
     run = ReplayRun()

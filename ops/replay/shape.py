@@ -41,8 +41,7 @@ def plan(trace: Trace, *, speed: float, scale_tokens: float, max_model_len: int)
         max_model_len: prompt and answer together stay below it. The answer is cut to what the prompt leaves,
             but not below half of the limit; then the prompt to what the answer leaves.
 
-    Raises:
-        OptionError: ``max_model_len`` leaves no room for a prompt.
+    Raises OptionError: ``max_model_len`` leaves no room for a prompt.
     """
     if max_model_len < 2 * CLAMP_MARGIN:
         raise OptionError(

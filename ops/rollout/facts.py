@@ -66,8 +66,7 @@ def gather(
 ) -> Facts:
     """Ask for all facts, one at a time.
 
-    Raises:
-        AdminError: the gateway does not answer or refuses the key; a file cannot be read.
+    Raises AdminError: the gateway does not answer or refuses the key; a file cannot be read.
     """
     return Facts(
         # The 503 of a health check has the same body as its 200.

@@ -192,8 +192,7 @@ class ConverseReader:
     def feed(self, events: Iterable[Event]) -> list[Delta]:
         """Take events; the pieces of the answer in them, those of one kind in a row as one.
 
-        Raises:
-            BackendFailure: ``degenerate_output``: the model could not write its call.
+        Raises BackendFailure: ``degenerate_output``: the model could not write its call.
         """
         given: list[Delta] = []
         run: list[Delta] = []

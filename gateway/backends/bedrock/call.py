@@ -127,8 +127,7 @@ class EventBatches:
     async def take(self) -> tuple[list[Event], bool]:
         """Wait for events; returns those that have come, and whether they were the last.
 
-        Raises:
-            BackendFailure: the call's failure, once all events before it have been taken.
+        Raises BackendFailure: the call's failure, once all events before it have been taken.
         """
         await self._news.wait()
         self._news.clear()

@@ -96,8 +96,7 @@ class Transport:
     def warm(self) -> None:
         """Load boto3 and make the preferred region's client ahead of the first request.
 
-        Raises:
-            BackendFailure: it cannot be made.
+        Raises BackendFailure: it cannot be made.
         """
         region = self._order()[0]
         try:

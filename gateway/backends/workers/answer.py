@@ -149,8 +149,7 @@ class CompletionReader:
     def feed(self, data: bytes) -> list[Delta]:
         """The deltas that ``data`` completes. Call :meth:`check` afterwards: the stream may have failed.
 
-        Raises:
-            BadHttp: an event is too long, or of a text that was not requested.
+        Raises BadHttp: an event is too long, or of a text that was not requested.
         """
         chunks = []
         try:

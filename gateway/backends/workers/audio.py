@@ -12,14 +12,13 @@ from gateway.backends.port import Transcript
 from gateway.backends.workers.client import Upload, WorkerClient, whole_body
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.errors import BadHttp, ConnectionLost, TransportError
-from gateway.backends.workers.refusal import failure_in_stream, failure_of, failure_of_transport
+from gateway.backends.workers.refusal import failure_in_stream, failure_of_transport, refusal_of
 from gateway.contracts.audio import TOKENS_PER_AUDIO_S, EventSink, Recording
 from gateway.contracts.sse import EventReader, EventTooLarge
 from resilience.failures import BackendFailure
 
 READ_BYTES: Final = 256 * 1024
 """What is held of a file at a time."""
-MAX_ERROR_BYTES: Final = 64 * 1024
 MAX_ANSWER_BYTES: Final = 16 << 20
 """Ten hours of speech with segments are some 8 MB."""
 EVENT_STREAM: Final = "text/event-stream"
@@ -108,13 +107,7 @@ async def transcript_of(
     connection = await client.post(f"/audio/{recording.task}", upload_of(model, recording), headers)
     try:
         if connection.status != 200:
-            raise failure_of(
-                connection.status,
-                await whole_body(connection, MAX_ERROR_BYTES),
-                connection.retry_after,
-                connection.retry_after_ms,
-                model=model,
-            )
+            raise await refusal_of(connection, model=model)
         connection.flowing()
         if recording.stream:
             return await _streamed(connection, recording, push)

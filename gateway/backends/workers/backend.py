@@ -30,7 +30,7 @@ from gateway.backends.port import (
 from gateway.backends.prefix_hash import chain_of, salt_number
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.audio import transcript_of
-from gateway.backends.workers.client import Upload, Whole, WorkerClient, whole_body
+from gateway.backends.workers.client import Upload, Whole, WorkerClient
 from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.dialect import (
     MAX_ECHOED_LOGPROBS,
@@ -47,7 +47,7 @@ from gateway.backends.workers.inspection import Inspection, ServedModel
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.pool_model import ModelReading, PoolModel
-from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of, failure_of_transport
+from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of_transport, refusal_of
 from gateway.backends.workers.scores import score_request_body, scores_of
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.vectors import body_of, vectors_of
@@ -62,8 +62,6 @@ from resilience.failures import BackendFailure, FailureKind
 
 Pooled = TypeVar("Pooled")
 
-# Longest error answer that is read, bytes.
-MAX_ERROR_BYTES = 64 * 1024
 EVENT_STREAM = "text/event-stream"
 # When callers should try again while no worker is in service: each is probed several times a second then, and
 # how long an outage will last is not known.
@@ -474,14 +472,8 @@ class WorkersBackend:
         try:
             if connection.status != 200:
                 name = self._writer.adapter_name(work)
-                failure = failure_of(
-                    connection.status,
-                    await whole_body(connection, MAX_ERROR_BYTES),
-                    connection.retry_after,
-                    connection.retry_after_ms,
-                    model=name or self._writer.model,
-                    adapter=name is not None,
-                )
+                model = name or self._writer.model
+                failure = await refusal_of(connection, model=model, adapter=name is not None)
                 # A Sluice refuses requests by their tenant and priority: it serves others meanwhile.
                 asked_to_wait = connection.retry_after or connection.retry_after_ms or failure.final
                 throttled = failure.kind is FailureKind.THROTTLED and asked_to_wait

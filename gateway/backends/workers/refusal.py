@@ -7,6 +7,8 @@ from types import MappingProxyType
 
 import msgspec
 
+from gateway.backends.workers.client import whole_body
+from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.errors import (
     BadHttp,
     ConnectFailed,
@@ -17,6 +19,8 @@ from gateway.backends.workers.errors import (
 from resilience.classify_aws import kind_of_status
 from resilience.failures import BackendFailure, FailureKind
 
+# Longest error answer that is read, bytes.
+MAX_ERROR_BYTES = 64 * 1024
 # Longest Retry-After that is honoured, seconds: a wrong clock there must not divert traffic for a day.
 MAX_RETRY_AFTER_S = 300.0
 # When an overloaded worker sends no Retry-After, seconds.
@@ -67,6 +71,13 @@ class _Body(_Error):
 
 _decode_body = msgspec.json.Decoder(_Body).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
+
+
+async def refusal_of(connection: Connection, *, model: str, adapter: bool = False) -> BackendFailure:
+    """The failure for an answer that is not the one asked for; reads it. Raises TransportError."""
+    body = await whole_body(connection, MAX_ERROR_BYTES)
+    waits = connection.retry_after, connection.retry_after_ms
+    return failure_of(connection.status, body, *waits, model=model, adapter=adapter)
 
 
 def failure_of(

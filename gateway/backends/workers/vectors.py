@@ -11,10 +11,9 @@ import orjson
 from gateway.backends.port import EmbedPart, Vectors
 from gateway.backends.workers.client import WorkerClient, whole_body
 from gateway.backends.workers.errors import BadHttp
-from gateway.backends.workers.refusal import failure_of
+from gateway.backends.workers.refusal import refusal_of
 
 PATH: Final = "/embeddings"
-MAX_ERROR_BYTES: Final = 64 * 1024
 MAX_ANSWER_BYTES: Final = 64 << 20
 """Of a part: 64 vectors of 65,536 numbers are 22 MB of base64."""
 
@@ -74,13 +73,7 @@ async def answer_of(client: WorkerClient, model: str, path: str, body: bytes, he
     connection = await client.post(path, body, headers)
     try:
         if connection.status != 200:
-            raise failure_of(
-                connection.status,
-                await whole_body(connection, MAX_ERROR_BYTES),
-                connection.retry_after,
-                connection.retry_after_ms,
-                model=model,
-            )
+            raise await refusal_of(connection, model=model)
         return await whole_body(connection, MAX_ANSWER_BYTES)
     finally:
         connection.release()
