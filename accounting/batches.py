@@ -5,7 +5,7 @@ transaction, which only the holder of the claim can do. So a line is answered an
 gateways end meanwhile.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -210,6 +210,12 @@ class BatchStore:
     async def expired_files(self, now: float, most: int) -> list[FileRow]:
         """Files to be deleted."""
         return await self._all(select(files).where(files.c.expires_at <= now).limit(most), FileRow)
+
+    async def known_files(self, ids: Collection[str]) -> set[str]:
+        """Those of ``ids`` that are files."""
+        query = select(files.c.file_id).where(files.c.file_id.in_(ids))
+        async with self._transaction() as connection:
+            return set((await connection.execute(query)).scalars())
 
     async def is_used(self, tenant: str, file_id: str) -> bool:
         """Whether an unfinished batch reads it."""

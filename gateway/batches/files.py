@@ -3,6 +3,7 @@
 import asyncio
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, BinaryIO, Final
 
 import structlog
@@ -20,6 +21,9 @@ EXPIRES_S: Final = (3_600, 2_592_000)
 """OpenAI's bounds of ``expires_after.seconds``."""
 _UNBOUNDED: Final = 1 << 62
 SWEPT_AT_ONCE: Final = 100
+UPLOAD_S: Final = 86_400.0
+"""A content older than this without a row is of a gateway that was killed."""
+SWEEP_CONTENTS_S: Final = 3_600.0
 RETRY_MS: Final = 1_000
 
 
@@ -41,6 +45,7 @@ class Files:
         self._store = store
         self._storage = storage
         self._unix_time = unix_time
+        self._contents_swept_at = float("-inf")
         self._log = structlog.get_logger("gateway.batches")
 
     @property
@@ -138,13 +143,30 @@ class Files:
         return self.storage.chunks(file_id, start, size)
 
     async def sweep(self) -> None:
-        """Delete what has expired. Raises LedgerUnavailable."""
+        """Delete what has expired, and contents without a row. Raises LedgerUnavailable."""
         for row in await self.store.expired_files(self._unix_time(), SWEPT_AT_ONCE):
             await self.store.delete_file(row.tenant, row.file_id)
+            await self._drop(row.file_id)
+        now = self._unix_time()
+        if now - self._contents_swept_at >= SWEEP_CONTENTS_S:
+            self._contents_swept_at = now
             try:
-                await asyncio.to_thread(self.storage.delete, row.file_id)
+                await self._sweep_contents(now - UPLOAD_S)
             except OSError as error:
-                self._log.warning("file not deleted", file=row.file_id, reason=str(error))
+                self._log.warning("contents not listed", reason=str(error))
+
+    async def _sweep_contents(self, before: float) -> None:
+        """Delete contents without a row. Raises LedgerUnavailable, OSError."""
+        contents = self.storage.older_than(before)
+        while ids := await asyncio.to_thread(lambda: list(islice(contents, SWEPT_AT_ONCE))):
+            for file_id in set(ids) - await self.store.known_files(ids):
+                await self._drop(file_id)
+
+    async def _drop(self, file_id: str) -> None:
+        try:
+            await asyncio.to_thread(self.storage.delete, file_id)
+        except OSError as error:
+            self._log.warning("file not deleted", file=file_id, reason=str(error))
 
 
 def file_body(row: FileRow) -> dict[str, Any]:

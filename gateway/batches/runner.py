@@ -156,15 +156,13 @@ class BatchRunner:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_claims())
-                looked = swept = float("-inf")
+                tasks.create_task(self._keep_sweeping())
+                looked = float("-inf")
                 while True:
                     try:
                         if self._clock() - looked >= self._look_s:
                             looked = self._clock()
                             await self._look(tasks, runner)
-                        if self._clock() - swept >= SWEEP_S:
-                            swept = self._clock()
-                            await self._files.sweep()
                         await self._feed(tasks, runner)
                     except LedgerUnavailable as error:
                         self._log.warning("batches wait for the database", reason=str(error))
@@ -186,6 +184,14 @@ class BatchRunner:
                 await self._files.store.keep(self._unix_time() + LEASE_S)
             except LedgerUnavailable as error:
                 self._log.warning("claims are not kept", reason=str(error))
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            try:
+                await self._files.sweep()
+            except LedgerUnavailable as error:
+                self._log.warning("files are not swept", reason=str(error))
+            await asyncio.sleep(SWEEP_S)
 
     # The life of a batch
 

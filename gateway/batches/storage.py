@@ -1,8 +1,7 @@
 """Where the contents of files are. All methods block: they are called in threads."""
 
 import os
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
@@ -21,6 +20,9 @@ class FileStorage(Protocol):
     def delete(self, file_id: str) -> None:
         """Delete the content, if it is there."""
 
+    def older_than(self, unix_time: float) -> Iterator[str]:
+        """The ids of all contents that were stored before, whole or in part."""
+
 
 class ContentCipher(Protocol):
     """Encrypts pieces of files."""
@@ -36,44 +38,34 @@ class ContentCipher(Protocol):
         """The piece again. Raises OSError when it is damaged, or encrypted with an unknown key."""
 
 
-class LocalFiles:
-    """Files of a folder: of this machine, or one that all gateways share.
+class Pieces:
+    """The form in which contents are stored.
 
     With a ``cipher`` every piece of :data:`CHUNK_BYTES` is encrypted by itself, so that a part can be read.
     """
 
-    def __init__(self, folder: Path, cipher: ContentCipher | None = None) -> None:
-        self._folder = folder
+    def __init__(self, cipher: ContentCipher | None = None) -> None:
         self._cipher = cipher
+        self._stored_bytes = CHUNK_BYTES + (0 if cipher is None else cipher.overhead)
 
-    def put(self, file_id: str, source: BinaryIO) -> None:
-        """Written under another name first, so that a half-written file is never read."""
-        path = self._path(file_id)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
-        try:
-            with open(unfinished, "wb", opener=_private) as target:
-                if self._cipher is None:
-                    shutil.copyfileobj(source, target, CHUNK_BYTES)
-                else:
-                    number = 0
-                    while piece := source.read(CHUNK_BYTES):
-                        target.write(self._cipher.encrypt(file_id, number, piece))
-                        number += 1
-                target.flush()
-                os.fsync(target.fileno())
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+    def stored(self, file_id: str, source: BinaryIO) -> Iterator[bytes]:
+        """What is stored of a content."""
+        number = 0
+        while piece := source.read(CHUNK_BYTES):
+            yield piece if self._cipher is None else self._cipher.encrypt(file_id, number, piece)
+            number += 1
 
-    def chunks(self, file_id: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
-        """A piece at a time."""
-        overhead = 0 if self._cipher is None else self._cipher.overhead
+    def part(
+        self, file_id: str, start: int, size: int | None, read_from: Callable[[int, int | None], BinaryIO]
+    ) -> Iterator[bytes]:
+        """A part of a content. ``read_from`` opens what is stored, from a byte on and up to another one."""
         number, skipped = divmod(start, CHUNK_BYTES)
         left = size
-        with self._path(file_id).open("rb") as source:
-            source.seek(number * (CHUNK_BYTES + overhead))
-            while (left is None or left > 0) and (piece := source.read(CHUNK_BYTES + overhead)):
+        end = None if size is None else -(-(start + size) // CHUNK_BYTES) * self._stored_bytes
+        if size == 0:
+            return
+        with read_from(number * self._stored_bytes, end) as source:
+            while (left is None or left > 0) and (piece := source.read(self._stored_bytes)):
                 if self._cipher is not None:
                     piece = self._cipher.decrypt(file_id, number, piece)
                 piece, skipped, number = piece[skipped:], 0, number + 1
@@ -82,9 +74,50 @@ class LocalFiles:
                     left -= len(piece)
                 yield piece
 
+
+class LocalFiles:
+    """Files of a folder: of this machine, or one that all gateways share."""
+
+    def __init__(self, folder: Path, cipher: ContentCipher | None = None) -> None:
+        self._folder = folder
+        self._pieces = Pieces(cipher)
+
+    def put(self, file_id: str, source: BinaryIO) -> None:
+        """Written under another name first, so that a half-written file is never read."""
+        path = self._path(file_id)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
+        try:
+            with open(unfinished, "wb", opener=_private) as target:
+                target.writelines(self._pieces.stored(file_id, source))
+                target.flush()
+                os.fsync(target.fileno())
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def chunks(self, file_id: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
+        """A piece at a time."""
+
+        def read_from(at: int, end: int | None) -> BinaryIO:
+            source = self._path(file_id).open("rb")
+            source.seek(at)
+            return source
+
+        return self._pieces.part(file_id, start, size, read_from)
+
     def delete(self, file_id: str) -> None:
-        """Whoever reads it now reads on."""
-        self._path(file_id).unlink(missing_ok=True)
+        """Whoever reads it now reads on. What a killed process left of it goes too."""
+        path = self._path(file_id)
+        path.unlink(missing_ok=True)
+        for unfinished in path.parent.glob(f"{path.name}.*.new"):
+            unfinished.unlink(missing_ok=True)
+
+    def older_than(self, unix_time: float) -> Iterator[str]:
+        """By the files' times of change."""
+        for path in self._folder.glob("*/*"):
+            if path.stat().st_mtime < unix_time:
+                yield path.name.partition(".")[0]
 
     def _path(self, file_id: str) -> Path:
         return self._folder / file_id[-2:] / file_id

@@ -13,12 +13,15 @@ from gateway.batches.batches import Batches
 from gateway.batches.capacity import IdleCapacity
 from gateway.batches.files import Files
 from gateway.batches.runner import BatchRunner
-from gateway.batches.storage import ContentCipher, LocalFiles
+from gateway.batches.storage import ContentCipher, FileStorage, LocalFiles
+from gateway.config.errors import ConfigError
 from gateway.config.settings import SEAL_KEY
 from gateway.embedding.journey import EmbeddingJourney
 from gateway.http.batch_lines import BatchLines
 from gateway.journey import Journey
 from gateway.ports import Services
+from gateway.weights.errors import FetchError
+from gateway.weights.location import S3Prefix, locate
 from gateway.wiring.core import Core
 from gateway.wiring.foundation import Foundation, keys_of
 
@@ -39,11 +42,27 @@ def make_batches(core: Core) -> BatchParts:
     files = Files(section=section)
     if section.enabled and not ledger.in_memory:
         store = BatchStore(ledger.url, uuid.uuid4().hex)
-        files = Files(store, LocalFiles(Path(section.folder), make_cipher(base)), section, base.unix_time)
+        files = Files(store, make_storage(base), section, base.unix_time)
     controller = core.control.admission
     capacity = IdleCapacity(lambda: controller.gates, base.clock, section.headroom)
     runner = BatchRunner(files, capacity, base.clock, base.unix_time)
     return BatchParts(files, Batches(files, base.unix_time, runner.lines_per_s), runner)
+
+
+def make_storage(base: Foundation) -> FileStorage:
+    """Where contents are. Raises ConfigError: a library, an address or a key."""
+    folder, cipher = base.settings.batches.folder, make_cipher(base)
+    if not folder.startswith("s3://"):
+        return LocalFiles(Path(folder), cipher)
+    from gateway.batches.s3_files import S3Files
+    from gateway.weights.s3_client import make_client
+
+    try:
+        prefix = locate(folder)
+        assert isinstance(prefix, S3Prefix)
+        return S3Files(make_client(base.settings.weights), prefix, cipher)
+    except FetchError as error:
+        raise ConfigError(f"batches.folder: {error}") from None
 
 
 def make_cipher(base: Foundation) -> ContentCipher | None:

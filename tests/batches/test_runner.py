@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -104,7 +105,7 @@ class House:
     def __init__(self, folder: Path, **section: Any) -> None:
         self.url = f"sqlite+aiosqlite:///{folder}/state.db"
         self.folder = folder
-        self.now = 1_800_000_000.0
+        self.now = float(int(time.time()))  # contents have the system's times
         self.section = BatchesSection(folder=str(folder / "files"), **section)
         self.names = 0
 
@@ -411,3 +412,20 @@ async def test_tenants_take_turns(house: House) -> None:
         engines.places = 6
         await so(lambda: len(lines.tenants) >= 6)
     assert Counter(lines.tenants[:6]) == {"acme": 3, "globex": 3}
+
+
+async def test_contents_without_a_row_are_swept_after_a_day(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    files = house.files()
+    file = await house.upload(files, 1)
+    files.storage.put("file-ff", io.BytesIO(b"of an upload whose gateway was killed"))
+    await files.sweep()
+    house.now += 86_000
+    await files.sweep()
+    assert b"".join(files.chunks("file-ff"))
+    house.now += 4_000
+    await files.sweep()
+    with pytest.raises(FileNotFoundError):
+        list(files.chunks("file-ff"))
+    assert b"".join(files.chunks(file.file_id))
+    await files.store.close()

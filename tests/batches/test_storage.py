@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import io
+import logging
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from moto.server import ThreadedMotoServer
 
 from gateway.batches.encryption import AesCipher
+from gateway.batches.s3_files import PART_BYTES, S3Files
 from gateway.batches.storage import CHUNK_BYTES, LocalFiles
+from gateway.config.engine import WeightsSection
+from gateway.weights.location import S3Prefix
+from gateway.weights.s3_client import make_client
 
 OLD, NEW = b"o" * 32, b"n" * 32
 CONTENT = bytes(range(256)) * 1000
@@ -63,3 +72,66 @@ def test_an_encrypted_file_shows_nothing_and_keys_are_replaced(tmp_path: Path) -
     (tmp_path / "cd" / "file-cd").write_bytes(raw)  # bound to its id
     with pytest.raises(OSError, match="cannot be decrypted"):
         list(LocalFiles(tmp_path, AesCipher([OLD])).chunks("file-cd"))
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[tuple[Any, S3Prefix]]:
+    """A client of a real boto3 and a bucket of a server that speaks S3."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        client = make_client(WeightsSection(endpoint_url=f"http://{host}:{port}", region="us-east-1"))
+        client.create_bucket(Bucket="files")
+        yield client, S3Prefix("files", "sluice/files")
+    server.stop()
+
+
+@pytest.mark.parametrize("keys", [None, [NEW]])
+def test_a_bucket_holds_files_as_a_folder_does(
+    bucket: tuple[Any, S3Prefix], keys: list[bytes] | None
+) -> None:
+    client, prefix = bucket
+    files = S3Files(client, prefix, AesCipher(keys) if keys else None)
+    long = CONTENT * (PART_BYTES // len(CONTENT) + 1)  # in several parts
+    files.put("file-ab", io.BytesIO(b"first"))
+    files.put("file-ab", io.BytesIO(long))
+    assert b"".join(files.chunks("file-ab")) == long
+    edge = CHUNK_BYTES
+    for start, size in ((0, 1), (edge - 1, 2), (edge, edge), (3 * edge + 7, 9), (len(long) - 2, 9), (9, 0)):
+        assert b"".join(files.chunks("file-ab", start, size)) == long[start : start + size]
+    assert b"".join(files.chunks("file-ab", len(long) + 3 * edge, 4)) == b""
+    stored = client.get_object(Bucket="files", Key="sluice/files/file-ab")["Body"].read()
+    assert (stored == long) == (keys is None)
+
+    assert list(files.older_than(time.time() + 60)) == ["file-ab"]
+    assert list(files.older_than(time.time() - 60)) == []
+    files.delete("file-ab")
+    files.delete("file-ab")
+    with pytest.raises(FileNotFoundError, match="file-ab is not in s3://files/sluice/files"):
+        list(files.chunks("file-ab"))
+
+
+def test_a_bucket_that_fails_is_a_storage_that_fails(bucket: tuple[Any, S3Prefix]) -> None:
+    client, _ = bucket
+    files = S3Files(client, S3Prefix("other", ""))
+    with pytest.raises(OSError, match="s3://other: NoSuchBucket"):
+        files.put("file-ab", io.BytesIO(b"first"))
+    with pytest.raises(OSError, match="s3://other: NoSuchBucket"):
+        list(files.chunks("file-ab"))
+    with pytest.raises(OSError, match="s3://other: NoSuchBucket"):
+        list(files.older_than(time.time()))
+
+
+def test_what_a_killed_process_left_is_found_and_goes(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    files.put("file-ab", io.BytesIO(b"whole"))
+    (tmp_path / "cd").mkdir()
+    (tmp_path / "cd" / "file-cd.77.new").write_bytes(b"hal")
+    assert sorted(files.older_than(time.time() + 60)) == ["file-ab", "file-cd"]
+    assert list(files.older_than(time.time() - 60)) == []
+    files.delete("file-cd")
+    assert list(files.older_than(time.time() + 60)) == ["file-ab"]

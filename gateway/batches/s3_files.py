@@ -1,0 +1,110 @@
+"""Contents of files in a bucket."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO, Final, cast
+
+from gateway.batches.storage import CHUNK_BYTES, ContentCipher, Pieces
+from gateway.weights.location import S3Prefix
+
+PART_BYTES: Final = 8 << 20
+"""Of a multipart upload: one at a time is in memory."""
+_NOT_THERE: Final = frozenset({"404", "NoSuchKey", "NotFound"})
+
+
+class S3Files:
+    """Objects below a prefix. An object is there whole or not at all.
+
+    Args:
+        client: boto3's; thread-safe.
+    """
+
+    def __init__(self, client: Any, prefix: S3Prefix, cipher: ContentCipher | None = None) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._pieces = Pieces(cipher)
+
+    def put(self, file_id: str, source: BinaryIO) -> None:
+        """By boto3's transfer manager."""
+        from boto3.s3.transfer import TransferConfig
+
+        pieces = io.BufferedReader(_Stream(self._pieces.stored(file_id, source)))
+        config = TransferConfig(
+            multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, use_threads=False
+        )
+        with self._errors(file_id):
+            self._client.upload_fileobj(pieces, self._prefix.bucket, self._key(file_id), Config=config)
+
+    def chunks(self, file_id: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
+        """One request, of the pieces that hold the part."""
+
+        def read_from(at: int, end: int | None) -> BinaryIO:
+            asked = f"bytes={at}-" if end is None else f"bytes={at}-{end - 1}"
+            body: Any = io.BytesIO()
+            try:
+                body = self._client.get_object(**self._object(file_id), Range=asked)["Body"]
+            except Exception as error:  # the client's errors have no common base
+                if _code(error) not in ("416", "InvalidRange"):  # it ends before that
+                    raise
+            return cast(BinaryIO, io.BufferedReader(_Stream(iter(lambda: body.read(CHUNK_BYTES), b""))))
+
+        with self._errors(file_id):
+            yield from self._pieces.part(file_id, start, size, read_from)
+
+    def delete(self, file_id: str) -> None:
+        """Whether it was there is not told."""
+        with self._errors(file_id):
+            self._client.delete_object(**self._object(file_id))
+
+    def older_than(self, unix_time: float) -> Iterator[str]:
+        """By the objects' times of change."""
+        with self._errors(self._prefix.url):
+            pages = self._client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._prefix.bucket, Prefix=self._prefix.start):
+                for one in page.get("Contents", ()):
+                    if one["LastModified"].timestamp() < unix_time:
+                        yield one["Key"].removeprefix(self._prefix.start)
+
+    def _key(self, file_id: str) -> str:
+        return self._prefix.start + file_id
+
+    def _object(self, file_id: str) -> dict[str, str]:
+        return {"Bucket": self._prefix.bucket, "Key": self._key(file_id)}
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """The client's errors as OSError."""
+        try:
+            yield
+        except OSError:
+            raise
+        except Exception as error:  # the client's errors have no common base
+            if (code := _code(error)) in _NOT_THERE:
+                raise FileNotFoundError(f"{what} is not in {self._prefix.url}") from error
+            raise OSError(f"{self._prefix.url}: {code or type(error).__name__}") from error
+
+
+class _Stream(io.RawIOBase):
+    """Bytes of an iterator as a stream."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._left = b""
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """The next bytes; 0 at the end."""
+        if not self._left:
+            self._left = next(self._pieces, b"")
+        view = memoryview(buffer)
+        count = min(len(view), len(self._left))
+        view[:count], self._left = self._left[:count], self._left[count:]
+        return count
+
+
+def _code(error: Exception) -> str:
+    return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
