@@ -4,7 +4,7 @@ import re
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from secrets import token_hex
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,18 +26,13 @@ _IMAGES: Final = frozenset({Feature.IMAGES})
 _BEGINS: Final = re.compile(rb'"(?:(?:image_)?url"\s*+:\s*+"data:[^",\\]{1,128};base64,|data"\s*+:\s*+")')
 # Base64 has no asterisk, and no caller can guess the rest.
 _MARK: Final = f"*{token_hex(8)}."
-# A message to another process is decoded into bytes; msgspec can decode only one of the two.
-if TYPE_CHECKING:
-    ImageBytes = bytes | memoryview
-else:
-    ImageBytes = bytes
 
 
 class ImageData(Struct, frozen=True):
     """The bytes of an image as they came: in base64 in the body, as they are where they were fetched."""
 
     media_type: str
-    data: ImageBytes
+    data: memoryview
     in_base64: bool = False
 
     @property
@@ -47,9 +42,8 @@ class ImageData(Struct, frozen=True):
 
     def base64(self) -> Iterator[bytes | memoryview]:
         """Its base64, piece by piece."""
-        view = memoryview(self.data)
-        for at in range(0, len(view), _PIECE_BYTES):
-            piece = view[at : at + _PIECE_BYTES]
+        for at in range(0, len(self.data), _PIECE_BYTES):
+            piece = self.data[at : at + _PIECE_BYTES]
             yield piece if self.in_base64 else b64encode(piece)
 
     def decoded(self) -> bytes:

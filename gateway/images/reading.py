@@ -135,7 +135,9 @@ class RequestImages:
 
     def _fetched(self, image: ImageContent, data: bytes) -> tuple[ImageContent, ImageData]:
         header = self._header(image, data, lambda: data)
-        return _named(image, header, hashlib.sha256(data).hexdigest()), ImageData(header.media_type, data)
+        return _named(image, header, hashlib.sha256(data).hexdigest()), ImageData(
+            header.media_type, memoryview(data)
+        )
 
     def _header(self, image: ImageContent, first: bytes, whole: Callable[[], bytes]) -> ImageHeader:
         """What the bytes are, whatever they are said to be."""

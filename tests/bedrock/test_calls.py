@@ -198,7 +198,9 @@ async def test_images_go_as_bytes_count_in_the_estimate_and_teach_it_nothing(
 ) -> None:
     image = ImageContent(sha256="a")
     message = Message(USER, "What is this?", parts=("What is this?", image))
-    asked = replace(work(message), images={"a": ImageData("image/png", sample("png"))}, image_tokens=1_000)
+    asked = replace(
+        work(message), images={"a": ImageData("image/png", memoryview(sample("png")))}, image_tokens=1_000
+    )
     backend = make(max_input_tokens=1_100)
     before = backend._counter.estimate(backend.model, asked.messages)
     await hear(backend, asked)

@@ -105,7 +105,7 @@ def test_images_are_blocks_of_bytes_between_their_texts() -> None:
     seen = {name: sample(name) for name in ("png", "jpeg", "gif", "webp")}
     parts = ["One ", "and", *[ImageContent(sha256=name) for name in seen], " ", "two"]
     message = Message(USER, "One and two", parts=tuple(parts))
-    given = {name: ImageData(f"image/{name}", data) for name, data in seen.items()}
+    given = {name: ImageData(f"image/{name}", memoryview(data)) for name, data in seen.items()}
     asked = replace(work(Message(SYSTEM, "Evidence:\nsome"), message), images=given)
     request = ConverseWriter(HAIKU, lambda system: False).request(asked, ConverseTools(asked))
     assert CHECKER.faults("converse", request) == []

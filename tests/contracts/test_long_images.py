@@ -125,6 +125,6 @@ def test_an_image_is_written_in_pieces_of_the_length_that_it_says() -> None:
     for size in (0, 1, 2, 3, 500_000, 589_824):
         data = bytes(range(256)) * (size // 256) + bytes(size % 256)
         given = ImageData("image/png", memoryview(b64encode(data)), in_base64=True)
-        for image in (given, ImageData("image/png", data)):
+        for image in (given, ImageData("image/png", memoryview(data))):
             assert b"".join(image.base64()) == b64encode(data)
             assert image.base64_length == len(b64encode(data)) and image.decoded() == data

@@ -48,7 +48,7 @@ async def test_a_backend_gets_the_image_once_and_its_tokens_are_charged(build_ho
     [_, work] = house.backends["local"].calls
     [message] = work.messages
     assert message.parts == ("What is this?", *[ImageContent(width=5, height=3, sha256=SHA256)] * 2)
-    assert work.images == {SHA256: ImageData("image/png", b64encode(PNG), in_base64=True)}
+    assert work.images == {SHA256: ImageData("image/png", memoryview(b64encode(PNG)), in_base64=True)}
     assert (work.image_tokens, work.input_tokens) == (2 * TOKENS, len(work.token_ids) + 2 * TOKENS)
     assert plain.answer is not None and sink.answer is not None
     counted = [one.answer.budget.recent_turns for one in (plain, sink) if one.answer is not None]
@@ -127,6 +127,6 @@ async def test_what_was_fetched_counts_as_the_requests_memory_until_its_end(
 
     await house.journey.run(ask(stream=True, **shown("https://example.org/a.png")), sink := Sink())
     assert sink.answer is not None
-    assert house.backends["local"].calls[0].images == {SHA256: ImageData("image/png", PNG)}
+    assert house.backends["local"].calls[0].images == {SHA256: ImageData("image/png", memoryview(PNG))}
     assert held == [len(PNG)] * 2
     assert memory.held_bytes == 0

@@ -52,7 +52,7 @@ def test_work_arrives_as_it_was_sent() -> None:
         tools=(Tool("stock", parameters='{"type":"object"}'),),
         tool_choice=ToolChoice(name="stock"),
         template_kwargs={"enable_thinking": False},
-        images={"hash": ImageData("image/png", memoryview(b"\x89PNG"), in_base64=True)},
+        images={"a": ImageData("image/png", memoryview(b"\x89PNG"))},
     )
     assert decode_work(encode(work)) == work
 

@@ -89,7 +89,7 @@ def work(tokenizer: ChatTokenizer, data: bytes, width: int = 5, height: int = 3)
         token_ids=tokenizer.encode_chat([one.without_parts for one in asked], add_generation_prompt=True),
         messages=asked,
         sampling=SAMPLING,
-        images={sha256: ImageData("image/png", data)},
+        images={sha256: ImageData("image/png", memoryview(data))},
         image_tokens=COST.tokens(width, height),
     )
 

@@ -98,7 +98,10 @@ async def test_images_go_on_as_data_urls_in_their_places() -> None:
     parts = ("Is this", ImageContent(detail="low", sha256="a"), "or this?", ImageContent(sha256="b"))
     sent = work(
         messages=(Message(Role.USER, "Is thisor this?", parts=parts),),
-        images={"a": ImageData("image/png", b"a"), "b": ImageData("image/gif", b"Yg==", in_base64=True)},
+        images={
+            "a": ImageData("image/png", memoryview(b"a")),
+            "b": ImageData("image/gif", memoryview(b"Yg=="), in_base64=True),
+        },
     )
     for dialect in Dialect:
         upload = CompletionWriter("base", dialect).request_body(sent)
@@ -120,7 +123,7 @@ async def test_images_go_on_as_data_urls_in_their_places() -> None:
         {"reasoning_effort": "low"},
         {"template_kwargs": {"enable_thinking": False}},
         {"tools": "some"},
-        {"images": {"a": ImageData("image/png", b"")}},
+        {"images": {"a": ImageData("image/png", memoryview(b""))}},
     ],
 )
 def test_what_the_workers_own_parsers_are_needed_for_goes_as_messages(changes: dict[str, Any]) -> None:
