@@ -31,6 +31,7 @@ examples:
   sluice evaluate variant --base bf16 --candidate awq
   sluice evaluate variant --base bf16 --candidate awq --post --url http://127.0.0.1:8000
   sluice evaluate variant --base local --candidate bedrock --json > report.json
+  sluice evaluate variant --base bf16 --candidate awq --batch --post
 
 The report is signed with SLUICE_EVALUATION_KEY, else with SLUICE_ADMIN_KEY: the gateway must have the same.
 
@@ -54,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     cli.add_argument("--key", default=os.environ.get("SLUICE_ADMIN_KEY"), help="default: SLUICE_ADMIN_KEY")
     cli.add_argument("--post", action="store_true", help="store the report in the gateway")
     cli.add_argument("--parallel", type=int, default=4, help="requests at once (default: %(default)s)")
+    cli.add_argument("--batch", action="store_true", help="ask by a batch, on idle capacity; may take long")
     cli.add_argument("--prompts", type=Path, default=PROMPTS, help="JSONL (default: the demo shop's)")
     cli.add_argument("--thresholds", type=Path, default=DEFAULT, help="YAML (default: thresholds.yaml here)")
     cli.add_argument("--max-tokens", type=int, default=96, help="longest answer (default: %(default)s)")
@@ -81,7 +83,7 @@ def main(argv: Sequence[str] | None = None, connect: Callable[..., AdminClient] 
     try:
         done = evaluate(
             client, args.base, args.candidate, prompts, gate,
-            max_tokens=args.max_tokens, parallel=args.parallel, seed=args.seed,
+            max_tokens=args.max_tokens, parallel=args.parallel, seed=args.seed, as_batch=args.batch,
         )  # fmt: skip
         report = sign(as_json(done), evaluation_key(os.environ))
         if args.post:

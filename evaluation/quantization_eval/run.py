@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
 
 from evaluation.adapter_regression.checks import AdapterAnswer, score
 from evaluation.adapter_regression.prompts import Case, PromptSet
 from evaluation.adapter_regression.verdict import MetricFinding, Scores, judge, passes
 from evaluation.quantization_eval.gate import QuantizationGate
 from ops.client import AdminClient, AdminError
+
+BATCH_ENDED: Final = ("completed", "failed", "expired", "cancelled")
+LOOK_S: Final = 1.0
 
 
 class EvaluationError(Exception):
@@ -73,8 +80,9 @@ def evaluate(
     max_tokens: int = 96,
     parallel: int = 4,
     seed: int = 0,
+    as_batch: bool = False,
 ) -> Evaluation:
-    """Ask both backends of the gateway and judge. Raises EvaluationError."""
+    """Ask both backends of the gateway and judge; ``as_batch``: on idle capacity. Raises EvaluationError."""
     began = time.monotonic()
     missing = sorted(set(gate.groups) - {case.group for case in prompts.cases})
     if missing:
@@ -84,7 +92,14 @@ def evaluate(
         for name in (base, candidate):
             if name not in digests:
                 raise EvaluationError(f"{name!r} is no backend of the gateway; allowed: {', '.join(digests)}")
-        runs = [_answers(client, name, prompts.cases, max_tokens, parallel) for name in (base, candidate)]
+        asked = [(name, case) for name in (base, candidate) for case in prompts.cases]
+        if as_batch:
+            answers = _batch(client, asked, max_tokens)
+        else:
+            with ThreadPoolExecutor(parallel) as threads:
+                answers = list(threads.map(lambda one: _ask(client, one[0], one[1], max_tokens), asked))
+        given = {(name, case.id): answer for (name, case), answer in zip(asked, answers, strict=True)}
+        runs = [{case.id: given[name, case.id] for case in prompts.cases} for name in (base, candidate)]
     except AdminError as error:
         raise EvaluationError(str(error)) from None
     groups = dict.fromkeys(case.group for case in prompts.cases)
@@ -104,27 +119,63 @@ def evaluate(
 _Run = Mapping[str, AdapterAnswer]
 
 
-def _answers(
-    client: AdminClient, backend: str, cases: Sequence[Case], max_tokens: int, parallel: int
-) -> _Run:
-    """Greedy answers of one backend, by prompt."""
+def _body(backend: str, case: Case, max_tokens: int) -> dict[str, Any]:
+    """A request whose answer is greedy."""
+    return {
+        "model": backend,
+        "messages": [message.model_dump() for message in case.messages],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+    }
 
-    def ask(case: Case) -> AdapterAnswer:
-        body = {
-            "model": backend,
-            "messages": [message.model_dump() for message in case.messages],
-            "max_tokens": max_tokens,
-            "temperature": 0,
-        }
-        found = client.post("v1", "chat", "completions", body=json.dumps(body).encode())
-        told = found["sluice"]
-        if told["fallback"] is not None or told.get("backend_name", backend) != backend:
-            raise EvaluationError(f"{backend}: another backend answered {case.id!r}; is it up?")
-        [choice] = found["choices"]
-        return AdapterAnswer(choice["message"]["content"] or "", choice["finish_reason"] == "stop")
 
-    with ThreadPoolExecutor(parallel) as threads:
-        return dict(zip((case.id for case in cases), threads.map(ask, cases), strict=True))
+def _ask(client: AdminClient, backend: str, case: Case, max_tokens: int) -> AdapterAnswer:
+    body = json.dumps(_body(backend, case, max_tokens)).encode()
+    return _answer(backend, case, client.post("v1", "chat", "completions", body=body))
+
+
+def _answer(backend: str, case: Case, found: dict[str, Any]) -> AdapterAnswer:
+    told = found["sluice"]
+    if told["fallback"] is not None or told.get("backend_name", backend) != backend:
+        raise EvaluationError(f"{backend}: another backend answered {case.id!r}; is it up?")
+    [choice] = found["choices"]
+    return AdapterAnswer(choice["message"]["content"] or "", choice["finish_reason"] == "stop")
+
+
+def _batch(
+    client: AdminClient, asked: Sequence[tuple[str, Case]], max_tokens: int
+) -> Sequence[AdapterAnswer]:
+    """The answers of one batch, in the order of ``asked``; a line's id is its place there."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "evaluation.jsonl"
+        lines = (
+            {
+                "custom_id": str(place),
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": _body(backend, case, max_tokens),
+            }
+            for place, (backend, case) in enumerate(asked)
+        )
+        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        stored = client.upload("v1", "files", file=file, fields={"purpose": "batch"})
+    begun = {
+        "input_file_id": stored["id"],
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    }
+    batch = client.post("v1", "batches", body=json.dumps(begun).encode())
+    while (batch := client.get("v1", "batches", batch["id"]))["status"] not in BATCH_ENDED:
+        time.sleep(LOOK_S)
+    if batch["status"] != "completed" or batch["request_counts"]["completed"] != len(asked):
+        raise EvaluationError(
+            f"batch {batch['id']} is {batch['status']} with {batch['request_counts']['failed']} failed lines;"
+            f" sluice batch results {batch['id']} --errors shows them"
+        )
+    results = io.BytesIO()
+    client.download("v1", "files", batch["output_file_id"], "content", target=results)
+    rows = sorted(map(json.loads, results.getvalue().splitlines()), key=lambda row: int(row["custom_id"]))
+    return [_answer(*one, row["response"]["body"]) for one, row in zip(asked, rows, strict=True)]
 
 
 def _judged(

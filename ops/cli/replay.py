@@ -72,6 +72,10 @@ def replay(
         bool, typer.Option("--no-fallback", help="Ask for errors instead of fallback answers.")
     ] = False,
     max_errors: Annotated[int, typer.Option(min=0, help="Failed requests that are still a success.")] = 0,
+    as_batch: Annotated[
+        Path | None,
+        typer.Option(help="Write the requests to this file for `sluice batch submit`, and send none."),
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG here.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the figures to this file as JSON.")] = None,
     as_json: AsJson = False,
@@ -92,6 +96,14 @@ def replay(
             slo=ReplaySlo(slo_ttft_ms, slo_total_ms), timeout_s=timeout, seed=seed,
             max_model_len=max_model_len, no_fallback=no_fallback,
         )  # fmt: skip
+        if as_batch is not None:
+            count, cut = _write_batch(options, as_batch)
+            console.print(
+                f"{count} requests in {plain(as_batch)}, {cut} of them cut to the model's length; "
+                f"sluice batch submit {plain(as_batch)} runs them",
+                highlight=False,
+            )
+            return
         done = _run(options, console)
         notes = _notes(options, done)
         console.print(tables(done.report, notes))
@@ -110,6 +122,14 @@ def replay(
 
 
 replay.__doc__ = HELP
+
+
+def _write_batch(options: Options, out: Path) -> tuple[int, int]:
+    import asyncio
+
+    from ops.replay.session import write_batch
+
+    return asyncio.run(write_batch(options, out))
 
 
 def _run(options: Options, console: Console) -> Replayed:

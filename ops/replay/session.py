@@ -1,10 +1,12 @@
 """One replay from its options to its figures."""
 
 import asyncio
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from ops.replay.calibrate import calibrate
 from ops.replay.contract import Native, OpenAI, ReplayContract
@@ -80,19 +82,8 @@ async def replay_trace(
     """
     trace = await asyncio.to_thread(read_trace, options.trace, limit=options.limit, skip=options.skip)
     run = ReplayRun()
-    async with ReplayTarget(
-        options.url,
-        key=options.key,
-        timeout_s=options.timeout_s,
-        no_fallback=options.no_fallback,
-        clock=clock,
-    ) as target:
-        contract = await _contract(options, target)
-        lexicon, longest = await calibrate(target, contract)
-        longest = options.max_model_len or longest
-        requests = tuple(
-            plan(trace, speed=options.speed, scale_tokens=options.scale_tokens, max_model_len=longest)
-        )
+    async with _target(options, clock) as target:
+        contract, lexicon, longest, requests = await _planned(options, target, trace)
         maker = TextMaker(lexicon, options.seed)
 
         async def send(planned: Planned, text: str, started_at: float) -> ReplayedRequest:
@@ -112,6 +103,57 @@ async def replay_trace(
     below = sum(planned.prompt_tokens <= lexicon.overhead for planned in requests)
     found = report(run, options.slo, clamped=clamped)
     return Replayed(trace, lexicon, longest, tuple(run.outcomes), found, below)
+
+
+async def write_batch(
+    options: Options, out: Path, *, clock: Callable[[], float] = time.monotonic
+) -> tuple[int, int]:
+    """Write the trace's requests as a batch's input file; how many, and how many lengths were cut.
+
+    Raises:
+        ReplayError: the trace, an option or the gateway does not allow it.
+    """
+    trace = await asyncio.to_thread(read_trace, options.trace, limit=options.limit, skip=options.skip)
+    async with _target(options, clock) as target:
+        contract, lexicon, _, requests = await _planned(options, target, trace)
+    maker = TextMaker(lexicon, options.seed)
+
+    def write() -> None:
+        with out.open("w") as file:
+            for one in requests:
+                body = contract.body(maker.prompt(one), one.max_tokens)
+                whole = {name: value for name, value in body.items() if not name.startswith("stream")}
+                line = {
+                    "custom_id": f"r{one.index}",
+                    "method": "POST",
+                    "url": contract.path,
+                    "body": whole,
+                }
+                file.write(json.dumps(line) + "\n")
+
+    await asyncio.to_thread(write)
+    return len(requests), sum(one.clamped for one in requests)
+
+
+def _target(options: Options, clock: Callable[[], float]) -> ReplayTarget:
+    return ReplayTarget(
+        options.url,
+        key=options.key,
+        timeout_s=options.timeout_s,
+        no_fallback=options.no_fallback,
+        clock=clock,
+    )
+
+
+async def _planned(
+    options: Options, target: ReplayTarget, trace: Trace
+) -> tuple[ReplayContract, Lexicon, int, Sequence[Planned]]:
+    """The contract, what was learned of the gateway, the longest sequence, and the requests."""
+    contract = await _contract(options, target)
+    lexicon, longest = await calibrate(target, contract)
+    longest = options.max_model_len or longest
+    requests = plan(trace, speed=options.speed, scale_tokens=options.scale_tokens, max_model_len=longest)
+    return contract, lexicon, longest, tuple(requests)
 
 
 async def _contract(options: Options, target: ReplayTarget) -> ReplayContract:

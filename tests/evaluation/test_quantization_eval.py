@@ -57,13 +57,34 @@ class Gateway:
         self.wrong = wrong
         self.sluice = sluice
         self.posted: list[dict[str, Any]] = []
+        self.lines: list[dict[str, Any]] = []
+        self.batch_ends = "completed"
 
     def get(self, *path: str) -> Any:
+        if path[:2] == ("v1", "batches"):
+            done = len(self.lines) if self.batch_ends == "completed" else 1
+            counts = {"completed": done, "failed": len(self.lines) - done}
+            return {"id": "b", "status": self.batch_ends, "request_counts": counts, "output_file_id": "f2"}
         assert path == ("admin", "evaluations")
         return {"backends": DIGESTS}
 
+    def upload(self, *path: str, file: Path, fields: Any) -> Any:
+        assert (path, fields) == (("v1", "files"), {"purpose": "batch"})
+        self.lines = [json.loads(line) for line in file.read_text().splitlines()]
+        return {"id": "f1"}
+
+    def download(self, *path: str, target: Any) -> None:
+        assert path == ("v1", "files", "f2", "content")
+        for line in reversed(self.lines):  # results come in any order
+            body = self.post("v1", "chat", "completions", body=json.dumps(line["body"]).encode())
+            row = {"custom_id": line["custom_id"], "response": {"body": body}}
+            target.write(json.dumps(row).encode() + b"\n")
+
     def post(self, *path: str, body: bytes) -> Any:
         given = json.loads(body)
+        if path == ("v1", "batches"):
+            assert given["input_file_id"] == "f1"
+            return {"id": "b"}
         if path == ("admin", "evaluations"):
             self.posted.append(given["report"])
             return {}
@@ -118,6 +139,22 @@ def test_a_variant_that_answers_worse_fails(
     report = json.loads(capsys.readouterr().out)
     assert report["passed"] is False
     assert {m["standing"] for one in report["groups"] for m in one["metrics"]} >= {"worse"}
+
+
+def test_a_batch_gives_the_same_verdict_and_one_that_fails_gives_none(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = []
+    for more in ((), ("--batch",)):
+        assert run(Gateway(wrong=lambda model: model == "awq"), "--json", *more) == 1
+        reports.append(json.loads(capsys.readouterr().out))
+    first, second = reports
+    assert first["groups"] == second["groups"]
+
+    gateway = Gateway()
+    gateway.batch_ends = "expired"
+    assert run(gateway, "--batch") == 2
+    assert "batch b is expired" in capsys.readouterr().err
 
 
 def test_a_metric_that_is_judged_and_not_measured_does_not_pass(

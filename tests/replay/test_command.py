@@ -67,6 +67,17 @@ async def test_a_replay_prints_tables_writes_json_and_a_picture(
     assert width > 1000 and height > 600
 
 
+async def test_a_trace_may_become_a_batchs_file(gateway: FakeGateway, azure: Azure, tmp_path: Path) -> None:
+    trace, out = azure(*((n / 20, 60, 5 + n) for n in range(4))), tmp_path / "lines.jsonl"
+    code, printed, err = await run(str(trace), "--url", gateway.url, "--as-batch", str(out))
+    assert (code, err) == (0, "") and "4 requests in" in printed
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["custom_id"] for line in lines] == ["r0", "r1", "r2", "r3"]
+    assert {(line["method"], line["url"]) for line in lines} == {("POST", "/v1/generate")}
+    assert [line["body"]["sampling"]["max_tokens"] for line in lines] == [5, 6, 7, 8]
+    assert not any("stream" in line["body"] for line in lines)
+
+
 async def test_json_on_standard_output_is_alone_there_and_holds_no_key(
     gateway: FakeGateway, azure: Azure
 ) -> None:
