@@ -1,7 +1,8 @@
 """What a chat template is given: messages and tools as ``transformers`` and vLLM show them to it.
 
 A call's arguments are an object (``{}`` where the text is not one, as in vLLM: a history with a broken call
-can be continued). A custom tool is shown as a function with one text, ``input``.
+can be continued). A custom tool is shown as a strict function with one text, ``input``: vLLM binds a call
+that it may make, where it would only read it, so that the text is always found.
 """
 
 import json
@@ -15,6 +16,7 @@ CUSTOM_PARAMETERS: Mapping[str, object] = {
     "type": "object",
     "properties": {CUSTOM_INPUT: {"type": "string"}},
     "required": [CUSTOM_INPUT],
+    "additionalProperties": False,
 }
 
 
@@ -43,8 +45,9 @@ def _shown_tool(tool: Tool) -> dict[str, Any]:
     if tool.parameters is not None:
         parameters = json.loads(tool.parameters)
     shown: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": parameters}
-    if tool.strict is not None:
-        shown["strict"] = tool.strict
+    strict = True if tool.kind is ToolKind.CUSTOM else tool.strict
+    if strict is not None:
+        shown["strict"] = strict
     return {"type": ToolKind.FUNCTION.value, "function": shown}
 
 

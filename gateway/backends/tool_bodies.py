@@ -106,7 +106,8 @@ def _as_function(tool: Tool) -> Tool:
         return tool
     form = "" if tool.format is None else f"The form of {CUSTOM_INPUT}: {tool.format}"
     description = "\n\n".join(filter(None, (tool.description, form))) or None
-    return Tool(tool.name, ToolKind.FUNCTION, description, orjson.dumps(CUSTOM_PARAMETERS).decode())
+    parameters = orjson.dumps(CUSTOM_PARAMETERS).decode()
+    return Tool(tool.name, ToolKind.FUNCTION, description, parameters, strict=True)
 
 
 def _call(call: ToolCall, *, custom: bool) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from budgeting.values import ImageContent, Message, Role
+from budgeting.template_input import shown_tools
+from budgeting.values import ImageContent, Message, Role, Tool, ToolKind
 from gateway.backends.port import Continue
 from gateway.backends.workers.client import Upload
 from gateway.backends.workers.dialect import CHAT_PATH, CompletionWriter, Dialect
@@ -77,6 +78,19 @@ def test_tools_choices_and_histories_go_on_as_they_came(choice: Any) -> None:
     sent = forwarded(**fields)
     assert {name: sent[name] for name in fields} == fields
     assert sent["messages"] == HISTORY
+
+
+def test_a_custom_tool_is_a_strict_function_of_one_text_as_the_template_is_shown_it() -> None:
+    custom = {"type": "custom", "custom": {"name": "patch", "description": "Edits a file."}}
+    [sent] = forwarded(Dialect.VLLM, tools=[custom])["tools"]
+    assert sent["type"] == "function" and sent["function"]["strict"] is True
+    assert sent["function"]["parameters"] == {
+        "type": "object",
+        "properties": {"input": {"type": "string"}},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+    assert shown_tools((Tool("patch", ToolKind.CUSTOM, "Edits a file."),)) == [sent]
 
 
 def test_a_request_without_tools_has_none_of_their_fields() -> None:
