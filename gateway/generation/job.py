@@ -140,6 +140,7 @@ def rank_backends(request: GenerateRequest, target: Target, lease: Lease, fleet:
         pinned=target.backend,
         model=target.model or (lease.adapter.base_model if lease.adapter is not None else None),
         models=request.caller.models,
+        serving=target.serving,
     )
 
 

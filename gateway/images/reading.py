@@ -4,10 +4,10 @@ import asyncio
 import hashlib
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
@@ -52,18 +52,44 @@ class ImageReader:
     def of(self, request: GenerateRequest) -> AbstractContextManager["RequestImages"]:
         """The images of a request, in memory while the block runs."""
         if Feature.IMAGES not in request.needs:
-            return nullcontext(RequestImages(request, self._bounds, None, _hold_nothing))
+            return _NONE
         return self._of(request)
 
     @contextmanager
     def _of(self, request: GenerateRequest) -> Iterator["RequestImages"]:
         with self._holding(request.caller.tenant) as hold:
-            yield RequestImages(request, self._bounds, self._fetcher, hold)
+            yield _Images(request, self._bounds, self._fetcher, hold)
 
 
-class RequestImages:
+class RequestImages(Protocol):
     """The images of one request; once they are read, ``data`` has their bytes by their hashes."""
 
+    @property
+    def data(self) -> Mapping[str, ImageData]:
+        """By hash."""
+
+    async def read(self, prompt: CanonicalPrompt, offload: Offload) -> CanonicalPrompt:
+        """The request's prompt with its images read.
+
+        Raises InvalidRequest: one of them cannot be served; RateLimited, TooManyBodies, TooManyOwnBodies.
+        """
+
+
+class _NoImages:
+    """Of all requests without images."""
+
+    data: Final = _NO_IMAGES
+
+    async def read(self, prompt: CanonicalPrompt, offload: Offload) -> CanonicalPrompt:
+        return prompt
+
+    def __enter__(self) -> "_NoImages":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class _Images:
     def __init__(
         self, request: GenerateRequest, bounds: ImagesSection, fetcher: ImageFetcher | None, hold: Hold
     ) -> None:
@@ -74,12 +100,6 @@ class RequestImages:
         self.data: Mapping[str, ImageData] = _NO_IMAGES
 
     async def read(self, prompt: CanonicalPrompt, offload: Offload) -> CanonicalPrompt:
-        """The request's prompt with its images read.
-
-        Raises InvalidRequest: one of them cannot be served; RateLimited, TooManyBodies, TooManyOwnBodies.
-        """
-        if Feature.IMAGES not in self._request.needs:
-            return prompt
         images = [image for turn in prompt.turns for image in turn.images]
         if len(images) > (most := self._bounds.max_per_request):
             raise not_allowed("messages", f"has {len(images)} images", f"{most} or fewer")
@@ -159,8 +179,7 @@ def _named(image: ImageContent, header: ImageHeader, sha256: str) -> ImageConten
     return ImageContent("", image.detail, "", header.width, header.height, sha256)
 
 
-def _hold_nothing(size: int) -> None:
-    """For a request without images."""
+_NONE: Final = _NoImages()
 
 
 def _with_images(turn: Message, read: Mapping[str, tuple[ImageContent, ImageData]]) -> Message:

@@ -62,6 +62,7 @@ def rank(
     pinned: str | None = None,
     model: str | None = None,
     models: Collection[str] | None = None,
+    serving: Sequence[tuple[str, float]] = (),
 ) -> Ranking:
     """Order the route's backends for one request.
 
@@ -73,10 +74,15 @@ def rank(
         pinned: a backend that the caller named as ``model``; it is the only candidate then.
         model: the base model that must answer; where no backend of the route serves it, it is ignored.
         models: those that may answer; ``None``: all.
+        serving: what :func:`weights_serving` found for ``model``, where the caller knows it.
 
     Raises Forbidden: no backend that could answer serves one of ``models``.
     """
-    weighed = [(pinned, 100.0)] if pinned is not None else weights_serving(route, model, backends)
+    weighed = list(serving)
+    if pinned is not None:
+        weighed = [(pinned, 100.0)]
+    elif not weighed:
+        weighed = weights_serving(route, model, backends)
     if not weighed:
         weighed = weights_serving(route, None, backends)
     if models is not None:
@@ -102,7 +108,12 @@ def rank(
     if len(able) > 1:
         able.sort(key=lambda backend: backend.state is not BackendState.READY)
     # Only a draw among all backends of the route compares them fairly.
-    fair = weighed == weights_serving(route, None, backends) and drawn not in unable
+    if drawn in unable:
+        fair = False
+    elif len(route.weights) == 1:
+        fair = drawn == route.weights[0][0]
+    else:
+        fair = weighed == weights_serving(route, None, backends)
     return Ranking(tuple(able), unable, drawn if fair else None)
 
 

@@ -1,6 +1,6 @@
 """Resolves what a request names: a route, and optionally a backend or an adapter (OpenAI's ``model``)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Final
@@ -28,13 +28,17 @@ MAX_NAME_CHARS: Final = 256
 
 
 class Target(Struct, frozen=True):
-    """The route to take; a backend, an adapter or a base model only when the caller named one."""
+    """The route to take; a backend, an adapter or a base model only when the caller named one.
+
+    ``serving`` are the backends that serve ``model``, with their weights.
+    """
 
     route: Route
     prompt_version: str | None
     backend: str | None = None
     adapter_id: str | None = None
     model: str | None = None
+    serving: Sequence[tuple[str, float]] = ()
 
     def selection(self, request: GenerateRequest) -> Selection:
         """What adapter selection looks at."""
@@ -86,8 +90,9 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
         )
     if model is None or selected == name:
         return Target(route, version, None, request.adapter_id)
-    if weights_serving(route, model, fleet.backends) and caller.may_use(model):
-        return Target(route, version, None, request.adapter_id, model)
+    serving = weights_serving(route, model, fleet.backends)
+    if serving and caller.may_use(model):
+        return Target(route, version, None, request.adapter_id, model, serving)
     if model in adapters:
         return Target(route, version, None, model)
     if model in fleet.backends and caller.may_use(fleet.backends[model].model):

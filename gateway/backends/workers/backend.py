@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -274,7 +274,7 @@ class WorkersBackend:
         self._stopped = True
         self.presence.close()
 
-    async def generate(self, work: Work, out: DeltaSink) -> Completion:
+    def generate(self, work: Work, out: DeltaSink) -> Coroutine[Any, Any, Completion]:
         """Generate. Leaving early closes the connection, which ends the generation on the worker.
 
         A worker that fails before the first token is replaced by another; each is tried at most once.
@@ -294,8 +294,8 @@ class WorkersBackend:
             )
         partial = check_partial(work, self._writer.ways(work), self.name)
         if partial is None:
-            return await self._generate(work, out)
-        return await generate_rest(self._writer.splice(work, partial), self._generate, work, out)
+            return self._generate(work, out)
+        return generate_rest(self._writer.splice(work, partial), self._generate, work, out)
 
     async def embed(self, part: EmbedPart) -> Vectors:
         """The vectors of some inputs."""
