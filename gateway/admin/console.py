@@ -1,14 +1,23 @@
-"""What the console shows of this process: its present state, and its last requests."""
+"""What the console shows: this process' present state and last requests, and the fleet's gateways.
 
+While a live view is open, its gateway announces its summary through the state store, and asks the others for
+theirs. Announcements are not stored, and nothing is announced while no view is open.
+"""
+
+import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 import msgspec
 from typing_extensions import TypedDict
 
 from gateway.state.audit import Audit
+from gateway.state.port import StateStore
+from observability.collectors import WorkerStatus
 from observability.events import RequestRecord
+from observability.slo_metrics import SloTargets, met
 
 KEPT: Final = 2_000
 """Requests that can be looked at."""
@@ -20,6 +29,54 @@ MOST_STREAMS: Final = 64
 """Live views that are open at one process at a time."""
 LISTED: Final = 12
 """Requests of the live view."""
+STREAM: Final = "console"
+"""Name under which gateways announce their summaries."""
+GONE_S: Final = 8.0
+"""A gateway whose last summary is older is shown as gone: three or four announcements are missing."""
+MOST_GATEWAYS: Final = 64
+"""Gateways that are remembered; the one that was silent for longest makes room."""
+MOST_SUMMARY: Final = 4_096
+"""Longest announcement that is read, in characters."""
+RECENT_S: Final = 60.0
+"""Requests that ended within it count for the routes' targets."""
+MOST_ROUTES: Final = 50
+"""Routes of the live view."""
+
+
+class GatewaySummary(msgspec.Struct, frozen=True):
+    """What a gateway announces; ``asks``: a live view is open there, so the others shall announce theirs.
+
+    Counts of failures are of the last minute.
+    """
+
+    gateway: str
+    asks: bool
+    version: str
+    in_flight: int
+    waiting: int
+    requests_per_second: float
+    errors: int
+    fallbacks: int
+    refused: int
+    ttft_ms_p50: float | None = None
+    ttft_ms_p99: float | None = None
+    tpot_ms_p50: float | None = None
+    tpot_ms_p99: float | None = None
+
+
+class RouteTargets(TypedDict):
+    """The last minute of a route against its targets; shares are ``None`` without a request that counts.
+
+    ``goodput`` is the number of requests a second that met both.
+    """
+
+    route: str
+    ttft_target_ms: float
+    total_target_ms: float
+    requests: int
+    ttft_met: float | None
+    total_met: float | None
+    goodput: float
 
 
 class FinishedRequest(TypedDict):
@@ -50,12 +107,15 @@ class RequestsBody(TypedDict):
 
 
 class ConsoleAdmin:
-    """Answers from memory alone.
+    """Answers from memory alone. :meth:`run` announces this gateway to others while a live view is open.
 
     Args:
         admission: the gates, as operators see them.
         figures: of the last minute.
         backends: each with its state and load.
+        workers: those of each pool.
+        targets: the service levels in force, by route.
+        store: where gateways announce themselves.
     """
 
     def __init__(
@@ -64,8 +124,12 @@ class ConsoleAdmin:
         admission: Callable[[], Mapping[str, Any]],
         figures: Callable[[], Mapping[str, Any]],
         backends: Callable[[], Sequence[Mapping[str, Any]]],
+        workers: Callable[[], Mapping[str, Sequence[WorkerStatus]]],
+        targets: Callable[[], Mapping[str, SloTargets]],
+        store: StateStore,
         audit: Audit,
         name: str,
+        version: str,
         clock: Callable[[], float],
         unix_time: Callable[[], float],
         pause_s: float = PAUSE_S,
@@ -74,35 +138,115 @@ class ConsoleAdmin:
         self._admission = admission
         self._figures = figures
         self._backends = backends
+        self._workers = workers
+        self._targets = targets
+        self._store = store
         self._audit = audit
         self._name = name
+        self._version = version
         self._clock = clock
         self._unix_time = unix_time
         self._kept: deque[tuple[float, RequestRecord]] = deque(maxlen=KEPT)
         self.pause_s, self.most_streams = pause_s, most_streams
         self.streams = 0  # open live views
-        self._live: dict[str, Any] = {}
-        self._live_at = float("-inf")
+        self._made: tuple[GatewaySummary, Mapping[str, Any]]
+        self._made_at = float("-inf")
+        # By name: when its last summary came, by this process' clocks, and the summary.
+        self._others: dict[str, tuple[float, float, GatewaySummary]] = {}
+        self._asks = False
+        self._due = asyncio.Event()
+        store.hear(STREAM, self._heard)
 
-    def saw(self, record: RequestRecord) -> None:
+    def observe(self, record: RequestRecord) -> None:
         """A request has ended."""
         self._kept.append((self._unix_time(), record))
 
+    async def run(self) -> None:
+        """Announce this gateway while a live view is open, here or elsewhere, once in ``pause_s`` at most."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            asks, self._asks = self._asks, False
+            summary = msgspec.structs.replace(self._aggregate()[0], asks=asks)
+            await self._store.announce(STREAM, msgspec.json.encode(summary).decode())
+            await asyncio.sleep(self.pause_s)
+
+    def _heard(self, text: str) -> None:
+        """A gateway, possibly this one or one of another version, has announced itself."""
+        if len(text) > MOST_SUMMARY:
+            return
+        try:
+            summary = msgspec.json.decode(text, type=GatewaySummary)
+        except msgspec.DecodeError:
+            return
+        if summary.gateway == self._name:
+            return
+        self._others.pop(summary.gateway, None)  # so that the order is that of the last announcement
+        self._others[summary.gateway] = (self._clock(), self._unix_time(), summary)
+        if len(self._others) > MOST_GATEWAYS:
+            del self._others[next(iter(self._others))]
+        if summary.asks:
+            self._due.set()
+
+    def _summary(self, gates: Mapping[str, Any], figures: Mapping[str, Any]) -> GatewaySummary:
+        return GatewaySummary(
+            self._name,
+            False,
+            self._version,
+            sum(gate["in_flight"]["requests"] for gate in gates.values()),
+            sum(gate["queue"]["requests"] for gate in gates.values()),
+            *(figures[name] for name in _COUNTED),
+            *(figures[name] for name in _TIMED),
+        )
+
+    def _fleet(self, own: GatewaySummary) -> list[dict[str, Any]]:
+        """All gateways that are known, by name."""
+        now = self._clock()
+        known = [(now, self._unix_time(), own), *self._others.values()]
+        return [
+            {**msgspec.to_builtins(one), "at": at, "gone": now - heard_at > GONE_S}
+            for heard_at, at, one in sorted(known, key=lambda entry: entry[2].gateway)
+        ]
+
     def live(self) -> Mapping[str, Any]:
-        """This process now."""
-        if self._clock() - self._live_at >= FRESH_S:
-            self._live_at = self._clock()
-            shown = self._admission()
-            self._live = {
-                "at": self._unix_time(),
-                "gateway": self._name,
-                "figures": dict(self._figures()),
-                "backends": [dict(one) for one in self._backends()],
-                "gates": shown["backends"],
-                "decisions": shown["decisions"][:LISTED],
-                "requests": [_line(at, record) for at, record in list(self._kept)[: -LISTED - 1 : -1]],
-            }
-        return self._live
+        """This process now, and what the other gateways announced last."""
+        self._asks = True
+        self._due.set()
+        return self._aggregate()[1]
+
+    def _aggregate(self) -> tuple[GatewaySummary, Mapping[str, Any]]:
+        if self._clock() - self._made_at >= FRESH_S:
+            self._made_at, now = self._clock(), self._unix_time()
+            shown, figures, recent = self._admission(), self._figures(), list(self._recent(now))
+            own = self._summary(shown["backends"], figures)
+            self._made = (
+                own,
+                {
+                    "at": now,
+                    "gateway": self._name,
+                    "fleet": self._fleet(own),
+                    "figures": dict(figures),
+                    "targets": _against(self._targets(), recent),
+                    "backends": [dict(one) for one in self._backends()],
+                    "workers": [
+                        {"pool": pool, **asdict(one)}
+                        for pool, found in self._workers().items()
+                        for one in found
+                    ],
+                    "prefix_hits": _prefix_hits(recent),
+                    "gates": shown["backends"],
+                    "decisions": shown["decisions"][:LISTED],
+                    "requests": [_line(at, record) for at, record in list(self._kept)[: -LISTED - 1 : -1]],
+                },
+            )
+        return self._made
+
+    def _recent(self, now: float) -> Iterable[RequestRecord]:
+        """Those of the last minute, newest first."""
+        for at, record in reversed(self._kept):
+            if now - at > RECENT_S:
+                return
+            yield record
 
     def requests(self, *, text: str | None, errors: bool, limit: int) -> RequestsBody:
         """The last ones whose id, tenant, model, route, backend or error is ``text``, or begins with it."""
@@ -128,6 +272,45 @@ class ConsoleAdmin:
     async def signed_in(self, who: str, address: str) -> None:
         """A key was exchanged for a session."""
         await self._audit.record(who, "console.sign_in", address or "unknown address")
+
+
+_COUNTED = ("requests_per_second", "errors_last_minute", "fallbacks_last_minute", "shed_last_minute")
+_TIMED = ("ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "tpot_ms_p99")
+
+
+def _against(targets: Mapping[str, SloTargets], recent: Iterable[RequestRecord]) -> list[RouteTargets]:
+    """Each route that was used, against its targets."""
+    verdicts: dict[str, list[tuple[bool | None, bool | None]]] = {}
+    for record in recent:
+        if record.route is not None and record.route in targets:
+            verdicts.setdefault(record.route, []).append(met(record, targets[record.route]))
+    return [
+        {
+            "route": route,
+            "ttft_target_ms": targets[route].ttft_ms,
+            "total_target_ms": targets[route].total_ms,
+            "requests": len(found),
+            "ttft_met": _share([first for first, _ in found]),
+            "total_met": _share([whole for _, whole in found]),
+            "goodput": round(sum(first is True and whole is True for first, whole in found) / RECENT_S, 3),
+        }
+        for route, found in sorted(verdicts.items())[:MOST_ROUTES]
+    ]
+
+
+def _share(verdicts: Iterable[bool | None]) -> float | None:
+    counted = [one for one in verdicts if one is not None]
+    return sum(counted) / len(counted) if counted else None
+
+
+def _prefix_hits(recent: Iterable[RequestRecord]) -> dict[str, float]:
+    """The share of input tokens that each backend found in its cache, by its name."""
+    tokens: dict[str, tuple[int, int]] = {}
+    for record in recent:
+        if record.backend_name is not None and record.input_tokens:
+            cached, all_ = tokens.get(record.backend_name, (0, 0))
+            tokens[record.backend_name] = (cached + record.cached_tokens, all_ + record.input_tokens)
+    return {name: cached / all_ for name, (cached, all_) in tokens.items()}
 
 
 def _names(record: RequestRecord) -> tuple[str | None, ...]:

@@ -99,6 +99,7 @@ class Gateway:
         yield "batches", self.serving.batches.runner
         if self.core.backends.engines.pools:
             yield "worker-inspections", self.serving.inspections
+        yield "console", self.services.console
         yield "engine-counts", core.accounts.engine_counts
 
     def _engine_ready(self) -> bool:

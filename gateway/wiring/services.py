@@ -31,6 +31,7 @@ from gateway.ports import HttpLimits, Services
 from gateway.requests.body_memory import RECORDINGS, UPLOADS, BodyMemory
 from gateway.requests.edge_record import EdgeReporter
 from gateway.routing.revision import rules_naming
+from gateway.routing.slo_targets import RevisionTargets
 from gateway.routing.target import may_use
 from gateway.wiring.core import Core
 from gateway.wiring.foundation import Foundation, keys_of
@@ -154,12 +155,17 @@ def make_console(core: Core, admission: AdmissionAdmin) -> ConsoleAdmin:
         admission=admission.show,
         figures=base.rolling_stats.figures,
         backends=backends,
+        workers=core.backends.engines.workers,
+        targets=RevisionTargets(core.control.revision),
+        store=base.state.store,
+        version=base.version,
         audit=base.audit,
-        name=f"{socket.gethostname()}:{base.settings.server.port}",
+        # The name must be different in every process, and port 0 stands for any free one.
+        name=f"{socket.gethostname()}:{base.settings.server.port or f'pid-{os.getpid()}'}",
         clock=base.clock,
         unix_time=base.unix_time,
     )
-    base.events.attach(console.saw, RequestRecord)
+    base.events.attach(console.observe, RequestRecord)
     return console
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import hashlib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,18 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from gateway.admin.console import KEPT, ConsoleAdmin
+from gateway.admin.console import GONE_S, KEPT, MOST_GATEWAYS, STREAM, ConsoleAdmin
 from gateway.app import create_app
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import InvalidKey
+from gateway.health.rolling_stats import RollingStats
 from gateway.keys.sessions import COOKIE, SESSION_S, ConsoleSessions
 from gateway.ports import HttpLimits
+from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.testing import FakeKeys, fake_services, serving
+from observability.collectors import WorkerStatus
 from observability.events import RequestRecord
+from observability.slo_metrics import SloTargets
 from tests.http.conftest import Connect
 
 FOLDER = Path(__file__).parents[2] / "gateway" / "bundled" / "console"
@@ -64,17 +71,29 @@ class Recorded:
 
 
 class House:
-    """A gateway with a console; ``now`` is its Unix time, and its clock."""
+    """A gateway with a console; ``now`` is its Unix time, and its clock.
 
-    def __init__(self, **limits: Any) -> None:
+    Args:
+        name: of the gateway.
+        streams: those of the state store, which several gateways share.
+    """
+
+    def __init__(self, name: str = "gw:1", streams: MemoryStreams | None = None, **limits: Any) -> None:
         self.now = 1_800_000_000.0
+        self.stats = RollingStats(lambda: self.now)
+        self.waiting = 0
+        self.streams = streams or MemoryStreams()
         self.keys, self.audit, self.aggregates = Keys(), Recorded(), 0
         self.console = ConsoleAdmin(
             admission=self.admission,
-            figures=lambda: {"errors_last_minute": 0},
+            figures=self.stats.figures,
             backends=lambda: [{"name": "local"}],
+            workers=lambda: {"pool": [WorkerStatus("http://w1", "ejected", 0.0, 1, 1, 2, kv_usage=0.5)]},
+            targets=lambda: {"chat": SloTargets(200.0, 1_400.0)},
+            store=MemoryStateStore(self.streams, unix_time=lambda: self.now),
             audit=self.audit,  # type: ignore[arg-type]
-            name="gw:1",
+            name=name,
+            version="1.0",
             clock=lambda: self.now,
             unix_time=lambda: self.now,
         )
@@ -87,7 +106,8 @@ class House:
 
     def admission(self) -> Mapping[str, Any]:
         self.aggregates += 1
-        return {"backends": {}, "decisions": []}
+        gate = {"in_flight": {"requests": 3}, "queue": {"requests": self.waiting}}
+        return {"backends": {"local": gate}, "decisions": []}
 
     def finished(self, number: int, **changes: Any) -> None:
         fields: dict[str, Any] = {
@@ -97,7 +117,9 @@ class House:
             "total_ms": 1.0,
             **changes,
         }
-        self.console.saw(RequestRecord(f"req_{number}", f"gen_{number}", f"{number:032}", **fields))
+        record = RequestRecord(f"req_{number}", f"gen_{number}", f"{number:032}", **fields)
+        self.console.observe(record)
+        self.stats.observe(record)
 
 
 async def signed_in(client: Any, key: str = "admin") -> Any:
@@ -267,6 +289,97 @@ def test_many_consoles_share_one_aggregate() -> None:
     assert house.aggregates == 1
     house.now += 2
     assert house.console.live()["gateway"] == "gw:1" and house.aggregates == 2
+
+
+def test_the_last_minute_is_compared_with_the_routes_targets() -> None:
+    house = House()
+    house.finished(1, route="chat", ttft_ms=150.0, total_ms=1_000.0)  # forgotten, because it is older
+    house.now += 61
+    house.finished(2, route="chat", ttft_ms=150.0, total_ms=1_000.0, backend_name="local", input_tokens=30)
+    house.finished(3, route="chat", ttft_ms=250.0, total_ms=1_000.0)
+    house.finished(4, route="chat", ttft_ms=150.0, total_ms=2_000.0, backend_name="local", input_tokens=10,
+                   cached_tokens=10)  # fmt: skip
+    house.finished(5, route="chat", status=422, error_code="invalid_request")
+    house.finished(6, route="chat", status=503, error_code="queue_full")
+    house.finished(7, route="other")
+    shown = house.console.live()
+    (chat,) = shown["targets"]
+    assert (chat["route"], chat["requests"], chat["goodput"]) == ("chat", 5, round(1 / 60, 3))
+    assert (chat["ttft_met"], chat["total_met"]) == (0.5, 0.5)
+    assert shown["prefix_hits"] == {"local": 0.25}
+    assert shown["workers"][0]["url"] == "http://w1" and shown["workers"][0]["pool"] == "pool"
+
+
+@asynccontextmanager
+async def announcing(*houses: House) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as loops:
+        tasks = [loops.create_task(house.console.run()) for house in houses]
+        yield
+        for task in tasks:
+            task.cancel()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - it is the clock of the fake that moves
+            await asyncio.sleep(0.005)
+
+
+async def test_a_live_view_shows_every_gateway_of_the_store_and_which_is_gone() -> None:
+    streams = MemoryStreams()
+    houses = one, two = House("gw:1", streams), House("gw:2", streams)
+    for house in houses:
+        house.console.pause_s = 0.01
+    two.waiting = 7
+
+    def fleet() -> dict[str, tuple[int, bool]]:
+        one.now += 2
+        return {entry["gateway"]: (entry["waiting"], entry["gone"]) for entry in one.console.live()["fleet"]}
+
+    async with announcing(one):
+        async with announcing(two):
+            await until(lambda: len(fleet()) == 2)
+            assert fleet() == {"gw:1": (0, False), "gw:2": (7, False)}
+        last_seen = one.now
+        one.now += GONE_S
+        assert fleet() == {"gw:1": (0, False), "gw:2": (7, True)}
+        (gone,) = (entry for entry in one.console.live()["fleet"] if entry["gone"])
+        assert gone["at"] <= last_seen
+        async with announcing(two):
+            await until(lambda: not fleet()["gw:2"][1])
+
+
+async def test_nothing_is_announced_while_no_view_is_open() -> None:
+    streams = MemoryStreams()
+    heard: list[str] = []
+    listener = MemoryStateStore(streams, unix_time=lambda: 0.0)
+    listener.hear(STREAM, heard.append)
+    one, two = House("gw:1", streams), House("gw:2", streams)
+    one.console.pause_s = two.console.pause_s = 0.01
+    async with announcing(one, two):
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert heard == [] and one.aggregates == two.aggregates == 0
+        one.console.live()
+        await until(lambda: len(heard) == 2)
+        await asyncio.sleep(0.1)  # ten pauses
+    assert len(heard) == 2
+    assert ["".join(heard).count(f'"asks":{value}') for value in ("true", "false")] == [1, 1]
+
+
+async def test_what_is_no_summary_is_ignored_and_the_gateways_are_bounded() -> None:
+    house = House()
+    other = MemoryStateStore(house.streams, unix_time=lambda: 0.0)
+    for text in ("", "[]", "{", '{"gateway": 7}', "x" * 10_000):
+        await other.announce(STREAM, text)
+    assert [entry["gateway"] for entry in house.console.live()["fleet"]] == ["gw:1"]
+    house.now += 2
+    for number in range(MOST_GATEWAYS + 5):
+        fields = ["version", "in_flight", "waiting", "requests_per_second", "errors", "fallbacks", "refused"]
+        summary: dict[str, Any] = {**dict.fromkeys(fields, 0), "version": "", "asks": False}
+        await other.announce(STREAM, json.dumps({**summary, "gateway": f"other:{number}"}))
+    names = {entry["gateway"] for entry in house.console.live()["fleet"]}
+    assert len(names) == MOST_GATEWAYS + 1 and "other:4" not in names and "other:5" in names
 
 
 async def test_a_gateway_without_a_console_has_no_page(connect: Connect) -> None:

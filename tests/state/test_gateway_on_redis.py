@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import redis
@@ -52,3 +55,37 @@ def test_a_gateway_serves_on_while_its_redis_is_away_and_keeps_its_state_there(t
             assert ask(live, "k").content == first.content
         log = live.log.read_text()
         assert "state store is away" in log and "state store is back" in log and "s3cret" not in log
+
+
+def fleet_when(live: LiveGateway, gone: list[bool]) -> list[dict[str, Any]]:
+    """The gateways that the live view shows, once so many are there and gone; this one is first."""
+    deadline = time.monotonic() + 120
+    with httpx.stream("GET", f"{live.url}/console/live", headers=live.headers, timeout=60) as events:
+        for line in events.iter_lines():
+            if not line.startswith("data: "):
+                continue
+            shown = json.loads(line.removeprefix("data: "))
+            found = sorted(shown["fleet"], key=lambda one: one["gateway"] != shown["gateway"])
+            if [one["gone"] for one in found] == gone:
+                return found
+            assert time.monotonic() < deadline, found
+    raise AssertionError(live.log.read_text())
+
+
+def test_the_console_shows_the_gateways_of_one_redis_and_the_one_that_was_killed(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "redis") as server, ExitStack() as stack:
+        gateways = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            settings = {"SLUICE_STATE__URL": server.url, "SLUICE_STATE__CACHE_DIR": str(tmp_path / name)}
+            gateways.append(stack.enter_context(gateway(tmp_path / name, **settings)))
+        one, two = gateways
+        assert ask(two).status_code == 200
+        there = fleet_when(one, [False, False])
+        assert there[0]["gateway"] != there[1]["gateway"]
+        assert there[1]["requests_per_second"] > 0 == there[0]["requests_per_second"]
+        with redis.Redis.from_url(server.url) as client:
+            assert not [key for key in client.scan_iter() if b"console" in key]  # nothing is stored
+        two.process.kill()
+        here, gone = fleet_when(one, [False, True])
+        assert gone["gateway"] == there[1]["gateway"] and there[1]["at"] <= gone["at"] < here["at"]

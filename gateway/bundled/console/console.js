@@ -91,6 +91,8 @@ const requestLink = (one) => `#/requests/${encodeURIComponent(one.request_id)}`;
 
 // Views
 
+const HOLDS = { slots: "a place in the engine's batch", prefill: "the prompts before it to be computed", memory: "KV memory: the forecast passes the watermark" };
+
 function Now() {
   const [live, set] = useState(null);
   const [lost, setLost] = useState(false);
@@ -103,16 +105,38 @@ function Now() {
   if (!live) return html`<p class="quiet">${lost ? "the gateway cannot be reached; trying again" : "loading…"}</p>`;
   const figures = live.figures;
   const gates = Object.entries(live.gates);
+  const queued = gates.filter(([, gate]) => gate.queue.requests);
   return html`<h2>Now at ${live.gateway} ${lost ? html`<span class="bad" role="alert">no answer since ${at(live.at)}</span>` : null}</h2>
     <${Cards} figures=${[
       ["in flight", number(gates.reduce((sum, [, gate]) => sum + gate.in_flight.requests, 0))],
       ["waiting", number(gates.reduce((sum, [, gate]) => sum + gate.queue.requests, 0))],
       ["requests a second", number(figures.requests_per_second, 1)],
       ["TTFT p50 / p99", `${ms(figures.ttft_ms_p50)} / ${ms(figures.ttft_ms_p99)}`],
-      ["a token p50 / p99", `${ms(figures.tpot_ms_p50)} / ${ms(figures.tpot_ms_p99)}`],
+      ["TPOT p50 / p99", `${ms(figures.tpot_ms_p50)} / ${ms(figures.tpot_ms_p99)}`],
+      ["goodput, requests a second", number(live.targets.reduce((sum, one) => sum + one.goodput, 0), 2)],
       ["errors, last minute", number(figures.errors_last_minute), figures.errors_last_minute ? "bad" : "good"],
       ["fallbacks, last minute", number(figures.fallbacks_last_minute)],
       ["refused, last minute", number(figures.shed_last_minute), figures.shed_last_minute ? "bad" : "good"],
+    ]} />
+    <h3>Gateways</h3>
+    <${Table} rows=${live.fleet} empty="" columns=${[
+      ["name", (one) => one.gateway === live.gateway ? html`<b>${one.gateway}</b> (this one)` : one.gateway],
+      ["state", (one) => one.gone ? html`<span class="bad">gone, last seen ${at(one.at)}</span>` : html`<span class="good">here</span>`],
+      ["version", (one) => one.version],
+      ...[["in flight", "in_flight"], ["waiting", "waiting"], ["errors", "errors"], ["fallbacks", "fallbacks"], ["refused", "refused"]].map(([title, name]) =>
+        [title, (one) => one.gone ? "–" : number(one[name]), "number"]),
+      ["requests a second", (one) => one.gone ? "–" : number(one.requests_per_second, 1), "number"],
+      ["TTFT p50 / p99", (one) => one.gone ? "–" : `${ms(one.ttft_ms_p50)} / ${ms(one.ttft_ms_p99)}`, "number"],
+      ["TPOT p50 / p99", (one) => one.gone ? "–" : `${ms(one.tpot_ms_p50)} / ${ms(one.tpot_ms_p99)}`, "number"],
+    ]} />
+    <h3>Against the targets, last minute</h3>
+    <${Table} rows=${live.targets} empty="No request has ended in the last minute." columns=${[
+      ["route", (one) => one.route], ["requests", (one) => number(one.requests), "number"],
+      ["first token within", (one) => ms(one.ttft_target_ms), "number"],
+      ["in time (half is the target)", (one) => html`<span class=${one.ttft_met !== null && one.ttft_met < .5 ? "bad" : ""}>${share(one.ttft_met)}</span>`, "number"],
+      ["whole answer within", (one) => ms(one.total_target_ms), "number"],
+      ["in time (99 % is the target)", (one) => html`<span class=${one.total_met !== null && one.total_met < .99 ? "bad" : ""}>${share(one.total_met)}</span>`, "number"],
+      ["goodput, requests a second", (one) => number(one.goodput, 2), "number"],
     ]} />
     <h3>Backends</h3>
     <${Table} rows=${live.backends} empty="No backend is configured: see docs/workers.md." columns=${[
@@ -120,16 +144,30 @@ function Now() {
       ["state", (one) => html`<span class=${one.state === "ready" ? "good" : "bad"}>${one.state}</span>`],
       ["workers", (one) => number(one.load?.workers), "number"], ["running", (one) => number(one.load?.running), "number"],
       ["waiting inside", (one) => number(one.load?.waiting), "number"], ["KV memory", (one) => share(one.load?.kv_usage), "number"],
+      ["input found in the prefix cache", (one) => share(live.prefix_hits[one.name]), "number"],
     ]} />
+    ${live.workers.length ? html`<h3>Workers</h3><${Table} rows=${live.workers} columns=${[
+      ["pool", (one) => one.pool], ["worker", (one) => one.url],
+      ["state", (one) => html`<span class=${one.state === "in_service" ? "good" : "bad"}>${one.state.replaceAll("_", " ")}</span>`],
+      ["from here", (one) => number(one.in_flight), "number"], ["running", (one) => number(one.running), "number"],
+      ["waiting inside", (one) => number(one.waiting), "number"], ["KV memory", (one) => share(one.kv_usage), "number"],
+      ["ejections", (one) => number(one.ejections), "number"],
+    ]} />` : null}
     <h3>Admission</h3>
     <${Table} rows=${gates} empty="No request has come yet." columns=${[
       ["engine", ([name]) => name],
       ["in flight", ([, gate]) => `${number(gate.in_flight.sequences)} of ${number(gate.in_flight.limit)}`, "number"],
       ["waiting: high, normal, low", ([, gate]) => ["high", "normal", "low"].map((one) => gate.queue.classes[one]).join(", "), "number"],
-      ["held by", ([, gate]) => gate.queue.held_by ?? "–"],
       ["KV now / forecast", ([, gate]) => `${share(gate.memory.used)} / ${share(gate.memory.forecast)}`, "number"],
       ["overload level", ([, gate]) => number(gate.ladder.rung), "number"],
       ["circuit", ([, gate]) => html`<span class=${gate.circuit.state === "closed" ? "good" : "bad"}>${gate.circuit.state}</span>`],
+    ]} />
+    <h3>Waiting, and why</h3>
+    <${Table} rows=${queued.flatMap(([engine, gate]) => gate.queue.tenants.slice(0, 50).map((one) => ({ engine, gate, ...one })))} empty="Nothing waits." columns=${[
+      ["engine", (one) => one.engine], ["tenant", (one) => one.tenant], ["class", (one) => one.class], ["requests", (one) => number(one.requests), "number"],
+      ["the first of the queue waits for", (one) => HOLDS[one.gate.queue.held_by] ?? one.gate.queue.held_by ?? "its turn"],
+      ["prompt tokens ahead, at most", (one) => number(one.gate.queue.tokens + one.gate.in_flight.prefill_tokens), "number"],
+      ["they take", (one) => one.gate.rates.prefill_tokens_per_s ? ms(1000 * (one.gate.queue.tokens + one.gate.in_flight.prefill_tokens) / one.gate.rates.prefill_tokens_per_s) : "–", "number"],
     ]} />
     <h3>Last decisions</h3>
     <${Table} rows=${live.decisions} empty="None yet." columns=${[
