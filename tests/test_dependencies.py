@@ -135,7 +135,8 @@ def test_the_bill_of_materials_has_everything_that_is_needed_and_is_the_same_eac
 DATA = {".csv", ".jsonl", ".psv", ".parquet", ".txt", ".gz", ".zip", ".bin", ".js", ".css", ".woff2", ".ttf"}
 OWN_DATA = {
     "constraints/light.txt", "constraints/test.txt", "gateway/bundled/console/console.css",
-    "gateway/bundled/console/console.js", "evaluation/adapter_regression/manga_domain.jsonl",
+    "gateway/bundled/console/console.js", "gateway/bundled/console/parts.js",
+    "gateway/bundled/console/playground.js", "gateway/bundled/console/records.js", "evaluation/adapter_regression/manga_domain.jsonl",
     "evaluation/demo_questions.jsonl", "evaluation/quantization_eval/prompts.jsonl", "models/catalogue.psv",
 }  # fmt: skip
 

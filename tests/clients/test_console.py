@@ -146,6 +146,63 @@ def test_a_revoked_key_is_gone(page: Any, live: LiveGateway) -> None:
     assert refused.status_code == 401
 
 
+def test_the_key_that_is_nearest_to_a_limit_comes_first(page: Any, live: LiveGateway) -> None:
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    limits = {"requests_per_minute": 100, "tokens_per_day": 10}
+    made = httpx.post(f"{live.url}/admin/keys", json={"tenant": "near", "limits": limits}, headers=headers)
+    key = made.raise_for_status().json()
+    asked = {**ASKED, "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+    while True:  # until the limit is used up
+        answer = httpx.post(
+            f"{live.url}/v1/chat/completions",
+            json=asked,
+            headers={"authorization": f"Bearer {key['key']}"},
+            timeout=60,
+        )
+        if answer.status_code != 200:
+            break
+    shown = httpx.get(f"{live.url}/admin/keys", headers=headers).json()["keys"]
+    [used] = [one["used"]["tokens_per_day"] for one in shown if one["id"] == key["id"]]
+    show(page, live, "keys")
+    assert key["id"] in page.inner_text("tbody tr:first-child")
+    assert f"tokens per day: {used:,} of 10" in page.inner_text("tbody tr:first-child")
+
+
+def test_usage_is_summed_plotted_and_downloaded_without_formulas(page: Any, live: LiveGateway) -> None:
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    formula = "=cmd|'/c calc'!A1"
+    asked = {**ASKED, "user": formula}
+    answer = httpx.post(f"{live.url}/v1/chat/completions", json=asked, headers=headers, timeout=60)
+    answer.raise_for_status()
+
+    def summed() -> bool:
+        page.reload()
+        show(page, live, "usage")
+        page.select_option("main select >> nth=0", "user")
+        until(page, lambda: page.locator("thead th").all_inner_texts()[:1] == ["user"])
+        return formula in page.inner_text("main")
+
+    until(page, summed)
+    assert page.locator("svg rect").count() == page.locator("tbody tr").count() > 0
+    with page.expect_download() as told:
+        page.click("text=Download as CSV")
+    lines = Path(told.value.path()).read_text().splitlines()
+    assert lines[0].startswith('"user","requests"')
+    assert any(line.startswith(f'"\'{formula}"') for line in lines[1:])
+    assert not any(line.startswith(('"=', "=")) for line in lines)
+
+
+def test_a_prompt_is_rendered_with_its_sections_and_its_boundary(page: Any, live: LiveGateway) -> None:
+    show(page, live, "prompts")
+    page.click("tbody a")
+    page.wait_for_selector("textarea")
+    page.fill("textarea", "Who drew it?")
+    page.click("text=Render")
+    until(page, lambda: "After the boundary" in page.inner_text("main"))
+    assert "Who drew it?" in page.inner_text("pre >> nth=-1")
+    assert "recent turns" in page.inner_text("main") and "input tokens" in page.inner_text("main")
+
+
 def test_the_playground_streams_an_answer(page: Any, live: LiveGateway) -> None:
     show(page, live, "playground")
     page.fill("textarea", "Who wrote Berserk?")

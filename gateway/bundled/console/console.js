@@ -1,75 +1,8 @@
 // The operator's console. Texts reach the page as text nodes alone.
-import { html, render, useCallback, useEffect, useRef, useState } from "./preact.js";
-
-const GENERATE = "/v1/chat/completions";
-
-// Asking
-
-async function ask(path, method = "GET", body) {
-  const headers = body === undefined ? {} : { "content-type": "application/json" };
-  const response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
-  const text = await response.text();
-  let told = null;
-  try { told = text ? JSON.parse(text) : null; } catch { told = { error: { message: text.slice(0, 300) } }; }
-  if (!response.ok) {
-    const error = new Error(told?.error?.message ?? `the gateway answered ${response.status}`);
-    error.status = response.status;
-    throw error;
-  }
-  return told;
-}
-
-function useAsked(path) {
-  const [state, set] = useState({ loading: true });
-  const load = useCallback(() => {
-    let left = false;
-    ask(path).then(
-      (data) => left || set({ data }),
-      (error) => left || set({ error }),
-    );
-    return () => { left = true; };
-  }, [path]);
-  useEffect(load, [load]);
-  return [state, load];
-}
-
-// Words
-
-const number = (value, digits = 0) => value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: digits });
-const share = (value) => value === null || value === undefined ? "–" : `${number(value * 100, 1)} %`;
-const ms = (value) => value === null || value === undefined ? "–" : `${number(value, value < 10 ? 1 : 0)} ms`;
-const at = (seconds) => new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 19);
-const dollars = (nano) => nano === null || nano === undefined ? "–" : `$ ${number(nano / 1e9, 4)}`;
-
-// Parts
-
-function Table({ columns, rows, empty, onRow }) {
-  if (!rows.length) return html`<p class="quiet">${empty}</p>`;
-  return html`<div class="scroll"><table>
-    <thead><tr>${columns.map(([name, , kind]) => html`<th scope="col" class=${kind ?? ""}>${name}</th>`)}</tr></thead>
-    <tbody>${rows.map((row) => html`<tr>${columns.map(([, value, kind], place) => html`<td class=${kind ?? ""}>${
-      onRow && place === 0 ? html`<a href=${onRow(row)}>${value(row)}</a>` : value(row)}</td>`)}</tr>`)}</tbody>
-  </table></div>`;
-}
-
-function Cards({ figures }) {
-  return html`<div class="cards">${figures.map(([name, value, kind]) => html`<div class="card"><b class=${kind ?? ""}>${value}</b><span>${name}</span></div>`)}</div>`;
-}
-
-function Asked({ state, children }) {
-  if (state.error) return html`<p class="bad" role="alert">${state.error.message}</p>`;
-  return state.loading ? html`<p class="quiet">loading…</p>` : children(state.data);
-}
-
-function Action({ label, says, run, done, role }) {
-  const [step, set] = useState("");
-  if (role === "viewer") return null;
-  if (step === "asked") return html`<div class="confirm" role="alertdialog" aria-label=${label}><p>${says}</p><div class="row">
-    <button class="danger" onClick=${() => { set("runs"); run().then(() => { set(""); done(); }, (error) => set(error.message)); }}>${label}</button>
-    <button onClick=${() => set("")}>Leave it as it is</button></div></div>`;
-  return html`<span><button onClick=${() => set("asked")} disabled=${step === "runs"}>${label}</button>
-    ${step && step !== "runs" ? html` <span class="bad" role="alert">${step}</span>` : null}</span>`;
-}
+import { Action, Asked, at, ask, Cards, dollars, ms, number, share, Table, useAsked } from "./parts.js";
+import { Playground } from "./playground.js";
+import { html, render, useEffect, useState } from "./preact.js";
+import { Adapters, Keys, Prompts, Shadow, Usage } from "./records.js";
 
 const REQUEST_COLUMNS = [
   ["request", (one) => one.request_id],
@@ -264,69 +197,6 @@ function Canary({ role, done }) {
     : html`<p class="quiet">None runs. <code>sluice canary start</code> begins one.</p>`}<//>`;
 }
 
-function Adapters({ role }) {
-  const [state, again] = useAsked("/admin/adapters");
-  return html`<h2>Adapters</h2><${Asked} state=${state}>${(data) => html`
-    <p>${data.resident.length} of ${data.places} places taken.</p>
-    <${Table} rows=${data.adapters} empty="No adapter is registered: sluice adapters add." columns=${[
-      ["id", (one) => one.id ?? one.adapter_id], ["state", (one) => one.state ?? "–"], ["base model", (one) => one.base_model ?? "–"], ["rank", (one) => number(one.rank), "number"],
-      ["", (one) => html`<${Action} role=${role} label="Promote" done=${again} says=${`Requests for the alias of ${one.id ?? one.adapter_id} get this version, all of them.`}
-        run=${() => ask(`/admin/adapters/${encodeURIComponent(one.id ?? one.adapter_id)}/promote`, "POST", { comment: "from the console" })} />`],
-    ]} />
-    <h3>Aliases</h3>
-    <${Table} rows=${data.aliases} empty="No alias." columns=${[
-      ["alias", (one) => one.alias ?? one.id], ["leads to", (one) => one.stable ?? one.adapter ?? JSON.stringify(one)],
-      ["", (one) => html`<${Action} role=${role} label="Roll back" done=${again} says="The alias leads to the version before, at once."
-        run=${() => ask(`/admin/adapters/aliases/${encodeURIComponent(one.alias ?? one.id)}/rollback`, "POST", { comment: "from the console" })} />`],
-    ]} />`}<//>`;
-}
-
-function Keys({ role }) {
-  const [state, again] = useAsked("/admin/keys");
-  const near = (one) => Object.entries(one.limits ?? {}).filter(([, most]) => most).map(([name, most]) => {
-    const used = one.used?.[name];
-    return html`<div class=${used >= .8 * most ? "bad" : ""}>${name.replaceAll("_", " ")}: ${number(used)} of ${number(most)}</div>`;
-  });
-  return html`<h2>Keys and limits</h2><${Asked} state=${state}>${(data) => html`<${Table} rows=${data.keys} empty="No key was made: sluice keys create TENANT." columns=${[
-    ["id", (one) => one.id], ["tenant", (one) => one.tenant], ["role", (one) => one.role], ["comment", (one) => one.comment || "–"], ["last used", (one) => one.last_used_at ?? "never"],
-    ["limits", (one) => near(one)], ["spent", (one) => JSON.stringify(one.spent ?? {})],
-    ["", (one) => html`<${Action} role=${role === "admin" ? role : "viewer"} label="Revoke" done=${again}
-      says=${`${one.id} of ${one.tenant} is refused in every gateway within a second. A revoked key does not come back.`} run=${() => ask(`/admin/keys/${encodeURIComponent(one.id)}`, "DELETE")} />`],
-  ]} />`}<//>`;
-}
-
-function Usage() {
-  const [by, set] = useState("tenant");
-  const [state] = useAsked(`/admin/usage?by=${by}`);
-  return html`<h2>Usage</h2>
-    <div class="row"><label>by <select value=${by} onChange=${(event) => set(event.target.value)}>
-      ${["tenant", "model", "backend", "route", "adapter", "day", "key"].map((one) => html`<option value=${one}>${one}</option>`)}</select></label></div>
-    <${Asked} state=${state}>${({ rows }) => {
-      const most = Math.max(1, ...rows.map((one) => one.input_tokens + one.output_tokens));
-      const name = (one) => String(one[by] ?? one[`${by}_id`] ?? "–");
-      return html`<svg width="100%" height=${Math.min(rows.length, 20) * 20} role="img" aria-label=${`tokens by ${by}`}>${rows.slice(0, 20).map((one, place) =>
-        html`<g><text x="0" y=${place * 20 + 14}>${name(one)}</text><rect class="bar" x="25%" y=${place * 20 + 3} height="13" width=${`${74 * (one.input_tokens + one.output_tokens) / most}%`} /></g>`)}</svg>
-      <${Table} rows=${rows} empty="Nothing is in the ledger yet." columns=${[
-        [by, name], ["requests", (one) => number(one.requests), "number"], ["input", (one) => number(one.input_tokens), "number"],
-        ["cached", (one) => number(one.cached_tokens), "number"], ["output", (one) => number(one.output_tokens), "number"],
-        ["cost", (one) => dollars(one.cost_nanousd), "number"], ["margin, tokens", (one) => number(one.margin_tokens), "number"],
-      ]} />`;
-    }}<//>`;
-}
-
-function Plain({ title, path, empty, has }) {
-  const [state] = useAsked(path);
-  return html`<h2>${title}</h2><${Asked} state=${state}>${(data) => has(data) ? html`<pre>${JSON.stringify(data, null, 2)}</pre>` : html`<p class="quiet">${empty}</p>`}<//>`;
-}
-
-function Prompts() {
-  return html`<${Plain} title="Prompts" path="/admin/prompts" has=${(data) => data.prompts.length} empty="No prompt version is registered: see docs/prompts.md." />`;
-}
-
-function Shadow() {
-  return html`<${Plain} title="Shadow" path="/admin/shadow" has=${(data) => data.pairs} empty="Nothing was compared yet: see docs/shadow.md." />`;
-}
-
 function Batches({ role }) {
   const [state, again] = useAsked("/v1/batches?limit=50");
   return html`<h2>Batches of this key's tenant</h2><${Asked} state=${state}>${({ data }) => html`<${Table} rows=${data} empty="None: see docs/batches.md." columns=${[
@@ -336,54 +206,6 @@ function Batches({ role }) {
     ["", (one) => ["validating", "in_progress"].includes(one.status) ? html`<${Action} role=${role} label="Cancel" done=${again}
       says="No further line starts; what has ended is in the result files." run=${() => ask(`/v1/batches/${encodeURIComponent(one.id)}/cancel`, "POST", {})} />` : null],
   ]} />`}<//>`;
-}
-
-function Playground({ role }) {
-  const [models] = useAsked("/v1/models");
-  const [model, set] = useState("");
-  const [text, setText] = useState("");
-  const [answer, setAnswer] = useState(null);
-  const running = useRef(null);
-  if (role === "viewer") return html`<h2>Playground</h2><p class="quiet">A viewer's key reads; sign in with an operator's.</p>`;
-  const send = async (event) => {
-    event.preventDefault();
-    running.current?.abort();
-    const control = running.current = new AbortController();
-    setAnswer({ text: "" });
-    const began = performance.now();
-    let first = null, said = "", usage = null;
-    try {
-      const body = { model, messages: [{ role: "user", content: text }], stream: true, stream_options: { include_usage: true } };
-      const response = await fetch(GENERATE, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal: control.signal });
-      if (!response.ok) throw new Error((await response.json()).error.message);
-      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-      let held = "";
-      for (;;) {
-        const { done, value } = await reader.read();
-        if (done) break;
-        const events = (held + value).split("\n\n");
-        held = events.pop();
-        for (const one of events) {
-          const data = one.startsWith("data: ") ? one.slice(6) : "";
-          if (!data || data === "[DONE]") continue;
-          const chunk = JSON.parse(data);
-          if (chunk.error) throw new Error(chunk.error.message);
-          said += chunk.choices?.[0]?.delta?.content ?? "";
-          usage = chunk.usage ?? usage;
-          if (said && first === null) first = performance.now() - began;
-          setAnswer({ text: said, first, usage });
-        }
-      }
-    } catch (error) {
-      if (error.name !== "AbortError") setAnswer({ text: said, error: error.message });
-    }
-  };
-  return html`<h2>Playground</h2><${Asked} state=${models}>${({ data }) => html`<form onSubmit=${send}>
-      <div class="row"><label>model <select value=${model || data[0]?.id} onChange=${(event) => set(event.target.value)}>${data.map((one) => html`<option value=${one.id}>${one.id}</option>`)}</select></label></div>
-      <label>message <textarea value=${text} onInput=${(event) => setText(event.target.value)} required></textarea></label>
-      <div class="row"><button onClick=${() => model || set(data[0]?.id)}>Send</button></div></form>`}<//>
-    ${answer ? html`<pre aria-live="polite">${answer.text}</pre>${answer.error ? html`<p class="bad" role="alert">${answer.error}</p>` : null}
-      <p class="quiet">first text after ${ms(answer.first)}${answer.usage ? `, ${answer.usage.prompt_tokens} tokens in, ${answer.usage.completion_tokens} out` : ""}</p>` : null}`;
 }
 
 // The frame

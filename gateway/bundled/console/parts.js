@@ -1,0 +1,70 @@
+// What the views share: asking the gateway, words, tables, actions.
+import { html, useCallback, useEffect, useState } from "./preact.js";
+
+// Asking
+
+export async function ask(path, method = "GET", body) {
+  const headers = body === undefined ? {} : { "content-type": "application/json" };
+  const response = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  const text = await response.text();
+  let told = null;
+  try { told = text ? JSON.parse(text) : null; } catch { told = { error: { message: text.slice(0, 300) } }; }
+  if (!response.ok) {
+    const error = new Error(told?.error?.message ?? `the gateway answered ${response.status}`);
+    error.status = response.status;
+    throw error;
+  }
+  return told;
+}
+
+export function useAsked(path) {
+  const [state, set] = useState({ loading: true });
+  const load = useCallback(() => {
+    let left = false;
+    ask(path).then(
+      (data) => left || set({ data }),
+      (error) => left || set({ error }),
+    );
+    return () => { left = true; };
+  }, [path]);
+  useEffect(load, [load]);
+  return [state, load];
+}
+
+// Words
+
+export const number = (value, digits = 0) => value === null || value === undefined ? "–" : value.toLocaleString("en", { maximumFractionDigits: digits });
+export const share = (value) => value === null || value === undefined ? "–" : `${number(value * 100, 1)} %`;
+export const ms = (value) => value === null || value === undefined ? "–" : `${number(value, value < 10 ? 1 : 0)} ms`;
+export const at = (seconds) => new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 19);
+export const dollars = (nano) => nano === null || nano === undefined ? "–" : `$ ${number(nano / 1e9, 4)}`;
+
+// Parts
+
+export function Table({ columns, rows, empty, onRow }) {
+  if (!rows.length) return html`<p class="quiet">${empty}</p>`;
+  return html`<div class="scroll"><table>
+    <thead><tr>${columns.map(([name, , kind]) => html`<th scope="col" class=${kind ?? ""}>${name}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr>${columns.map(([, value, kind], place) => html`<td class=${kind ?? ""}>${
+      onRow && place === 0 ? html`<a href=${onRow(row)}>${value(row)}</a>` : value(row)}</td>`)}</tr>`)}</tbody>
+  </table></div>`;
+}
+
+export function Cards({ figures }) {
+  return html`<div class="cards">${figures.map(([name, value, kind]) => html`<div class="card"><b class=${kind ?? ""}>${value}</b><span>${name}</span></div>`)}</div>`;
+}
+
+export function Asked({ state, children }) {
+  if (state.error) return html`<p class="bad" role="alert">${state.error.message}</p>`;
+  return state.loading ? html`<p class="quiet">loading…</p>` : children(state.data);
+}
+
+export function Action({ label, says, run, done, role }) {
+  const [step, set] = useState("");
+  if (role === "viewer") return null;
+  if (step === "asked") return html`<div class="confirm" role="alertdialog" aria-label=${label}><p>${says}</p><div class="row">
+    <button class="danger" onClick=${() => { set("runs"); run().then(() => { set(""); done(); }, (error) => set(error.message)); }}>${label}</button>
+    <button onClick=${() => set("")}>Leave it as it is</button></div></div>`;
+  return html`<span><button onClick=${() => set("asked")} disabled=${step === "runs"}>${label}</button>
+    ${step && step !== "runs" ? html` <span class="bad" role="alert">${step}</span>` : null}</span>`;
+}
