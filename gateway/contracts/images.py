@@ -21,9 +21,11 @@ _PIECE_BYTES: Final = 3 << 16
 """How many bytes are written as base64 at a time, in 0.2 ms."""
 ImageDetail = Literal["auto", "low", "high"]
 _IMAGES: Final = frozenset({Feature.IMAGES})
-# Where an image may begin: the value of a field of one of the contracts. A string cannot hold this, for its
-# quotes are escaped.
-_BEGINS: Final = re.compile(rb'"(?:(?:image_)?url"\s*+:\s*+"data:[^",\\]{1,128};base64,|data"\s*+:\s*+")')
+# What is in front of an image, up to the quote at which its string begins: the name of a field of one of the
+# contracts. A string cannot end so, for its quotes are escaped.
+_FIELD: Final = re.compile(rb'"(?:(?:image_)?url|(data))"\s{0,32}+:\s{0,32}+"\Z')
+_FIELD_BYTES: Final = 96
+_PREFIX: Final = re.compile(rb'data:[^",\\]{1,128};base64,')
 # Base64 has no asterisk, and no caller can guess the rest.
 _MARK: Final = f"*{token_hex(8)}."
 
@@ -75,16 +77,22 @@ async def parse_around_images(
 def _marked(body: bytes) -> tuple[bytes, Mapping[str, memoryview]]:
     """The body with marks, and what they stand for."""
     images: dict[str, memoryview] = {}
-    if len(body) <= LONG_BYTES:
-        return body, images
     pieces: list[bytes | memoryview] = []
-    view, done, at = memoryview(body), 0, 0
-    while found := _BEGINS.search(body, at):
-        start = found.end()
-        at = end = body.find(b'"', start)
-        if end < 0:
-            break
-        if end - start > LONG_BYTES and body.find(b"\\", start, end) < 0:
+    view, done, quote = memoryview(body), 0, 0
+    # A long string covers the place that is so far behind the last quote that was looked at: one look there
+    # is enough, however many short strings there are.
+    while (end := body.find(b'"', quote + LONG_BYTES)) >= 0:
+        start = body.rfind(b'"', quote, quote + LONG_BYTES) + 1
+        quote = end
+        long = end - start > LONG_BYTES
+        field = _FIELD.search(body[max(0, start - _FIELD_BYTES) : start]) if long else None
+        if field is None:
+            continue
+        if field[1] is None:
+            if not (prefix := _PREFIX.match(body, start)):
+                continue
+            start = prefix.end()
+        if body.find(b"\\", start, end) < 0:
             mark = f"{_MARK}{len(images)}"
             images[mark] = view[start:end]
             pieces += [view[done:start], mark.encode()]
