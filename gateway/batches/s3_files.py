@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Final, cast
 
-from gateway.batches.storage import CHUNK_BYTES, ContentCipher, Pieces
+from gateway.batches.storage import CHUNK_BYTES, FILE_ID, ContentCipher, Pieces
 from gateway.weights.location import S3Prefix
 
 PART_BYTES: Final = 8 << 20
@@ -63,8 +63,9 @@ class S3Files:
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._prefix.bucket, Prefix=self._prefix.start):
                 for one in page.get("Contents", ()):
-                    if one["LastModified"].timestamp() < unix_time:
-                        yield one["Key"].removeprefix(self._prefix.start)
+                    file_id = one["Key"].removeprefix(self._prefix.start)
+                    if FILE_ID.fullmatch(file_id) and one["LastModified"].timestamp() < unix_time:
+                        yield file_id
 
     def _key(self, file_id: str) -> str:
         return self._prefix.start + file_id

@@ -1,11 +1,15 @@
 """Where the contents of files are. All methods block: they are called in threads."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
 
 CHUNK_BYTES: Final = 64 * 1024
+FILE_ID: Final = re.compile(r"file-[0-9a-f]+(-[a-z]+)?")
+"""The form of the ids. What has another name is not the gateway's, and is never deleted."""
 
 
 class FileStorage(Protocol):
@@ -21,7 +25,7 @@ class FileStorage(Protocol):
         """Delete the content, if it is there."""
 
     def older_than(self, unix_time: float) -> Iterator[str]:
-        """The ids of all contents that were stored before, whole or in part."""
+        """The ids (:data:`FILE_ID`) of all contents that were stored before, whole or in part."""
 
 
 class ContentCipher(Protocol):
@@ -115,9 +119,11 @@ class LocalFiles:
 
     def older_than(self, unix_time: float) -> Iterator[str]:
         """By the files' times of change."""
-        for path in self._folder.glob("*/*"):
-            if path.stat().st_mtime < unix_time:
-                yield path.name.partition(".")[0]
+        for path in self._folder.glob("*/file-*"):
+            file_id = path.name.partition(".")[0]
+            with suppress(FileNotFoundError):  # renamed or deleted meanwhile
+                if FILE_ID.fullmatch(file_id) and path.stat().st_mtime < unix_time:
+                    yield file_id
 
     def _path(self, file_id: str) -> Path:
         return self._folder / file_id[-2:] / file_id

@@ -107,6 +107,9 @@ def test_a_bucket_holds_files_as_a_folder_does(
     stored = client.get_object(Bucket="files", Key="sluice/files/file-ab")["Body"].read()
     assert (stored == long) == (keys is None)
 
+    others = ("notes.txt", "file-list.csv", "weights/file-ab")
+    for name in others:  # of others below the same prefix: never the gateway's to delete
+        client.put_object(Bucket="files", Key=f"sluice/files/{name}", Body=b"of others")
     assert list(files.older_than(time.time() + 60)) == ["file-ab"]
     assert list(files.older_than(time.time() - 60)) == []
     files.delete("file-ab")
@@ -131,6 +134,8 @@ def test_what_a_killed_process_left_is_found_and_goes(tmp_path: Path) -> None:
     files.put("file-ab", io.BytesIO(b"whole"))
     (tmp_path / "cd").mkdir()
     (tmp_path / "cd" / "file-cd.77.new").write_bytes(b"hal")
+    (tmp_path / "cd" / "file-list.csv").write_bytes(b"of others")
+    (tmp_path / "cd" / "file-ef").symlink_to(tmp_path / "deleted meanwhile")
     assert sorted(files.older_than(time.time() + 60)) == ["file-ab", "file-cd"]
     assert list(files.older_than(time.time() - 60)) == []
     files.delete("file-cd")
