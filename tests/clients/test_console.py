@@ -44,6 +44,41 @@ EVENTS = ("onload", "onerror", "onmouseover", "ontoggle", "onfocus")
 PAYLOADS = [f"<{tag} {event}=window.ran=1>" for tag in TAGS for event in EVENTS]
 
 
+# What the page gets wrong: controls without a name, contrasts below WCAG's 4.5, and content wider than the screen.
+FAULTS = """() => {
+  const faults = [];
+  const shown = (one) => one.getClientRects().length > 0;
+  const name = (one) => one.getAttribute("aria-label") || one.labels?.[0]?.textContent || one.textContent;
+  for (const one of document.querySelectorAll("button, a, input, select, textarea, nav, [role=img], [role=alertdialog]"))
+    if (shown(one) && !name(one)?.trim()) faults.push(`no name: ${one.outerHTML.slice(0, 80)}`);
+  const light = (color) => {
+    const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3).map((one) => one / 255)
+      .map((one) => one <= .04045 ? one / 12.92 : ((one + .055) / 1.055) ** 2.4);
+    return .2126 * r + .7152 * g + .0722 * b;
+  };
+  const behind = (one) => {
+    for (; one; one = one.parentElement) {
+      const color = getComputedStyle(one).backgroundColor;
+      if (!/, 0\\)$/.test(color)) return color;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  for (const one of document.querySelectorAll("body *")) {
+    const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !shown(one) || one.disabled) continue;
+    const style = getComputedStyle(one);
+    const [a, b] = [light(one.closest("svg") ? style.fill : style.color), light(behind(one))];
+    const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (contrast < 4.5) faults.push(`contrast ${contrast.toFixed(2)}: ${one.outerHTML.slice(0, 80)}`);
+  }
+  for (const one of document.querySelectorAll(".scroll"))
+    if (one.scrollWidth > one.clientWidth && one.tabIndex < 0) faults.push("a table that scrolls is not reached by keys");
+  if (document.documentElement.scrollWidth > innerWidth) faults.push(`${document.documentElement.scrollWidth} px wide`);
+  if (document.querySelectorAll("h1").length !== 1 || !document.documentElement.lang) faults.push("no heading or language");
+  return [...new Set(faults)];
+}"""
+
+
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
     """The embedded engine, with two routing revisions, a key, and requests with hostile names."""
@@ -203,9 +238,35 @@ def test_a_prompt_is_rendered_with_its_sections_and_its_boundary(page: Any, live
     assert "recent turns" in page.inner_text("main") and "input tokens" in page.inner_text("main")
 
 
-def test_the_playground_streams_an_answer(page: Any, live: LiveGateway) -> None:
+def test_the_playground_streams_the_answers_of_two_models_next_to_each_other(
+    page: Any, live: LiveGateway
+) -> None:
+    sent: list[dict[str, Any]] = []
+    page.on("request", lambda asked: asked.method == "POST" and sent.append(asked.post_data_json))
     show(page, live, "playground")
-    page.fill("textarea", "Who wrote Berserk?")
+    page.fill("textarea[name=message]", "Who wrote Berserk?")
+    page.select_option("main select >> nth=1", index=1)
     page.click("text=Send")
-    until(page, lambda: "tokens in" in page.inner_text("main"))
-    assert page.inner_text("pre").strip()
+    until(page, lambda: page.inner_text("main").count("tokens in") == 2)
+    assert all(text.strip() for text in page.locator("section pre").all_inner_texts())
+    page.click("summary")
+    page.fill("textarea[name=tools]", "[{")
+    page.click("text=Send")
+    assert page.inner_text("[role=alert]").startswith("tools: ")
+    page.click("text=An example")
+    page.click("text=Send")
+    until(page, lambda: len(sent) == 4 and page.query_selector("form [role=alert]") is None)
+    until(page, lambda: page.inner_text("main").count("tokens in") == 2)
+    assert [one["tools"][0]["function"]["name"] for one in sent[2:]] == ["find", "find"]
+
+
+def test_views_have_names_roles_and_contrast_on_small_screens_dark_and_light(
+    page: Any, live: LiveGateway
+) -> None:
+    page.set_viewport_size({"width": 360, "height": 740})
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for view in VIEWS:
+            show(page, live, view)
+            faults = page.evaluate(FAULTS)
+            assert faults == [], (scheme, view)
