@@ -23,8 +23,7 @@ _PIECE = 1 << 20
 class AdapterStore:
     """A folder of adapters; several processes may use it at once.
 
-    Args:
-        folder: created with the first adapter.
+    ``folder``: created with the first adapter.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 import orjson
@@ -29,6 +29,18 @@ def client_failures(record: Callable[[str], None]) -> Iterator[None]:
         record(CONNECT)
     except (aiohttp.ClientError, ConnectionError):
         record(CUT_OFF)
+
+
+def error_code(body: object) -> str | None:
+    """The stable code of an error object of either contract, if there is one."""
+    error = mapping_of(mapping_of(body).get("error"))
+    code = error.get("sluice_code") or error.get("code")
+    return code if isinstance(code, str) and code else None
+
+
+def mapping_of(value: object) -> Mapping[str, Any]:
+    """An object of a JSON answer; empty for anything else."""
+    return value if isinstance(value, Mapping) else {}
 
 
 class GatewaySession:

@@ -81,8 +81,7 @@ _UNREADABLE = frozenset({"botocore.ParserError", "botocore.IncompleteReadError",
 def aws_failure(error: Exception, *, delivered: bool) -> tuple[FailureKind, str] | None:
     """What ``error`` stands for and a text for the operator; ``None`` when it is nothing of AWS's.
 
-    Args:
-        delivered: whether a part of the answer had arrived; a connection that breaks then is a broken stream.
+    ``delivered``: whether a part of the answer had arrived; a connection that breaks then is a broken stream.
     """
     names = names_of(error)
     name = type(error).__name__

@@ -20,6 +20,7 @@ from msgspec import structs
 from budgeting.template_input import CUSTOM_INPUT, CUSTOM_PARAMETERS
 from budgeting.values import Tool, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.backends.custom_input import CustomInput
+from gateway.backends.partial_answer import overlap
 from gateway.contracts.events import Delta, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import FormatType, ResponseFormat
 from gateway.errors import InvalidRequest
@@ -191,7 +192,7 @@ class CallReader:
             self._held = rest
             self._read = self._name
         else:
-            kept = _overlap(before, CALL_START)
+            kept = overlap(before, CALL_START)
             self._held = before[len(before) - kept :]
             before = before[: len(before) - kept]
         if before:
@@ -251,13 +252,6 @@ def _joined(first: Delta, second: Delta) -> Delta:
         queue_wait_s=second.queue_wait_s if first.queue_wait_s is None else first.queue_wait_s,
         logprobs=first.logprobs + second.logprobs,
         token_ids=first.token_ids + second.token_ids,
-    )
-
-
-def _overlap(text: str, mark: str) -> int:
-    """How many characters at the end of ``text`` begin ``mark``."""
-    return next(
-        (size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0
     )
 
 

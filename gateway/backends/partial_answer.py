@@ -45,6 +45,12 @@ def resumed_seed(seed: int | None, partial: PartialAnswer | None) -> int | None:
     return (seed + further + 2**63) % 2**64 - 2**63
 
 
+def overlap(text: str, mark: str) -> int:
+    """How many characters at the end of ``text`` begin ``mark``, short of all of it."""
+    longest = min(len(text), len(mark) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
+
+
 class TextSplice:
     """Joins new text to the text of a partial answer.
 

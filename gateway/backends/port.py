@@ -321,8 +321,7 @@ class TakesParts(Protocol):
 class EmbedPart:
     """Inputs whose vectors are wanted; ``tokens`` are estimated.
 
-    Args:
-        truncate_to: longest input in tokens, -1: the model's; ``None``: longer ones are refused.
+    ``truncate_to``: longest input in tokens, -1: the model's; ``None``: longer ones are refused.
     """
 
     inputs: tuple[str | tuple[int, ...], ...]
@@ -388,9 +387,8 @@ class Ranks(TakesParts, Protocol):
 class Transcript:
     """The text of a recording as the worker's JSON object; ``None``: it was streamed.
 
-    Args:
-        input_tokens: as the worker counts them; ``TOKENS_PER_AUDIO_S`` a second where it reports the
-            length alone.
+    ``input_tokens``: as the worker counts them; ``TOKENS_PER_AUDIO_S`` a second where it reports the
+    length alone.
     """
 
     body: Mapping[str, Any] | None

@@ -43,8 +43,7 @@ class Totals:
     def on(self, now: EngineFigures | None) -> EngineFigures | None:
         """The figures to show: those of the engine that runs, counters and histograms added up.
 
-        Args:
-            now: its own; ``None`` while none runs.
+        ``now``: its own; ``None`` while none runs.
         """
         ended = self._ended
         if now is None or ended is None:

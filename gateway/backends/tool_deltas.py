@@ -52,8 +52,7 @@ class ToolCallReader:
         wrapped: names of custom tools that the model calls as functions with one argument.
         names: of all tools; a call that is cut inside its name is none.
 
-    Attributes:
-        began: whether there is a call.
+    ``began``: whether there is a call.
     """
 
     def __init__(

@@ -39,8 +39,7 @@ _SEED_BITS = 0x7FFF_FFFF
 class Attempts:
     """The attempts of one request on one backend, in turn.
 
-    Attributes:
-        step: the attempt in progress, as the trace has it.
+    ``step``: the attempt in progress, as the trace has it.
     """
 
     def __init__(

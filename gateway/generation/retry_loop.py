@@ -45,8 +45,7 @@ class AttemptBounds:
 class RetryLoop:
     """Runs attempts on one backend as :class:`resilience.retry.RetryPolicy` decides.
 
-    Args:
-        clock: seconds, monotonic; deadlines are on it.
+    ``clock``: seconds, monotonic; deadlines are on it.
     """
 
     def __init__(

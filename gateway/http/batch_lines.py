@@ -47,8 +47,7 @@ _LATER: Final = frozenset({FailureKind.BACKEND_UNAVAILABLE, FailureKind.THROTTLE
 class BatchLines:
     """Answers lines with the services of a gateway, whose journeys settle into ``bills``.
 
-    Args:
-        stopping: whether the gateway drains.
+    ``stopping``: whether the gateway drains.
     """
 
     def __init__(self, services: Services, bills: HeldRows, stopping: Callable[[], bool]) -> None:

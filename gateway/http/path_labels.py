@@ -38,8 +38,7 @@ _UNKNOWN: Final = PathLabel(UNKNOWN)
 class PathLabels:
     """Every path that is served.
 
-    Args:
-        paths: as the routes have them, variable parts in braces.
+    ``paths``: as the routes have them, variable parts in braces.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:

@@ -21,8 +21,7 @@ MAX_ADDRESSES = 4_096
 class FailedLogins:
     """Counts wrong keys by address. A valid key is never refused here, from whatever address it comes.
 
-    Args:
-        proxies: addresses that are counted and not refused: each speaks for many callers.
+    ``proxies``: addresses that are counted and not refused: each speaks for many callers.
     """
 
     def __init__(

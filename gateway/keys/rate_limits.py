@@ -82,8 +82,7 @@ class KeyLimiter:
 
     Nothing is counted in the store for a key without limits: ``ceilings`` hold for it, in this process.
 
-    Attributes:
-        running: the block in which a request of a key runs.
+    ``running``: the block in which a request of a key runs.
 
     Args:
         quotas: this process' own counts; ``None``: nothing is limited.
@@ -295,10 +294,10 @@ class KeyLimiter:
             now = self._unix_time()
             wait_s = month_of(now)[1] - now
         asked, limit = (f"{one / NANOUSD:g} USD" for one in (excess.asked, excess.limit))
-        hint = "ask for less" if wait_s is None else f"come again in {math.ceil(wait_s)} s"
+        hint, retry_after_ms = _hint(wait_s)
         return BudgetExceeded(
             f"{excess.name}: the request may cost {asked}, the budget{place} is {limit}; {hint}",
-            retry_after_ms=None if wait_s is None else max(1, math.ceil(wait_s * 1000)),
+            retry_after_ms=retry_after_ms,
         )
 
 
@@ -353,10 +352,16 @@ def _of_model(key_id: str, model: str | None) -> str:
 
 
 def _refusal(excess: Excess, place: str) -> RateLimited | QuotaExceeded:
-    wait_s = excess.wait_s
-    hint = "ask for less" if wait_s is None else f"come again in {math.ceil(wait_s)} s"
+    hint, retry_after_ms = _hint(excess.wait_s)
     message = (
         f"{excess.name}: the request needs {excess.asked}, the key's limit{place} is {excess.limit}; {hint}"
     )
     error = QuotaExceeded if excess.name == _DAY else RateLimited
-    return error(message, retry_after_ms=None if wait_s is None else max(1, math.ceil(wait_s * 1000)))
+    return error(message, retry_after_ms=retry_after_ms)
+
+
+def _hint(wait_s: float | None) -> tuple[str, int | None]:
+    """What the caller can do, in words and as milliseconds until a retry."""
+    if wait_s is None:
+        return "ask for less", None
+    return f"come again in {math.ceil(wait_s)} s", max(1, math.ceil(wait_s * 1000))

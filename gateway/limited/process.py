@@ -64,8 +64,7 @@ class NoProcess(LimitedError):
 class LimitedProcess:
     """Does one kind of work. Thread-safe; the server starts with the first job, and again after its death.
 
-    Args:
-        work: ``module:function``, which gets ``arguments`` and returns what turns a job into an answer.
+    ``work``: ``module:function``, which gets ``arguments`` and returns what turns a job into an answer.
     """
 
     def __init__(self, work: str, *arguments: str, limits: Limits) -> None:

@@ -37,8 +37,7 @@ _NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')
 class BackgroundRun:
     """One response while it runs here: a sink that remembers its events.
 
-    Args:
-        most_bytes: of the events together.
+    ``most_bytes``: of the events together.
     """
 
     def __init__(self, asked: ResponsesRequest, keep: StoredResponses, most_bytes: int) -> None:

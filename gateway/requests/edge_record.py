@@ -15,8 +15,7 @@ from observability.tracing import Tracing
 class EdgeReporter:
     """Makes a root span and a record of each such request.
 
-    Args:
-        emit: takes the records.
+    ``emit``: takes the records.
     """
 
     tracing: Tracing

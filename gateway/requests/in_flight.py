@@ -15,9 +15,8 @@ _Key = tuple[str, bool, str]
 class InFlightRequests:
     """Knows the requests in flight, refuses duplicates, and drains; there is no way back from a drain.
 
-    Args:
-        lame_duck_s: seconds between *not ready* and *no new requests*: a load balancer learns at its next
-            health check that it should send no more, and requests that arrive until then are accepted.
+    ``lame_duck_s``: seconds between *not ready* and *no new requests*: a load balancer learns at its next
+    health check that it should send no more, and requests that arrive until then are accepted.
     """
 
     def __init__(self, *, lame_duck_s: float = 0.0) -> None:

@@ -25,8 +25,7 @@ RETRY_MS: Final = 1_000
 class StoredResponses:
     """Packs and unpacks what is stored. Reading raises UnknownResponse, BackendUnavailable.
 
-    Args:
-        store: ``None``: responses are not stored here.
+    ``store``: ``None``: responses are not stored here.
     """
 
     def __init__(

@@ -12,8 +12,7 @@ class StageTimer:
 
     As a block: the request's time limit, if there is one; raises DeadlineExceeded when it expires.
 
-    Attributes:
-        stage_ms: by stage.
+    ``stage_ms``: by stage.
     """
 
     __slots__ = ("_arrived_at", "_clock", "_last", "_limit", "stage_ms")

@@ -32,8 +32,7 @@ class NothingToShare(Exception):
 class ConfigChange:
     """One place in which two configurations differ; ``None`` where it is missing.
 
-    Args:
-        path: dotted; backends of a route are named, as in ``routes.chat.backends[local].weight``.
+    ``path``: dotted; backends of a route are named, as in ``routes.chat.backends[local].weight``.
     """
 
     path: str

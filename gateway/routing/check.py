@@ -15,9 +15,8 @@ RULE_FIELDS = frozenset({"locale", "intent", "tenant"})
 class KnownNames:
     """Names that a routing configuration may refer to, and the admission limits that its routes vary.
 
-    Args:
-        adapters: names and aliases; ``None``: not checked. The registry is a separate stream, so a valid
-            revision may arrive before its adapters.
+    ``adapters``: names and aliases; ``None``: not checked. The registry is a separate stream, so a valid
+    revision may arrive before its adapters.
     """
 
     backends: Collection[str]

@@ -71,8 +71,7 @@ class _Stored(msgspec.Struct, array_like=True):
 class RedisIdempotencyStore:
     """Stores replies for 24 hours in Redis.
 
-    Args:
-        client: as ``redis_client.connect`` makes it; this store closes it.
+    ``client``: as ``redis_client.connect`` makes it; this store closes it.
     """
 
     def __init__(

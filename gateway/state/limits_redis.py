@@ -176,8 +176,7 @@ return 1
 class RedisLimitStore:
     """Implements :class:`gateway.state.limits.LimitStore`.
 
-    Args:
-        client: as ``redis_client.connect`` makes it; this store closes it.
+    ``client``: as ``redis_client.connect`` makes it; this store closes it.
     """
 
     def __init__(self, client: Redis, *, namespace: str) -> None:

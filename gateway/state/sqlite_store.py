@@ -33,8 +33,7 @@ T = TypeVar("T")
 class SqliteStateStore(StateStore):
     """A store in the file ``path``; the folder must exist.
 
-    Args:
-        busy_timeout_s: longest wait for another process's write.
+    ``busy_timeout_s``: longest wait for another process's write.
     """
 
     def __init__(

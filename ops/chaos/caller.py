@@ -1,7 +1,7 @@
 """Asks the gateway over HTTP as any caller would."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -9,7 +9,7 @@ import orjson
 
 from gateway.contracts.sse import EventReader
 from ops.chaos.workload import ChaosRequest, ObservedAnswer
-from ops.session import BAD_ANSWER, CONNECT_TIMEOUT_S, CUT_OFF, GatewaySession, client_failures
+from ops.session import BAD_ANSWER, CONNECT_TIMEOUT_S, CUT_OFF, GatewaySession, client_failures, error_code
 
 PATH = "/v1/generate"
 # Engine states in `/ready` while it restarts.
@@ -87,7 +87,7 @@ class ChaosCaller(GatewaySession):
             return
         observed.ended = True
         if "error" in answer:
-            observed.code = _code(answer)
+            observed.code = error_code(answer) or "error"
             return
         observed.first_s = self._clock()
         observed.pieces.append(str(answer.get("output_text", "")))
@@ -109,12 +109,5 @@ class ChaosCaller(GatewaySession):
                     case "done":
                         observed.answer, observed.ended = event, True
                     case "error":
-                        observed.code, observed.ended = _code(event), True
+                        observed.code, observed.ended = error_code(event) or "error", True
                         observed.partial = bool(event.get("partial"))
-
-
-def _code(answer: Mapping[str, Any]) -> str:
-    error = answer.get("error")
-    if not isinstance(error, Mapping):
-        return "error"
-    return str(error.get("sluice_code") or error.get("code", "error"))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ops.replay.outcome import ReplayedRequest
+from ops.session import error_code, mapping_of
 
 
 class ReplayContract(Protocol):
@@ -41,7 +42,7 @@ class Native:
             case "token":
                 reading.texts += bool(event.get("delta"))
             case "done":
-                usage = _mapping(event.get("usage"))
+                usage = mapping_of(event.get("usage"))
                 reading.input_tokens = _count(usage.get("input_tokens"))
                 reading.output_tokens = _count(usage.get("output_tokens"))
                 reading.cached_tokens = _count(usage.get("cached_tokens"))
@@ -78,12 +79,12 @@ class OpenAI:
             reading.code = error_code(event) or "error"
             return
         for choice in event.get("choices") or ():
-            reading.texts += bool(_mapping(_mapping(choice).get("delta")).get("content"))
-            reading.finish_reason = _mapping(choice).get("finish_reason") or reading.finish_reason
+            reading.texts += bool(mapping_of(mapping_of(choice).get("delta")).get("content"))
+            reading.finish_reason = mapping_of(choice).get("finish_reason") or reading.finish_reason
         if isinstance(usage := event.get("usage"), Mapping):
             reading.input_tokens = _count(usage.get("prompt_tokens"))
             reading.output_tokens = _count(usage.get("completion_tokens"))
-            details = _mapping(usage.get("prompt_tokens_details"))
+            details = mapping_of(usage.get("prompt_tokens_details"))
             reading.cached_tokens = _count(details.get("cached_tokens"))
         if isinstance(extras := event.get("sluice"), Mapping):
             _take_extras(extras, reading)
@@ -96,17 +97,6 @@ def _take_extras(found: Mapping[str, Any], reading: ReplayedRequest) -> None:
     if isinstance(fallback, Mapping):
         reading.fallback = f"{fallback.get('kind')}:{fallback.get('reason')}"
     reading.finish_reason = found.get("finish_reason") or reading.finish_reason
-
-
-def error_code(body: object) -> str | None:
-    """The stable code of an error object of either contract, if there is one."""
-    error = _mapping(_mapping(body).get("error"))
-    code = error.get("sluice_code") or error.get("code")
-    return code if isinstance(code, str) and code else None
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _count(value: object) -> int:

@@ -9,11 +9,11 @@ import aiohttp
 import orjson
 
 from gateway.contracts.sse import EventReader
-from ops.replay.contract import ReplayContract, error_code
+from ops.replay.contract import ReplayContract
 from ops.replay.options import TargetError
 from ops.replay.outcome import ReplayedRequest
 from ops.replay.shape import Planned
-from ops.session import CUT_OFF, GatewaySession, client_failures
+from ops.session import CUT_OFF, GatewaySession, client_failures, error_code
 
 # Calls that are not generations: /tokenize, /v1/models.
 SHORT_CALL_TIMEOUT_S = 30.0

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from gateway.backends.bedrock.tools import ConverseTools
+from gateway.backends.partial_answer import overlap
 from gateway.backends.port import Completion
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.values import FinishReason, Usage
@@ -348,7 +349,7 @@ class BlankStops:
         if found:
             at, self.reached = min(found)
             return text[:at]
-        most = max(_partial_match(stop, text) for stop in self._stops)
+        most = max(overlap(text, stop) for stop in self._stops)
         if most:
             text, self._held = text[:-most], text[-most:]
         return text
@@ -357,8 +358,3 @@ class BlankStops:
         """The text still held, when the answer has ended in another way."""
         held, self._held = self._held, ""
         return held
-
-
-def _partial_match(stop: str, text: str) -> int:
-    """Length of the longest proper prefix of ``stop`` that ``text`` ends with."""
-    return next((size for size in range(len(stop) - 1, 0, -1) if text.endswith(stop[:size])), 0)

@@ -145,18 +145,13 @@ class BedrockBackend:
                 f"{self._max_input_tokens} (max_input_tokens)",
             )
         started_at = self._clock()
-        try:
-            async with asyncio.timeout(self._total_timeout_s) as limit:
-                call = await self._call(request)
-                share = rough_tokens(own) / rough_tokens(sent)
-                waited_s = self._clock() - started_at
-                estimated_input = round(estimate.expected * share) + work.image_tokens
-                reader = ConverseReader(tools, waited_s, estimated_input, share, work.sampling.stop)
-                return await self._relay(call, reader, sent, out)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise self._too_slow() from error
+        async with self._in_time():
+            call = await self._call(request)
+            share = rough_tokens(own) / rough_tokens(sent)
+            waited_s = self._clock() - started_at
+            estimated_input = round(estimate.expected * share) + work.image_tokens
+            reader = ConverseReader(tools, waited_s, estimated_input, share, work.sampling.stop)
+            return await self._relay(call, reader, sent, out)
 
     async def _call(self, request: Mapping[str, Any]) -> EventBatches:
         """Begin a call in a thread, once there is a lane."""
@@ -171,9 +166,16 @@ class BedrockBackend:
         thread.add_done_callback(partial(self._ended, call, asyncio.get_running_loop()))
         return call
 
-    def _too_slow(self) -> BackendFailure:
-        text = f"{self.name} took longer than {self._total_timeout_s:g} s (total_timeout_seconds)"
-        return BackendFailure(FailureKind.TIMEOUT, text)
+    @contextlib.asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._total_timeout_s) as limit:
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            text = f"{self.name} took longer than {self._total_timeout_s:g} s (total_timeout_seconds)"
+            raise BackendFailure(FailureKind.TIMEOUT, text) from error
 
     async def _relay(
         self, call: EventBatches, reader: ConverseReader, sent: Sequence[Message], out: DeltaSink
@@ -244,16 +246,6 @@ class _InvokingBackend(BedrockBackend):
         finally:
             call.cut()
             await call.wait_left(LEAVE_WAIT_S)
-
-    @contextlib.asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._total_timeout_s) as limit:
-                yield
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise self._too_slow() from error
 
 
 class BedrockReranker(_InvokingBackend):

@@ -5,9 +5,9 @@ from math import isfinite
 from typing import Any
 
 import msgspec
-import orjson
 
 from gateway.backends.bedrock.answer import InvokedModel
+from gateway.backends.bedrock.vectors import invoke_request
 from gateway.backends.port import ScorePart, Scores
 from resilience.failures import BackendFailure, FailureKind
 
@@ -44,12 +44,7 @@ def rerank_request(model_id: str, part: ScorePart) -> Mapping[str, Any]:
     body: dict[str, Any] = {"query": queries.pop(), "documents": texts, "top_n": len(texts)}
     if "cohere." in model_id:
         body["api_version"] = 2
-    return {
-        "modelId": model_id,
-        "contentType": "application/json",
-        "accept": "application/json",
-        "body": orjson.dumps(body),
-    }
+    return invoke_request(model_id, body)
 
 
 def scores_of(answer: InvokedModel, part: ScorePart) -> Scores:

@@ -60,8 +60,7 @@ class Regions:
 class Transport:
     """Makes calls, each in the thread that asks for it; threads share ``regions``, guarded here.
 
-    Args:
-        on_failure: called with each region that failed, on the thread.
+    ``on_failure``: called with each region that failed, on the thread.
     """
 
     def __init__(
@@ -190,8 +189,7 @@ def failure_of(error: Exception, *, region: str, delivered: bool) -> BackendFail
     Its message has Bedrock's own code and never its text, which may contain a part of the prompt or the
     account's number; ``__cause__`` is the exception, for the log.
 
-    Args:
-        delivered: whether some of the answer's text had come; a stream has broken then.
+    ``delivered``: whether some of the answer's text had come; a stream has broken then.
     """
     if isinstance(error, BackendFailure):
         return error

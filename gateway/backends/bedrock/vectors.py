@@ -64,12 +64,7 @@ class EmbeddingFamily:
             body = self.body(texts[start : start + self.texts], part.truncate_to is not None)
             if part.dimensions is not None and self.dimensions is not None:
                 body[self.dimensions] = part.dimensions
-            yield {
-                "modelId": model_id,
-                "contentType": "application/json",
-                "accept": "application/json",
-                "body": orjson.dumps(body),
-            }
+            yield invoke_request(model_id, body)
 
     def vectors(self, answer: InvokedModel) -> tuple[tuple[str, ...], int]:
         """The vectors as base64 of 32-bit floats, and the tokens. Raises BackendFailure: not readable."""
@@ -79,6 +74,12 @@ class EmbeddingFamily:
             text = "Bedrock's answer has no embeddings that can be read"
             raise BackendFailure(FailureKind.STREAM_BROKEN, text) from None
         return tuple([b64encode(array("f", one)).decode() for one in vectors]), tokens
+
+
+def invoke_request(model_id: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The parameters of InvokeModel."""
+    kind = "application/json"
+    return {"modelId": model_id, "contentType": kind, "accept": kind, "body": orjson.dumps(body)}
 
 
 def family_of(model_id: str) -> EmbeddingFamily | None:

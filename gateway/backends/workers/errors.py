@@ -18,8 +18,7 @@ class TransportError(Exception):
 class ConnectFailed(TransportError):
     """No connection could be made.
 
-    Args:
-        refused: the connection was refused or the host is unreachable; not a timeout.
+    ``refused``: the connection was refused or the host is unreachable; not a timeout.
     """
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
@@ -34,9 +33,8 @@ class ConnectionsInUse(TransportError):
 class ConnectionLost(TransportError):
     """The connection ended before the answer did.
 
-    Args:
-        untouched: no byte of an answer was received on a reused connection. Most likely the worker closed it
-            while it was idle and did not receive the request.
+    ``untouched``: no byte of an answer was received on a reused connection. Most likely the worker closed it
+    while it was idle and did not receive the request.
     """
 
     def __init__(self, message: str, *, untouched: bool = False) -> None:

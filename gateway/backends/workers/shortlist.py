@@ -21,8 +21,7 @@ PLACES = (*_PLACES, 564, 705, 881)
 class Hints:
     """The last few workers that got a block or an adapter; the least recently used entry is dropped first.
 
-    Args:
-        most: most hints stored.
+    ``most``: most hints stored.
     """
 
     __slots__ = ("_last", "_most")
