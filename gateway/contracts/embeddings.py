@@ -145,15 +145,21 @@ def embeddings_body(answer: EmbeddingsAnswer, *, floats: bool) -> bytes:
     Each vector is written by itself: a thread that wrote all of them at once would hold the loop up for that.
     """
     data = [
-        orjson.dumps({"object": "embedding", "index": index, "embedding": _numbers(one) if floats else one})
+        b'{"object":"embedding","index":%d,"embedding":%b}' % (index, _embedding(one, floats=floats))
         for index, one in enumerate(answer.vectors)
     ]
     usage = {"prompt_tokens": answer.input_tokens, "total_tokens": answer.input_tokens}
     rest = orjson.dumps({"object": "list", "model": answer.model, "usage": usage})
-    return b'{"data":[%b],%b' % (b",".join(data), rest[1:])
+    # Joined once: 2,048 vectors of 1,024 numbers are 11 MB of base64 to copy.
+    data[0] = b'%b,"data":[%b' % (rest[:-1], data[0])
+    data[-1] += b"]}"
+    return b",".join(data)
 
 
-def _numbers(vector: str) -> list[float]:
+def _embedding(vector: str, *, floats: bool) -> bytes:
+    """The JSON of a vector; base64 has no character that JSON escapes."""
+    if not floats:
+        return b'"%b"' % vector.encode("ascii")
     numbers = array("f")
     numbers.frombytes(b64decode(vector))
-    return numbers.tolist()
+    return orjson.dumps(numbers.tolist())

@@ -422,14 +422,16 @@ def _pair_tokens(pair: tuple[str, str]) -> int:
 
 def split(inputs: Sequence[Input], tokens_of: Callable[[Input], int]) -> Iterator[InputPart]:
     """The inputs in parts, in order: a part ends before it passes a bound, and has at least one."""
-    part = InputPart((), 0)
+    part: list[Input] = []
+    part_tokens = 0
     for one in inputs:
         tokens = tokens_of(one)
-        if part.inputs and (part.tokens + tokens > PART_TOKENS or len(part.inputs) >= PART_INPUTS):
-            yield part
-            part = InputPart((), 0)
-        part = replace(part, inputs=(*part.inputs, one), tokens=part.tokens + tokens)
-    yield part
+        if part and (part_tokens + tokens > PART_TOKENS or len(part) >= PART_INPUTS):
+            yield InputPart(tuple(part), part_tokens)
+            part, part_tokens = [], 0
+        part.append(one)
+        part_tokens += tokens
+    yield InputPart(tuple(part), part_tokens)
 
 
 def _reached(caller: Caller, revision: Revision) -> set[str] | None:

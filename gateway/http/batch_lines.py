@@ -12,7 +12,7 @@ from accounting.batches import BatchLine, BatchRow
 from gateway.batches.reading import LineFault
 from gateway.batches.runner import LineOutcome
 from gateway.contracts.dialect import ContractDialect, ParsedRequest
-from gateway.contracts.embeddings import EmbeddingsBody, embeddings_body, embeddings_request
+from gateway.contracts.embeddings import EmbeddingsBody, embeddings_request
 from gateway.contracts.native_answer import NativeDialect
 from gateway.contracts.openai_answer import error_json
 from gateway.contracts.openai_stream import OpenAIDialect
@@ -23,6 +23,7 @@ from gateway.contracts.responses.body import ResponsesBody, responses_request
 from gateway.contracts.responses.stream import ResponsesDialect
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import Internal, InvalidKey, PublicError, public_error
+from gateway.http.embeddings import vectors_body
 from gateway.http.generate import run_journey
 from gateway.http.respond import CALLER_ERRORS, log_defect
 from gateway.http.sinks import WholeSink
@@ -112,7 +113,7 @@ class BatchLines:
         if batch.endpoint == EMBEDDINGS:
             given = parse(EmbeddingsBody, body)
             vectors = await services.embeddings.run(embeddings_request(given, origin))
-            return embeddings_body(vectors, floats=given.encoding_format == "float")
+            return await vectors_body(vectors, given)
         if batch.endpoint == RESPONSES:
             return await self._response(batch, body, origin)
         asked = self._parsed(batch, body, origin)

@@ -1,0 +1,60 @@
+"""The body of an answer with vectors: its form, and where it is written."""
+
+from __future__ import annotations
+
+import json
+import threading
+from array import array
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+
+from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsBody
+from gateway.http.embeddings import vectors_body
+
+NUMBERS = array("f", [-0.0, 1e-42, 0.1, -3.25])
+
+
+class Noted(list[str]):
+    """Vectors that note in which thread they were last read."""
+
+    thread = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.thread = threading.get_ident()
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+@pytest.mark.parametrize("count", [1, 3])
+async def test_both_forms_hold_the_same_numbers_in_order(
+    form: Literal["float", "base64"], count: int
+) -> None:
+    vectors = [array("f", [number, *NUMBERS]).tobytes() for number in range(count)]
+    answer = EmbeddingsAnswer("bge", [b64encode(one).decode() for one in vectors], 7)
+    asked = EmbeddingsBody(model="bge", input="a", encoding_format=form)
+    body = json.loads(await vectors_body(answer, asked))
+    assert (body["object"], body["model"]) == ("list", "bge")
+    assert body["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert [(one["object"], one["index"]) for one in body["data"]] == [
+        ("embedding", at) for at in range(count)
+    ]
+    found = [one["embedding"] for one in body["data"]]
+    got = [array("f", one).tobytes() if form == "float" else b64decode(one) for one in found]
+    assert got == vectors
+
+
+@pytest.mark.parametrize(
+    ("form", "vectors", "on_the_loop"),
+    [("float", 8, True), ("float", 64, False), ("base64", 32, True), ("base64", 64, False)],
+)
+async def test_a_large_body_is_written_off_the_loop(
+    form: Literal["float", "base64"], vectors: int, on_the_loop: bool
+) -> None:
+    one = b64encode(array("f", [0.25] * 1_024)).decode()
+    noted = Noted([one] * vectors)
+    asked = EmbeddingsBody(model="bge", input="a", encoding_format=form)
+    await vectors_body(EmbeddingsAnswer("bge", noted, 1), asked)
+    assert (noted.thread == threading.get_ident()) is on_the_loop
