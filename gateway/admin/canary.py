@@ -32,6 +32,7 @@ from gateway.routing.evidence import Evidence
 from gateway.routing.projection import RoutingProjection
 from gateway.routing.records import Draft
 from gateway.routing.refusals import operator_errors
+from gateway.shadow.statistics import wilson
 from gateway.state.audit import Audit
 from gateway.state.port import StateStore
 
@@ -69,12 +70,17 @@ class CanaryStartBody(CanaryAbortBody):
 
 
 class CanaryCheck(TypedDict):
-    """One check's figures in this step; ``log10_e`` at ``log10_bound`` rolls back."""
+    """One check's figures in this step; ``log10_e`` at ``log10_bound`` rolls back.
+
+    The intervals are those of the shares of bad requests, at 95 %; ``None`` without a request.
+    """
 
     canary_bad: int
     canary: int
+    canary_interval: tuple[float, float] | None
     baseline_bad: int
     baseline: int
+    baseline_interval: tuple[float, float] | None
     log10_e: float
     log10_bound: float
 
@@ -301,14 +307,23 @@ def _shown(state: CanaryState) -> CanaryStatus:
             check: {
                 "canary_bad": counts.canary_bad,
                 "canary": counts.canary,
+                "canary_interval": _interval(counts.canary_bad, counts.canary),
                 "baseline_bad": counts.baseline_bad,
                 "baseline": counts.baseline,
+                "baseline_interval": _interval(counts.baseline_bad, counts.baseline),
                 "log10_e": round(state.evidence.get(check, Evidence()).log_e / math.log(10), 2),
                 "log10_bound": round(plan.bound / math.log(10), 2),
             }
             for check, counts in state.counts.items()
         },
     }
+
+
+def _interval(bad: int, requests: int) -> tuple[float, float] | None:
+    if not requests:
+        return None
+    found = wilson(bad, requests)
+    return found.low or 0.0, found.high or 0.0
 
 
 def _waiting(state: CanaryState) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
         yield running
 
 
-@pytest.fixture
-def page(live: LiveGateway) -> Iterator[Any]:
+@contextmanager
+def browsing(live: LiveGateway) -> Iterator[Any]:
     """A signed-in page; at its end the browser has nothing to complain of."""
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -120,6 +121,12 @@ def page(live: LiveGateway) -> Iterator[Any]:
         assert complaints == []
         assert made.evaluate("window.ran") is None
         browser.close()
+
+
+@pytest.fixture
+def page(live: LiveGateway) -> Iterator[Any]:
+    with browsing(live) as made:
+        yield made
 
 
 def show(page: Any, live: LiveGateway, view: str) -> None:
@@ -162,11 +169,50 @@ def test_a_rollback_by_clicks_is_in_force(page: Any, live: LiveGateway, tmp_path
     show(page, live, "routing")
     assert "second" in page.inner_text("main")
     page.click("text=Roll back to 1")
-    assert "every gateway within a second" in page.inner_text("[role=alertdialog]")
+    until(page, lambda: page.locator("[role=alertdialog] del").count() > 0)
+    asked = page.inner_text("[role=alertdialog]")
+    assert "every gateway within a second" in asked and "routes.second" in asked
     page.click("button.danger")
     until(page, lambda: page.inner_text("main p b") == "3")
     shown = httpx.get(f"{live.url}/admin/routing", headers={"authorization": f"Bearer {ADMIN_KEY}"}).json()
     assert list(shown["config"]["routes"]) == ["self_hosted_generation"]
+
+
+def test_a_canary_is_compared_with_the_stable_backend_and_aborted_by_clicks(tmp_path: Path) -> None:
+    """The canary's backend is not there: the engine answers its requests too, which counts against it."""
+    away = {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "demo"}
+    route = {"backends": [{"name": "local", "weight": 100}], "fallback": []}
+    (tmp_path / "routing.yaml").write_text(yaml.safe_dump({"routes": {"self_hosted_generation": route}}))
+    settings = {
+        "backends": {"local": {"kind": "engine"}, "away": away},
+        "routing": {"file": str(tmp_path / "routing.yaml")},
+    }
+    (tmp_path / "sluice.yaml").write_text(yaml.safe_dump(settings))
+    plan = {"route": "self_hosted_generation", "backend": "away", "steps": [50, 80, 100], "window_seconds": 1}
+    with gateway(tmp_path, config=tmp_path / "sluice.yaml") as live, browsing(live) as page:
+        client = httpx.Client(base_url=live.url, headers=live.headers, timeout=60)
+        client.post("/admin/canary/start", json=plan).raise_for_status()
+        for number in range(8):
+            asked = {"messages": ASKED["messages"], "session_id": f"s{number}", "sampling": {"max_tokens": 2}}
+            client.post("/v1/generate", json={**asked, "route": plan["route"]})
+
+        def judged() -> Any:
+            return client.get("/admin/canary").json()["canary"]["checks"].get("fallback", {})
+
+        until(page, lambda: judged().get("canary", 0) > 0 and judged()["baseline"] > 0)
+        show(page, live, "routing")
+        checks = page.locator("tr:has(td:text-is('fallback'))").inner_text()
+        canary, stable = checks.split("\t")[1:3]
+        assert canary.startswith("100 % (") and stable.startswith("0 % (0 % to")
+        assert page.locator("rect.base").count() > 0
+        assert "80 %" in page.inner_text(".cards")  # the next step
+        page.click("text=Abort the canary")
+        page.wait_for_selector("[role=alertdialog] ins")
+        page.click("button.danger")
+        until(page, lambda: "aborted" in page.inner_text("main"))
+        shares = client.get("/admin/routing").json()["config"]["routes"]["self_hosted_generation"]["backends"]
+        assert {one["name"]: one["weight"] for one in shares} == {"local": 100.0, "away": 0.0}
+        client.close()
 
 
 def test_a_revoked_key_is_gone(page: Any, live: LiveGateway) -> None:

@@ -288,6 +288,11 @@ async def test_a_session_counts_once_in_a_window() -> None:
             await window(found)
         canary: Any = one.desk.show()["canary"]
         assert (canary["canary_requests"], canary["phase"]) == (2, "running")
+        error = canary["checks"]["error"]
+        assert (error["canary_bad"], error["canary"], error["baseline_bad"]) == (2, 2, 0)
+        assert error["canary_interval"] == pytest.approx((0.342, 1.0), abs=0.001)
+        low, high = error["baseline_interval"]
+        assert low == 0.0 < high < 0.2
 
 
 async def test_what_an_operator_sets_by_hand_ends_the_canary_and_stays() -> None:

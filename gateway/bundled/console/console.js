@@ -3,6 +3,7 @@ import { Action, Asked, at, ask, Cards, dollars, ms, number, share, Table, useAs
 import { Playground } from "./playground.js";
 import { html, render, useEffect, useState } from "./preact.js";
 import { Adapters, Keys, Prompts, Shadow, Usage } from "./records.js";
+import { Routing } from "./routing.js";
 
 const REQUEST_COLUMNS = [
   ["request", (one) => one.request_id],
@@ -157,44 +158,6 @@ function Request({ id }) {
       <p>${one.dropped_chunks} evidence chunks and ${one.dropped_turns} turns dropped (${one.summarized_turns} of them summarized), ${one.cut_chunks} chunks cut, ${one.merged_chunks} merged.</p>
       <h3>All that is known</h3><pre>${JSON.stringify(one, null, 2)}</pre>`;
   }}<//>`;
-}
-
-function Routing({ role }) {
-  const [state, again] = useAsked("/admin/routing");
-  const [history, andAgain] = useAsked("/admin/routing/history");
-  const done = () => { again(); andAgain(); };
-  return html`<h2>Routing</h2>
-    <${Asked} state=${state}>${(data) => html`<p>Revision <b>${data.revision}</b> by ${data.author} since ${data.in_force_since}: ${data.comment || data.action}</p>
-      <${Table} rows=${Object.entries(data.config.routes).flatMap(([route, config]) => config.backends.map((one) => ({ route, ...one, fallback: (config.fallback ?? []).join(", ") })))}
-        empty="No route." columns=${[["route", (one) => one.route], ["backend", (one) => one.name], ["share", (one) => `${number(one.weight, 1)} %`, "number"], ["fallback", (one) => one.fallback || "–"]]} />`}<//>
-    <h3>Canary</h3><${Canary} role=${role} done=${done} />
-    <h3>History</h3>
-    <${Asked} state=${history}>${(data) => html`<${Table} rows=${data.revisions} empty="No revision." columns=${[
-      ["revision", (one) => one.revision, "number"], ["at", (one) => one.created_at], ["by", (one) => one.author], ["what", (one) => one.comment || one.action],
-      ["what it changed", (one) => one.parent ? html`<${Diff} a=${one.parent} b=${one.revision} />` : "–"],
-      ["", (one) => html`<${Action} role=${role} label=${`Roll back to ${one.revision}`} done=${done}
-        says=${`Every route becomes what it was in revision ${one.revision}, in every gateway within a second. The change itself is a new revision and can be rolled back.`}
-        run=${() => ask("/admin/routing/rollback", "POST", { to: one.revision, comment: "from the console" })} />`],
-    ]} />`}<//>`;
-}
-
-function Diff({ a, b }) {
-  const [open, set] = useState(false);
-  if (!open) return html`<button onClick=${() => set(true)}>show</button>`;
-  return html`<${DiffText} a=${a} b=${b} />`;
-}
-
-function DiffText({ a, b }) {
-  const [state] = useAsked(`/admin/routing/diff?a=${a}&b=${b}`);
-  return html`<${Asked} state=${state}>${(data) => html`<pre>${typeof data === "string" ? data : JSON.stringify(data, null, 2)}</pre>`}<//>`;
-}
-
-function Canary({ role, done }) {
-  const [state, again] = useAsked("/admin/canary");
-  return html`<${Asked} state=${state}>${({ canary }) => canary
-    ? html`<pre>${JSON.stringify(canary, null, 2)}</pre><${Action} role=${role} label="Abort the canary" done=${() => { again(); done(); }}
-        says="The canary's backend gets no more of the route, at once." run=${() => ask("/admin/canary/abort", "POST", { comment: "from the console" })} />`
-    : html`<p class="quiet">None runs. <code>sluice canary start</code> begins one.</p>`}<//>`;
 }
 
 function Batches({ role }) {

@@ -59,12 +59,30 @@ export function Asked({ state, children }) {
   return state.loading ? html`<p class="quiet">loading…</p>` : children(state.data);
 }
 
-export function Action({ label, says, run, done, role }) {
+const shown = (value) => typeof value === "string" ? value : JSON.stringify(value, null, 1);
+
+export function Changes({ changes }) {
+  return html`<${Table} rows=${changes} empty="Nothing changes." columns=${[
+    ["where", (one) => one.path],
+    ["before", (one) => one.before === null ? "–" : html`<del>${shown(one.before)}</del>`],
+    ["after", (one) => one.after === null ? "–" : html`<ins>${shown(one.after)}</ins>`],
+  ]} />`;
+}
+
+// With `preview`, the action is offered once a dry run has shown what it changes; `run` gets the dry run's answer.
+export function Action({ label, says, run, done, role, preview }) {
   const [step, set] = useState("");
+  const [dry, setDry] = useState(null);
   if (role === "viewer") return null;
-  if (step === "asked") return html`<div class="confirm" role="alertdialog" aria-label=${label}><p>${says}</p><div class="row">
-    <button class="danger" onClick=${() => { set("runs"); run().then(() => { set(""); done(); }, (error) => set(error.message)); }}>${label}</button>
+  const open = () => {
+    setDry(null);
+    set("asked");
+    preview?.().then(setDry, (error) => set(error.message));
+  };
+  if (step === "asked") return html`<div class="confirm" role="alertdialog" aria-label=${label}><p>${says}</p>
+    ${preview ? dry ? html`<${Changes} changes=${dry.changes} />` : html`<p class="quiet">loading…</p>` : null}<div class="row">
+    ${preview && !dry ? null : html`<button class="danger" onClick=${() => { set("runs"); run(dry).then(() => { set(""); done(); }, (error) => set(error.message)); }}>${label}</button>`}
     <button onClick=${() => set("")}>Leave it as it is</button></div></div>`;
-  return html`<span><button onClick=${() => set("asked")} disabled=${step === "runs"}>${label}</button>
+  return html`<span><button onClick=${open} disabled=${step === "runs"}>${label}</button>
     ${step && step !== "runs" ? html` <span class="bad" role="alert">${step}</span>` : null}</span>`;
 }
