@@ -57,9 +57,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(folder: Path) -> Iterator[Scripted]:
     compat.prepare_environment(None)
     compat.load(compat.installed_version(), lambda: None)
+    from vllm import ModelRegistry
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.model_executor.models.idefics3 import Idefics3ForConditionalGeneration as Model
     from vllm.renderers import renderer_from_config
 
+    ModelRegistry.register_model(Model.__name__, Model)  # else vLLM looks at it in a process of its own
     arguments = AsyncEngineArgs(
         model=str(folder), max_model_len=512, dtype="float32", block_size=32, enforce_eager=True
     )
