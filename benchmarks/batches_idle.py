@@ -1,6 +1,6 @@
 """Do batches use what is idle, and nothing else? Three questions.
 
-    python -m benchmarks.batches_idle                     # five minutes, needs vLLM
+    python -m benchmarks.batches_idle                     # ten minutes, needs vLLM
     python -m benchmarks.batches_idle --only turns        # without vLLM
 
 - ``tokens``: output tokens a second of a batch alone, vLLM in process, beside ``vllm run-batch`` of the same
