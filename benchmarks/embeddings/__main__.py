@@ -58,7 +58,7 @@ def main(
         list[int] | None, typer.Option(help="Callers at a time, repeatable; 1, 8, 64.")
     ] = None,
     texts: Annotated[list[int] | None, typer.Option(help="Texts of a request, repeatable; 1 and 16.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Each side has one turn in each.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Each side has one turn in each.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.5, help="How long each load is measured.")] = 4.0,
     chats: Annotated[
         bool, typer.Option("--chats/--no-chats", help="Also chats beside a full load of vectors.")

@@ -133,7 +133,7 @@ async def test_the_official_client_gets_each_form_bit_for_bit_and_each_request_i
 
 async def test_a_killed_worker_loses_no_vector_and_doubles_none_on_the_bill(tmp_path: Path) -> None:
     workers = VectorWorker(), VectorWorker(dies_after=3)
-    texts = [f"line {number} of the book" for number in range(1_000)]
+    texts = [f"line {number} of the book" for number in range(2_048)]
     async with (
         serving(tmp_path, *workers) as live,
         httpx.AsyncClient(base_url=live.url, headers=live.headers, timeout=300) as client,
