@@ -136,7 +136,8 @@ DATA = {".csv", ".jsonl", ".psv", ".parquet", ".txt", ".gz", ".zip", ".bin", ".j
 OWN_DATA = {
     "constraints/light.txt", "constraints/test.txt", "gateway/bundled/console/console.css",
     "gateway/bundled/console/console.js", "gateway/bundled/console/parts.js",
-    "gateway/bundled/console/playground.js", "gateway/bundled/console/records.js", "evaluation/adapter_regression/manga_domain.jsonl",
+    "gateway/bundled/console/playground.js", "gateway/bundled/console/records.js", "gateway/bundled/console/routing.js",
+    "evaluation/adapter_regression/manga_domain.jsonl",
     "evaluation/demo_questions.jsonl", "evaluation/quantization_eval/prompts.jsonl", "models/catalogue.psv",
 }  # fmt: skip
 

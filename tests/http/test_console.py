@@ -129,7 +129,7 @@ async def signed_in(client: Any, key: str = "admin") -> Any:
 async def test_the_page_loads_nothing_from_elsewhere_and_runs_no_inline_script(connect: Connect) -> None:
     async with connect(House().services) as client:
         page = await client.get("/console", headers=NO_KEY)
-        for path in ("console.js", "records.js", "console.css", "preact.js"):
+        for path in ("console.js", "records.js", "routing.js", "console.css", "preact.js"):
             file = await client.get(f"/console/assets/{path}", headers=NO_KEY)
             assert file.status_code == 200
             assert file.headers["content-security-policy"] == page.headers["content-security-policy"]
