@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, case, func, literal_column, or_, select
 
 from accounting.tables import generations
 from accounting.values import HOUR_S, Kind
@@ -21,7 +21,8 @@ _table = generations.c
 # Dimensions of the sums: name and column.
 DIMENSIONS: Final[Mapping[str, ColumnElement[Any]]] = MappingProxyType(
     {
-        "tenant": _table.tenant,
+        # No bare column: SQLite would group by the index of tenants, and read every row at random.
+        "tenant": _table.tenant.op("||")(literal_column("''")),
         "org": _table.org,
         "user": _table.user_id,
         "key": _table.key_id,

@@ -39,7 +39,7 @@ NO_CALLS = ToolCallCounts()
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """One finished request, without prompt, answer or key. Change one with ``msgspec.structs.replace``. A
+    """One finished request, without prompt, answer or secret. Change one with ``msgspec.structs.replace``. A
     struct, because it is made with every request: 1.4 µs, where a dataclass of as many fields takes 6.3.
 
     ``request_id`` is the caller's label, ``generation_id`` the ledger's key. ``status`` is the sent HTTP
@@ -109,6 +109,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     volatile: tuple[str, ...] | None = None
     volatile_action: str | None = None
     stream: bool = False
+    key_id: str | None = None
     priority: int = 0
     drawn: str | None = None
     session: int | None = None

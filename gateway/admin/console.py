@@ -249,7 +249,7 @@ class ConsoleAdmin:
             yield record
 
     def requests(self, *, text: str | None, errors: bool, limit: int) -> RequestsBody:
-        """The last ones whose id, tenant, model, route, backend or error is ``text``, or begins with it."""
+        """Those whose id, tenant, key, model, route, backend or error is ``text``, or begins with it."""
         found = []
         for at, record in reversed(self._kept):
             if errors and not record.error_code and record.status < 400:
@@ -319,6 +319,7 @@ def _names(record: RequestRecord) -> tuple[str | None, ...]:
         record.generation_id,
         record.trace_id,
         record.tenant,
+        record.key_id,
         record.model,
         record.route,
         record.backend_name,

@@ -297,6 +297,7 @@ class EmbeddingJourney:
             generation_id=request.generation_id,
             trace_id=span.trace_id,
             tenant=request.caller.tenant,
+            key_id=request.caller.key_id,
             contract=kind.contract,
             status=status,
             total_ms=(self.clock() - request.arrived_at) * 1000,

@@ -141,6 +141,7 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
             generation_id=request.generation_id,
             trace_id=self._span.trace_id,
             tenant=request.caller.tenant,
+            key_id=request.caller.key_id,
             contract=request.contract._value_,  # the property costs two calls
             status=status,
             total_ms=self._timer.total_ms(),

@@ -259,7 +259,9 @@ async def test_requests_are_found_by_their_names_and_bounded(connect: Connect) -
     house = House()
     for number in range(KEPT + 10):
         house.finished(number)
-    house.finished(7_000, tenant="umbra", status=503, error_code="queue_full", stage_ms={"admit": 1.0})
+    house.finished(
+        7_000, tenant="umbra", key_id="key_9", status=503, error_code="queue_full", stage_ms={"admit": 1.0}
+    )
     async with connect(house.services) as client:
 
         async def found(**asked: Any) -> list[str]:
@@ -273,6 +275,7 @@ async def test_requests_are_found_by_their_names_and_bounded(connect: Connect) -
             await found(text="umbra")
             == await found(errors="true")
             == await found(text="queue_f")
+            == await found(text="key_9")
             == ["req_7000"]
         )
         assert await found(text="req_0") == []  # the oldest made room

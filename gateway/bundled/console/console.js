@@ -128,7 +128,7 @@ function RequestSearch() {
   };
   return html`<h2>Requests of this gateway</h2>
     <form class="row" onSubmit=${search}>
-      <label>id, tenant, model, route, backend or error <input value=${text} maxlength="128" onInput=${(event) => set(event.target.value)} /></label>
+      <label>id, tenant, key id, model, route, backend or error <input value=${text} maxlength="128" onInput=${(event) => set(event.target.value)} /></label>
       <label><input type="checkbox" checked=${errors} onChange=${(event) => setErrors(event.target.checked)} /> errors alone</label>
       <button>Search</button>
     </form>
