@@ -53,6 +53,7 @@ class GenerationStore:
         self._engine: AsyncEngine | None = None
         self._row_insert: RowInsert | None = None
         self._prepared = False
+        self._preparing = asyncio.Lock()
         # Whether the tables have had this version's schema since the start.
         self.prepared = False
         # Whether all callers share one connection, so that only one may use it at a time.
@@ -76,6 +77,12 @@ class GenerationStore:
 
     async def prepare(self) -> None:
         """Create the tables, or migrate them to this version."""
+        if not self._prepared:
+            # Two at once would meet each other's locks.
+            async with self._preparing:
+                await self._prepare()
+
+    async def _prepare(self) -> None:
         if self._prepared:
             return
         engine = self._opened()

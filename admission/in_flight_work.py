@@ -37,8 +37,8 @@ class InFlightWork:
     """One backend's work in flight; ``scale`` is the share of its sequences and blocks that is used."""
 
     __slots__ = (
-        "_generation_seen_at", "_high_seen_at", "_limits", "_normal_seen_at", "_offered_at", "estimator",
-        "foreign", "memory", "prefill", "scale", "sequences", "signals", "tickets",
+        "_generation_seen_at", "_high_seen_at", "_limits", "_low_prefill", "_normal_seen_at", "_offered_at",
+        "estimator", "foreign", "memory", "prefill", "scale", "sequences", "signals", "tickets",
     )  # fmt: skip
 
     def __init__(self, limits: AdmissionLimits) -> None:
@@ -52,6 +52,7 @@ class InFlightWork:
         )
         self.signals = LoadSignals(limits)
         self.prefill = PrefillBacklog()
+        self._low_prefill = 0  # tokens of it of low priority
         self.estimator = Estimator(limits)
         self.memory = KvMemory(self.signals, self.estimator)
 
@@ -75,6 +76,8 @@ class InFlightWork:
         s_per_token = self.estimator.rates.s_per_token
         ticket.ahead_at_hand_over = self.prefill.ahead(now, s_per_token) + ticket.uncached
         self.prefill.add(ticket.number, ticket.uncached, now, s_per_token)
+        if ticket.waiting.rank < 0:
+            self._low_prefill += ticket.uncached
         self.tickets[ticket.number] = ticket
         self.sequences += ticket.demand.sequences
         self.foreign = self.signals.foreign(self.sequences)
@@ -84,7 +87,7 @@ class InFlightWork:
     def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
         """Its answer has its first token."""
         ticket.first_token_at = now
-        self.prefill.done(ticket.number, now, self.estimator.rates.s_per_token)
+        self._computed(ticket, now)
         self.estimator.first_token(ticket, now, cached_tokens)
         if cached_tokens is not None:
             self.memory.forecast.cached(ticket.number, max(0, ticket.demand.input_tokens - cached_tokens))
@@ -104,10 +107,16 @@ class InFlightWork:
         self.estimator.look(now)
         self.memory.remove(ticket)
         if ticket.first_token_at is None:
-            self.prefill.done(ticket.number, now, self.estimator.rates.s_per_token)
+            self._computed(ticket, now)
         if outcome is SlotOutcome.SUCCEEDED:
             workers = self.signals.workers
             self.estimator.succeeded(ticket, output_tokens, in_flight, now, workers=workers)
+
+    def _computed(self, ticket: AdmissionTicket, now: float) -> None:
+        """Its prompt, or it has ended before."""
+        self.prefill.done(ticket.number, now, self.estimator.rates.s_per_token)
+        if ticket.waiting.rank < 0:
+            self._low_prefill -= ticket.uncached
 
     # State
 
@@ -172,7 +181,10 @@ class InFlightWork:
         if self.signals.waiting > limits.engine_queue * self.signals.workers:
             return Hold.SLOTS
         ahead, bound = self.prefill_ahead(now), self._prefill_bound(limits)
-        if ahead and ticket.waiting.rank < 0 and now - self._normal_seen_at <= RESERVE_FOR_S:
+        if ticket.waiting.rank >= 0:
+            # Waiting here for one of low priority would not end sooner than waiting for it in the engine.
+            ahead -= self._low_prefill // self.signals.workers
+        elif ahead and now - self._normal_seen_at <= RESERVE_FOR_S:
             # Others that come meanwhile find room behind it.
             ahead += ticket.uncached
         if ahead >= bound and not self.estimator.rates.prefill_is_free:

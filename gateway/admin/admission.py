@@ -54,7 +54,7 @@ class AdmissionAdmin:
         self._gates = lambda: controller.gates
         self._gate_name = controller.gate_name
 
-    def saw(self, event: AdmissionEvent) -> None:
+    def observe(self, event: AdmissionEvent) -> None:
         """Store a decision."""
         if isinstance(event, Admitted):
             self._admitted.append((self._unix_time(), event))

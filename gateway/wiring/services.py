@@ -131,7 +131,7 @@ def make_admission_admin(core: Core) -> AdmissionAdmin:
         control.limits, revision=control.revision, clock=core.base.clock, unix_time=core.base.unix_time
     )
     admin.watch(control.admission)
-    core.base.events.attach(admin.saw, Admitted, RefusedEvent)
+    core.base.events.attach(admin.observe, Admitted, RefusedEvent)
     return admin
 
 
