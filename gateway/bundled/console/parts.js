@@ -43,8 +43,8 @@ export const dollars = (nano) => nano === null || nano === undefined ? "–" : `
 
 export function Table({ columns, rows, empty, onRow }) {
   if (!rows.length) return html`<p class="quiet">${empty}</p>`;
-  return html`<div class="scroll" tabindex="0" role="region" aria-label="table"><table>
-    <thead><tr>${columns.map(([name, , kind]) => html`<th scope="col" class=${kind ?? ""}>${name}</th>`)}</tr></thead>
+  return html`<div class="scroll" tabindex="0" role="group" aria-label=${`table of ${columns.slice(0, 3).map(([name]) => name).join(", ")}`}><table>
+    <thead><tr>${columns.map(([name, , kind]) => html`<th scope="col" class=${kind ?? ""}>${name || "action"}</th>`)}</tr></thead>
     <tbody>${rows.map((row) => html`<tr>${columns.map(([, value, kind], place) => html`<td class=${kind ?? ""}>${
       onRow && place === 0 ? html`<a href=${onRow(row)}>${value(row)}</a>` : value(row)}</td>`)}</tr>`)}</tbody>
   </table></div>`;
