@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -49,6 +50,7 @@ from gateway.http.idempotency import Idempotency
 from gateway.http.middleware import EdgeMiddleware
 from gateway.http.path_labels import PathLabels
 from gateway.http.respond import CALLER_ERRORS, error_reply, response_of, shape_of
+from gateway.http.routes import DirectRoute
 from gateway.http.security import with_cors
 from gateway.http.surfaces import Shown, everything, nothing
 from gateway.http.websocket import GenerateSocket
@@ -157,13 +159,15 @@ def create_app(
     shapes.
     """
     idempotency = Idempotency(services.idempotency, wait_s=services.limits.request_timeout_s)
-    endpoints = generating(services, idempotency)
     routers = _ROUTERS if services.chaos is None else (*_ROUTERS, chaos.router)
     every: list[APIRoute | WebSocketRoute] = [
         *ROUTES,
         *(route for router in routers for route in router.routes if isinstance(route, APIRoute)),
         WebSocketRoute(GENERATE_SOCKET, GenerateSocket(services)),
     ]
+    endpoints = generating(services, idempotency) | {
+        route.path: partial(route.answer, services) for route in every if isinstance(route, DirectRoute)
+    }
     routes = [route for route in every if shown(route.path)]
     labels = PathLabels([route.path for route in routes])
     app = GatewayApp(
@@ -184,7 +188,7 @@ def create_app(
     )
     # The routes are the same for every app; they find what is its own here.
     app.state.services = services
-    app.state.generating = endpoints
+    app.state.direct = endpoints
     app.state.created = int(services.unix_time())
     app.router.routes.extend(routes)
     static = (*pages.ROUTES, *console_pages.ROUTES) if services.limits.console else pages.ROUTES

@@ -63,6 +63,9 @@ def main(
     chats: Annotated[
         bool, typer.Option("--chats/--no-chats", help="Also chats beside a full load of vectors.")
     ] = True,
+    realtime: Annotated[
+        bool, typer.Option("--realtime", help="Its processes go before all others (chrt, root).")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Requests for vectors a second through the gateway beside its worker alone; chats beside them.
@@ -75,7 +78,7 @@ def main(
     figures: dict[str, object] = {"worker": worker, "throughput": [], "chats": None}
     with tempfile.TemporaryDirectory(prefix="embeddings-", dir=IN_MEMORY) as folder, ExitStack() as held:
         start = [worker, model, str(delay_ms), str(dimensions)]
-        site = held.enter_context(running(Path(folder), Cores.here(), start))
+        site = held.enter_context(running(Path(folder), Cores.here(realtime=realtime), start))
         table = Table(*COLUMNS)
         rows = []
         for count in texts or [1, 16]:

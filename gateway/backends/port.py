@@ -234,19 +234,19 @@ class DelegatingBackend(ABC):
 
     async def embed(self, part: "EmbedPart") -> "Vectors":
         """The delegate's vectors. Raises BackendFailure, also where the delegate makes none."""
-        if not isinstance(self.delegate, Embeds):
+        if not makes_vectors(self.delegate):
             raise BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{self.name} makes no vectors")
         return await self.delegate.embed(part)
 
     async def score(self, part: "ScorePart") -> "Scores":
         """The delegate's scores. Raises BackendFailure, also where the delegate has none."""
-        if not isinstance(self.delegate, Ranks):
+        if not scores_texts(self.delegate):
             raise BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{self.name} scores no texts")
         return await self.delegate.score(part)
 
     async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> "Transcript":
         """The delegate's text. Raises BackendFailure, also where the delegate takes no speech."""
-        if not isinstance(self.delegate, Transcribes):
+        if not transcribes(self.delegate):
             raise BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{self.name} transcribes no speech")
         return await self.delegate.transcribe(recording, caller, out)
 
@@ -258,17 +258,17 @@ def generates(backend: Backend) -> bool:
 
 def makes_vectors(backend: Backend) -> TypeGuard["Embeds"]:
     """Whether a backend makes vectors; what delegates does when its delegate does."""
-    return isinstance(_innermost(backend), Embeds)
+    return hasattr(_innermost(backend), "embed")  # a protocol's ``isinstance`` takes 20 µs
 
 
 def scores_texts(backend: Backend) -> TypeGuard["Ranks"]:
     """Whether a backend scores texts, likewise."""
-    return isinstance(_innermost(backend), Ranks)
+    return hasattr(_innermost(backend), "score")
 
 
 def transcribes(backend: Backend) -> TypeGuard["Transcribes"]:
     """Whether a backend turns speech into text, likewise."""
-    return isinstance(_innermost(backend), Transcribes)
+    return hasattr(_innermost(backend), "transcribe")
 
 
 def _innermost(backend: Backend) -> Backend:
@@ -340,7 +340,6 @@ class Vectors:
     input_tokens: int
 
 
-@runtime_checkable
 class Embeds(TakesParts, Protocol):
     """A backend that makes vectors."""
 
@@ -375,7 +374,6 @@ class Scores:
     input_tokens: int
 
 
-@runtime_checkable
 class Ranks(TakesParts, Protocol):
     """A backend that scores pairs of texts."""
 
@@ -396,7 +394,6 @@ class Transcript:
     output_tokens: int = 0
 
 
-@runtime_checkable
 class Transcribes(TakesParts, Protocol):
     """A backend that turns speech into text."""
 

@@ -194,6 +194,8 @@ class EmbeddingJourney:
         backends: Sequence[Backed],
     ) -> "list[PartResults[Backed, One]]":
         """The results of each part, in order; the first failure ends the others."""
+        if len(parts) == 1:
+            return [await self._part(kind, request, parts[0], backends)]
         at_once = asyncio.Semaphore(AT_ONCE)
 
         async def one(part: InputPart) -> PartResults[Backed, One]:

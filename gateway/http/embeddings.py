@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter
 
 from gateway.contracts.embeddings import (
     EmbeddingsAnswer,
@@ -13,10 +13,9 @@ from gateway.contracts.embeddings import (
     embeddings_request,
 )
 from gateway.contracts.openai_answer import OpenAIErrorBody
-from gateway.http.exchange import Exchange, Reply
+from gateway.http.exchange import Reply
 from gateway.http.generate import in_time, origin_of
-from gateway.http.respond import response_of
-from gateway.http.routes import KEY, Asking, CountedRoute, Edge, Json, errors
+from gateway.http.routes import KEY, Answering, Asking, DirectRoute, Edge, Json, errors
 
 INLINE_NUMBERS: Final = 65_536
 """Vectors of more base64 are written as numbers in a thread: a megabyte takes 20 ms."""
@@ -25,7 +24,7 @@ INLINE_BASE64: Final = 262_144
 
 router = APIRouter(
     tags=["openai"],
-    route_class=CountedRoute,
+    route_class=DirectRoute,
     dependencies=[KEY],
     responses=errors(400, 401, 403, 404, 413, 429, 503, 504, model=OpenAIErrorBody),
 )
@@ -33,14 +32,13 @@ router = APIRouter(
 
 @router.post("/v1/embeddings", response_model=EmbeddingsAnswerBody)
 async def embeddings(
-    given: Json[EmbeddingsBody], request: Request, services: Edge, caller: Asking
-) -> Response:
+    given: Json[EmbeddingsBody], services: Edge, exchange: Answering, caller: Asking
+) -> Reply:
     """Vectors of texts or token ids."""
-    exchange = Exchange.of(request.scope)
     asked = embeddings_request(given, origin_of(services, exchange, caller))
     exchange.reported = True
     answer = await in_time(services, services.embeddings.run(asked))
-    return response_of(Reply(200, await vectors_body(answer, given)))
+    return Reply(200, await vectors_body(answer, given))
 
 
 async def vectors_body(answer: EmbeddingsAnswer, asked: EmbeddingsBody) -> bytes:

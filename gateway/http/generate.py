@@ -84,7 +84,7 @@ async def in_time(services: Services, work: Awaitable[T]) -> T:
     """Work that has as long as a request may take. Raises DeadlineExceeded."""
     limit_s = services.limits.request_timeout_s
     try:
-        async with asyncio.timeout(limit_s):
+        with TimeLimit(services.time_limits, limit_s):
             return await work
     except TimeoutError:
         raise DeadlineExceeded(f"the request took longer than {limit_s:g} s") from None

@@ -1,6 +1,6 @@
 """``/v1/rerank``, ``/v2/rerank`` and ``/v1/score``: scores of texts, by workers."""
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter
 
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.rerank import (
@@ -18,45 +18,42 @@ from gateway.contracts.rerank import (
 from gateway.contracts.values import Caller
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import in_time, origin_of
-from gateway.http.respond import response_of
-from gateway.http.routes import KEY, Asking, CountedRoute, Edge, Json, errors
+from gateway.http.routes import KEY, Answering, Asking, DirectRoute, Edge, Json, errors
 from gateway.ports import Services
 
 router = APIRouter(
     tags=["openai"],
-    route_class=CountedRoute,
+    route_class=DirectRoute,
     dependencies=[KEY],
     responses=errors(400, 401, 403, 404, 413, 429, 503, 504, model=OpenAIErrorBody),
 )
 
 
 @router.post("/v1/rerank", response_model=RerankAnswerBody)
-async def rerank(given: Json[RerankBody], request: Request, services: Edge, caller: Asking) -> Response:
+async def rerank(given: Json[RerankBody], services: Edge, exchange: Answering, caller: Asking) -> Reply:
     """The documents in the order of their relevance, with their texts."""
-    return await _rerank(given, request, services, caller, documents=True)
+    return await _rerank(given, services, exchange, caller, documents=True)
 
 
 @router.post("/v2/rerank", response_model=RerankAnswerBody)
-async def rerank_v2(given: Json[RerankBody], request: Request, services: Edge, caller: Asking) -> Response:
+async def rerank_v2(given: Json[RerankBody], services: Edge, exchange: Answering, caller: Asking) -> Reply:
     """The same as Cohere's second version has it: without texts."""
-    return await _rerank(given, request, services, caller, documents=False)
+    return await _rerank(given, services, exchange, caller, documents=False)
 
 
 @router.post("/v1/score", response_model=ScoreAnswerBody)
-async def score(given: Json[ScoreBody], request: Request, services: Edge, caller: Asking) -> Response:
+async def score(given: Json[ScoreBody], services: Edge, exchange: Answering, caller: Asking) -> Reply:
     """The scores of pairs of texts."""
-    exchange = Exchange.of(request.scope)
     asked = score_request(given, origin_of(services, exchange, caller))
-    return response_of(Reply(200, score_body(asked, await _scored(services, exchange, asked))))
+    return Reply(200, score_body(asked, await _scored(services, exchange, asked)))
 
 
 async def _rerank(
-    given: RerankBody, request: Request, services: Services, caller: Caller, *, documents: bool
-) -> Response:
-    exchange = Exchange.of(request.scope)
+    given: RerankBody, services: Services, exchange: Exchange, caller: Caller, *, documents: bool
+) -> Reply:
     asked = rerank_request(given, origin_of(services, exchange, caller))
     answer = await _scored(services, exchange, asked)
-    return response_of(Reply(200, rerank_body(given, asked, answer, documents=documents)))
+    return Reply(200, rerank_body(given, asked, answer, documents=documents))
 
 
 async def _scored(services: Services, exchange: Exchange, asked: ScoreRequest) -> ScoreAnswer:

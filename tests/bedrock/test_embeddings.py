@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.bedrock.stand_in import TOKENS_EACH, Behaviour, StandIn
 from gateway.backends.bedrock.backend import BedrockEmbeddings
-from gateway.backends.port import EmbedPart, Embeds, Vectors
+from gateway.backends.port import EmbedPart, Vectors, makes_vectors
 from gateway.contracts.values import Caller, CallerRole
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import HAIKU, MakeBackend
@@ -109,4 +109,4 @@ async def test_a_refusal_and_a_call_that_takes_too_long_leave_no_call(
 
 
 def test_a_model_that_generates_makes_none(make: MakeBackend) -> None:
-    assert not isinstance(make(model_id=HAIKU), Embeds) and isinstance(make(model_id=TITAN), Embeds)
+    assert not makes_vectors(make(model_id=HAIKU)) and makes_vectors(make(model_id=TITAN))

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.bedrock.stand_in import Behaviour, StandIn
 from gateway.backends.bedrock.backend import BedrockReranker
-from gateway.backends.port import Ranks, ScorePart
+from gateway.backends.port import ScorePart, scores_texts
 from gateway.contracts.values import Caller, CallerRole
 from resilience.failures import BackendFailure, FailureKind
 from tests.bedrock.conftest import MakeBackend
@@ -27,7 +27,7 @@ def part(
 @pytest.mark.parametrize("model", [COHERE, AMAZON])
 async def test_scores_are_in_the_order_of_the_texts(bedrock: StandIn, make: MakeBackend, model: str) -> None:
     backend = make(model_id=model)
-    assert isinstance(backend, BedrockReranker) and isinstance(backend, Ranks)
+    assert isinstance(backend, BedrockReranker) and scores_texts(backend)
     made = await backend.score(part("xxxx", "x", "xx"))
     assert (made.scores, made.input_tokens) == ((0.25, 1.0, 0.5), 99)
     asked = {"modelId": model, "query": "q", "documents": ["xxxx", "x", "xx"], "top_n": 3}
