@@ -75,12 +75,13 @@ def chaos_families(figures: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
     )  # fmt: skip
 
 
-def engine_state_families(figures: SupervisorState) -> Iterator[Metric]:
-    """The supervised state of the engine in process."""
+def engine_state_families(figures: Mapping[str, SupervisorState]) -> Iterator[Metric]:
+    """The supervised states of the engines in process, by backend."""
     yield gauge(
         "sluice_engine_state",
-        "1 for the current state of the engine in process.",
-        {state.value: state is figures for state in SupervisorState},
+        "1 for the current state of an engine in process.",
+        {(name, state.value): state is now for name, now in figures.items() for state in SupervisorState},
+        "backend",
         "state",
     )
 

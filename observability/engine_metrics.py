@@ -1,7 +1,7 @@
-"""The engine in process in the metrics, read when scraped: under vLLM's names and ``sluice_engine_*``."""
+"""The engines in process in the metrics, read when scraped: under vLLM's names and ``sluice_engine_*``."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client.core import HistogramMetricFamily
@@ -15,15 +15,24 @@ LABELS = ("model_name", "engine")
 
 
 def engine_families(
-    figures: EngineFigures | None, unix_time: Callable[[], float] = time.time
+    figures: Mapping[str, EngineFigures | None], unix_time: Callable[[], float] = time.time
 ) -> Iterator[Metric]:
-    """The engine in process under vLLM's names, so that fleet routers find what they know.
+    """The engines in process, by backend, under vLLM's names, so that fleet routers find what they know.
 
     ``unix_time`` is the value of ``vllm:lora_requests_info``, of whose series readers take the newest.
     """
-    if figures is None:
-        return
-    yield from _gateway_names(figures)
+    families: dict[str, Metric] = {}
+    for backend, one in figures.items():
+        for family in () if one is None else _families(backend, one, unix_time):
+            if family.name in families:
+                families[family.name].samples += family.samples
+            else:
+                families[family.name] = family
+    yield from families.values()
+
+
+def _families(backend: str, figures: EngineFigures, unix_time: Callable[[], float]) -> Iterator[Metric]:
+    yield from _gateway_names(backend, figures)
     engine = (figures.model_name, "0")
     for name, text, value in (
         ("vllm:num_requests_running", "Sequences in the engine's batch.", figures.running),
@@ -66,17 +75,17 @@ def engine_families(
         )  # fmt: skip
 
 
-def _gateway_names(figures: EngineFigures) -> Iterator[Metric]:
+def _gateway_names(backend: str, figures: EngineFigures) -> Iterator[Metric]:
     """The same under the gateway's names, next to those of remote workers (``sluice_worker_*``)."""
     for name, text, value in (
-        ("sluice_engine_running", "Sequences in the batch of the engine in process.", figures.running),
+        ("sluice_engine_running", "Sequences in the batch of an engine in process.", figures.running),
         ("sluice_engine_waiting", "Sequences in its queue.", figures.waiting),
         ("sluice_engine_kv_usage", "Share of its KV blocks in use, 0 to 1.", figures.kv_usage),
     ):
-        yield gauge(name, text, value)
+        yield gauge(name, text, {backend: value}, "backend")
     for name, text, total in (
         ("sluice_engine_prefix_queries", "Prompt tokens looked up in its cache.", figures.prefix_queries),
         ("sluice_engine_prefix_hits", "Prompt tokens found in its cache.", figures.prefix_hits),
         ("sluice_engine_preemptions", "Sequences preempted.", figures.preemptions),
     ):
-        yield counter(name, text, total)
+        yield counter(name, text, {backend: total}, "backend")

@@ -149,8 +149,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     # The engine in process.
     Family(
-        "sluice_engine_restarts_total", "Restarts of the engine in process, by why it was lost.",
-        [on(EngineRestarting, lambda event: (event.reason.value,))], ("reason",),
+        "sluice_engine_restarts_total", "Restarts of an engine in process, by why it was lost.",
+        [on(EngineRestarting, lambda event: (event.backend, event.reason.value))], ("backend", "reason"),
     ),
     Family(
         "sluice_engine_restart_seconds", "From the engine's loss until it took work again.",
@@ -304,10 +304,10 @@ class EventMetrics:
             for layer in OOM_LAYERS:
                 self._series["sluice_oom_contained_total"](backend, layer)
 
-    def show_restarts(self) -> None:
+    def show_restarts(self, backend: str) -> None:
         """Show restarts at 0: there is an engine in process."""
         for reason in Loss:
-            self._series["sluice_engine_restarts_total"](reason.value)
+            self._series["sluice_engine_restarts_total"](backend, reason.value)
 
     def _add(self, family: Family) -> None:
         """Register one family and what its events do."""

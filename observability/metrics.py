@@ -173,9 +173,9 @@ class Metrics:
             **self._events.updates,
         }
 
-    def show_restarts(self) -> None:
-        """Show the restarts of the engine in process from 0 on."""
-        self._events.show_restarts()
+    def show_restarts(self, backend: str) -> None:
+        """Show the restarts of the engine in process of this backend from 0 on."""
+        self._events.show_restarts(backend)
 
     def read(self, **figures: Callable[[], float]) -> None:
         """Set where a scrape reads :data:`GAUGES`, by name; the callables must neither block nor raise."""

@@ -83,10 +83,11 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class EngineLost:
-    """The engine takes no work, and its requests have failed."""
+    """The engine takes no work, and its requests have failed; ``backend`` is on it."""
 
     reason: Loss
     detail: str
+    backend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ class EngineRestarting:
     wait_s: float
     exit_code: int | None
     detail: str
+    backend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class EngineRestarted:
     attempt: int
     load_s: float
     away_s: float
+    backend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,7 @@ class EngineGivenUp:
     restarts: int
     exit_code: int | None
     detail: str
+    backend: str = ""
 
 
 SupervisorEvent = EngineLost | EngineRestarting | EngineRestarted | EngineGivenUp

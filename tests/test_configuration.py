@@ -77,6 +77,24 @@ def test_lists_and_mappings_come_as_json_in_the_environment() -> None:
         ("server: {port: 99999}", {}, ["server.port", "less than or equal to 65535", "99999"]),
         ("engine: {kind: magic}", {}, ["engine.kind", "'embedded'", "magic"]),
         ("engine: {max_model_len: NaN}", {}, ["engine.max_model_len", "valid integer"]),
+        (
+            "engines: {a: {kind: none}}",
+            {},
+            ["engines.a", "kind: none loads nothing; allowed: embedded or vllm"],
+        ),
+        ("engines: {a: {}, b: {}}", {}, ["engines.b", "engines.a serves 'demo' too", "served_model_name"]),
+        ("engines: {a: {max_loras: 2}}", {}, ["engines.a", "adapters are loaded on `engine` alone"]),
+        ("engines: {a: {runner: pooling}}", {}, ["engines.a", "runner", "allowed: leave it out"]),
+        (
+            "engines: {a: {}}\nbackends: {b: {kind: engine, engine: c}}",
+            {},
+            ["backends.b.engine: there is no engines.c; allowed: a"],
+        ),
+        (
+            "engines: {a: {}}\nbackends: {a: {kind: engine}}\nengine: {served_model_name: x}",
+            {},
+            ["engines.a: backends.a is another backend"],
+        ),
         ("servers: {}", {}, ["unknown key 'servers'", "did you mean 'server'"]),
         ("- a list", {}, ["must be a mapping"]),
         ("a: [", {}, ["not valid YAML"]),
@@ -94,6 +112,24 @@ def test_a_wrong_key_or_value_names_place_given_and_allowed(
     for part in told:
         assert part in str(caught.value)
     assert "Traceback" not in str(caught.value)
+
+
+def test_each_of_several_engines_has_a_backend_and_engine_has_one_where_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    several = "engines: {a: {served_model_name: x}, b: {served_model_name: y}}\n"
+    settings = load_settings(write(tmp_path, several), {"MAX_MODEL_LEN": "512"})
+    assert settings.engine.kind == "none" and list(settings.backends) == ["a", "b"]
+    settings = load_settings(write(tmp_path, several + "engine: {kind: embedded}"), {})
+    assert list(settings.backends) == ["a", "b", "local"]
+    more = "backends: {c: {kind: engine, engine: a}, d: {kind: engine, engine: a}}"
+    settings = load_settings(write(tmp_path, several + more), {})
+    assert settings.engine.kind == "none"
+    assert {name: one.model_id for name, one in settings.engines_of_backends.items()} == {
+        "b": "y",
+        "c": "x",
+        "d": "x",
+    }
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -23,6 +23,11 @@ PRIORITY: Final = -1
 _UNUSED: Final = SamplingParams(max_tokens=1)
 
 
+def longest_input(part: EmbedPart, max_model_len: int | None) -> int | None:
+    """Tokens at which inputs are cut; ``None``: they are not."""
+    return max_model_len if part.truncate_to == -1 else part.truncate_to
+
+
 async def ids_alone(part: EmbedPart) -> Sequence[Sequence[int]]:
     """For an engine without a tokenizer: no texts. Raises BackendFailure."""
     ids = [one for one in part.inputs if not isinstance(one, str)]
@@ -45,7 +50,8 @@ class EmbeddedVectors:
             raise BackendFailure(
                 FailureKind.INVALID_INPUT, f"{model} has vectors of one length", param="dimensions"
             )
-        longest = self._longest(part)
+        info = self._client.info
+        longest = longest_input(part, None if info is None else info.max_model_len)
         inputs = [ids[:longest] for ids in await self._encode(part)]
         vectors: dict[int, str] = {}
         tokens = 0
@@ -64,10 +70,3 @@ class EmbeddedVectors:
                         elif output.finish_reason is not None:
                             raise failure_of(output.error or "internal", output.detail)
         return Vectors(tuple([vectors[index] for index in range(len(inputs))]), tokens)
-
-    def _longest(self, part: EmbedPart) -> int | None:
-        """Tokens at which inputs are cut; ``None``: they are not."""
-        info = self._client.info
-        if part.truncate_to == -1:
-            return None if info is None else info.max_model_len
-        return part.truncate_to

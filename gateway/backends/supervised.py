@@ -93,6 +93,15 @@ class EngineStanding:
     restarts_last_hour: int
     ready_in_s: float | None
 
+    def shown(self) -> dict[str, object]:
+        """As health answers it."""
+        ready_in_s = self.ready_in_s
+        return {
+            "state": self.standing.value,
+            "restarts_last_hour": self.restarts_last_hour,
+            "ready_in_seconds": None if ready_in_s is None else round(ready_in_s, 1),
+        }
+
 
 class SupervisedHost:
     """Starts the engine, and after a death the next one; :meth:`keep` is its loop.
@@ -102,6 +111,7 @@ class SupervisedHost:
     Args:
         start_timeout_s: longest that a restart may load.
         on_step: takes the counter of preemptions, of all engines so far, after each step.
+        starting: held while an engine loads, by the caller of :meth:`start` too: engines load one at a time.
         sleep: waits that many seconds.
     """
 
@@ -114,6 +124,7 @@ class SupervisedHost:
         on_step: Callable[[int], None],
         emit: Callable[[SupervisorEvent], None],
         clock: Callable[[], float],
+        starting: asyncio.Lock | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         oom_kills: Callable[[], int] = kernel_oom_kills,
     ) -> None:
@@ -123,6 +134,7 @@ class SupervisedHost:
         self._on_step = on_step
         self._emit = emit
         self._clock = clock
+        self.starting = starting or asyncio.Lock()
         self._sleep = sleep
         self._oom_kills = oom_kills
         # The kernel's count at each look of the last OOM_WINDOW_S, and once before them.
@@ -336,11 +348,12 @@ class SupervisedHost:
 
     async def _start_again(self, restart: Restart) -> Restart | GiveUp | None:
         """Start the next engine; ``None`` when it takes work, else what to do then."""
-        started_at = self._clock()
-        life = self._life = self._new_life()
-        self._supervisor.begun(started_at)
-        self._oom_counts = deque([(started_at, self._oom_kills())])
-        error = await self._load(life)
+        async with self.starting:
+            started_at = self._clock()
+            life = self._life = self._new_life()
+            self._supervisor.begun(started_at)
+            self._oom_counts = deque([(started_at, self._oom_kills())])
+            error = await self._load(life)
         now = self._clock()
         if error is not None:
             self._detail = str(error) or f"not loaded within {self._start_timeout_s:g} s"

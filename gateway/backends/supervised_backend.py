@@ -141,6 +141,10 @@ class SupervisedBackend(DelegatingBackend):
 
     async def embed(self, part: EmbedPart) -> Vectors:
         """Vectors of the engine that runs now; its death fails the call."""
+        if self.state is BackendState.STARTING:
+            raise BackendFailure(
+                FailureKind.BACKEND_UNAVAILABLE, self.absence.reason, retry_after_s=self.ready_in_s
+            )
         with self._working():
             return await super().embed(part)
 

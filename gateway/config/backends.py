@@ -116,9 +116,10 @@ RefuseOrDrop = Literal[UnknownFields.REFUSE, UnknownFields.DROP]
 
 
 class EngineBackend(Section):
-    """The engine in process, as a backend."""
+    """An engine in process, as a backend; ``engine`` names one of ``engines``, unset: that of ``engine``."""
 
     kind: Literal["engine"]
+    engine: str | None = None
     unknown_fields: RefuseOrDrop = UnknownFields.REFUSE
     price: PriceConfig | None = None
 

@@ -41,7 +41,7 @@ class ModelSection(Section):
         return DEFAULT_COST if self.images is None else self.images.cost
 
 
-def model_of(section: BackendConfig, engine: EngineSection) -> str | None:
+def model_of(section: BackendConfig, engines: Mapping[str | None, EngineSection]) -> str | None:
     """The id of the model that a backend's section names; ``None``: the pool's workers say it."""
     match section:
         case OpenAIBackend():
@@ -49,14 +49,16 @@ def model_of(section: BackendConfig, engine: EngineSection) -> str | None:
         case BedrockSection():
             return section.model_id
         case _:
-            return engine.model_id
+            return engines[section.engine].model_id
 
 
 def model_faults(
-    models: Mapping[str, ModelSection], backends: Mapping[str, BackendConfig], engine: EngineSection
+    models: Mapping[str, ModelSection],
+    backends: Mapping[str, BackendConfig],
+    engines: Mapping[str | None, EngineSection],
 ) -> Iterator[str]:
     """What is wrong between the models, and between them and the backends: a sentence each."""
-    named = {name: model_of(backend, engine) for name, backend in backends.items()}
+    named = {name: model_of(backend, engines) for name, backend in backends.items()}
     owners = {name: f"models.{name}" for name in models}
     owners |= {
         model: f"the model of backends.{name}"
@@ -79,10 +81,17 @@ def model_faults(
                     f"allowed: a backend with model {model!r}"
                 )
         own = section.model_dump(include={"tokenizer", "max_model_len", "block_size"}, exclude_none=True)
-        engines = [name for name, one in backends.items() if one.kind == "engine" and named[name] == model]
-        if own and engines:
+        engine = next(
+            (
+                engines[one.engine]
+                for name, one in backends.items()
+                if one.kind == "engine" and named[name] == model
+            ),
+            None,
+        )
+        if own and engine is not None:
             yield f"models.{model}.{min(own)}: the engine in process has this model; set engine.{min(own)}"
-        if section.images is not None and engines and engine.kind == "embedded":
+        if section.images is not None and engine is not None and engine.kind == "embedded":
             yield f"models.{model}.images: the embedded engine takes no images; allowed: for other models"
         if not {model, None} & set(named.values()):
             served = ", ".join(sorted({one for one in named.values() if one}))

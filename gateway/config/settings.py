@@ -49,6 +49,8 @@ RESERVED_ENV = frozenset(
 )
 
 
+# A backend on an engine has its name, if the configuration names no other.
+EngineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/?#@\s]+)$")]
 
 
@@ -155,10 +157,9 @@ class Settings(Section):
     server: ServerConfig = ServerConfig()
     auth: AuthConfig = AuthConfig()
     engine: EngineSection = EngineSection()
+    engines: Annotated[dict[EngineName, EngineSection], Field(max_length=64)] = Field(default={})
     weights: WeightsSection = WeightsSection()
-    backends: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")], BackendConfig] = (
-        Field(default_factory=default_backends)
-    )
+    backends: dict[EngineName, BackendConfig] = Field(default_factory=default_backends)
     models: Annotated[dict[ModelName, ModelSection], Field(max_length=1_000)] = Field(default={})
     # Made when they are read: an earlier version's file in the working folder decides the default.
     state: StateConfig = Field(default_factory=StateConfig)
@@ -182,12 +183,22 @@ class Settings(Section):
     @model_validator(mode="before")
     @classmethod
     def _no_engine_without_a_backend(cls, data: Any) -> Any:
-        """Where only other backends are named, no engine is loaded in process, unless its kind is given."""
-        if not isinstance(data, dict) or not isinstance(backends := data.get("backends"), dict):
+        """Each of ``engines`` has a backend. ``engine`` without one is loaded only if its kind is given."""
+        if not isinstance(data, dict):
             return data
-        engine = data.get("engine", {})
+        backends, engines, engine = data.get("backends"), data.get("engines"), data.get("engine", {})
+        if isinstance(engines, dict) and engines and isinstance(backends, dict | None):
+            wanted = isinstance(engine, dict) and {"kind", "model"} & engine.keys()
+            own = backends or ({"local": {"kind": "engine"}} if wanted else {})
+            on = {one.get("engine") for one in own.values() if isinstance(one, dict)}
+            more = {name: {"kind": "engine", "engine": name} for name in engines if name not in on}
+            backends = {**more, **own}
+            data = {**data, "backends": backends}
+        if not isinstance(backends, dict):
+            return data
         named = any(
-            not isinstance(one, dict) or one.get("kind") in (None, "engine") for one in backends.values()
+            not isinstance(one, dict) or (one.get("kind") in (None, "engine") and one.get("engine") is None)
+            for one in backends.values()
         )
         if not backends or named or not isinstance(engine, dict) or "kind" in engine:
             return data
@@ -195,20 +206,51 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _engine_exists(self) -> Self:
-        """A backend on the engine needs one."""
-        if self.engine.kind == "none":
-            wrong = [name for name, backend in self.backends.items() if backend.kind == "engine"]
-            if wrong:
+        """A backend on an engine needs one, and each engine a backend and a model of its own."""
+        on = {name: one.engine for name, one in self.backends.items() if one.kind == "engine"}
+        for name, engine in on.items():
+            if engine is not None and engine not in self.engines:
+                allowed = ", ".join(self.engines) or "none; leave it out"
+                raise ValueError(f"backends.{name}.engine: there is no engines.{engine}; allowed: {allowed}")
+            if engine is None and self.engine.kind == "none":
                 raise ValueError(
-                    f"backends.{wrong[0]}: kind engine needs engine.kind embedded or vllm, not none; "
+                    f"backends.{name}: kind engine needs engine.kind embedded or vllm, not none; "
                     "name remote workers (kind: openai) under backends"
                 )
+        served = {self.engine.model_id: "engine"} if None in on.values() else {}
+        for name, section in self.engines.items():
+            fault = None
+            if section.kind == "none":
+                fault = "kind: none loads nothing; allowed: embedded or vllm"
+            elif name not in on.values():
+                fault = f"backends.{name} is another backend; name one of kind engine with engine: {name}"
+            elif section.model_id in served:
+                fault = (
+                    f"{served[section.model_id]} serves {section.model_id!r} too; give one of them another "
+                    "served_model_name (several GPUs for one model: sluice serve --gpus)"
+                )
+            elif "max_loras" in section.model_fields_set and section.max_loras:
+                fault = "max_loras: adapters are loaded on `engine` alone; leave it out"
+            if fault is not None:
+                raise ValueError(f"engines.{name}: {fault}")
+            served[section.model_id] = f"engines.{name}"
         return self
+
+    @property
+    def engine_sections(self) -> Mapping[str | None, EngineSection]:
+        """The engines by name; ``engine`` has none."""
+        return dict[str | None, EngineSection]({None: self.engine}) | self.engines
+
+    @property
+    def engines_of_backends(self) -> Mapping[str, EngineSection]:
+        """The backends on engines in process, and the sections of those."""
+        sections = self.engine_sections
+        return {name: sections[one.engine] for name, one in self.backends.items() if one.kind == "engine"}
 
     @model_validator(mode="after")
     def _models_are_served(self) -> Self:
         """Names are of one model each, and of models that a backend has."""
-        fault = next(model_faults(self.models, self.backends, self.engine), None)
+        fault = next(model_faults(self.models, self.backends, self.engine_sections), None)
         if fault is not None:
             raise ValueError(fault)
         return self
@@ -235,7 +277,7 @@ class Settings(Section):
     def price(self, name: str) -> PriceConfig | None:
         """What a backend costs: its own price, else that of its model."""
         backend = self.backends[name]
-        model = model_of(backend, self.engine)
+        model = model_of(backend, self.engine_sections)
         sections = (
             one for id_, one in self.models.items() if model == id_ or (not model and name in one.backends)
         )

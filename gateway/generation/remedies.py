@@ -61,7 +61,7 @@ class Remediation:
         # By gate, which are configured, so their number is bounded.
         self._factors: dict[str, LoadFactor] = {}
         self._timers: dict[str, Cancellable] = {}
-        self._engine_ran_out = False
+        self._engines_ran_out: set[str] = set()
 
     def on_event(self, event: ResilienceEvent) -> None:
         """Take one event."""
@@ -81,12 +81,14 @@ class Remediation:
         now = self._clock()
         self._give(gate, factor.at(now), factor.ran_out(now))
 
-    def on_engine(self, event: SupervisorEvent, backend: str) -> None:
-        """Take an event of the engine of ``backend``: one that ran out of memory restarts with less load."""
+    def on_engine(self, event: SupervisorEvent) -> None:
+        """Take an engine's event: one that ran out of memory restarts with less load."""
         if isinstance(event, EngineLost):
-            self._engine_ran_out = event.reason is Loss.OUT_OF_MEMORY
-        elif isinstance(event, EngineRestarted) and self._engine_ran_out:
-            self.ran_out(backend)
+            self._engines_ran_out.discard(event.backend)
+            if event.reason is Loss.OUT_OF_MEMORY:
+                self._engines_ran_out.add(event.backend)
+        elif isinstance(event, EngineRestarted) and event.backend in self._engines_ran_out:
+            self.ran_out(event.backend)
 
     def _give(self, gate: str, before: float, after: float) -> None:
         if after != before:

@@ -4,14 +4,24 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
+from admission.values import BackendLoad
 from budgeting.errors import NoTokenizer
 from budgeting.values import Message, Role
-from gateway.backends.port import Backend, BackendState, Completion, Fleet, Work
+from gateway.backends.port import (
+    Backend,
+    BackendState,
+    Completion,
+    EmbedPart,
+    Fleet,
+    Work,
+    generates,
+    makes_vectors,
+)
 from gateway.backends.supervised import EngineStanding
 from gateway.backends.workers.inspection import Inspection, WorkerInspections
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
-from gateway.contracts.values import Sampling
+from gateway.contracts.values import Caller, CallerRole, Sampling
 from gateway.health.gpus import read_gpus
 from gateway.health.rolling_stats import RollingStats
 from gateway.prompts.text import TokenizerText
@@ -25,6 +35,8 @@ MEMORY_LIMIT = 0.98
 ERROR_RATE_LIMIT = 0.5
 DEEP_TIMEOUT_S = 10.0
 DEEP_TOKENS = 5
+# Who asks.
+HEALTH = Caller("health", CallerRole.OPERATOR, "health")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +44,8 @@ class HealthProbe:
     """Answers the monitors; ``ping`` and ``ready`` only read what is known already.
 
     Args:
-        model_loaded: whether the engine in process has loaded, and what is to be loaded with it.
-        engine: the state of the engine in process; ``None`` without one.
+        model_loaded: whether the engines in process have loaded, and what is to be loaded with them.
+        engines: the states of the engines in process, by backend; likewise ``engine_figures``.
         state_store_ok: whether this gateway has the state that it serves by.
         gpus: the cards' figures; must not raise.
         probe_timeout_s: longest time of one backend's tiny generation.
@@ -44,8 +56,8 @@ class HealthProbe:
     rolling_stats: RollingStats
     text: Callable[[str], TokenizerText]
     model_loaded: Callable[[], bool]
-    engine: Callable[[], EngineStanding] | None
-    engine_figures: Callable[[], EngineFigures | None]
+    engines: Mapping[str, Callable[[], EngineStanding]]
+    engine_figures: Callable[[], Mapping[str, EngineFigures | None]]
     state_store_ok: Callable[[], bool]
     inspections: WorkerInspections
     routes: Callable[[], Mapping[str, Collection[str]]]
@@ -78,9 +90,10 @@ class HealthProbe:
         """Readiness: whether traffic should come here, and each check."""
         checks = self.checks()
         ready = all(checks.values())
-        engine = self.engine() if self.engine is not None else None
+        engines = {name: one() for name, one in self.engines.items()}
+        given_up = any(one.standing is SupervisorState.GIVEN_UP for one in engines.values())
         status = "ready" if ready else "draining" if self.requests.draining else "not_ready"
-        if status == "not_ready" and engine is not None and engine.standing is SupervisorState.GIVEN_UP:
+        if status == "not_ready" and given_up:
             status = "engine_given_up"
         body: dict[str, object] = {"ready": ready, "status": status, "checks": checks}
         if self.inspections.latest:
@@ -89,23 +102,21 @@ class HealthProbe:
                 name: {"usable": sum(not one.unusable for one in found), "of": len(found)}
                 for name, found in self.inspections.latest.items()
             }
-        if engine is not None:
-            ready_in_s = engine.ready_in_s
-            body["engine"] = {
-                "state": engine.standing.value,
-                "restarts_last_hour": engine.restarts_last_hour,
-                "ready_in_seconds": None if ready_in_s is None else round(ready_in_s, 1),
-            }
+        shown = {name: one.shown() for name, one in engines.items()}
+        if len(shown) == 1:
+            [body["engine"]] = shown.values()
+        elif shown:
+            body["engines"] = shown
         return ready, body
 
     async def deep(self) -> tuple[bool, Mapping[str, object]]:
         """Generate a few tokens on every backend at once, outside admission and accounting."""
         names = list(self.fleet.backends)
         async with asyncio.TaskGroup() as tasks:
-            probes = [tasks.create_task(self._probe(self.fleet.backends[name])) for name in names]
+            probes = tasks.create_task(self.probe(names))
             gpus = tasks.create_task(self.gpus())
             workers = tasks.create_task(self.inspections.now())
-        results = dict(zip(names, (probe.result() for probe in probes), strict=True))
+        results = probes.result()
         healthy = {name for name, result in results.items() if result["status"] == "healthy"}
         # An optional backend is one without which every route still has another.
         served = all(healthy & set(names) for names in self.routes().values())
@@ -116,23 +127,29 @@ class HealthProbe:
             **self._engine_now(),
             "gpus": gpus.result(),
             "in_flight": self.requests.in_flight,
-            "restarts_last_hour": self.engine().restarts_last_hour if self.engine is not None else 0,
+            "restarts_last_hour": sum(one().restarts_last_hour for one in self.engines.values()),
             **self.rolling_stats.figures(),
         }
         return bool(healthy) and served, body
 
+    async def probe(self, names: Sequence[str]) -> dict[str, Mapping[str, object]]:
+        """What a few tokens or a vector of each of these backends took, or why there was none."""
+        async with asyncio.TaskGroup() as tasks:
+            probes = {name: tasks.create_task(self._probe(self.fleet.backends[name])) for name in names}
+        return {name: probe.result() for name, probe in probes.items()}
+
     def _engine_now(self) -> dict[str, object]:
-        """The engine in process; without one, the sum of the remote backends' loads."""
-        figures = self.engine_figures()
-        if figures is not None:
-            running, waiting, kv_usage = figures.running, figures.waiting, figures.kv_usage
-        else:
-            loads = [load for backend in self.fleet.backends.values() if (load := backend.load) is not None]
-            if not loads:
-                return {"running": None, "waiting": None, "kv_utilization": None}
-            running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
-            kv_usage = max(load.kv_usage for load in loads)
-        return {"running": running, "waiting": waiting, "kv_utilization": round(kv_usage, 4)}
+        """The sum of the engines in process; without one, of the remote backends' loads."""
+        loads: list[EngineFigures | BackendLoad]
+        loads = [one for one in self.engine_figures().values() if one is not None]
+        loads = loads or [one.load for one in self.fleet.backends.values() if one.load is not None]
+        if not loads:
+            return {"running": None, "waiting": None, "kv_utilization": None}
+        return {
+            "running": sum(one.running for one in loads),
+            "waiting": sum(one.waiting for one in loads),
+            "kv_utilization": round(max(one.kv_usage for one in loads), 4),
+        }
 
     async def _probe(self, backend: Backend) -> dict[str, object]:
         begun = self.clock()
@@ -144,7 +161,12 @@ class HealthProbe:
                 raw = token_ids and Feature.RAW_PROMPT in backend.features
                 messages = () if raw else (Message(Role.USER, "test"),)
                 work = Work(f"health-{backend.name}-{begun}", token_ids, messages, sampling)
-                completion: Completion = await backend.generate(work, _discard)
+                if not generates(backend) and makes_vectors(backend):
+                    await backend.embed(EmbedPart(("test",), 1, None, None, None, HEALTH))
+                    output_tokens = 0
+                else:
+                    completion: Completion = await backend.generate(work, _discard)
+                    output_tokens = completion.usage.output_tokens
         except (BackendFailure, TimeoutError) as error:
             code = error.kind.value if isinstance(error, BackendFailure) else "timeout"
             return {**result, "status": "unhealthy", "error": code}
@@ -153,7 +175,7 @@ class HealthProbe:
             **result,
             "status": "healthy",
             "latency_ms": round((self.clock() - begun) * 1000, 1),
-            "output_tokens": completion.usage.output_tokens,
+            "output_tokens": output_tokens,
             "running": load.running if load else None,
             "waiting": load.waiting if load else None,
             "kv_utilization": round(load.kv_usage, 4) if load else None,

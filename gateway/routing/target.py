@@ -10,7 +10,7 @@ from msgspec import Struct
 from adapters.errors import AdapterError
 from adapters.registry import AdapterRegistry
 from adapters.values import Selection
-from gateway.backends.port import Fleet
+from gateway.backends.port import Fleet, generates
 from gateway.contracts.features import Feature
 from gateway.contracts.values import CallerRole, Contract, GenerateRequest
 from gateway.errors import Forbidden, GatewayError, UnknownModel, UnknownRoute
@@ -91,6 +91,8 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     if model is None or selected == name:
         return Target(route, version, None, request.adapter_id)
     serving = weights_serving(route, model, fleet.backends)
+    if serving and not generates(fleet.backends[serving[0][0]]):
+        raise UnknownModel(f"model {request.model!r} generates no text; it is for vectors", param="model")
     if serving and caller.may_use(model):
         return Target(route, version, None, request.adapter_id, model, serving)
     if model in adapters:

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.config.engine import WeightsSection
+from gateway.config.engine import EngineSection, WeightsSection
 from gateway.config.settings import Settings
 from gateway.weights.errors import FetchStopped, TookTooLong
 from gateway.weights.hub import HubFetcher
@@ -68,25 +68,31 @@ def prepare(settings: Settings) -> tuple[Settings, Weights]:
 
     Returns the settings with local folders in place of addresses, and the weights, not yet fetched.
     """
-    engine, cache = settings.engine, cache_folder(settings.weights)
+    engine, weights = prepared(settings.engine, settings.weights)
+    if engine is settings.engine:
+        return settings, weights
+    return settings.model_copy(update={"engine": engine}), weights
+
+
+def prepared(engine: EngineSection, section: WeightsSection) -> tuple[EngineSection, Weights]:
+    """The same of one engine."""
+    cache = cache_folder(section)
     # Without an embedded engine the model is only used to count tokens.
     model_used = engine.kind != "none" or engine.tokenizer is None
     model = locate(engine.model) if model_used else LocalFolder(Path(engine.model))
     changes: dict[str, object] = {}
     if engine.tokenizer is not None and not isinstance(where := locate(engine.tokenizer), LocalFolder):
-        changes["tokenizer"] = str(_small(_fetcher(where, settings.weights), where, cache))
+        changes["tokenizer"] = str(_small(_fetcher(where, section), where, cache))
     if isinstance(model, LocalFolder):
-        weights = Weights(engine.model, None, model.path, None, cache, settings.weights.timeout_seconds)
+        weights = Weights(engine.model, None, model.path, None, cache, section.timeout_seconds)
     else:
-        fetcher = _fetcher(model, settings.weights)
+        fetcher = _fetcher(model, section)
         folder = _small(fetcher, model, cache)
         # The public id is the address's last word, not the name of the cache folder.
         changes |= {"model": str(folder), "served_model_name": engine.served_model_name or public_name(model)}
         url = _url(model, folder) if engine.kind != "none" else None
-        weights = Weights(engine.model, url, folder, fetcher, cache, settings.weights.timeout_seconds)
-    if not changes:
-        return settings, weights
-    return settings.model_copy(update={"engine": engine.model_copy(update=changes)}), weights
+        weights = Weights(engine.model, url, folder, fetcher, cache, section.timeout_seconds)
+    return engine.model_copy(update=changes) if changes else engine, weights
 
 
 def cache_folder(section: WeightsSection) -> Path:

@@ -60,8 +60,7 @@ def make_accounts(base: Foundation, engines: Engines) -> AccountParts:
 def make_engine_counts(
     engines: Engines, ledger: Ledger, *, observer: str, unix_time: Callable[[], float]
 ) -> EngineCounts:
-    """The engines' counters; the engine in process is named by its admission gate."""
-    here = (engines.gate or "", observer)
+    """The engines' counters; an engine in process is named by its admission gate."""
 
     def read() -> dict[tuple[str, str], tuple[int, int]]:
         found = {
@@ -69,12 +68,12 @@ def make_engine_counts(
             for name, pool in engines.pools.items()
             for url, tokens in pool.counted().items()
         }
-        figures = None if engines.host is None else engines.host.figures()
-        if figures is not None and figures.prompt_tokens is not None:
-            found[here] = (figures.prompt_tokens, figures.generation_tokens or 0)
+        for gate, figures in engines.figures().items():
+            if figures is not None and figures.prompt_tokens is not None:
+                found[gate, observer] = (figures.prompt_tokens, figures.generation_tokens or 0)
         return found
 
-    begun = [here] if engines.host is not None else []
+    begun = [(one.gate, observer) for one in engines.in_process]
     return EngineCounts(
         HourlyCounts(observer, begun), read=read, write=ledger.write_counts, unix_time=unix_time
     )

@@ -87,7 +87,11 @@ def make_adapters(base: Foundation) -> AdapterParts:
         cache=folder / "fetched",
         s3_prefixes=[
             one
-            for one in (*section.s3_prefixes, base.weights.source, *(one.path for one in content.adapters))
+            for one in (
+                *section.s3_prefixes,
+                base.weights[None].source,
+                *(one.path for one in content.adapters),
+            )
             if one.startswith(S3)
         ],
         timeout_s=section.fetch_timeout_seconds,

@@ -1,4 +1,4 @@
-"""The layer of backends: the engine in process, pools of workers, Bedrock, and injected faults."""
+"""The layer of backends: the engines in process, pools of workers, Bedrock, and injected faults."""
 
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -9,11 +9,11 @@ from typing import Protocol
 import structlog
 from prometheus_client.registry import Collector
 
+from budgeting.counting import ChatTokenizer
 from gateway.backends.embedded_vectors import EncodePart
 from gateway.backends.faulty import Chaos, FaultPlan, faulty
 from gateway.backends.host import Resident
-from gateway.backends.port import Backend, EmbedPart, Fleet
-from gateway.backends.supervised import SupervisedHost
+from gateway.backends.port import Backend, BackendState, EmbedPart, Fleet
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.serving_pool import ServingPool
@@ -22,17 +22,19 @@ from gateway.config.chaos import ChaosSection
 from gateway.config.errors import ConfigError
 from gateway.errors import InvalidRequest
 from gateway.prompts.engine_summary import EngineSummarizer
+from gateway.prompts.text_threads import TextThreads
 from gateway.wiring.adapters import AdapterParts
 from gateway.wiring.bedrock import make_bedrock
-from gateway.wiring.engine import make_engine
+from gateway.wiring.engine import EngineParts, make_engines
 from gateway.wiring.events import AdmissionLink
 from gateway.wiring.fleet import FleetParts, make_pool
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts, make_engine_summarizer
 from gateway.wiring.served_models import ServedModels
 from observability.collectors import WorkerStatus, chaos_families, hedge_families, worker_families
+from observability.events import EngineFigures
 from observability.scrape import ScrapeCollector
-from resilience.supervisor import EngineRestarted
+from resilience.supervisor import EngineRestarted, SupervisorState
 
 
 class ResidentBackend(Backend, Resident, Protocol):
@@ -56,22 +58,43 @@ MakeEnginePool = Callable[[str, PoolLinks], ResidentBackend]
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """What generates: the engine in process, if there is one, its backends by name, pools, and all loops."""
+    """What generates: the engines in process, their backends by name, pools, and all loops."""
 
-    host: SupervisedHost | None
+    in_process: Sequence[EngineParts]
     engine_backends: Mapping[str, Backend]
     pools: Mapping[str, ServingPool]
     residents: Mapping[str, Resident]
 
     @property
     def on_engine(self) -> Collection[str]:
-        """The names of the backends on the engine in process."""
+        """The names of the backends on engines in process."""
         return self.engine_backends.keys()
 
     @property
-    def gate(self) -> str | None:
-        """The admission gate that all backends on the engine in process share."""
-        return min(self.on_engine, default=None)
+    def gates(self) -> Mapping[str, str]:
+        """By backend the admission gate that all backends on its engine share."""
+        return {name: one.gate for one in self.in_process for name in one.backends}
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the engines in process have loaded, but for those that failed to next to others."""
+        hosts = [one.host for one in self.in_process]
+        loading = [one for one in hosts if one.facts is None and one.state is BackendState.STARTING]
+        return not loading and (not hosts or any(one.facts is not None for one in hosts))
+
+    def restart(self, backend: str, reason: str) -> None:
+        """Restart the engine that this backend is on, if it is on one."""
+        for one in self.in_process:
+            if backend in one.backends:
+                one.host.request_restart(reason)
+
+    def figures(self) -> Mapping[str, EngineFigures | None]:
+        """By gate, what each engine in process reports."""
+        return {one.gate: one.host.figures() for one in self.in_process}
+
+    def states(self) -> Mapping[str, SupervisorState]:
+        """By gate, the supervised state of each engine in process."""
+        return {one.gate: one.host.standing().standing for one in self.in_process}
 
     def on_workers(self) -> Iterator[WorkersBackend]:
         """The backends on pools of workers: one for each model."""
@@ -119,26 +142,30 @@ def make_backends(
     Raises ConfigError.
     """
     link, stats, text = AdmissionLink(), base.rolling_stats, model.text
+    preempted: dict[str, int] = {}
 
-    def stepped(preemptions: int) -> None:
-        stats.observe_preemptions(preemptions)
-        link.engine_stepped()
+    def stepped(gate: str, preemptions: int) -> None:
+        preempted[gate] = preemptions
+        stats.observe_preemptions(sum(preempted.values()))
+        link.engine_stepped(gate)
 
     def limit_context(longest: int) -> None:
         text.limit(min(text.max_model_len, longest))
 
     base.events.attach(lambda event: stats.engine_restarted(), EngineRestarted)
-    host = None
+    engines: Sequence[EngineParts] = ()
     if engine_pool is None:
-        host = make_engine(
+        engines = make_engines(
             base.settings,
-            token_bytes=model.tokenizer.token_bytes,
+            base.weights,
+            tokenizer=model.engine_tokenizer,
             clock=base.clock,
             on_step=stepped,
             emit=base.events.emit,
             make_slots=adapters.loader.make_slots,
-            encode=part_encoder(model),
+            encode=partial(part_encoder, model.threads),
         )
+    hosts = {name: one for one in engines for name in one.backends}
 
     wrap, chaos = make_chaos(base.settings.chaos, base.settings.backends)
     served = ServedModels(base.settings, model.models, model.tokenizers, model.canonicalizer, base.clock)
@@ -149,9 +176,9 @@ def make_backends(
             case EngineBackend() if engine_pool is not None:
                 links = PoolLinks(partial(link.queued, name), limit_context)
                 fleet.sources[name] = residents[name] = engine_pool(name, links)
-            case EngineBackend() if host is not None:
-                without = base.settings.incapable(base.settings.engine.model_id)
-                fleet.sources[name] = host.backend(name, section.unknown_fields.features, without)
+            case EngineBackend() if name in hosts:
+                without = base.settings.incapable(hosts[name].section.model_id)
+                fleet.sources[name] = hosts[name].host.backend(name, section.unknown_fields.features, without)
             case OpenAIBackend():
                 fleet.sources[name] = residents[name] = make_pool(name, section, base, model, adapters, fleet)
             case BedrockSection():
@@ -160,30 +187,30 @@ def make_backends(
                     name, section, clock=base.clock, without=without
                 )
     fleet.refresh()
-    engines = Engines(host, fleet.backends_but(residents), fleet.pools, residents)
-    adapters.loader.attach_workers(engines.loras)
+    parts = Engines(engines, fleet.backends_but(residents), fleet.pools, residents)
+    adapters.loader.attach_workers(parts.loras)
     summaries = make_engine_summarizer(
         text,
         model.tokenizer,
         versions=model.versions,
-        backends=engines.engine_backends,
-        on_engine=engines.on_engine,
+        backends=parts.engine_backends,
+        on_engine=[name for one in engines if one.name is None for name in one.backends],
         new_id=base.new_id,
     )
     whole = Fleet(fleet.backends, base.settings.model_aliases)
-    return BackendParts(engines, whole, fleet.models_of, chaos, link, summaries)
+    return BackendParts(parts, whole, fleet.models_of, chaos, link, summaries)
 
 
-def part_encoder(model: ModelParts) -> EncodePart:
-    """Tokenizes texts for the engine's model, in threads that tenants share."""
+def part_encoder(threads: TextThreads, tokenizer: ChatTokenizer) -> EncodePart:
+    """Tokenizes texts for an engine's model, in threads that tenants share."""
 
     async def encode(part: EmbedPart) -> Sequence[Sequence[int]]:
         texts = sum(len(one) for one in part.inputs if isinstance(one, str))
 
         def ids() -> list[Sequence[int]]:
-            return [model.tokenizer.encode(one) if isinstance(one, str) else one for one in part.inputs]
+            return [tokenizer.encode(one) if isinstance(one, str) else one for one in part.inputs]
 
-        return await model.threads.run(part.caller.tenant, texts, ids) if texts else ids()
+        return await threads.run(part.caller.tenant, texts, ids) if texts else ids()
 
     return encode
 

@@ -103,9 +103,9 @@ def make_control(
         clock=base.clock,
         emit=base.events.emit,
         random=random.Random(),
-        engine_of={} if engines.gate is None else dict.fromkeys(engines.on_engine, engines.gate),
+        engine_of=engines.gates,
     )
-    backends.admission.attach(admission, engines.gate)
+    backends.admission.attach(admission)
     canary = make_canary(base, routing.projection)
     revision = ServedRoutes(routing.projection.current, backends.models_of)
     return ControlParts(routing, revision, canary, make_evaluations(base), limits, admission)
@@ -114,11 +114,11 @@ def make_control(
 def make_evaluations(base: Foundation) -> BackendEvaluations:
     """Build the evaluations of backends, which follow their own stream."""
     settings = base.settings
-    engine = settings.engine.model_dump(mode="json", include=ENGINE_IDENTITY)
+    engines = settings.engines_of_backends
     digests = {
         name: digest_of(
             section.model_dump(mode="json", include=BACKEND_IDENTITY),
-            engine if section.kind == "engine" else {},
+            engines[name].model_dump(mode="json", include=ENGINE_IDENTITY) if name in engines else {},
         )
         for name, section in settings.backends.items()
     }

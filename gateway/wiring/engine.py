@@ -1,10 +1,12 @@
-"""Makes the engine in process: embedded or vLLM, under its supervisor."""
+"""Makes the engines in process: embedded or vLLM, each under a supervisor of its own."""
 
+import asyncio
 import secrets
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from budgeting.counting import ChatTokenizer
 from budgeting.tokenizer_files import read_tokenizer_files
 from engine.errors import EngineDead
 from engine.values import EngineConfig
@@ -19,24 +21,72 @@ from gateway.config.adapters_file import read_registry_file
 from gateway.config.engine import EngineSection
 from gateway.config.settings import Settings
 from gateway.prompts.text import sampling_defaults
+from gateway.weights.source import Weights
 from resilience.supervisor import Supervisor, SupervisorEvent
 
 
-def make_engine(
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """An engine in process, not started.
+
+    ``name`` is its key of ``engines``, ``None`` of ``engine``; ``backends`` are on it, and share an admission
+    gate.
+    """
+
+    name: str | None
+    section: EngineSection
+    weights: Weights
+    backends: Sequence[str]
+    host: SupervisedHost
+
+    @property
+    def gate(self) -> str:
+        """The first of the backends' names; empty where there are none."""
+        return min(self.backends, default="")
+
+
+def make_engines(
     settings: Settings,
+    weights: Mapping[str | None, Weights],
     *,
-    token_bytes: Callable[[int], bytes],
+    tokenizer: Callable[[str], ChatTokenizer],
     clock: Callable[[], float],
-    on_step: Callable[[int], None],
+    on_step: Callable[[str, int], None],
     emit: Callable[[SupervisorEvent], None],
     make_slots: MakeSlots,
-    encode: EncodePart,
-) -> SupervisedHost | None:
-    """The engine of ``settings.engine``, not started; ``None`` when its kind is ``none``."""
-    section = settings.engine
-    make = engine_maker(settings, token_bytes, make_slots, encode)
-    if make is None:
-        return None
+    encode: Callable[[ChatTokenizer], EncodePart],
+) -> Sequence[EngineParts]:
+    """The engines of ``engine``, if its kind is not ``none``, and of ``engines``.
+
+    ``on_step`` takes the gate, and all preemptions; ``tokenizer`` is of a model. Adapters are loaded on
+    ``engine`` alone.
+    """
+    starting = asyncio.Lock()
+    found = []
+    for name, section in settings.engine_sections.items():
+        own = tokenizer(section.model_id)
+        make = engine_maker(
+            settings, section, own.token_bytes, make_slots if name is None else LoraSlots, encode(own)
+        )
+        if make is None:
+            continue
+        backends = [one for one, of in settings.backends.items() if of.kind == "engine" and of.engine == name]
+        gate = min(backends, default="")
+        host = _supervised(make, section, gate, clock=clock, on_step=on_step, emit=emit, starting=starting)
+        found.append(EngineParts(name, section, weights[name], backends, host))
+    return found
+
+
+def _supervised(
+    make: MakeHost,
+    section: EngineSection,
+    gate: str,
+    *,
+    clock: Callable[[], float],
+    on_step: Callable[[str, int], None],
+    emit: Callable[[SupervisorEvent], None],
+    starting: asyncio.Lock,
+) -> SupervisedHost:
     return SupervisedHost(
         make,
         supervisor=Supervisor(
@@ -45,25 +95,28 @@ def make_engine(
             stopped_s=section.stopped_seconds,
         ),
         start_timeout_s=section.start_timeout_seconds,
-        on_step=on_step,
-        emit=emit,
+        on_step=lambda preemptions: on_step(gate, preemptions),
+        emit=lambda event: emit(replace(event, backend=gate)),
         clock=clock,
+        starting=starting,
     )
 
 
 def engine_maker(
     settings: Settings,
+    section: EngineSection,
     token_bytes: Callable[[int], bytes],
     make_slots: MakeSlots = LoraSlots,
     encode: EncodePart = ids_alone,
 ) -> MakeHost | None:
     """What makes an engine of the configured kind; the files that it needs are read here, once."""
-    section = settings.engine
     if section.kind == "none":
         return None
     defaults = sampling_defaults(Path(section.model))
     if section.kind == "embedded":
         config = engine_config(section)
+        if section is not settings.engine:
+            config = replace(config, max_loras=0)
         calls_tools = calls_as_text(section)
 
         def embedded(
@@ -86,7 +139,7 @@ def engine_maker(
             )
 
         return embedded
-    adapters_registered = _any_adapters(settings)
+    adapters_registered = section is settings.engine and _any_adapters(settings)
 
     def vllm(
         *,
@@ -103,6 +156,7 @@ def engine_maker(
             on_death=on_death,
             new_seed=lambda: secrets.randbits(31),
             make_slots=make_slots,
+            encode=encode,
         )
 
     return vllm

@@ -28,16 +28,15 @@ class AdmissionLink:
 
     def __init__(self) -> None:
         self._admission: AdmissionController | None = None
-        self._engine_gate: str | None = None
 
-    def attach(self, admission: AdmissionController, engine_gate: str | None) -> None:
-        """Connect admission; ``engine_gate`` is the gate of the engine in process."""
-        self._admission, self._engine_gate = admission, engine_gate
+    def attach(self, admission: AdmissionController) -> None:
+        """Connect admission."""
+        self._admission = admission
 
-    def engine_stepped(self) -> None:
-        """The engine in process has run a step, so its gate may admit more."""
-        if self._admission is not None and self._engine_gate is not None:
-            self._admission.wake(self._engine_gate)
+    def engine_stepped(self, gate: str) -> None:
+        """The engine in process of this gate has run a step, so it may admit more."""
+        if self._admission is not None and gate:
+            self._admission.wake(gate)
 
     def forget(self, backends: Iterable[str]) -> None:
         """These backends are gone."""

@@ -3,7 +3,7 @@
 import importlib.metadata
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from gateway.health.rolling_stats import RollingStats
 from gateway.images.reading import ImageReader
 from gateway.requests.body_memory import BODIES, BodyMemory
 from gateway.state.audit import KEY_VARIABLE, Audit
-from gateway.weights.source import Weights, prepare
+from gateway.weights.source import Weights, prepare, prepared
 from gateway.wiring.events import EventBus
 from gateway.wiring.images import make_image_reader
 from gateway.wiring.state import StateParts, make_state
@@ -27,12 +27,12 @@ from observability.tracing import Tracing
 class Foundation:
     """What every other layer may use.
 
-    ``settings`` name the model by a local folder, whose ``weights`` may have to be fetched yet; ``new_id``
-    takes the prefix of the id.
+    ``settings`` name the models by local folders, whose ``weights``, by engine, may have to be fetched yet;
+    ``new_id`` takes the prefix of the id.
     """
 
     settings: Settings
-    weights: Weights
+    weights: Mapping[str | None, Weights]
     version: str
     clock: Callable[[], float]
     unix_time: Callable[[], float]
@@ -53,7 +53,13 @@ def make_foundation(
     unix_time: Callable[[], float] = time.time,
 ) -> Foundation:
     """Fetch the model's small files, and build what needs no other layer. Raises ConfigError, FetchError."""
-    settings, weights = prepare(settings)
+    settings, main_weights = prepare(settings)
+    weights: dict[str | None, Weights] = {None: main_weights}
+    engines = {}
+    for name, engine in settings.engines.items():
+        engines[name], weights[name] = prepared(engine, settings.weights)
+    if engines:
+        settings = settings.model_copy(update={"engines": engines})
     if any(f"///{STATE_FOLDER}/" in url for url in (settings.state.url, settings.ledger.url)):
         STATE_FOLDER.mkdir(exist_ok=True)
     bodies = BodyMemory(settings.server.max_bodies_bytes or BODIES * settings.server.max_body_bytes)

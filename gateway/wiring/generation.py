@@ -39,8 +39,7 @@ def make_generation(
     resilience = make_resilience(
         settings.resilience,
         admission=control.admission,
-        on_engine=engines.on_engine,
-        restart_engine=None if engines.host is None else engines.host.request_restart,
+        restart_engine=engines.restart,
         emit=emit,
         clock=base.clock,
     )

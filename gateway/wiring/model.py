@@ -10,6 +10,7 @@ from budgeting.counting import CACHE_BYTES, ChatTokenizer
 from budgeting.images import DEFAULT_COST
 from budgeting.values import SummaryKind
 from gateway.backends.port import Backend
+from gateway.config.models import ModelSection
 from gateway.generation.grammars import WORK, GrammarChecks
 from gateway.limited.process import LimitedProcess, Limits
 from gateway.prompts import bounded_templates, large_texts
@@ -84,7 +85,8 @@ class Tokenizers:
 class ModelParts:
     """The served models' text; ``text`` is the engine's model's.
 
-    ``publishing`` records the prompt versions in the state store.
+    ``publishing`` records the prompt versions in the state store; ``engine_tokenizer`` is of the model of an
+    engine in process.
     """
 
     tokenizer: ChatTokenizer
@@ -96,6 +98,7 @@ class ModelParts:
     grammars: GrammarChecks
     tokenizers: Tokenizers
     models: Models
+    engine_tokenizer: Callable[[str], ChatTokenizer]
 
 
 def make_model(base: Foundation) -> ModelParts:
@@ -105,8 +108,10 @@ def make_model(base: Foundation) -> ModelParts:
         model: Path(section.tokenizer) if section.tokenizer else engine.tokenizer_folder
         for model, section in settings.models.items()
     }
+    engines = {one.model_id: one for one in settings.engines.values()}
     tokenizers = Tokenizers(
-        {engine.tokenizer_folder, *folders.values()}, max_body_bytes=settings.server.max_body_bytes
+        {one.tokenizer_folder for one in settings.engine_sections.values()} | {*folders.values()},
+        max_body_bytes=settings.server.max_body_bytes,
     )
     tokenizer = tokenizers.of(engine.tokenizer_folder)
     canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
@@ -132,6 +137,16 @@ def make_model(base: Foundation) -> ModelParts:
         or section.block_size
         or (section.images and model != engine.model_id)
     }
+    own |= {
+        model: ModelText(
+            tokenizers.of(section.tokenizer_folder),
+            section.max_model_len,
+            canonicalizer,
+            block_size=section.block_size,
+            images=settings.models.get(model, ModelSection()).image_cost,
+        )
+        for model, section in engines.items()
+    }
     versions = PromptVersions.configured(settings.prompts.folder)
     published = StreamPublished(base.state.store, base.state.path)
     tokenizer_json = engine.tokenizer_folder / "tokenizer.json"
@@ -143,6 +158,7 @@ def make_model(base: Foundation) -> ModelParts:
         versions=versions,
         publishing=Publishing(versions, published, unix_time=base.unix_time),
         tokenizers=tokenizers,
+        engine_tokenizer=lambda model: tokenizers.of(engines.get(model, engine).tokenizer_folder),
         grammars=GrammarChecks(
             LimitedProcess(WORK, str(tokenizer_json), limits=Limits()),
             binds_calls=calls_as_text(settings.engine),

@@ -60,8 +60,8 @@ def make_metrics(
 def read_figures(metrics: Metrics, core: Core, serving: ServingParts) -> None:
     """Connect the figures that a scrape reads from the parts."""
     ledger, routing = core.accounts.ledger, core.control.routing.projection
-    if core.backends.engines.host is not None:
-        metrics.show_restarts()
+    for engine in core.backends.engines.in_process:
+        metrics.show_restarts(engine.gate)
     metrics.read(
         sluice_ledger_outbox_rows=lambda: ledger.depth,
         sluice_ledger_lag_seconds=lambda: ledger.lag_s,
@@ -75,11 +75,11 @@ def read_figures(metrics: Metrics, core: Core, serving: ServingParts) -> None:
 
 def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> Iterator[Collector]:
     """What the parts show beyond the gateway's own counters."""
-    base, host, routing = core.base, core.backends.engines.host, core.control.routing.projection
+    base, engines, routing = core.base, core.backends.engines, core.control.routing.projection
     yield from core.backends.collectors()
-    if host is not None:
-        yield ScrapeCollector(engine_families, host.figures)
-        yield ScrapeCollector(engine_state_families, lambda: host.standing().standing)
+    if engines.in_process:
+        yield ScrapeCollector(engine_families, engines.figures)
+        yield ScrapeCollector(engine_state_families, engines.states)
     if core.access.shared is not None:
         yield ScrapeCollector(quota_store_families, core.access.shared.status)
     yield ScrapeCollector(adapter_families, core.adapters.figures)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from admission.controller import AdmissionController
@@ -34,27 +34,22 @@ def make_resilience(
     section: ResilienceSection,
     *,
     admission: AdmissionController,
-    on_engine: Collection[str],
-    restart_engine: Callable[[str], object] | None,
+    restart_engine: Callable[[str, str], None],
     emit: Callable[[ResilienceEvent], None],
     clock: Callable[[], float],
 ) -> Resilience:
     """Build it.
 
-    ``admission``'s gates are scaled when a backend's memory runs out; ``restart_engine`` takes the reason.
+    ``admission``'s gates are scaled when a backend's memory runs out; ``restart_engine`` takes a backend and
+    the reason, and does nothing for one that is on no engine here.
     """
-
-    def restart(backend: str, reason: str) -> None:
-        if restart_engine is not None and backend in on_engine:
-            restart_engine(reason)
-
     remediation = Remediation(
-        gate_of=admission.gate_name, scale=admission.scale, restart=restart, clock=clock, emit=emit
+        gate_of=admission.gate_name, scale=admission.scale, restart=restart_engine, clock=clock, emit=emit
     )
 
     def on_engine_event(event: SupervisorEvent) -> None:
-        if on_engine:
-            remediation.on_engine(event, next(iter(on_engine)))
+        if event.backend:
+            remediation.on_engine(event)
 
     budget = RetryBudget(
         share=section.retry_share, per_second=section.retry_per_second, most=section.retry_most

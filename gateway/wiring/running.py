@@ -15,6 +15,7 @@ from gateway.ports import Services
 from gateway.weights.errors import FetchError
 from gateway.weights.progress import LogProgress
 from gateway.wiring.core import Core
+from gateway.wiring.engine import EngineParts
 from gateway.wiring.serving import ServingParts
 
 # Longest wait for the last usage rows and spans when the gateway stops.
@@ -45,7 +46,7 @@ class Gateway:
         Raises PromptChanged, and as an ExceptionGroup: RoutingFileError (the state store has no revision to
         use instead), EngineStartError (there is no other backend).
         """
-        core, host = self.core, self.core.backends.engines.host
+        core = self.core
         ledger, state = core.accounts.ledger, core.base.state
         await ledger.open()
         await state.open()
@@ -59,7 +60,10 @@ class Gateway:
                 await core.control.routing.projection.start()
                 tasks = [
                     loops.create_task(core.adapters.run(self._engine_ready), name="adapters"),
-                    loops.create_task(self._start_engine(), name="engine-start"),
+                    *(
+                        loops.create_task(self._run_engine(one), name=f"engine-{one.gate}")
+                        for one in core.backends.engines.in_process
+                    ),
                     *(loops.create_task(one.run(), name=name) for name, one in self._residents()),
                 ]
                 try:
@@ -67,8 +71,8 @@ class Gateway:
                 finally:
                     for task in tasks:
                         task.cancel()
-                    if host is not None:
-                        await host.stop(ENGINE_STOP_TIMEOUT_S)
+                    stops = (one.host.stop(ENGINE_STOP_TIMEOUT_S) for one in core.backends.engines.in_process)
+                    await asyncio.gather(*stops)
                     await ledger.close(FLUSH_TIMEOUT_S)
                     for task in stores:
                         task.cancel()
@@ -103,30 +107,28 @@ class Gateway:
         yield "engine-counts", core.accounts.engine_counts
 
     def _engine_ready(self) -> bool:
-        host = self.core.backends.engines.host
-        return host is None or host.state is BackendState.READY
+        engines = self.core.backends.engines.in_process
+        return all(one.host.state is BackendState.READY for one in engines if one.name is None)
 
-    async def _start_engine(self) -> None:
-        engines, weights, text = self.core.backends.engines, self.core.base.weights, self.core.model.text
-        host, log = engines.host, structlog.get_logger("gateway")
-        if host is None:
-            return
+    async def _run_engine(self, engine: EngineParts) -> None:
+        engines, weights, host = self.core.backends.engines, engine.weights, engine.host
+        text = self.core.model.models.of(engine.section.model_id)
+        log = structlog.get_logger("gateway").bind(model=engine.section.model_id)
         try:
             if weights.remote:
                 await weights.fetch(LogProgress(weights.source, self.core.base.clock))
-            async with asyncio.timeout(self.settings.engine.start_timeout_seconds):
+            async with host.starting, asyncio.timeout(engine.section.start_timeout_seconds):
                 facts = await host.start()
         except (EngineStartError, FetchError, TimeoutError) as error:
-            if not engines.residents:
+            if not engines.residents and len(engines.in_process) == 1:
                 raise
             # The other backends keep answering; `/ready` and `/health/deep` report the one that is missing.
-            log.error("engine not started", reason=str(error) or "engine.start_timeout_seconds have passed")
+            log.error("engine not started", reason=str(error) or "start_timeout_seconds have passed")
             await host.stop(ENGINE_STOP_TIMEOUT_S)
             return
         text.limit(min(text.max_model_len, facts.max_model_len))
         log.info(
             "engine ready",
-            model=self.settings.engine.model_id,
             max_model_len=text.max_model_len,
             total_blocks=facts.total_blocks,
             **facts.details,

@@ -175,7 +175,7 @@ def make_inspections(core: Core) -> WorkerInspections:
 
 def make_health(core: Core, in_flight: InFlightRequests, inspections: WorkerInspections) -> HealthProbe:
     """The three tiers of health."""
-    base, host, adapters = core.base, core.backends.engines.host, core.adapters
+    base, engines, adapters = core.base, core.backends.engines, core.adapters
     models = core.model.models
     routing = core.control.routing.projection
     return HealthProbe(
@@ -183,9 +183,9 @@ def make_health(core: Core, in_flight: InFlightRequests, inspections: WorkerInsp
         requests=in_flight,
         rolling_stats=base.rolling_stats,
         text=lambda model: models.of(model).service,
-        model_loaded=lambda: (host is None or host.facts is not None) and adapters.ready,
-        engine=None if host is None else host.standing,
-        engine_figures=(lambda: None) if host is None else host.figures,
+        model_loaded=lambda: engines.loaded and adapters.ready,
+        engines={one.gate: one.host.standing for one in engines.in_process},
+        engine_figures=engines.figures,
         state_store_ok=lambda: base.state.ready,
         inspections=inspections,
         routes=lambda: answering(core.control.revision()) if routing.in_force is not None else {},

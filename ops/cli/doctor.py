@@ -29,9 +29,11 @@ from gateway.contracts.values import Sampling
 from gateway.prompts.published import PromptChanged, StoreUnreachable
 from gateway.weights.errors import FetchError
 from gateway.weights.progress import bar
+from gateway.weights.source import Weights
 from gateway.weights.values import OnProgress
 from gateway.wiring.access import MIN_KEY_CHARS, require_first_key
 from gateway.wiring.build import build
+from gateway.wiring.engine import EngineParts
 from gateway.wiring.running import Gateway
 from ops.cli.console import print_json, screen, table_of
 from ops.cli.startup import start_errors
@@ -113,9 +115,13 @@ async def examine(
     found.append(await _ledger(gateway))
     found.append(await _response_cache(gateway))
     await state.close()
-    if gateway.core.base.weights.remote and (fault := await _weights(gateway, watch)) is not None:
-        return [*found, fault]
-    found.append(await _engine(gateway))
+    for weights in gateway.core.base.weights.values():
+        if weights.remote and (fault := await _weights(weights, watch)) is not None:
+            return [*found, fault]
+    engines = gateway.core.backends.engines.in_process
+    if not engines:
+        found.append(DoctorCheck("engine", True, "none in this process (engine.kind: none)"))
+    found += [await _engine(gateway, engine) for engine in engines]
     for name, inspections in (await gateway.serving.inspections.now()).items():
         found += [_worker(name, one) for one in inspections]
     # The inspection has found the models of the workers.
@@ -258,11 +264,10 @@ async def _ledger(gateway: Gateway) -> DoctorCheck:
 
 
 async def _weights(
-    gateway: Gateway, watch: Callable[[str], AbstractContextManager[OnProgress]]
+    weights: Weights, watch: Callable[[str], AbstractContextManager[OnProgress]]
 ) -> DoctorCheck | None:
     """Fetch them as a start would; None when they are here."""
     try:
-        weights = gateway.core.base.weights
         with watch(weights.source) as on_progress:
             await weights.fetch(on_progress)
     except FetchError as error:
@@ -281,24 +286,21 @@ def _bar(console: Console, status: Status, source: str) -> Iterator[OnProgress]:
         status.start()
 
 
-async def _engine(gateway: Gateway) -> DoctorCheck:
-    host = gateway.core.backends.engines.host
-    if host is None:
-        return DoctorCheck("engine", True, "none in this process (engine.kind: none)")
+async def _engine(gateway: Gateway, engine: EngineParts) -> DoctorCheck:
+    host = engine.host
+    check = "engine" if engine.name is None else f"engine {engine.name}"
     try:
         async with asyncio.timeout(ENGINE_TIMEOUT_S):
             facts = await host.start()
-            healthy, body = await gateway.services.health.deep()
+            found = await gateway.serving.health.probe(engine.backends)
     except Exception as error:
-        return _start_error("engine", error)
+        return _start_error(check, error)
     finally:
         await host.stop(5.0)
     details = ", ".join(f"{name} {value}" for name, value in facts.details.items())
-    detail = (
-        f"{gateway.settings.engine.model_id}: {details}; {facts.total_blocks} blocks of "
-        f"{facts.block_size} tokens"
-    )
-    return _checked("engine", healthy, detail, f"the test generation failed: {body['backends']}")
+    detail = f"{engine.section.model_id}: {details}; {facts.total_blocks} blocks of {facts.block_size} tokens"
+    healthy = all(one["status"] == "healthy" for one in found.values())
+    return _checked(check, healthy, detail, f"the test generation failed: {found}")
 
 
 def _worker(name: str, found: Inspection) -> DoctorCheck:

@@ -99,6 +99,8 @@ def front_of(settings: Settings, placements: Sequence[WorkerPlacement]) -> Setti
         raise ConfigError(
             "--gpus: needs an engine (engine.kind: embedded or vllm) and a backend of kind engine"
         )
+    if settings.engines:
+        raise ConfigError("--gpus: every worker runs `engine`; leave `engines` out, or serve without --gpus")
     data = settings.model_dump(mode="json")
     data["engine"]["kind"] = "none"
     for name in on_engine:

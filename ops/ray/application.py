@@ -10,6 +10,7 @@ from ray import serve
 from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from gateway.config.errors import ConfigError
 from gateway.config.ray import RaySection
 from gateway.config.settings import Settings, load_settings
 from observability.logs import configure_logging
@@ -56,6 +57,8 @@ def application(args: Mapping[str, Any]) -> Application:
     """
     given = Arguments.model_validate(args)
     settings = load_settings(Path(given.config))
+    if settings.engines:
+        raise ConfigError("engines: replicas run `engine` alone; deploy an application for each engine")
     place = ClusterPlace(
         str(Path(given.config).resolve()), given.folder or str(Path.cwd()), settings.ray.application
     )

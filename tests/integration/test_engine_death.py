@@ -75,8 +75,8 @@ def test_a_dead_or_hung_engine_comes_back_by_itself_until_it_has_died_too_often(
             assert answers(live)
             assert live.metric("vllm:prefix_cache_queries_total") > counted
             text = httpx.get(f"{live.url}/metrics", timeout=60).text
-            assert f'sluice_engine_restarts_total{{reason="{reason}"}} 1.0' in text
-            assert 'sluice_engine_state{state="ready"} 1.0' in text
+            assert f'sluice_engine_restarts_total{{backend="local",reason="{reason}"}} 1.0' in text
+            assert 'sluice_engine_state{backend="local",state="ready"} 1.0' in text
         deep = httpx.get(f"{live.url}/health/deep", headers=live.headers, timeout=30).json()
         assert deep["restarts_last_hour"] == 2
 
@@ -85,7 +85,8 @@ def test_a_dead_or_hung_engine_comes_back_by_itself_until_it_has_died_too_often(
         body = ready(live).json()
         assert (ready(live).status_code, body["status"]) == (503, "engine_given_up")
         assert (
-            'sluice_engine_state{state="given_up"} 1.0' in httpx.get(f"{live.url}/metrics", timeout=60).text
+            'sluice_engine_state{backend="local",state="given_up"} 1.0'
+            in httpx.get(f"{live.url}/metrics", timeout=60).text
         )
         until(lambda: "engine given up" in live.log.read_text(), 60.0)
         assert httpx.get(f"{live.url}/ping", timeout=60).status_code == 200

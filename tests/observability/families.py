@@ -84,7 +84,7 @@ def families() -> dict[str, Family]:
     figures = EngineFigures(
         "demo", loras=LoraFigures(1), prompt_tokens=1, generation_tokens=1, distributions=histograms
     )
-    rare.register(ScrapeCollector(engine_families, lambda: figures))
+    rare.register(ScrapeCollector(engine_families, lambda: {"local": figures}))
     rare.register(
         ScrapeCollector(
             canary_families, lambda: CanaryFigures("r", "b", "running", 5, 1, {"errors": 0.1}, 1.0)

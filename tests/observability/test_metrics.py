@@ -47,7 +47,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def test_every_name_is_in_a_scrape_of_a_gateway_that_has_served(metrics: Metrics, record: Make) -> None:
-    metrics.registry.register(ScrapeCollector(engine_families, lambda: EngineFigures("demo")))
+    metrics.registry.register(ScrapeCollector(engine_families, lambda: {"local": EngineFigures("demo")}))
     metrics.request(record(fallback_kind="bedrock", fallback_reason="queue_full"))
     metrics.record(RowsWritten(3, 0, 0.1, 0.0))
     metrics.record(AttemptFailed("local", FailureKind.CUDA_OOM, 1, False, "OutOfMemoryError"))
@@ -151,7 +151,7 @@ def test_the_engine_is_shown_under_vllms_names_and_labels(metrics: Metrics) -> N
         "demo", running=3, waiting=2, kv_usage=0.5, block_size=16, total_blocks=512,
         prefix_queries=1000, prefix_hits=640, preemptions=1,
     )  # fmt: skip
-    metrics.registry.register(ScrapeCollector(engine_families, lambda: figures))
+    metrics.registry.register(ScrapeCollector(engine_families, lambda: {"local": figures}))
     labels = {"model_name": "demo", "engine": "0"}
     assert value(metrics, "vllm:num_requests_running", **labels) == 3
     assert value(metrics, "vllm:num_requests_waiting", **labels) == 2
@@ -163,7 +163,7 @@ def test_the_engine_is_shown_under_vllms_names_and_labels(metrics: Metrics) -> N
 
 
 def test_without_an_engine_there_are_none_of_its_names(metrics: Metrics) -> None:
-    metrics.registry.register(ScrapeCollector(engine_families, lambda: None))
+    metrics.registry.register(ScrapeCollector(engine_families, lambda: {"local": None}))
     assert b"vllm:" not in metrics.render()
 
 

@@ -38,10 +38,10 @@ def test_a_restart_is_counted_by_its_reason_timed_and_logged() -> None:
     metrics, log = Metrics(version="1"), Lines()
     hub = EventDispatcher(metrics, log=log)
     hub.emit(EngineLost(Loss.STOPPED, "pids 7"))
-    hub.emit(EngineRestarting(Loss.STOPPED, 1, 0.0, -9, "pids 7"))
+    hub.emit(EngineRestarting(Loss.STOPPED, 1, 0.0, -9, "pids 7", "local"))
     hub.emit(EngineRestarted(1, 1.5, 2.25))
     text = metrics.render().decode()
-    assert 'sluice_engine_restarts_total{reason="stopped"} 1.0' in text
+    assert 'sluice_engine_restarts_total{backend="local",reason="stopped"} 1.0' in text
     assert "sluice_engine_restart_seconds_sum 2.25" in text
     assert "sluice_telemetry_errors_total{" not in text
     assert [(level, event) for level, event, _ in log.lines] == [
@@ -50,7 +50,8 @@ def test_a_restart_is_counted_by_its_reason_timed_and_logged() -> None:
         ("warning", "engine restarted"),
     ]
     assert log.lines[1][2] == {
-        "reason": "stopped", "detail": "pids 7", "exit_code": -9, "attempt": 1, "wait_s": 0.0,
+        "backend": "local", "reason": "stopped", "detail": "pids 7", "exit_code": -9, "attempt": 1,
+        "wait_s": 0.0,
     }  # fmt: skip
 
 
@@ -65,11 +66,13 @@ def test_an_engine_given_up_is_an_error_line_that_says_what_to_do() -> None:
 def test_exactly_one_state_holds_and_without_an_engine_none_is_shown() -> None:
     metrics = Metrics(version="1")
     assert "sluice_engine_state{" not in metrics.render().decode()
-    metrics.registry.register(ScrapeCollector(engine_state_families, lambda: SupervisorState.RESTARTING))
+    metrics.registry.register(
+        ScrapeCollector(engine_state_families, lambda: {"local": SupervisorState.RESTARTING})
+    )
     shown = [
         line for line in metrics.render().decode().splitlines() if line.startswith("sluice_engine_state{")
     ]
     assert len(shown) == len(SupervisorState)
     assert [line for line in shown if line.endswith(" 1.0")] == [
-        'sluice_engine_state{state="restarting"} 1.0'
+        'sluice_engine_state{backend="local",state="restarting"} 1.0'
     ]

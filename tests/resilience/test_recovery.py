@@ -161,9 +161,9 @@ def test_admission_takes_the_lowered_load() -> None:
 
 def test_an_engine_that_died_for_want_of_memory_restarts_with_less_load() -> None:
     bench = Bench()
-    bench.recovery.on_engine(EngineLost(Loss.OUT_OF_MEMORY, ""), "local")
+    bench.recovery.on_engine(EngineLost(Loss.OUT_OF_MEMORY, "", "local"))
     assert bench.scaled == [], "a dead engine has no load"
-    bench.recovery.on_engine(EngineRestarted(1, 2.0, 3.0), "local")
+    bench.recovery.on_engine(EngineRestarted(1, 2.0, 3.0, "local"))
     assert bench.scaled == [(GATES["local"], pytest.approx(0.7))]
     bench.pass_s(61.0)
     assert bench.scaled[-1] == (GATES["local"], 1.0)
@@ -172,6 +172,6 @@ def test_an_engine_that_died_for_want_of_memory_restarts_with_less_load() -> Non
 def test_an_engine_that_died_otherwise_restarts_with_all_its_load() -> None:
     bench = Bench()
     for reason in (Loss.OUT_OF_MEMORY, Loss.EXITED):
-        bench.recovery.on_engine(EngineLost(reason, ""), "local")
-    bench.recovery.on_engine(EngineRestarted(1, 2.0, 3.0), "local")
+        bench.recovery.on_engine(EngineLost(reason, "", "local"))
+    bench.recovery.on_engine(EngineRestarted(1, 2.0, 3.0, "local"))
     assert bench.scaled == []

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from admission.controller import AdmissionController
 from admission.values import AdmissionLimits
+from gateway.config.engine import EngineSection
 from gateway.config.resilience import ResilienceSection
 from gateway.generation.retry_loop import AttemptBounds
+from gateway.wiring.backends import Engines
+from gateway.wiring.engine import EngineParts
 from gateway.wiring.resilience import Resilience, make_resilience
 from observability.collectors import retry_budget_families
 from observability.metrics import Metrics
@@ -26,7 +30,7 @@ class House:
 
     def __init__(self, **section: object) -> None:
         self.now = 1000.0
-        self.restarts: list[str] = []
+        self.restarts: list[tuple[str, str]] = []
         self.told: list[ResilienceEvent] = []
         self.metrics = Metrics(version="1")
         self.admission = AdmissionController(
@@ -40,8 +44,7 @@ class House:
         self.made: Resilience = make_resilience(
             ResilienceSection.model_validate({"retry_most": 1.0, "retry_per_second": 0.0, **section}),
             admission=self.admission,
-            on_engine=("local", "tuned"),
-            restart_engine=self.restarts.append,
+            restart_engine=lambda backend, reason: self.restarts.append((backend, reason)),
             emit=self.told.append,
             clock=lambda: self.now,
         )
@@ -64,12 +67,33 @@ async def test_memory_that_ran_out_on_one_backend_lowers_the_gate_of_its_engine(
     assert house.admission.gate("elsewhere").work.scale == 1.0
 
 
-async def test_a_failing_device_restarts_the_engine_in_process_and_no_other() -> None:
+async def test_a_failing_device_asks_for_a_restart_of_its_engine() -> None:
     house = House()
-    await house.fail(FailureKind.CUDA_DRIVER_ERROR, "bedrock")
+    await house.fail(FailureKind.CUDA_OOM, "local")
     assert house.restarts == []
     await house.fail(FailureKind.CUDA_DRIVER_ERROR, "tuned")
-    assert house.restarts == ["cuda_driver_error"]
+    assert house.restarts == [("tuned", "cuda_driver_error")]
+
+
+def test_a_restart_is_of_the_engine_that_the_backend_is_on_and_of_no_other() -> None:
+    asked: list[tuple[str | None, str]] = []
+
+    class Host:
+        def __init__(self, name: str | None) -> None:
+            self.name = name
+
+        def request_restart(self, reason: str) -> None:
+            asked.append((self.name, reason))
+
+    on = {None: ("local", "tuned"), "second": ("small",)}
+    hosts: dict[str | None, Any] = {name: Host(name) for name in on}
+    weights: Any = None
+    parts = [EngineParts(name, EngineSection(), weights, on[name], hosts[name]) for name in on]
+    engines = Engines(parts, {}, {}, {})
+    assert engines.gates == {"local": "local", "tuned": "local", "small": "small"}
+    for backend in ("bedrock", "small", "tuned"):
+        engines.restart(backend, f"of {backend}")
+    assert asked == [("second", "of small"), (None, "of tuned")]
 
 
 async def test_what_is_left_of_the_budget_shows_in_a_scrape() -> None:

@@ -13,6 +13,7 @@ from gateway.keys.usable_models import usable
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
 from gateway.routing.target import Target, resolve
+from tests.routing.test_rank import Silent
 
 FLEET = Fleet(
     {
@@ -102,3 +103,13 @@ def test_an_unknown_route_is_answered_with_those_that_the_key_may_take() -> None
         found(None, route="mars", routes=("mars", "code"))
     with pytest.raises(Forbidden, match="may not use route 'chat'; allowed: code"):
         found(None, routes=("code",))
+
+
+def test_a_model_that_makes_vectors_alone_is_no_chat_model() -> None:
+    fleet = Fleet({**FLEET.backends, "local": Silent("local", model="bge-m3")})
+    caller = Caller("t", CallerRole.CALLER, "key_1")
+    request = GenerateRequest(
+        "r", "g", Contract.CHAT, caller, arrived_at=0.0, created=0, route="chat", model="bge-m3"
+    )
+    with pytest.raises(UnknownModel, match="'bge-m3' generates no text"):
+        resolve(request, REVISION, fleet, ())

@@ -31,6 +31,19 @@ ENV = {
     "SLUICE_ENGINE__ENFORCE_EAGER": "true",
     "SLUICE_ADMISSION__MAX_WAIT_MS": "60000",
 }
+# A second vLLM in the same process tree.
+VECTORS = {
+    f"SLUICE_ENGINES__VECTORS__{key}": value
+    for key, value in {
+        "KIND": "vllm",
+        "RUNNER": "pooling",
+        "MODEL": "models/demo",
+        "SERVED_MODEL_NAME": "demo-vectors",
+        "ENFORCE_EAGER": "true",
+        "KV_CACHE_BYTES": str(64 << 20),
+        "NUM_THREADS": "1",
+    }.items()
+}
 ASK = {
     "messages": [{"role": "user", "content": "LogSender me about a dragon"}],
     "sampling": {"max_tokens": 8},
@@ -75,7 +88,7 @@ def importing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
-    with serving(tmp_path_factory.mktemp("vllm-live")) as running:
+    with serving(tmp_path_factory.mktemp("vllm-live"), **VECTORS) as running:
         loading = httpx.get(f"{running.url}/ready", timeout=60)
         assert loading.status_code == 503
         assert httpx.get(f"{running.url}/ping", timeout=60).json()["status"] == "healthy"
@@ -119,6 +132,48 @@ def test_the_official_client_streams(live: LiveGateway) -> None:
     )
     assert whole.choices[0].message.content == text
     assert whole.choices[0].logprobs is not None
+
+
+def test_vectors_come_from_the_second_engine_whose_death_the_first_one_survives(live: LiveGateway) -> None:
+    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key=ADMIN_KEY, max_retries=0)
+
+    def vectors(*inputs: str) -> list[list[float]]:
+        made = client.embeddings.create(model="demo-vectors", input=list(inputs))
+        return [one.embedding for one in made.data]
+
+    sea, again, mountain = vectors("a book about the sea", "a book about the sea", "mountains")
+    assert sum(one * one for one in sea) == pytest.approx(1, abs=1e-5)
+    assert sea == pytest.approx(again, abs=1e-5) and sea != pytest.approx(mountain, abs=0.05)
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="demo-vectors", messages=[{"role": "user", "content": "Hi"}])
+    with pytest.raises(openai.BadRequestError, match="Matryoshka"):
+        client.embeddings.create(model="demo-vectors", input="a text", dimensions=8)
+
+    cores = [one for one in below(live) if one.name().startswith("VLLM::EngineCor")]
+    assert len(cores) == 2, cores
+    second = max(cores, key=psutil.Process.create_time)
+    second.kill()
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while live.metric("sluice_engine_restarts_total") < 1:
+        assert time.monotonic() < deadline, live.log.read_text()[-3000:]
+        time.sleep(0.1)
+    whole = client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": "Hi"}], max_tokens=4
+    )
+    assert whole.choices[0].message.content, "the first engine answers while the second one loads"
+    wait_ready_engine(live, "vectors")
+    assert vectors("a book about the sea")[0] == pytest.approx(sea, abs=1e-5)
+    assert all(one.is_running() for one in cores if one != second)
+
+
+def wait_ready_engine(live: LiveGateway, name: str) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        engines = httpx.get(f"{live.url}/ready", timeout=60).json()["engines"]
+        if engines[name]["state"] == "ready":
+            return
+        assert time.monotonic() < deadline, live.log.read_text()[-3000:]
+        time.sleep(0.1)
 
 
 def test_a_caller_that_goes_away_frees_its_sequence(live: LiveGateway) -> None:

@@ -79,7 +79,9 @@ def test_counters_add_up_over_the_steps_and_start_anew_after_the_warm_up() -> No
 
 def scrape(board: SignalBoard) -> str:
     metrics = Metrics(version="0")
-    metrics.registry.register(ScrapeCollector(engine_families, lambda: board.figures("base", SHAPE)))
+    metrics.registry.register(
+        ScrapeCollector(engine_families, lambda: {"local": board.figures("base", SHAPE)})
+    )
     return metrics.render().decode()
 
 

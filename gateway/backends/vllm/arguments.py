@@ -19,7 +19,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 _SAME_NAME = (
     *("model", "tokenizer", "max_model_len", "block_size", "max_num_seqs", "dtype", "enable_prefix_caching"),
-    *("gpu_memory_utilization", "quantization", "enforce_eager"),
+    *("gpu_memory_utilization", "quantization", "enforce_eager", "runner"),
     *("tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend"),
 )
 # Keys of the section by vLLM's name of the argument; they are passed on.
@@ -64,11 +64,14 @@ def engine_arguments(
         "max_num_batched_tokens": section.max_num_batched_tokens
         or max(MAX_NUM_BATCHED_TOKENS, section.max_num_seqs),
         "seed": section.seed if section.seed is not None else new_seed(),
+        "served_model_name": section.model_id,
         "scheduling_policy": "priority",
         "disable_log_stats": False,
         "enable_log_requests": False,
         **section.extra_args,
     }
+    if section.runner == "pooling" and "max_model_len" not in section.model_fields_set:
+        del arguments["max_model_len"]  # such models differ in it, and vLLM knows
     if max_loras:
         rank = next(rank for rank in LORA_RANKS if rank >= section.max_lora_rank)
         arguments |= {

@@ -29,6 +29,9 @@ async def warm_up(engine: LoadedEngine) -> None:
     Raises BackendFailure when it cannot generate; failures of JSON are ignored, since not every model can.
     """
     length = min(PROMPT, engine.shape.max_model_len - TOKENS)
+    if engine.shape.pools:
+        await engine.embed("warm-up", (1,) * length, None)
+        return
     drawn = Sampling(max_tokens=TOKENS, temperature=1.0, top_p=0.9, top_k=5, min_p=0.0, seed=1)
     greedy = Sampling(max_tokens=TOKENS, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
     for number, (sampling, wanted) in enumerate(

@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import logging
 import os
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -413,7 +414,7 @@ class VllmEngine:
         max_loras: int,
         names: ParserNames,
     ) -> None:
-        from vllm import SamplingParams
+        from vllm import PoolingParams, SamplingParams
         from vllm.exceptions import VLLMClientError
         from vllm.inputs import tokens_input
         from vllm.lora.request import LoRARequest
@@ -424,6 +425,7 @@ class VllmEngine:
         self._llm = llm
         self._token_bytes = token_bytes
         self._sampling = SamplingParams
+        self._pooling = PoolingParams
         self._structured = StructuredOutputsParams
         self._deltas = RequestOutputKind.DELTA
         self._prompt = tokens_input
@@ -444,6 +446,7 @@ class VllmEngine:
             max_num_seqs=int(config.scheduler_config.max_num_seqs),
             max_loras=max_loras,
             takes_images=bool(config.model_config.is_multimodal_model),
+            pools=config.model_config.runner_type == "pooling",
             details=MappingProxyType(
                 {
                     "vllm": vllm.version,
@@ -576,6 +579,22 @@ class VllmEngine:
         except Exception as error:
             raise self._failure(error, ask) from error
 
+    async def embed(self, request_id: str, token_ids: tuple[int, ...], dimensions: int | None) -> str:
+        """The vector of a text; cancelling aborts the request."""
+        params = self._pooling(task="embed", dimensions=dimensions)
+        self._pending[request_id] = len(token_ids)
+        try:
+            # Behind every chat that shares the device.
+            made = self._llm.encode(self._prompt(list(token_ids)), params, request_id, priority=1)
+            async with aclosing(made) as outputs:
+                output = [one async for one in outputs][-1]
+            vector: bytes = output.outputs.data.float().numpy().tobytes()
+            return b64encode(vector).decode()
+        except Exception as error:
+            raise self._failure(error) from error
+        finally:
+            self._pending.pop(request_id, None)
+
     def _params(self, ask: EngineRequest, parsed: ParsedAnswer | None) -> Any:
         """vLLM's parameters, from a sampling whose fields are all set."""
         sampling: Any = ask.sampling
@@ -626,7 +645,7 @@ class VllmEngine:
             logprobs.append(TokenLogprob(self._token_bytes(token), entries[token].logprob, top))
         return tuple(logprobs)
 
-    def _failure(self, error: Exception, ask: EngineRequest) -> BackendFailure:
+    def _failure(self, error: Exception, ask: EngineRequest | None = None) -> BackendFailure:
         """vLLM's error for one request, in the closed kinds."""
         if isinstance(error, self._dead_error):
             return BackendFailure(FailureKind.ENGINE_DEAD, "vLLM's core has ended")
@@ -639,7 +658,9 @@ class VllmEngine:
         if "maximum model length" in text or "max_model_len" in text:
             return BackendFailure(FailureKind.TOKEN_LIMIT_EXCEEDED, text)
         param = getattr(cause, "parameter", None)
-        if param is None and ask.response_format.type is not FormatType.TEXT:
+        if ask is None and param is None:
+            param = "dimensions" if "imensions" in text else "input"
+        elif param is None and ask is not None and ask.response_format.type is not FormatType.TEXT:
             param = "response_format"
         return BackendFailure(FailureKind.INVALID_INPUT, text, param=param)
 

@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import psutil
 import structlog
 
 from engine.errors import EngineDead, EngineStartError
+from gateway.backends.embedded_vectors import EncodePart, ids_alone
 from gateway.backends.host import EngineFacts
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.port import Backend, BackendState
@@ -22,7 +23,8 @@ from gateway.backends.vllm import arguments, compat, preload, processes
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.backend import VllmBackend, warm_up
 from gateway.backends.vllm.child_logs import ChildLogs
-from gateway.backends.vllm.parser_names import parser_names
+from gateway.backends.vllm.parser_names import ParserNames, parser_names
+from gateway.backends.vllm.pooling import VllmPoolingBackend
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.start_errors import check_folder, explain
 from gateway.config.engine import EngineSection
@@ -34,6 +36,22 @@ GIVE_UP_EVERY_S = 0.1
 # Time for vLLM's own shutdown, in addition to the timeout of its core.
 SHUTDOWN_GRACE_S = 5.0
 WARM_UP_TIMEOUT_S = 300.0
+DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+@contextlib.contextmanager
+def visible_devices(devices: str | None) -> Iterator[None]:
+    """What is started in the block sees these GPUs alone; ``None``: all that this process sees."""
+    before = os.environ.get(DEVICES_VARIABLE)
+    if devices is not None:
+        os.environ[DEVICES_VARIABLE] = devices
+    try:
+        yield
+    finally:
+        if devices is not None:
+            os.environ.pop(DEVICES_VARIABLE)
+            if before is not None:
+                os.environ[DEVICES_VARIABLE] = before
 
 
 class VllmHost:
@@ -47,6 +65,7 @@ class VllmHost:
         on_step: takes the counter of preemptions after each step.
         on_death: called once, when the engine's core dies.
         new_seed: seed of requests without one, when ``engine.seed`` is unset.
+        encode: makes token ids of texts whose vectors are wanted.
     """
 
     def __init__(
@@ -61,6 +80,7 @@ class VllmHost:
         new_seed: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
         make_slots: MakeSlots = LoraSlots,
+        encode: EncodePart = ids_alone,
     ) -> None:
         self._section = section
         self._defaults = defaults
@@ -70,7 +90,9 @@ class VllmHost:
         self._new_seed = new_seed
         self._clock = clock
         self._max_loras = arguments.lora_places(section, adapters_registered=adapters_registered)
-        self._parsers = parser_names(section)
+        self._encode = encode
+        self._pools = section.runner == "pooling"
+        self._parsers = ParserNames() if self._pools else parser_names(section)
         self.board = SignalBoard()
         self._adapters = VllmAdapters(lambda: self._engine)
         places = (section.max_cpu_loras or self._max_loras) if self._max_loras else 0
@@ -86,6 +108,9 @@ class VllmHost:
         self._given_up = threading.Event()
         self._has_processes = False
         self._cores: list[processes.CoreProcess] = []
+        # Of this process' children those that were there before, and once it runs those that it has started.
+        self._others: frozenset[psutil.Process] = frozenset()
+        self._own: frozenset[psutil.Process] | None = None
         self._sentinels: list[int] = []
         self._segments: set[Path] = set()
         self._ending = asyncio.Lock()
@@ -129,7 +154,11 @@ class VllmHost:
 
     def find_processes(self) -> Sequence[psutil.Process]:
         """Its processes."""
-        return processes.below()
+        return processes.below(self._is_own)
+
+    def _is_own(self, child: psutil.Process) -> bool:
+        """While it loads, no other engine does."""
+        return child not in self._others if self._own is None else child in self._own
 
     def figures(self) -> EngineFigures | None:
         """Its figures for the metrics."""
@@ -139,6 +168,15 @@ class VllmHost:
 
     def backend(self, name: str) -> Backend:
         """The engine as a backend; all of them share its adapters."""
+        if self._pools:
+            return VllmPoolingBackend(
+                name=name,
+                model=self._section.model_id,
+                engine=lambda: self._engine,
+                state_of=lambda: self.state,
+                board=self.board,
+                encode=self._encode,
+            )
         return VllmBackend(
             name=name,
             model=self._section.model_id,
@@ -166,6 +204,7 @@ class VllmHost:
         started_at = self._clock()
         logs = self._logs = ChildLogs()
         try:
+            self._others = await asyncio.to_thread(processes.children)
             check_folder(self._section)
             logs.listen()
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm")
@@ -199,9 +238,10 @@ class VllmHost:
             preload.load_torch_libraries()
             vllm = compat.load(version, self._check_wanted)
         asked = arguments.engine_arguments(self._section, max_loras=self._max_loras, new_seed=self._new_seed)
-        engine: compat.VllmEngine = vllm.start(
-            asked, self._section, self.board, self._token_bytes, self._stepped, self._parsers
-        )
+        with visible_devices(self._section.visible_devices):
+            engine: compat.VllmEngine = vllm.start(
+                asked, self._section, self.board, self._token_bytes, self._stepped, self._parsers
+            )
         self._parsers = engine.parser_names
         gc.freeze()
         if self._given_up.is_set():
@@ -223,7 +263,7 @@ class VllmHost:
 
     def _watch(self) -> None:
         """Watch the core's sentinel, so that its death is noticed also when nothing is in flight."""
-        self._cores = processes.cores()
+        self._cores = processes.cores(self._is_own)
         # Duplicates: multiprocessing closes its own when the exit code is read.
         self._sentinels = [os.dup(core.sentinel) for core in self._cores]
         for sentinel in self._sentinels:
@@ -231,7 +271,8 @@ class VllmHost:
 
     def _note_segments(self) -> None:
         """Find the shared memory to free if its processes are killed; blocks."""
-        self._segments = processes.shared_memory(processes.below())
+        self._own = processes.children() - self._others
+        self._segments = processes.shared_memory(self.find_processes())
 
     def _unwatch(self) -> None:
         for sentinel in self._sentinels:
@@ -268,12 +309,12 @@ class VllmHost:
         while self._loading is not None and not self._loading.done():
             # The thread cannot be interrupted, but the processes that it waits for can be killed.
             if self._has_processes:
-                processes.kill(processes.below(), 0.0)
+                processes.kill(self.find_processes(), 0.0)
             await asyncio.to_thread(wait, [self._loading], GIVE_UP_EVERY_S)
         if not self._has_processes:
             return
         loop = asyncio.get_running_loop()
-        left = processes.below()
+        left = self.find_processes()
         engine, self._engine = self._engine, None
         if engine is not None:
             if not timeout_s:
@@ -282,7 +323,7 @@ class VllmHost:
                 async with asyncio.timeout(timeout_s + SHUTDOWN_GRACE_S):
                     await loop.run_in_executor(self._thread, engine.shutdown, timeout_s)
             engine.give_up()
-        still = await asyncio.to_thread(processes.kill, [*left, *processes.below()])
+        still = await asyncio.to_thread(processes.kill, [*left, *self.find_processes()])
         await asyncio.to_thread(processes.release, self._segments)
         if still:
             structlog.get_logger("vllm").error("processes are left", pids=[process.pid for process in still])

@@ -2,7 +2,7 @@
 
 import contextlib
 import multiprocessing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Protocol
@@ -29,11 +29,14 @@ class CoreProcess(Protocol):
         """Its exit code, negative for a signal; ``None`` while it runs."""
 
 
-def cores() -> list[CoreProcess]:
-    """The running cores."""
-    living = {
-        process.pid for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE
-    }
+def children() -> frozenset[psutil.Process]:
+    """All processes that this one has started."""
+    return frozenset(psutil.Process().children())
+
+
+def cores(mine: Callable[[psutil.Process], bool] = lambda child: True) -> list[CoreProcess]:
+    """The running cores of an engine: ``mine`` tells its processes from those of another."""
+    living = {one.pid for one in children() if mine(one) and one.status() != psutil.STATUS_ZOMBIE}
     # multiprocessing also lists processes that were reaped elsewhere.
     return [
         child
@@ -42,15 +45,20 @@ def cores() -> list[CoreProcess]:
     ]
 
 
-def below() -> list[psutil.Process]:
-    """vLLM's processes below this one."""
+def below(mine: Callable[[psutil.Process], bool] = lambda child: True) -> list[psutil.Process]:
+    """The processes of an engine, and what they have started."""
     found = []
-    for process in psutil.Process().children(recursive=True):
+    for child in filter(mine, children()):
         with contextlib.suppress(psutil.Error):
-            shown = [process.name(), *process.cmdline()]
-            if any(word.startswith(_TITLE) or any(trace in word for trace in _TRACES) for word in shown):
-                found.append(process)
-    return found
+            found += [child, *child.children(recursive=True)]
+    return [one for one in found if _is_vllms(one)]
+
+
+def _is_vllms(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        shown = [process.name(), *process.cmdline()]
+        return any(word.startswith(_TITLE) or any(trace in word for trace in _TRACES) for word in shown)
+    return False
 
 
 def shared_memory(processes: Sequence[psutil.Process]) -> set[Path]:

@@ -56,11 +56,12 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineShape(EngineFacts):
-    """The limits of a loaded vLLM."""
+    """The limits of a loaded vLLM; ``pools``: it makes vectors and does not generate."""
 
     max_num_seqs: int = 0
     max_loras: int = 0
     takes_images: bool = False
+    pools: bool = False
 
 
 class LoadedEngine(Protocol):
@@ -88,6 +89,12 @@ class LoadedEngine(Protocol):
 
     async def run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
         """Generate; cancelling aborts the request. Raises BackendFailure."""
+
+    async def embed(self, request_id: str, token_ids: tuple[int, ...], dimensions: int | None) -> str:
+        """A vector, as :class:`gateway.backends.port.Vectors` has it; of the pooling runner alone.
+
+        Cancelling aborts the request. Raises BackendFailure.
+        """
 
     async def add_lora(self, lora: Lora) -> None:
         """Load an adapter in addition. Raises EngineError; nothing has changed then."""
