@@ -57,8 +57,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only tests without processes, engines and servers")
 
 
+def _is_whole(config: pytest.Config) -> bool:
+    """Whether all files are asked for, slow ones too."""
+    return not config.getoption("--fast") and config.args == config.getini("testpaths")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
+        if _is_whole(config):
+            from tests import fork_server
+
+            fork_server.install_for_tests()
         return  # the tests run in others
     gc.disable()  # until all is imported
     if config.getoption("--fast"):
@@ -74,7 +83,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Of several processes on a fresh checkout, each rewrites and compiles its share of the tests for all of them."""
     config = session.config
     here: dict[str, Any] | None = getattr(config, "workerinput", None)
-    if here is None or config.getoption("--fast") or config.args != config.getini("testpaths"):
+    if here is None or not _is_whole(config):
         return
     files = sorted(Path(__file__).parent.rglob("test_*.py"))
     for file in files[int(here["workerid"].removeprefix("gw")) :: here["workercount"]]:

@@ -3,7 +3,7 @@
 A gateway takes 2 seconds of a core to import, an engine 2, and each of vLLM's processes 10; the tests start hundreds.
 What is forked is a process of its own: its own pid, files, environment and signals, and a child of the one that asked
 for it. ``ForkedPopen`` is ``subprocess.Popen``; ``install`` serves what product code and benchmarks start: the engine,
-vLLM's processes, `sluice serve` and what a benchmark starts often.
+vLLM's processes, `sluice serve` and what a benchmark starts often; ``install_for_tests`` what pytest-xdist starts.
 
 Where there is no ``prctl`` or setproctitle (vLLM brings it), and with ``SLUICE_TEST_EXEC=1``, processes start as usual.
 Tests of the start itself use ``ImportingPopen``.
@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
 import importlib
 import importlib.util
@@ -34,6 +35,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,8 +47,25 @@ AVAILABLE = (
     and "SLUICE_TEST_EXEC" not in os.environ
 )
 # What is imported ahead. vLLM has a server of its own, without Numba: it looks into all modules that there are.
-GATEWAY = ("gateway.server", "ops.cli.serve", "ops.cli.main", "engine.process")
+GATEWAY = (
+    "gateway.server",
+    "ops.cli.serve",
+    "ops.cli.main",
+    "engine.process",
+    "aiosqlite",
+    "alembic.command",
+    "uvicorn.lifespan.off",
+)
 ENGINE = ("engine.build", "engine.kernels")
+# What the tests themselves take longest to import.
+TESTS = (
+    "anthropic",
+    "boto3",
+    "moto.server",
+    "openai",
+    "transformers.models.auto.modeling_auto",
+    "peft",
+)
 VLLM = (
     "vllm.v1.engine.async_llm",
     "vllm.v1.engine.core",
@@ -82,8 +101,8 @@ class ForkServer:
         self.vllm = vllm
 
     @classmethod
-    def start(cls, *, vllm: bool) -> ForkServer:
-        """Start a server; it ends with this process."""
+    def start(cls, *, vllm: bool = False, tests: bool = False) -> ForkServer:
+        """Start a server, also for processes that run ``tests``; it ends with this process."""
         from engine.client import _child_environment
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -94,7 +113,7 @@ class ForkServer:
                     "-m",
                     "tests.fork_server",
                     str(theirs.fileno()),
-                    *(["vllm"] if vllm else []),
+                    *(["vllm"] if vllm else ["tests"] if tests else []),
                 ],
                 cwd=ROOT,
                 env=_child_environment() | {"PYTHONPATH": str(ROOT)} | (_VLLM_ENVIRONMENT if vllm else {}),
@@ -168,6 +187,8 @@ _FORKED = (
     ["benchmarks.forwarding.proxy"],
     ["benchmarks.forwarding.worker"],
 )
+# A process of pytest-xdist.
+_XDIST = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 # Options of subprocess.Popen that only a new program gets.
 _NEW_PROGRAM = ("gid", "gids", "uid", "startupinfo", "shell")
 
@@ -204,6 +225,8 @@ def _is_forked(words: Any) -> bool:
     if isinstance(words, str | bytes | os.PathLike):
         return False
     words = [os.fspath(word) for word in words]
+    if words[1:] == _XDIST:
+        return True
     return words[:2] == [sys.executable, "-m"] and any(words[2 : 2 + len(one)] == one for one in _FORKED)
 
 
@@ -326,6 +349,13 @@ def install() -> None:
         multiprocessing.util.spawnv_passfds = _vllm_or
 
 
+def install_for_tests() -> None:
+    """Fork the processes of pytest-xdist: they have imported what most tests import, and so has what they fork."""
+    if AVAILABLE:
+        _servers.append(ForkServer.start(tests=True))
+        install()
+
+
 def serve(connection: socket.socket, *, vllm: bool) -> None:
     """Fork until the other end is closed. A process between makes the new one an orphan, which is then adopted."""
     while True:
@@ -389,6 +419,10 @@ def _become(request: dict[str, Any], files: Sequence[int], *, vllm: bool) -> Non
             sys.argv = ["-c", words[-1]]
             arguments = dict(pair.split("=") for pair in spawned[1].split(", "))
             multiprocessing.spawn.spawn_main(**{name: int(value) for name, value in arguments.items()})
+        elif words == _XDIST:
+            sys.argv, sys.path[0] = ["-c"], ""
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(words[-1], vars(sys.modules["__main__"]))
         else:
             _run_module(words[1], words[2:])
         status = 0
@@ -459,7 +493,23 @@ def _wait_without_spinning() -> None:
     SpinCondition.wait = wait_for_notice
 
 
-def main(fd: int, *, vllm: bool) -> None:
+def _prepare_commands() -> None:
+    """The tree of all commands is made once, not in each process that runs one of them."""
+    import typer.main
+
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    typer.main.get_command(sys.modules["ops.cli.main"].app)
+
+
+def _prepare_numba() -> None:
+    """Numba imports most of itself, and registers it, when it first compiles or loads a function."""
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
+
+
+def main(fd: int, *, vllm: bool, tests: bool) -> None:
     """Import, then serve."""
     import setproctitle
 
@@ -467,10 +517,13 @@ def main(fd: int, *, vllm: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     gc.disable()
-    for name in GATEWAY + (VLLM if vllm else ENGINE):
+    for name in GATEWAY + (VLLM if vllm else ENGINE) + (TESTS if tests else ()):
         importlib.import_module(name)
+    _prepare_commands()
     if vllm:
         _wait_without_spinning()
+    else:
+        _prepare_numba()
     gc.freeze()
     gc.enable()
     high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD)
@@ -480,4 +533,4 @@ def main(fd: int, *, vllm: bool) -> None:
 
 if __name__ == "__main__":
     sys.modules["tests.fork_server"] = sys.modules["__main__"]
-    main(int(sys.argv[1]), vllm="vllm" in sys.argv[2:])
+    main(int(sys.argv[1]), vllm="vllm" in sys.argv[2:], tests="tests" in sys.argv[2:])
