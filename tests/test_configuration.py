@@ -84,7 +84,7 @@ def test_lists_and_mappings_come_as_json_in_the_environment() -> None:
         ),
         ("engines: {a: {}, b: {}}", {}, ["engines.b", "engines.a serves 'demo' too", "served_model_name"]),
         ("engines: {a: {max_loras: 2}}", {}, ["engines.a", "adapters are loaded on `engine` alone"]),
-        ("engines: {a: {runner: pooling}}", {}, ["engines.a", "runner", "allowed: leave it out"]),
+        ("engines: {a: {task: embed, max_loras: 1}}", {}, ["engines.a", "task embed generates nothing"]),
         (
             "engines: {a: {}}\nbackends: {b: {kind: engine, engine: c}}",
             {},

@@ -20,7 +20,7 @@ from engine.values import (
 from engine.values import SequenceEnd as EngineFinish
 from engine.values import TokenIdLogprob as EngineLogprob
 from gateway.backends.embedded_failures import failure_of
-from gateway.backends.embedded_vectors import EmbeddedVectors
+from gateway.backends.embedded_vectors import EmbeddedVectors, generates_nothing
 from gateway.backends.hermes import CallReader
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import check_partial
@@ -67,6 +67,7 @@ class EmbeddedBackend:
         max_running: most sequences that one batch takes.
         adapters: the LoRA adapters that the engine holds; shared by all backends of one engine.
         vectors: makes vectors on the engine; shared in the same way.
+        generates: it makes not only vectors.
         calls_tools: the model's chat template shows tools, and calls as :class:`CallReader` reads them.
     """
 
@@ -83,6 +84,7 @@ class EmbeddedBackend:
     vectors: EmbeddedVectors
     share_prefixes: bool = False
     calls_tools: bool = False
+    generates: bool = True
 
     @property
     def features(self) -> frozenset[Feature]:
@@ -108,6 +110,8 @@ class EmbeddedBackend:
 
         Several texts are sequences of their own; the engine's prefix cache shares the prompt's blocks.
         """
+        if not self.generates:
+            raise generates_nothing(self.name)
         ends: dict[int, Completion] = {}
         readers = await self._readers(work, out)
         try:

@@ -43,6 +43,7 @@ class EmbeddedHost:
         make_slots: MakeSlots = LoraSlots,
         encode: EncodePart,
         calls_tools: bool = False,
+        generates: bool = True,
     ) -> None:
         self._config = config
         self._model = model
@@ -63,6 +64,7 @@ class EmbeddedHost:
             vectors=EmbeddedVectors(self._client, encode),
             share_prefixes=share_prefixes,
             calls_tools=calls_tools,
+            generates=generates,
         )
         # What has loaded.
         self.facts: EngineFacts | None = None

@@ -23,6 +23,11 @@ PRIORITY: Final = -1
 _UNUSED: Final = SamplingParams(max_tokens=1)
 
 
+def generates_nothing(name: str) -> BackendFailure:
+    """What a backend of task embed answers to a prompt."""
+    return BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{name} makes vectors and generates nothing")
+
+
 def longest_input(part: EmbedPart, max_model_len: int | None) -> int | None:
     """Tokens at which inputs are cut; ``None``: they are not."""
     return max_model_len if part.truncate_to == -1 else part.truncate_to

@@ -67,7 +67,6 @@ VLLM_ONLY = (
     "tool_parser",
     "reasoning_parser",
     "extra_args",
-    "runner",
     "visible_devices",
 )
 EMBEDDED_ONLY = ("device",)
@@ -91,7 +90,7 @@ class EngineSection(Section):
     * ``max_restarts_per_hour`` 5: a worker that fails more often has a cause that a restart does not remove.
     * ``stopped_seconds`` 0.5: with a look every quarter of a second a stopped engine is found within 0.75 s.
     * ``tool_parser`` and ``reasoning_parser`` unset are found from the model; ``none`` uses no parser.
-    * ``runner`` pooling makes vectors and scores; ``visible_devices`` unset sees all GPUs of the process.
+    * ``task`` embed: vectors alone; ``visible_devices`` unset sees all GPUs that the process sees.
     * ``quantization`` unset takes what the checkpoint's own configuration says (AWQ for an AWQ checkpoint).
     """
 
@@ -112,7 +111,7 @@ class EngineSection(Section):
     share_prefix_across_tenants: bool = False
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.92
     quantization: Annotated[str, Field(min_length=1)] | None = None
-    runner: Literal["generate", "pooling"] = "generate"
+    task: Literal["generate", "embed"] = "generate"
     visible_devices: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*$")] | None = None
     enforce_eager: bool = False
     tensor_parallel_size: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -151,9 +150,9 @@ class EngineSection(Section):
                     f"{name}: {given!r} is given, but engine.kind is {self.kind}, which has no such setting; "
                     f"allowed: leave it out, or engine.kind: {kind}"
                 )
-        for name in GENERATING_ONLY if self.runner == "pooling" else ():
+        for name in GENERATING_ONLY if self.task == "embed" else ():
             if name in self.model_fields_set and getattr(self, name) not in (None, 0):
-                raise ValueError(f"{name}: runner pooling generates nothing; allowed: leave it out")
+                raise ValueError(f"{name}: task embed generates nothing; allowed: leave it out")
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise ValueError(
                 f"max_cpu_loras: {self.max_cpu_loras} is less than max_loras ({self.max_loras}); "

@@ -132,6 +132,7 @@ def engine_maker(
                 token_bytes=token_bytes,
                 share_prefixes=section.share_prefix_across_tenants,
                 calls_tools=calls_tools,
+                generates=section.task == "generate",
                 on_step=on_step,
                 on_death=on_death,
                 make_slots=make_slots,

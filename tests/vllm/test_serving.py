@@ -36,7 +36,7 @@ VECTORS = {
     f"SLUICE_ENGINES__VECTORS__{key}": value
     for key, value in {
         "KIND": "vllm",
-        "RUNNER": "pooling",
+        "TASK": "embed",
         "MODEL": "models/demo",
         "SERVED_MODEL_NAME": "demo-vectors",
         "ENFORCE_EAGER": "true",

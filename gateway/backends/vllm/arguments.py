@@ -19,7 +19,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 _SAME_NAME = (
     *("model", "tokenizer", "max_model_len", "block_size", "max_num_seqs", "dtype", "enable_prefix_caching"),
-    *("gpu_memory_utilization", "quantization", "enforce_eager", "runner"),
+    *("gpu_memory_utilization", "quantization", "enforce_eager"),
     *("tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend"),
 )
 # Keys of the section by vLLM's name of the argument; they are passed on.
@@ -39,6 +39,7 @@ OWN_KEYS: Mapping[str, str] = {
     "max_lora_rank": "max_lora_rank",
     "seed": "seed",
     "reasoning_parser": "reasoning_parser",
+    "runner": "task",
 }
 FIXED = {
     "scheduling_policy": "requests have priorities",
@@ -70,8 +71,10 @@ def engine_arguments(
         "enable_log_requests": False,
         **section.extra_args,
     }
-    if section.runner == "pooling" and "max_model_len" not in section.model_fields_set:
-        del arguments["max_model_len"]  # such models differ in it, and vLLM knows
+    if section.task == "embed":
+        arguments["runner"] = "pooling"
+        if "max_model_len" not in section.model_fields_set:
+            del arguments["max_model_len"]  # such models differ in it, and vLLM knows
     if max_loras:
         rank = next(rank for rank in LORA_RANKS if rank >= section.max_lora_rank)
         arguments |= {

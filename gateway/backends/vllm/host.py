@@ -91,7 +91,7 @@ class VllmHost:
         self._clock = clock
         self._max_loras = arguments.lora_places(section, adapters_registered=adapters_registered)
         self._encode = encode
-        self._pools = section.runner == "pooling"
+        self._pools = section.task == "embed"
         self._parsers = ParserNames() if self._pools else parser_names(section)
         self.board = SignalBoard()
         self._adapters = VllmAdapters(lambda: self._engine)

@@ -7,7 +7,7 @@ from itertools import count
 from typing import ClassVar, Final
 
 from admission.values import BackendLoad
-from gateway.backends.embedded_vectors import EncodePart, longest_input
+from gateway.backends.embedded_vectors import EncodePart, generates_nothing, longest_input
 from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, EmbedPart, Vectors, Work
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import LoadedEngine
@@ -51,7 +51,7 @@ class VllmPoolingBackend:
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Raises BackendFailure."""
-        raise BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{self.name} makes vectors and generates nothing")
+        raise generates_nothing(self.name)
 
     async def embed(self, part: EmbedPart) -> Vectors:
         """The vectors; leaving early aborts the sequences. Raises BackendFailure."""
