@@ -37,6 +37,7 @@ from gateway.requests.body_memory import BodyMemory
 from gateway.requests.stored_responses import StoredResponses
 from gateway.state.idempotency import IdempotencyStore
 from resilience.time_limits import TimeLimits
+from resilience.turns import Turns
 
 
 class JourneyRunner(Protocol):
@@ -148,6 +149,7 @@ class Services:
     usage: UsageAdmin
     reasoning_fields: Sequence[ReasoningField] = REASONING_FIELDS[:1]
     time_limits: TimeLimits = field(default_factory=TimeLimits)
+    turns: Turns = field(default_factory=Turns)
     failed_logins: FailedLogins = field(default_factory=FailedLogins)
     responses: StoredResponses = field(default_factory=StoredResponses)
     seal: ReasoningSeal | None = None

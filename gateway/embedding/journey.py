@@ -56,6 +56,7 @@ from gateway.routing.target import nearest
 from observability.events import RequestRecord
 from observability.tracing import RootSpan, Tracing
 from resilience.failures import BackendFailure, FailureKind
+from resilience.turns import Turns
 
 PART_TOKENS: Final = 8_192
 PART_INPUTS: Final = 64
@@ -89,6 +90,7 @@ class EmbeddingJourney:
     emit: Callable[[RequestRecord], None]
     clock: Callable[[], float]
     unix_time: Callable[[], float]
+    turns: Turns
 
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
         """The vectors. Raises GatewayError, Refused, BackendFailure, NotRecorded."""
@@ -161,6 +163,7 @@ class EmbeddingJourney:
                     ).delivered()
                 )
                 await self.accounts.durable()
+                await self.turns.next()  # rows are durable in groups
         finally:
             if reservation is not None:
                 reservation.settle(sum(one.input_tokens + one.output_tokens for one in bills))

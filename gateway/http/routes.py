@@ -135,6 +135,7 @@ class DirectRoute(CountedRoute):
     async def answer(self, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
         """A plain ASGI app; the middleware answers what is raised."""
         exchange = Exchange.of(scope)
+        await services.turns.next()
         caller = caller_of(services, exchange)
         await services.limiter.enter(caller)
         body = await read_body(exchange, receive, services.limits.max_body_bytes)

@@ -78,6 +78,7 @@ def make_pool(
         read=partial(fleet.served.read, name),
         reading=fleet.served.hosted(section),
         clock=base.clock,
+        turns=base.turns,
         environ=os.environ,
         bring=adapters.source.bring,
         check=TokenizerCheck.of(tokenizer) if section.prompt == "auto" else None,

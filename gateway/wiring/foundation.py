@@ -21,6 +21,7 @@ from gateway.wiring.images import make_image_reader
 from gateway.wiring.state import StateParts, make_state
 from gateway.wiring.tracing import make_tracing
 from observability.tracing import Tracing
+from resilience.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Foundation:
     audit: Audit
     bodies: BodyMemory
     images: ImageReader
+    turns: Turns
 
 
 def make_foundation(
@@ -83,6 +85,7 @@ def make_foundation(
         ),
         bodies=bodies,
         images=make_image_reader(settings, bodies),
+        turns=Turns(),
     )
 
 

@@ -150,6 +150,7 @@ def make_embeddings(core: Core, in_flight: InFlightRequests) -> EmbeddingJourney
         emit=base.events.emit,
         clock=base.clock,
         unix_time=base.unix_time,
+        turns=base.turns,
     )
 
 

@@ -22,6 +22,7 @@ from gateway.backends.workers.worker_choice import WorkerChoice
 from gateway.config.backends import OpenAIBackend
 from gateway.contracts.features import Feature
 from gateway.wiring.worker_connections import WorkerConnections, make_connections
+from resilience.turns import Turns
 
 # A Sluice as worker must not answer with a fallback: this gateway has its own fallback chain and ledger.
 NO_FALLBACK = ("prefer", "sluice-no-fallback")
@@ -43,6 +44,7 @@ def make_workers(
     read: ReadModel | None = None,
     reading: ModelReading | None = None,
     clock: Callable[[], float],
+    turns: Turns,
     environ: Mapping[str, str],
     bring: Callable[[Adapter], Awaitable[None]] = already_there,
     check: TokenizerCheck | None = None,
@@ -91,6 +93,7 @@ def make_workers(
             block_tokens=section.affinity_block_tokens,
             max_attempts=section.max_attempts,
             clock=clock,
+            turns=turns,
             check=None if dialect is Dialect.OPENAI else check,
             prompt_auto=section.prompt == "auto",
             hedging=_hedging(section),

@@ -33,6 +33,7 @@ from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.config.backends import OpenAIBackend
 from gateway.prompts.text import sampling_defaults
 from gateway.wiring.workers import make_workers
+from resilience.turns import Turns
 from tests.conformance.harness import (
     ADAPTERS,
     BLOCK_SIZE,
@@ -156,6 +157,7 @@ async def remote(
         section,
         token_bytes=tokenizer.token_bytes,
         clock=time.monotonic,
+        turns=Turns(),
         environ={"WORKER_KEY": ADMIN_KEY},
         check=TokenizerCheck.of(tokenizer),
     )

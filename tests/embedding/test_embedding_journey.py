@@ -35,6 +35,7 @@ from gateway.routing.revision import make_revision
 from observability.events import RequestRecord
 from observability.tracing import Tracing
 from resilience.failures import BackendFailure, FailureKind
+from resilience.turns import Turns
 from tests.journey.house import CALLER, Outbox
 
 
@@ -90,6 +91,7 @@ class House:
             emit=self.records.append,
             clock=lambda: 1.0,
             unix_time=lambda: 1_700_000_000.0,
+            turns=Turns(),
         )
         self.names = list(backends)
 

@@ -22,6 +22,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.values import Sampling
 from gateway.wiring.workers import make_workers
 from observability.collectors import WorkerStatus
+from resilience.turns import Turns
 
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -285,6 +286,7 @@ def make_pool(
         token_bytes=token_bytes,
         read=read,
         clock=clock,
+        turns=Turns(),
         environ=environ or {},
         check=TokenizerCheck(SAMPLES_OF_BYTES, reasons),
         incapable=incapable,

@@ -18,6 +18,7 @@ from gateway.backends.workers.loras import listed_models, loaded_name, path_at_w
 from gateway.config.backends import OpenAIBackend
 from gateway.wiring.workers import make_workers
 from resilience.failures import BackendFailure, FailureKind
+from resilience.turns import Turns
 from tests.conformance.harness import hear
 from tests.workers.raw_worker import (
     QUICK,
@@ -284,7 +285,9 @@ async def test_the_files_are_brought_before_the_worker_is_told_of_them() -> None
         {"kind": "openai", "base_urls": [worker.url], "model": "base", "load_adapters": True, **QUICK}
     )
     clock = asyncio.get_running_loop().time
-    serving = make_workers("worker", section, token_bytes=token_bytes, clock=clock, environ={}, bring=bring)
+    serving = make_workers(
+        "worker", section, token_bytes=token_bytes, clock=clock, turns=Turns(), environ={}, bring=bring
+    )
     [backend] = serving.serving
     async with asyncio.TaskGroup() as group:
         loops = group.create_task(serving.run())

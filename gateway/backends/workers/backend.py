@@ -48,9 +48,11 @@ from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.pool_model import ModelReading, PoolModel
 from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of_transport, refusal_of
+from gateway.backends.workers.scores import PATHS as SCORES
 from gateway.backends.workers.scores import score_request_body, scores_of
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
-from gateway.backends.workers.vectors import body_of, vectors_of
+from gateway.backends.workers.vectors import PATH as VECTORS
+from gateway.backends.workers.vectors import answer_of, body_of, vectors_of
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
 from gateway.backends.workers.worker_choice import NO_WISH, Wish
 from gateway.contracts.audio import EventSink, Recording
@@ -59,7 +61,9 @@ from gateway.contracts.features import Feature
 from gateway.contracts.front_headers import front_headers
 from gateway.contracts.values import Caller
 from resilience.failures import BackendFailure, FailureKind
+from resilience.turns import Turns
 
+Part = TypeVar("Part", EmbedPart, ScorePart)
 Pooled = TypeVar("Pooled")
 
 EVENT_STREAM = "text/event-stream"
@@ -111,6 +115,7 @@ class WorkersBackend:
         block_tokens: int,
         max_attempts: int,
         clock: Callable[[], float],
+        turns: Turns,
         check: TokenizerCheck | None = None,
         prompt_auto: bool = False,
         hedging: HedgePolicy | None = None,
@@ -134,6 +139,7 @@ class WorkersBackend:
         self._block_tokens = block_tokens
         self._max_attempts = max_attempts
         self._clock = clock
+        self._turns = turns
         self.hedging = hedging
         self._prompt_auto = prompt_auto
         self._same_tokenizer: dict[str, bool] = {}
@@ -300,22 +306,12 @@ class WorkersBackend:
     async def embed(self, part: EmbedPart) -> Vectors:
         """The vectors of some inputs."""
         body = body_of(self.model, part)
-        return await self._pooled(
-            part.caller,
-            part.tokens,
-            lambda client, headers: vectors_of(
-                client, self.model, body, headers, part.tokens, len(part.inputs)
-            ),
-        )
+        return await self._posted(part, VECTORS, body, vectors_of)
 
     async def score(self, part: ScorePart) -> Scores:
         """The scores of some pairs of texts."""
         body = score_request_body(self.model, part)
-        return await self._pooled(
-            part.caller,
-            part.tokens,
-            lambda client, headers: scores_of(client, self.model, part, body, headers),
-        )
+        return await self._posted(part, SCORES[part.endpoint], body, scores_of)
 
     async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> Transcript:
         """The text of a recording; once a part of it was pushed no other worker is asked."""
@@ -324,6 +320,18 @@ class WorkersBackend:
             recording.tokens,
             lambda client, headers: transcript_of(client, self.model, recording, headers, out),
         )
+
+    async def _posted(
+        self, part: Part, path: str, body: bytes, read: Callable[[Part, bytes], Pooled]
+    ) -> Pooled:
+        """Ask a worker; the answers of its batch arrive together, and are read in turn."""
+
+        async def ask(client: WorkerClient, headers: bytes) -> Pooled:
+            data = await answer_of(client, self.model, path, body, headers)
+            await self._turns.next()
+            return read(part, data)
+
+        return await self._pooled(part.caller, part.tokens, ask)
 
     async def _pooled(
         self, caller: Caller, tokens: int, ask: Callable[[WorkerClient, bytes], Awaitable[Pooled]]

@@ -7,9 +7,7 @@ import msgspec
 import orjson
 
 from gateway.backends.port import ScorePart, Scores
-from gateway.backends.workers.client import WorkerClient
 from gateway.backends.workers.errors import BadHttp
-from gateway.backends.workers.vectors import answer_of
 
 
 class _Ranked(msgspec.Struct):
@@ -52,9 +50,8 @@ def score_request_body(model: str, part: ScorePart) -> bytes:
     return orjson.dumps({"model": model, **body, **part.options})
 
 
-async def scores_of(client: WorkerClient, model: str, part: ScorePart, body: bytes, headers: bytes) -> Scores:
-    """Ask. Raises TransportError, BackendFailure."""
-    data = await answer_of(client, model, PATHS[part.endpoint], body, headers)
+def scores_of(part: ScorePart, data: bytes) -> Scores:
+    """The scores of an answer. Raises BadHttp."""
     try:
         if part.endpoint == "rerank":
             ranked = _read_rerank(data)

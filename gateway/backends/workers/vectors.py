@@ -42,11 +42,9 @@ def body_of(model: str, part: EmbedPart) -> bytes:
     return orjson.dumps({"model": model, "input": part.inputs, "encoding_format": "base64", **asked})
 
 
-async def vectors_of(
-    client: WorkerClient, model: str, body: bytes, headers: bytes, tokens: int, inputs: int
-) -> Vectors:
-    """Ask. Raises TransportError, BackendFailure; ``tokens`` are those of a worker that reports none."""
-    data = await answer_of(client, model, PATH, body, headers)
+def vectors_of(part: EmbedPart, data: bytes) -> Vectors:
+    """The vectors of an answer; the tokens are the estimate where the worker reports none. Raises BadHttp."""
+    inputs = len(part.inputs)
     try:
         answer = _read(data)
         vectors = {
@@ -64,7 +62,7 @@ async def vectors_of(
     reported = None if usage is None else usage.prompt_tokens
     return Vectors(
         tuple([b64encode(vectors[index]).decode() for index in range(inputs)]),
-        tokens if reported is None else reported,
+        part.tokens if reported is None else reported,
     )
 
 

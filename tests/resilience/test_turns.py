@@ -1,0 +1,44 @@
+"""Pieces of work that share the event loop with what cannot wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from resilience.turns import Turns
+
+PIECES = 20
+
+
+async def test_pieces_that_come_together_run_in_order_one_a_turn_of_the_loop() -> None:
+    turns, ran, most = Turns(), list[int](), 0
+
+    async def piece(number: int) -> None:
+        await turns.next()
+        ran.append(number)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(PIECES):
+            group.create_task(piece(number))
+        while len(ran) < PIECES:
+            before = len(ran)
+            await asyncio.sleep(0)  # a turn: what else the loop has to do waits for so much
+            most = max(most, len(ran) - before)
+    assert (ran, most) == (list(range(PIECES)), 1)
+
+
+async def test_a_piece_by_itself_does_not_wait() -> None:
+    with pytest.raises(StopIteration):
+        Turns().next().send(None)
+
+
+async def test_a_cancelled_piece_keeps_no_other_waiting() -> None:
+    turns = Turns()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        _, gone, _ = [group.create_task(turns.next()) for _ in range(3)]
+        await asyncio.sleep(0)
+        gone.cancel()
+    assert gone.cancelled()
+    async with asyncio.timeout(30):
+        await turns.next()
