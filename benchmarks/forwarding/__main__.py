@@ -19,8 +19,9 @@ from benchmarks.forwarding.processes import Broken, Cores
 from benchmarks.forwarding.report import machine, markdown, print_report, summarize
 from benchmarks.forwarding.rounds import LOADS, Plan, run_all
 
-# A smoke run leaves out the gateway that takes a minute to install and half of one to start.
-QUICK = tuple(name for name in Name if name is not Name.LITELLM)
+# A smoke run leaves out the gateways that have to be installed first.
+INSTALLED = {Name.LITELLM, Name.TENSORZERO, Name.VLLM_ROUTER}
+QUICK = tuple(name for name in Name if name not in INSTALLED)
 QUICK_SECONDS, QUICK_WARM_UP_S = 1.0, 0.5
 # Redraws of the bar a second; more would take from the load generator's core.
 REDRAWS_PER_S = 1.0
@@ -38,7 +39,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; each gateway has one turn in each.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long each load is measured.")] = 10.0,
     quick: Annotated[
-        bool, typer.Option(help="A smoke run of a minute: one round, no LiteLLM; figures are rough.")
+        bool, typer.Option(help="A smoke run of a minute: one round, nothing is installed for it.")
     ] = False,
     realtime: Annotated[
         bool, typer.Option(help="Go before all else on the machine (chrt, needs root): if it is not quiet.")
@@ -56,8 +57,8 @@ def main(
 
     One gateway process on one core, in turn; a fake worker and the load generator on another (two cores are
     needed, Linux, and taskset). Prompts of 8 KB, answers of 140 tokens, every one checked. nginx must be
-    installed (apt-get install nginx); LiteLLM is installed from PyPI into an environment of its own under
-    ~/.cache/sluice-benchmarks when it is first measured.
+    installed (apt-get install nginx); LiteLLM, TensorZero and vllm-router are installed from PyPI into
+    environments of their own under ~/.cache/sluice-benchmarks when they are first measured.
 
     Read ratios, on a quiet machine. "Added" is above no gateway under the same load in the same round; no
     gateway's own row says what it took itself. "Paced": 64 streams, each token a write of its own, 5 ms

@@ -18,6 +18,8 @@ REPOSITORY: Final = Path(__file__).resolve().parents[2]
 # Not a secret: every gateway here listens on loopback. As long as LiteLLM wants a master key to be.
 KEY: Final = "sk-forwarding-benchmark-0123456789abcdef"
 LITELLM: Final = "litellm[proxy]==1.106.0"
+TENSORZERO: Final = "tensorzero==2026.6.0"
+VLLM_ROUTER: Final = "vllm-router==0.1.17"
 # Above every benchmark's connections.
 NGINX_CONNECTIONS: Final = 4096
 
@@ -29,6 +31,8 @@ class Name(StrEnum):
     NGINX = "nginx"
     FASTAPI = "fastapi"
     LITELLM = "litellm"
+    TENSORZERO = "tensorzero"
+    VLLM_ROUTER = "vllm-router"
     SLUICE = "sluice"
     SLUICE_UNSEEN = "sluice-unseen"
 
@@ -38,6 +42,8 @@ TITLES: Final[Mapping[Name, str]] = {
     Name.NGINX: "nginx",
     Name.FASTAPI: "bare FastAPI + aiohttp",
     Name.LITELLM: "LiteLLM",
+    Name.TENSORZERO: "TensorZero",
+    Name.VLLM_ROUTER: "vllm-router, round robin",
     Name.SLUICE: "Sluice",
     Name.SLUICE_UNSEEN: "Sluice, text never seen",
 }
@@ -52,12 +58,17 @@ class Recipe:
     """How to start one gateway in a folder of its own.
 
     Attributes:
-        ready_path: answers 200 once requests are taken.
+        ready_path: answers 200 once requests are taken; ``None``: it takes them once it has a port.
+        path: where chats are sent, with ``model`` for their model.
+        port_file: where the gateway's port will stand, if it takes one of its own.
     """
 
     command: tuple[str, ...]
-    ready_path: str
+    ready_path: str | None
     environment: Mapping[str, str] = field(default_factory=dict)
+    path: str = "/v1/chat/completions"
+    model: str = MODEL
+    port_file: Path | None = None
 
 
 def python_module(module: str, *arguments: object) -> tuple[str, ...]:
@@ -83,6 +94,10 @@ def recipe(name: Name, *, folder: Path, port: int, worker_port: int) -> Recipe:
             return Recipe(python_module("benchmarks.forwarding.proxy", port, worker_port), "/v1/models")
         case Name.LITELLM:
             return _litellm(folder, port, worker_port)
+        case Name.TENSORZERO:
+            return _tensorzero(folder, worker_port)
+        case Name.VLLM_ROUTER:
+            return _vllm_router(port, worker_port)
         case Name.SLUICE | Name.SLUICE_UNSEEN:
             return _sluice(folder, port, worker_port)
         case Name.DIRECT:
@@ -131,7 +146,7 @@ http {{
 
 
 def _litellm(folder: Path, port: int, worker_port: int) -> Recipe:
-    python = _litellm_environment()
+    python = _environment_of(LITELLM)
     (folder / "litellm.yaml").write_text(
         f"""
 model_list:
@@ -154,19 +169,58 @@ litellm_settings: {{telemetry: false, num_retries: 0}}
     )  # fmt: skip
 
 
-def _litellm_environment() -> Path:
-    """Its Python, from an environment of its own, made when missing: its pins are not ours."""
+def _tensorzero(folder: Path, worker_port: int) -> Recipe:
+    """The gateway of its Python client, without a database: nothing is recorded."""
+    config, port_file = folder / "tensorzero.toml", folder / "port"
+    config.write_text(
+        f"""
+[gateway]
+observability.enabled = false
+[models.{MODEL}]
+routing = ["worker"]
+[models.{MODEL}.providers.worker]
+type = "openai"
+model_name = "{MODEL}"
+api_base = "http://127.0.0.1:{worker_port}/v1/"
+api_key_location = "none"
+"""
+    )
+    program = Path(__file__).with_name("tensorzero_gateway.py")
+    return Recipe(
+        (str(_environment_of(TENSORZERO)), str(program), str(config), str(port_file)),
+        None,
+        path="/openai/v1/chat/completions",
+        model=f"tensorzero::model_name::{MODEL}",
+        port_file=port_file,
+    )
+
+
+def _vllm_router(port: int, worker_port: int) -> Recipe:
+    """Round robin, with one worker: it forwards and looks at nothing."""
+    return Recipe(
+        (
+            str(_environment_of(VLLM_ROUTER).parent / "vllm-router"),
+            "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(port + 1),
+            "--worker-urls", f"http://127.0.0.1:{worker_port}", "--policy", "round_robin",
+            "--log-level", "warning",
+        ),
+        "/health",
+    )  # fmt: skip
+
+
+def _environment_of(wanted: str) -> Path:
+    """The Python of an environment of its own, made when missing: its pins are not ours."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice-benchmarks"
-    home = cache / LITELLM.replace("[proxy]==", "-")
+    home = cache / wanted.replace("[proxy]", "").replace("==", "-")
     python, made = home / "bin" / "python", home / "made"
     if not made.exists():
         try:
             subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(home)], check=True)
             pip = [sys.executable, "-m", "pip", "--python", str(python)]
-            subprocess.run([*pip, "install", "--quiet", LITELLM], check=True)
+            subprocess.run([*pip, "install", "--quiet", wanted], check=True)
         except subprocess.CalledProcessError as error:
             raise NotAvailable(
-                f"{LITELLM} could not be installed into {home} (exit code {error.returncode}); "
+                f"{wanted} could not be installed into {home} (exit code {error.returncode}); "
                 "check pip's access to a package index, or leave it out with --only"
             ) from None
         made.touch()

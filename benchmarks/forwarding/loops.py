@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from benchmarks.forwarding.client import Answer, Connection
 from benchmarks.forwarding.ticker import Ticker
-from benchmarks.forwarding.workload import ANSWER_TOKENS, Regime, answer_text, bodies
+from benchmarks.forwarding.workload import ANSWER_TOKENS, MODEL, Regime, answer_text, bodies
 
 # An open loop with so many under way is overloaded; what is then due is counted as dropped.
 MOST_IN_FLIGHT = 256
@@ -57,6 +57,8 @@ class Job:
     stream: bool = False
     stagger_s: float = 0.0
     pid: int | None = None
+    path: str = "/v1/chat/completions"
+    model: str = MODEL
 
 
 @dataclass(slots=True)
@@ -132,9 +134,9 @@ class Caller:
         self._by_due = by_due
         self._sent: dict[Connection, tuple[float, str, bool]] = {}
         self._one_ended = asyncio.Event()
-        self._bodies = bodies(job.regime, stream=job.stream, seed=job.seed)
+        self._bodies = bodies(job.regime, stream=job.stream, seed=job.seed, model=job.model)
         self._head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{job.port}\r\naccept: */*\r\n"
+            f"POST {job.path} HTTP/1.1\r\nhost: 127.0.0.1:{job.port}\r\naccept: */*\r\n"
             f"authorization: Bearer {job.key}\r\ncontent-type: application/json\r\ncontent-length: "
         ).encode()
 

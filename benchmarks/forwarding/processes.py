@@ -115,6 +115,18 @@ def wait_until_ready(
     raise Broken(f"not ready within {timeout_s:g} s:\n{_tail(log)}")
 
 
+def written_port(
+    process: subprocess.Popen[bytes], file: Path, log: Path, timeout_s: float = START_TIMEOUT_S
+) -> int:
+    """Wait for the file with a process' port. Raises Broken."""
+    give_up_at = time.monotonic() + timeout_s
+    while not file.exists():
+        if process.poll() is not None or time.monotonic() > give_up_at:
+            raise Broken(f"no port within {timeout_s:g} s:\n{_tail(log)}")
+        time.sleep(POLL_EVERY_S)
+    return int(file.read_text())
+
+
 def ask(port: int, method: str, path: str, body: object = None) -> tuple[int, bytes]:
     """One small HTTP request: status and body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)

@@ -10,9 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from benchmarks.forwarding.gateways import KEY, Name, python_module, recipe, regime_of
+from benchmarks.forwarding.gateways import KEY, Name, Recipe, python_module, recipe, regime_of
 from benchmarks.forwarding.loops import Job, Result, Shape
-from benchmarks.forwarding.processes import Broken, Cores, ask, free_port, run_load, started, wait_until_ready
+from benchmarks.forwarding.processes import (
+    Broken,
+    Cores,
+    ask,
+    free_port,
+    run_load,
+    started,
+    wait_until_ready,
+    written_port,
+)
 from benchmarks.forwarding.workload import ANSWER_TOKENS
 
 
@@ -84,7 +93,7 @@ def _turn(name: Name, number: int, plan: Plan, cores: Cores, told: Callable[[str
         tempfile.TemporaryDirectory(prefix="forwarding-") as place,
         _worker(Path(place), cores) as worker_port,
     ):
-        with _gateway(name, Path(place), cores, worker_port) as (port, pid):
+        with _gateway(name, Path(place), cores, worker_port) as (how, port, pid):
             results = {}
             for key, load in plan.loads.items():
                 told(f"round {number + 1}: {name}, {load.title}")
@@ -93,7 +102,7 @@ def _turn(name: Name, number: int, plan: Plan, cores: Cores, told: Callable[[str
                     port=port, shape=load.shape, amount=load.amount, seconds=plan.seconds, key=KEY,
                     # The same arrival times for every gateway in a round.
                     seed=f"{number}/{key}", warm_up_s=plan.warm_up_s, regime=regime_of(name),
-                    stream=load.stream, stagger_s=load.stagger_s, pid=pid,
+                    stream=load.stream, stagger_s=load.stagger_s, pid=pid, path=how.path, model=how.model,
                 )  # fmt: skip
                 results[key] = run_load(job, cores.load)
         trimmed = json.loads(ask(worker_port, "GET", "/control")[1])["trimmed"]
@@ -113,13 +122,17 @@ def _worker(folder: Path, cores: Cores) -> Iterator[int]:
 
 
 @contextmanager
-def _gateway(name: Name, folder: Path, cores: Cores, worker_port: int) -> Iterator[tuple[int, int | None]]:
-    """Its port and process id; the worker's port and none for no gateway."""
+def _gateway(
+    name: Name, folder: Path, cores: Cores, worker_port: int
+) -> Iterator[tuple[Recipe, int, int | None]]:
+    """How it is asked, its port and process id; the worker's port and none for no gateway."""
     if name is Name.DIRECT:
-        yield worker_port, None
+        yield Recipe((), None), worker_port, None
         return
     port, log = free_port(), folder / "gateway.log"
     how = recipe(name, folder=folder, port=port, worker_port=worker_port)
     with started((*cores.gateway, *how.command), log, how.environment) as process:
-        wait_until_ready(process, port, how.ready_path, log)
-        yield port, process.pid
+        port = port if how.port_file is None else written_port(process, how.port_file, log)
+        if how.ready_path is not None:
+            wait_until_ready(process, port, how.ready_path, log)
+        yield how, port, process.pid

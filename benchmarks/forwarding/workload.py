@@ -44,7 +44,7 @@ def answer_text(ticket: str) -> str:
     return ticket + "".join(ANSWER_WORDS)
 
 
-def bodies(regime: Regime, *, stream: bool, seed: str) -> Iterator[tuple[bytes, str]]:
+def bodies(regime: Regime, *, stream: bool, seed: str, model: str = MODEL) -> Iterator[tuple[bytes, str]]:
     """Endless request bodies, each with its ticket.
 
     ``conversation``: the system prompt and all turns but the last were sent before, the last is new.
@@ -52,7 +52,10 @@ def bodies(regime: Regime, *, stream: bool, seed: str) -> Iterator[tuple[bytes, 
     use.
     """
     fresh = regime is Regime.UNSEEN
-    makers = [_maker(f"{regime} {number}", stream=stream, fresh=fresh) for number in range(CONVERSATIONS)]
+    makers = [
+        _maker(f"{regime} {number}", stream=stream, fresh=fresh, model=model)
+        for number in range(CONVERSATIONS)
+    ]
     for number, ticket in enumerate(_tickets(seed)):
         yield makers[number % CONVERSATIONS](ticket.encode()), ticket
 
@@ -63,7 +66,7 @@ def _tickets(seed: str) -> Iterator[str]:
         yield f"{rng.randrange(16**TICKET_BYTES):0{TICKET_BYTES}x}"
 
 
-def _maker(name: str, *, stream: bool, fresh: bool) -> Callable[[bytes], bytes]:
+def _maker(name: str, *, stream: bool, fresh: bool, model: str) -> Callable[[bytes], bytes]:
     """Fills tickets into a body that is otherwise ready: the load generator must be quick."""
     hole = "\0"
     opening = f"{hole} " if fresh else ""
@@ -75,7 +78,7 @@ def _maker(name: str, *, stream: bool, fresh: bool) -> Callable[[bytes], bytes]:
         messages.append({"role": role, "content": opening + _words(f"{name}/{turn}", TURN_WORDS)})
     last = f"{opening}{_words(f'{name}/last', LAST_TURN_WORDS)} {TICKET_MARK.decode()}{hole}"
     messages.append({"role": "user", "content": last})
-    body: dict[str, object] = {"model": MODEL, "messages": messages, "max_tokens": ANSWER_TOKENS}
+    body: dict[str, object] = {"model": model, "messages": messages, "max_tokens": ANSWER_TOKENS}
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     pieces = json.dumps(body, separators=(",", ":")).encode().split(rb"\u0000")
