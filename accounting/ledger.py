@@ -13,7 +13,7 @@ from accounting.journal import Journal, PendingRow
 from accounting.journal_replay import Replay
 from accounting.options import Durability, LedgerOptions
 from accounting.store import GenerationStore
-from accounting.values import EngineCount, UsageRow
+from accounting.values import DAY_S, EngineCount, UsageRow
 from accounting.writer import DATABASE_CALL_S, Writer
 
 # Longest wait of a start for a database that does not answer.
@@ -116,12 +116,26 @@ class Ledger:
         async with asyncio.TaskGroup() as both:
             if self._replay is not None:
                 both.create_task(self._read_back(self._replay))
+            both.create_task(self._sum_days())
             await self._writer.run()
 
     async def _read_back(self, replay: Replay) -> None:
         while not self._writer.closing:
             await replay.once(caught_up=self._writer.caught_up)
             await self._writer.rest(self._options.adopt_s)
+
+    async def _sum_days(self) -> None:
+        """Sum up the days that are over, one after the other, so that reports need not read their rows."""
+        while not self._writer.closing:
+            await self._writer.rest(self._options.sum_s)
+            more = self._store.prepared
+            while more and not self._writer.closing:
+                # Between the writer's batches: SQLite lets one write at a time.
+                async with self._writer.turn:
+                    try:
+                        more = await self._store.sum_a_day(int(self._options.unix_time() // DAY_S))
+                    except LedgerUnavailable:
+                        more = False  # the writer reports it, and reports read the rows meanwhile
 
     def append(self, row: UsageRow) -> bool:
         """Take a row; never waits or raises. ``False`` when there is no room, or after closing: the row is

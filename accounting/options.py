@@ -49,6 +49,8 @@ class LedgerOptions:
     new_name: Callable[[], str] = lambda: "0"
     # Interval of checks for journals of ended processes, and for rows to be read back.
     adopt_s: float = 2.0
+    # Interval of checks for days that are over and have no sums.
+    sum_s: float = 60.0
     # Longest wait of an answer for the disk. A sync takes 0.2 to 10 ms; one that takes this long is a fault.
     sync_wait_s: float = 1.0
     # Least time between the beginnings of two syncs. Each wakes the writing thread and then the loop, so a

@@ -1,15 +1,29 @@
 """Usage reports: sums of the ledger's rows, and the rows page by page."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, and_, case, func, literal_column, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Select,
+    and_,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+    union,
+    union_all,
+)
 
-from accounting.tables import generations
-from accounting.values import HOUR_S, Kind
+from accounting.day_sums import CUBES, VALUES
+from accounting.tables import generations, open_days, usage_sums
+from accounting.values import DAY_S, HOUR_S, Kind
 
 _HOURS_A_DAY: Final = 24
 # Most lines of a report; more dimensions need a shorter span.
@@ -18,11 +32,17 @@ MAX_LINES: Final = 10_000
 MAX_PAGE: Final = 10_000
 
 _table = generations.c
+
+
+def _unindexed(column: ColumnElement[str]) -> ColumnElement[str]:
+    return column.op("||")(literal_column("''"))
+
+
 # Dimensions of the sums: name and column.
 DIMENSIONS: Final[Mapping[str, ColumnElement[Any]]] = MappingProxyType(
     {
         # No bare column: SQLite would group by the index of tenants, and read every row at random.
-        "tenant": _table.tenant.op("||")(literal_column("''")),
+        "tenant": _unindexed(_table.tenant),
         "org": _table.org,
         "user": _table.user_id,
         "key": _table.key_id,
@@ -34,21 +54,8 @@ DIMENSIONS: Final[Mapping[str, ColumnElement[Any]]] = MappingProxyType(
         "hour": _table.hour,
     }
 )
-_SUMS: Final[Mapping[str, ColumnElement[Any]]] = MappingProxyType(
-    {
-        "requests": func.count(),
-        "input_tokens": func.sum(_table.input_tokens),
-        "output_tokens": func.sum(_table.output_tokens),
-        "cached_tokens": func.sum(_table.cached_tokens),
-        "cost_nanousd": func.sum(_table.cost_nanousd),
-        "unpriced_tokens": func.sum(
-            case((_table.price_version.is_(None), _table.input_tokens + _table.output_tokens), else_=0)
-        ),
-        "billed_tokens": func.sum(_table.billable_input_tokens + _table.billable_output_tokens),
-        # Cached tokens were not computed.
-        "computed_tokens": func.sum(_table.input_tokens - _table.cached_tokens + _table.output_tokens),
-    }
-)
+# Where a column has another name.
+_COLUMNS: Final = {"user": "user_id", "key": "key_id", "adapter": "adapter_id", "backend": "backend_name"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +85,50 @@ class UsageReport:
 
     def query(self) -> Select[Any]:
         """At most one line more than :data:`MAX_LINES`, so that too many are detected."""
-        keys = [DIMENSIONS[name].label(f"by_{name}") for name in self.by]
-        sums = [column.label(name) for name, column in _SUMS.items()]
-        found = select(*keys, *sums).where(_table.kind == self.kind, *self.span.clauses())
-        groups = [DIMENSIONS[name] for name in self.by]
-        return found.group_by(*groups).order_by(*groups).limit(MAX_LINES + 1)
+        columns = {name: DIMENSIONS[name] for name in self.by}
+        found = select(
+            *(column.label(f"by_{name}") for name, column in columns.items()),
+            *(value.label(name) for name, value in VALUES.items()),
+            # No bare column: SQLite would make an index of the kinds of all rows first.
+        ).where(_unindexed(_table.kind) == self.kind, *self.span.clauses())
+        wanted = {_COLUMNS.get(name, name) for name in self.by} - {"day"}
+        cube = next((name for name, has in CUBES.items() if wanted <= {*has}), None)
+        rows = (found if cube is None else self._with_sums(cube, found)).subquery()
+        groups = [rows.c[f"by_{name}"] for name in self.by]
+        sums = [func.sum(rows.c[name]).label(name) for name in VALUES]
+        return select(*groups, *sums).group_by(*groups).order_by(*groups).limit(MAX_LINES + 1)
+
+    def _with_sums(self, cube: str, rows: Select[Any]) -> CompoundSelect[Any]:
+        """The rows of open days and of those that the span cuts, and the sums of the others."""
+        cuts = [at for at in (self.span.since, self.span.until) if at is not None]
+        days = select(open_days.c.day)
+        sums = select(
+            *(usage_sums.c[_COLUMNS.get(name, name)] for name in self.by),
+            *(usage_sums.c[name] for name in VALUES),
+        ).where(usage_sums.c.cube == cube, usage_sums.c.kind == self.kind)
+        if self.span.since is not None:
+            first = int(self.span.since // DAY_S)
+            days, sums = days.where(open_days.c.day >= first), sums.where(usage_sums.c.day >= first)
+        if self.span.until is not None:
+            end = math.ceil(self.span.until / DAY_S)
+            days, sums = days.where(open_days.c.day < end), sums.where(usage_sums.c.day < end)
+        cut = [select(literal(int(at // DAY_S))) for at in cuts if at % DAY_S]
+        read = union(days, *cut).cte("read_days")
+        begin = read.c.day * DAY_S
+        return union_all(
+            rows.where(_table.started_at >= begin, _table.started_at < begin + DAY_S),
+            sums.where(usage_sums.c.day.not_in(select(read.c.day))),
+        )
 
     def line(self, found: Mapping[str, Any]) -> dict[str, object]:
         """A line of the report; ``margin_tokens`` are those billed that were not computed."""
         line: dict[str, object] = {name: _told(name, found[f"by_{name}"]) for name in self.by}
         # PostgreSQL's sums of whole numbers are decimals, and of nothing are nothing.
-        sums = {name: int(found[name] or 0) for name in _SUMS}
-        return {**line, **sums, "margin_tokens": sums["billed_tokens"] - sums["computed_tokens"]}
+        sums = {name: int(found[name] or 0) for name in VALUES}
+        # Cached tokens were not computed.
+        computed = sums["input_tokens"] - sums["cached_tokens"] + sums["output_tokens"]
+        margin = sums["billed_tokens"] - computed
+        return {**line, **sums, "computed_tokens": computed, "margin_tokens": margin}
 
 
 @dataclass(frozen=True, slots=True)

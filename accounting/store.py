@@ -23,6 +23,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from accounting.day_sums import sum_a_day
 from accounting.errors import AccountingError, LedgerUnavailable
 from accounting.store_schema import bring_up
 from accounting.tables import RowInsert, counts_upsert, from_columns, generations
@@ -32,6 +33,8 @@ ALLOWED_DRIVERS = ("sqlite+aiosqlite", "postgresql+asyncpg")
 # How long SQLite itself waits for another process's lock, in its own thread. Short, because a call in
 # that thread cannot be interrupted and closing waits for it; longer locks are handled by retries.
 BUSY_TIMEOUT_MS = 500
+# Longest time of summing up a day, in which no row is written.
+SUM_S = 30.0
 # The writer and a few reports.
 POOL_CONNECTIONS = 4
 
@@ -141,9 +144,10 @@ class GenerationStore:
         """The result of a query. Raises LedgerUnavailable."""
         try:
             async with self._opened().connect() as connection:
-                found = (await connection.execute(query)).mappings()
+                found = await connection.execute(query)
                 # SQLAlchemy's names are a subclass of str that not every consumer accepts.
-                return [{str(name): value for name, value in line.items()} for line in found]
+                names = [str(name) for name in found.keys()]  # noqa: SIM118 - no mapping
+                return [dict(zip(names, line, strict=True)) for line in found]
         except (SQLAlchemyError, OSError) as error:
             raise unavailable("the ledger cannot be read now", error) from error
 
@@ -151,6 +155,11 @@ class GenerationStore:
         """Write the engines' counts. Raises LedgerUnavailable."""
         async with self.transaction("the ledger cannot be written now") as connection:
             await connection.execute(counts_upsert(connection.dialect, counts))
+
+    async def sum_a_day(self, before: int) -> bool:
+        """:func:`accounting.day_sums.sum_a_day`. Raises LedgerUnavailable."""
+        async with self.transaction("the ledger's days cannot be summed up now", SUM_S) as connection:
+            return await sum_a_day(connection, before)
 
     @contextlib.asynccontextmanager
     async def transaction(

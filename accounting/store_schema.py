@@ -7,7 +7,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 # The last step of accounting/migrations/versions; a test compares.
-HEAD: Final = "0007"
+HEAD: Final = "0008"
 # Held during the migration: any number that no other program of this database uses.
 ADVISORY_LOCK: Final = 0x51_75_1C_E0
 

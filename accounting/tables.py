@@ -51,6 +51,45 @@ generations = Table(
     Index("ix_generations_tenant_started_at", "tenant", "started_at"),
 )
 
+# Sums of whole days (since 1970, UTC) by the columns of one of :data:`accounting.day_sums.CUBES`, the others
+# null. Those of a day in ``open_days`` are missing or out of date: triggers put each day there whose rows
+# change.
+usage_sums = Table(
+    "usage_sums",
+    metadata,
+    Column("cube", Text, nullable=False),
+    Column("day", BigInteger, nullable=False),
+    Column("kind", Text, nullable=False),
+    *(
+        Column(name, Text)
+        for name in (
+            "tenant",
+            "org",
+            "user_id",
+            "key_id",
+            "route",
+            "model",
+            "adapter_id",
+            "backend_name",
+        )
+    ),
+    *(
+        Column(name, BigInteger, nullable=False)
+        for name in (
+            "requests",
+            "input_tokens",
+            "output_tokens",
+            "cached_tokens",
+            "cost_nanousd",
+            "unpriced_tokens",
+            "billed_tokens",
+        )
+    ),
+    Index("ix_usage_sums_cube_day", "cube", "day"),
+    Index("ix_usage_sums_day", "day"),
+)
+open_days = Table("open_days", metadata, Column("day", BigInteger, primary_key=True, autoincrement=False))
+
 # The engines' own counters, hour by hour; several gateways may observe one engine.
 engine_counts = Table(
     "engine_counts",

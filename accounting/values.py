@@ -7,6 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 HOUR_S = 3600
+DAY_S = 24 * HOUR_S
 
 # ``front``: another Sluice asked for a tenant of its own, and bills it. ``cache``: vectors of questions that
 # the response cache compares.

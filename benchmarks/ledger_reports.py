@@ -1,42 +1,45 @@
 """How long do sums of a large ledger take? Rows of 90 days in SQLite, and each sum that the console asks for.
 
 python -m benchmarks.ledger_reports                   # 1,000,000 rows
-python -m benchmarks.ledger_reports --rows 100000
+python -m benchmarks.ledger_reports --postgres
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from sqlalchemy import create_engine
+from sqlalchemy import text
 
 from accounting.reports import Span, UsageReport
-from accounting.tables import RowInsert, metadata
-from accounting.values import UsageRow
+from accounting.store import GenerationStore
+from accounting.values import DAY_S, HOUR_S, UsageRow
+from benchmarks.ledger_postgres import postgres
 
 DAYS = 90
-DAY_S = 86_400.0
 END_S = 1_800_000_000.0
 SPANS = {"last day": 1, "last 7 days": 7, "last 30 days": 30, "all": None}
 GROUPS = (
-    ("tenant",), ("model",), ("day",), ("key",), ("route",), ("adapter",), ("backend",),
-    ("tenant", "model", "day"),
+    ("tenant",), ("model",), ("day",), ("org",), ("user",), ("key",), ("route",), ("adapter",), ("backend",),
+    ("tenant", "model"), ("tenant", "day"), ("model", "day"), ("tenant", "model", "day"),
 )  # fmt: skip
-REPEATS = 5
+REPEATS = 3
 BATCH = 10_000
+USERS = 1_000
 
 
 def made_rows(count: int, draw: random.Random) -> Iterator[UsageRow]:
-    """Rows of 40 tenants and 6 models, spread evenly over the days before :data:`END_S`."""
+    """Rows of 40 tenants, some 5,000 users and 6 models, spread evenly over the days before :data:`END_S`."""
     for number in range(count):
         tenant = min(int(draw.expovariate(0.1)), 39)
         tokens_in, tokens_out = draw.randint(50, 4_000), draw.randint(1, 800)
@@ -45,6 +48,8 @@ def made_rows(count: int, draw: random.Random) -> Iterator[UsageRow]:
             request_id=f"req_{number:026}",
             tenant=f"tenant-{tenant}",
             key_id=f"key_{tenant}_{draw.randrange(3)}",
+            org=f"org-{tenant % 8}",
+            user_id=f"user-{min(int(draw.expovariate(1 / USERS)), 10 * USERS)}",
             contract="chat",
             route=f"route-{draw.randrange(4)}",
             started_at=END_S - DAYS * DAY_S * (1 - number / count),
@@ -63,35 +68,68 @@ def made_rows(count: int, draw: random.Random) -> Iterator[UsageRow]:
         )
 
 
+async def measure(url: str, rows: int, console: Console) -> None:
+    """Print the median time of each sum, in milliseconds: of rows alone, and with the sums of whole days."""
+    store = GenerationStore(url)
+    store.connect()
+    await store.prepare()
+    made = made_rows(rows, random.Random(0))
+    started = time.perf_counter()
+    while batch := list(itertools.islice(made, BATCH)):
+        await store.write(batch)
+    console.print(f"{rows:,} rows written in {time.perf_counter() - started:.1f} s")
+    before = await times(store)
+    started, days = time.perf_counter(), 0
+    while await store.sum_a_day(int(END_S // DAY_S)):
+        days += 1
+    console.print(f"{days} days summed up in {time.perf_counter() - started:.1f} s")
+    async with store.transaction("") as connection:
+        if connection.dialect.name == "postgresql":
+            await connection.execute(text("ANALYZE"))
+    for (span, by), (lines, took_ms, cpu_ms) in (await times(store)).items():
+        title = f"{span:>12}  by {by:<20} {lines:>6} lines"
+        console.print(
+            f"{title}  {before[span, by][1]:8.1f} ms of rows  {took_ms:8.1f} ms, {cpu_ms:8.1f} of CPU"
+        )
+    await store.close(None)
+
+
+async def times(store: GenerationStore) -> dict[tuple[str, str], tuple[int, float, float]]:
+    """By span and keys: the lines of a report, and milliseconds: all, and of this process' CPU."""
+    found = {}
+    for span, days in SPANS.items():
+        # As the console asks: from a full hour on.
+        since = None if days is None else (END_S // HOUR_S - 24 * days) * HOUR_S
+        for by in GROUPS:
+            report = UsageReport(by, Span(since))
+            taken = []
+            for _ in range(REPEATS):
+                began, cpu = time.perf_counter(), time.process_time()
+                lines = len(await store.select(report.query()))
+                taken.append((time.perf_counter() - began, time.process_time() - cpu))
+            found[span, ", ".join(by)] = (
+                lines,
+                *(1_000 * statistics.median(one) for one in zip(*taken, strict=True)),
+            )
+    return found
+
+
 def main(
     rows: Annotated[int, typer.Option(min=1)] = 1_000_000,
     folder: Annotated[
         Path | None, typer.Option(help="Where the database is made; else a temporary one.")
     ] = None,
+    server: Annotated[bool, typer.Option("--postgres", help="In PostgreSQL, not SQLite.")] = False,
 ) -> None:
-    """Print the median time of each sum, in milliseconds."""
-    console = Console()
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        engine = create_engine(f"sqlite:///{made}/ledger.db")
-        metadata.create_all(engine)
-        insert = RowInsert(engine.dialect)
-        values = (insert.values(one) for one in made_rows(rows, random.Random(0)))
-        with engine.begin() as connection:
-            while batch := list(itertools.islice(values, BATCH)):
-                connection.exec_driver_sql(insert.sql, batch)
-        for span, days in SPANS.items():
-            since = None if days is None else END_S - days * DAY_S
-            for by in GROUPS:
-                report = UsageReport(by, Span(since))
-                times, lines = [], 0
-                for _ in range(REPEATS):
-                    with engine.connect() as connection:
-                        started = time.perf_counter()
-                        found: list[Any] = list(connection.execute(report.query()).mappings())
-                        times.append(time.perf_counter() - started)
-                        lines = len(found)
-                took = 1_000 * statistics.median(times)
-                console.print(f"{span:>12}  by {', '.join(by):<20} {lines:>6} lines  {took:8.1f} ms")
+    """Print the median time of each sum."""
+    console = Console(width=120)
+    with ExitStack() as stack:
+        if server:
+            url = stack.enter_context(postgres()).url
+        else:
+            made = stack.enter_context(tempfile.TemporaryDirectory(dir=folder))
+            url = f"sqlite+aiosqlite:///{made}/ledger.db"
+        asyncio.run(measure(url, rows, console))
 
 
 if __name__ == "__main__":

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import accounting.shadow_pairs  # noqa: F401 - its table is one of the ledger's
 from accounting.batches import BatchLine, BatchRow, BatchStore, LineTokens
 from accounting.errors import LedgerUnavailable
 from accounting.ledger import Ledger
+from accounting.options import LedgerOptions
 from accounting.reports import DIMENSIONS, Page, Span, UsageReport
 from accounting.store import GenerationStore
 from accounting.store_schema import HEAD
 from accounting.stored_responses import ResponseStore, StoredResponse
-from accounting.tables import metadata
+from accounting.tables import generations, metadata
 from accounting.values import UsageRow
 from benchmarks.ledger_postgres import NoPostgres, postgres
 from tests.accounting.test_ledger import Told, ledger_for, row, running, until, url_of
@@ -162,6 +168,128 @@ async def test_pages_give_every_row_once_in_order_even_of_one_moment(url: str) -
             found += [line["generation_id"] for line in page]
             after = (page[-1]["started_at"], page[-1]["generation_id"])
         assert found == [one.generation_id for one in rows]
+
+
+# Sums of whole days
+
+LINES = st.fixed_dictionaries(
+    {
+        "started_at": st.sampled_from(
+            [MIDNIGHT + DAY * day + at for day in range(3) for at in (0.0, 40_000.0, DAY - 0.001)]
+        ),
+        "kind": st.sampled_from(["request", "shadow"]),
+        "tenant": st.sampled_from(["acme", "zen"]),
+        "org": st.sampled_from([None, "", "o"]),
+        "user_id": st.sampled_from([None, "", "u"]),
+        "key_id": st.sampled_from(["k1", "k2"]),
+        "model": st.sampled_from([None, "m"]),
+        "route": st.sampled_from(["main", "other"]),
+        "adapter_id": st.sampled_from([None, "a"]),
+        "backend_name": st.sampled_from([None, "local"]),
+        "price_version": st.sampled_from([None, "v1"]),
+        "cost_nanousd": st.integers(0, 9),
+        "input_tokens": st.integers(0, 9),
+    }
+)
+# What happens to the ledger: rows written, in any order of time; one corrected or deleted by hand; a day summed up.
+STEPS = st.lists(
+    st.one_of(
+        st.lists(LINES, max_size=4), st.sampled_from(["corrected", "moved", "deleted", "summed", "again"])
+    ),
+    max_size=8,
+)
+SPANS = [
+    Span(None if since is None else MIDNIGHT + since, None if until is None else MIDNIGHT + until)
+    for since in (None, 0.0, 40_000.0, DAY)
+    for until in (None, DAY + 1.0, 2 * DAY)
+]
+
+
+GROUPS = [
+    (), ("tenant", "model", "day"), ("key", "org"), ("user", "day"), ("route", "adapter"), ("backend",),
+    ("user", "tenant"), ("hour",),
+]  # fmt: skip
+
+
+@given(steps=STEPS, span=st.sampled_from(SPANS))
+@settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=40)
+async def test_reports_are_the_sums_of_the_rows_whatever_was_summed_up_before(
+    url: str, steps: list[list[dict[str, object]] | str], span: Span
+) -> None:
+    store = GenerationStore(url)
+    store.connect()
+    await store.prepare()
+    await run_sql(url, "DELETE FROM generations", "DELETE FROM usage_sums", "DELETE FROM open_days")
+    by_hand = {
+        "corrected": "UPDATE generations SET cost_nanousd = cost_nanousd + 1, tenant = 'zen'",
+        "moved": f"UPDATE generations SET hour = hour + 24, started_at = started_at + {DAY}",
+        "deleted": "DELETE FROM generations",
+    }
+    rows: list[UsageRow] = []
+    for step in steps:
+        if isinstance(step, list):
+            made = [row(f"g{len(rows) + place}", **line).delivered() for place, line in enumerate(step)]
+            rows += made
+            await store.write(made)
+        elif step == "again":
+            await store.write(rows[-2:])
+        elif step == "summed":
+            await store.sum_a_day(int(MIDNIGHT // DAY) + 2)
+        else:
+            chosen = "SELECT generation_id FROM generations ORDER BY generation_id LIMIT 1"
+            await run_sql(url, f"{by_hand[step]} WHERE generation_id IN ({chosen})")
+    found = await store.select(select(generations))
+    inside = [
+        {
+            **one,
+            "user": one["user_id"],
+            "key": one["key_id"],
+            "adapter": one["adapter_id"],
+            "backend": one["backend_name"],
+            "day": one["hour"] // 24,
+        }
+        for one in found
+        if one["kind"] == "request" and (span.since or 0) <= one["started_at"] < (span.until or math.inf)
+    ]
+    for by in GROUPS:
+        wanted: Counter[tuple[object, ...]] = Counter()
+        for one in inside:
+            key = tuple(one[name] for name in by)
+            unpriced = one["input_tokens"] if one["price_version"] is None else 0
+            wanted.update({(*key, "requests"): 1, (*key, "unpriced_tokens"): unpriced})
+            wanted.update({(*key, name): one[name] for name in ("input_tokens", "cost_nanousd")})
+        told = [line for line in await store.select(UsageReport(by, span).query()) if line["requests"]]
+        sums = ("requests", "unpriced_tokens", "input_tokens", "cost_nanousd")
+        assert wanted == {
+            (*(line[f"by_{name}"] for name in by), name): line[name] for line in told for name in sums
+        }
+    await store.close(None)
+
+
+async def test_a_ledger_sums_up_the_days_that_are_over_and_a_late_row_is_in_the_next_report(url: str) -> None:
+    options = LedgerOptions(
+        emit=Told().append, clock=time.monotonic, unix_time=lambda: MIDNIGHT + 1, sum_s=0.01
+    )
+    store = GenerationStore(url)
+    store.connect()
+
+    async def summed() -> list[tuple[object, ...]]:
+        return await run_sql(
+            url, "SELECT day, SUM(requests) FROM usage_sums WHERE cube = 'user' GROUP BY day"
+        )
+
+    async with running(Ledger(url, options)) as ledger:
+        for place, started_at in enumerate((MIDNIGHT - 2, MIDNIGHT - DAY - 1, MIDNIGHT)):
+            ledger.append(used(f"g{place}", "acme", started_at=started_at))
+        await until(lambda: ledger.depth == 0)
+        today = int(MIDNIGHT // DAY)
+        async with asyncio.timeout(60):
+            while sorted(await summed()) != [(today - 2 + place, 1) for place in (0, 1)]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        ledger.append(used("late", "acme", started_at=MIDNIGHT - 1))
+        await until(lambda: ledger.depth == 0)
+        assert [line["requests"] for line in await lines(ledger, "tenant")] == [4]
+    await store.close(None)
 
 
 # Migrations

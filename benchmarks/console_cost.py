@@ -1,0 +1,121 @@
+"""What do open consoles cost? One gateway, with ten live views open and without any, in turn.
+
+python -m benchmarks.console_cost
+
+First without requests, then with callers that ask again as soon as they have an answer. CPU is that of the
+gateway's process, all threads; the difference is that of neighbouring rounds, with its 95 % interval.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import statistics
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Annotated
+
+import typer
+import uvloop
+from rich.console import Console
+
+from benchmarks.hot_path import KEY, START_S, Caller, Tally, bodies, cpu_s, running
+
+PATH = "/v1/chat/completions"
+ASK = f"GET /console/live HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n\r\n".encode()
+
+
+@asynccontextmanager
+async def open_console(port: int) -> AsyncIterator[None]:
+    """A live view that is read."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(ASK)
+    first = await reader.readline()
+    if b" 200 " not in first:
+        raise RuntimeError(f"not answered: {first!r}")
+
+    async def read() -> None:
+        while await reader.read(1 << 16):
+            pass
+
+    async with asyncio.TaskGroup() as tasks:
+        reading = tasks.create_task(read())
+        try:
+            yield
+        finally:
+            reading.cancel()
+            writer.close()
+
+
+async def one_round(port: int, pid: int, tally: Tally, consoles: int, round_s: float) -> tuple[float, float]:
+    """The share of a core in percent, and answers a second."""
+    async with AsyncExitStack() as stack:
+        for _ in range(consoles):
+            await stack.enter_async_context(open_console(port))
+        await asyncio.sleep(min(1.0, round_s))  # what opening costs is not counted
+        loop = asyncio.get_running_loop()
+        answers, cpu, began = tally.answers, cpu_s(pid), loop.time()
+        await asyncio.sleep(round_s)
+        took_s = loop.time() - began
+        return 100 * (cpu_s(pid) - cpu) / took_s, (tally.answers - answers) / took_s
+
+
+async def measure(
+    port: int, pid: int, callers: int, consoles: int, rounds: int, round_s: float
+) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    """Pairs of rounds: without and with consoles."""
+    tally, loop = Tally(), asyncio.get_running_loop()
+    for caller in range(callers):
+        requests = bodies(PATH, stream=False, caller=caller)
+        await loop.create_connection(partial(Caller, requests, tally), "127.0.0.1", port)
+    async with asyncio.timeout(START_S):
+        while callers and not tally.answers:  # noqa: ASYNC110 the answers are counted, not announced
+            await asyncio.sleep(0.05)
+    one = partial(one_round, port, pid, tally, round_s=round_s)
+    pairs = []
+    for number in range(rounds + 1):
+        order = (0, consoles) if number % 2 else (consoles, 0)
+        found = {count: await one(consoles=count) for count in order}
+        if number:  # the first warms up
+            pairs.append((found[0], found[consoles]))
+    tally.over = True
+    await asyncio.sleep(0.5)
+    return pairs
+
+
+def interval(values: list[float]) -> str:
+    """Their mean, with its 95 % interval."""
+    around = 1.96 * statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.mean(values):+.2f} ± {around:.2f}"
+
+
+def main(
+    consoles: Annotated[int, typer.Option(min=1)] = 10,
+    rounds: Annotated[int, typer.Option(min=2, help="Pairs of rounds of each case.")] = 10,
+    round_s: Annotated[float, typer.Option(min=1.0, help="Seconds a round.")] = 6.0,
+    core: Annotated[int, typer.Option(help="The gateway's core; the client takes the others.")] = 0,
+) -> None:
+    """Print each case."""
+    others = os.sched_getaffinity(0) - {core}
+    os.sched_setaffinity(0, others or {core})
+    gc.disable()  # the client's own; it keeps nothing
+    show = Console(width=120).print
+    with running(1, core) as (port, pid):
+        for callers in (0, 1, 16):
+            pairs = uvloop.run(measure(port, pid, callers, consoles, rounds, round_s))
+            shares = [[pair[side][0] for pair in pairs] for side in (0, 1)]
+            show(f"{callers} callers: {statistics.mean(shares[0]):.2f} % of a core, with {consoles} consoles")
+            show(f"  {interval([b - a for a, b in zip(*shares, strict=True)])} points of a core")
+            if callers:
+                costs = [
+                    [1e4 * share / rate for share, rate in (pair[side] for pair in pairs)] for side in (0, 1)
+                ]
+                rates = statistics.mean(rate for pair in pairs for _, rate in pair)
+                show(f"  {statistics.median(costs[0]):.0f} µs a request, {rates:.0f} requests a second")
+                show(f"  {interval([b - a for a, b in zip(*costs, strict=True)])} µs a request with them")
+
+
+if __name__ == "__main__":
+    typer.run(main)
