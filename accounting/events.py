@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
+
 
 @dataclass(frozen=True, slots=True)
 class LoginFailed:
@@ -102,8 +104,7 @@ class JournalRefusal(StrEnum):
     UNENCODABLE = "unencodable"
 
 
-@dataclass(frozen=True, slots=True)
-class JournalSynced:
+class JournalSynced(Struct, frozen=True):
     """A group of rows was synced to disk in ``took_s`` seconds."""
 
     rows: int

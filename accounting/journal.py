@@ -9,11 +9,12 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from accounting.errors import LedgerUnavailable
 from accounting.events import JournalFailed, JournalRefusal, JournalRefused, JournalSynced
@@ -34,8 +35,7 @@ REST_S: Final = 1.0
 CLOSE_S: Final = 2.0
 
 
-@dataclass(eq=False, slots=True)
-class PendingRow:
+class PendingRow(Struct, eq=False):
     """A row that arrived at ``at`` on the clock. If not ``held`` in memory, it is read back from the journal;
     ``segment`` is its file once it is synced; ``written``: the database has it.
     """
@@ -47,13 +47,12 @@ class PendingRow:
     written: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class _Group:
+class _Group(Struct, eq=False):
     """Rows that share a sync."""
 
-    entries: list[PendingRow] = field(default_factory=list)
+    entries: list[PendingRow] = []
     data: bytearray = field(default_factory=bytearray)
-    waiting: list[asyncio.Future[None]] = field(default_factory=list)
+    waiting: list[asyncio.Future[None]] = []
     done: bool = False
     synced: bool = False
 

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from msgspec import Struct
+
 from adapters.catalogue import AdapterState, Alias
 from adapters.errors import AdapterForbidden, UnknownAdapter
 from adapters.values import Adapter, Selection, SelectionRule
@@ -33,8 +35,7 @@ class AdapterOffer:
         return tuple(sorted(named))
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Struct, frozen=True):
     """The adapter of a request, ``None`` for the base model, and what decided.
 
     ``rule`` is ``explicit``, ``rule[0]``…, ``none``, or ``canary(25%)`` for a session on an alias' canary;

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from msgspec import Struct
+
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -31,8 +33,7 @@ class SelectionRule:
     labels: Mapping[str, str] = field(default_factory=lambda: _NONE)
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """The input of a selection: what the caller named (``adapter_id``), then the route's rules over the
     request's fields.
 
@@ -43,7 +44,7 @@ class Selection:
 
     adapter_id: str | None
     rules: tuple[SelectionRule, ...] = ()
-    fields: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    fields: Mapping[str, str] = _NONE
     sticky_key: str = ""
     allowed: tuple[str, ...] | None = None
     operator: bool = False

@@ -1,7 +1,8 @@
 """Admission's events, for metrics, spans and logs."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from admission.values import Reason
 
@@ -14,8 +15,7 @@ class SlotOutcome(StrEnum):
     IGNORED = "ignored"
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(Struct, frozen=True):
     """A slot was given; ``in_flight`` counts it. ``shrunk``: a long queue has shortened the answer;
     ``beyond``: why it was handed on although the memory forecast passes the watermark with it."""
 
@@ -31,8 +31,7 @@ class Admitted:
     beyond: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedEvent:
+class RefusedEvent(Struct, frozen=True):
     """A request was refused, after waiting in the queue when ``queued``; figures of that moment."""
 
     backend: str
@@ -47,8 +46,7 @@ class RefusedEvent:
     queued: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(Struct, frozen=True):
     """A slot came back. ``held_s`` is the time from admission until its outcome was known, seconds."""
 
     backend: str
@@ -59,8 +57,7 @@ class Released:
     in_flight: int
 
 
-@dataclass(frozen=True, slots=True)
-class FirstToken:
+class FirstToken(Struct, frozen=True):
     """An answer has its first token, ``took_s`` after the offer; the estimate was ``estimated_s``."""
 
     backend: str

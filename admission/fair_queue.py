@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 # Tenants without a waiting request whose last turns are stored; the least recently used is evicted.
 MAX_AWAY = 1_000
 # Tokens by which a tenant with little use may be ahead of one with much: some twenty-five usual requests. It
@@ -29,8 +31,7 @@ _Turn = tuple[int, int, str]  # virtual time, order of entry, tenant
 RANKS = (-1, 0, 1)
 
 
-@dataclass(slots=True, eq=False)
-class Waiting:
+class Waiting(Struct, eq=False):
     """One queued request.
 
     ``number`` is its order of arrival, ``rank`` its class now (raised by aging), ``cost`` its tokens of
@@ -47,7 +48,7 @@ class Waiting:
     arrived_at: float
     leave_at: float
     deadline: float | None = None
-    place: int = field(default=0, init=False)  # its live entry in the heaps; 0: none
+    place: int = 0  # its live entry in the heaps; 0: none
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from admission.circuit import Circuit, CircuitState
 from admission.events import SlotOutcome
 from admission.fair_queue import FairQueue, Waiting
+from admission.forecast import ReservedTokens
 from admission.in_flight_work import NONE_AHEAD, Ahead, InFlightWork
 from admission.ladder import Ladders, Rung
 from admission.rates import retry_after_s
@@ -118,7 +119,17 @@ class BackendGate:
             deadline=due,
         )
         ticket = AdmissionTicket(
-            demand, item, demand.kind, uncached, max_tokens, expected, longest_s, wait_s, first_s
+            self._numbers,
+            demand,
+            item,
+            ReservedTokens(uncached, expected, width=demand.sequences),
+            demand.kind,
+            uncached,
+            max_tokens,
+            expected,
+            longest_s,
+            wait_s,
+            first_s,
         )
         if at_once and not self.tickets and not self._displaced:
             self._hold = work.holds(ticket, now)

@@ -5,7 +5,8 @@ are measured, over windows of a few steps. Figures: docs/admission-simulator.md.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 # Tokens of each text in a window: about the length of short chat answers. With 16 the windows differ mostly
 # by the prompts that were computed meanwhile, and the limit falls without a reason.
@@ -22,8 +23,7 @@ LOOK_S = 0.05
 ALIKE_SHARE, ALIKE_LEAST = 0.3, 2.0
 
 
-@dataclass(slots=True)
-class _Answering:
+class _Answering(Struct):
     """An answer in progress; ``tokens`` and ``since`` are those at the start of the window or the answer."""
 
     produced: Callable[[], int]

@@ -1,8 +1,10 @@
 """A request at the gate, from its offer to its release."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from admission.fair_queue import Waiting
 from admission.forecast import ReservedTokens
@@ -41,8 +43,7 @@ class TicketState(StrEnum):
     GONE = "gone"
 
 
-@dataclass(slots=True, eq=False)
-class AdmissionTicket:
+class AdmissionTicket(Struct, eq=False):
     """One request at the gate.
 
     ``max_tokens`` is the bound after the degradation ladder, all its sequences together; ``uncached`` the
@@ -50,8 +51,10 @@ class AdmissionTicket:
     although the memory forecast passes its watermark with it.
     """
 
+    number: int  # its id at this gate
     demand: Demand
     waiting: Waiting
+    reserved: ReservedTokens  # the memory that it will need
     kind: Hashable
     uncached: int
     max_tokens: int
@@ -66,12 +69,6 @@ class AdmissionTicket:
     alone: bool = False
     beyond: Beyond | None = None
     refusal: Refusal | None = None
-    number: int = field(init=False)  # its id at this gate
-    reserved: ReservedTokens = field(init=False)  # the memory that it will need
-
-    def __post_init__(self) -> None:
-        self.number = self.waiting.number
-        self.reserved = ReservedTokens(self.uncached, self.expected, width=self.demand.sequences)
 
     @property
     def shrunk(self) -> bool:

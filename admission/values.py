@@ -4,6 +4,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
+
 from admission.ladder import RUNGS, Rung
 
 
@@ -109,8 +111,7 @@ class AdmissionLimits:
         return self.kv_pressure, low if priority < 0 else normal
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """What a request asks of its backend.
 
     Args:

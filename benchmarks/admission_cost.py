@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
@@ -57,7 +58,7 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
     demand = Demand("local", "", 0, 0, 300, 0.0, produced=lambda: 50)
 
     def ask(number: int) -> Demand:
-        return replace(
+        return structs.replace(
             demand, tenant=f"t{number % TENANTS}", priority=number % 3 - 1, input_tokens=200 + number % 300
         )
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from accounting.keys import HIGHEST_PRIORITY, CallerRole, KeyRecord, KeyRing
 from admission.controller import AdmissionController, Slot

@@ -4,6 +4,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from resilience.events import ResilienceEvent, Retried, RetryRefused
 from resilience.failures import BackendFailure, FailureKind
 from resilience.retry_budget import CallBudget, RetryBudget
@@ -12,8 +14,7 @@ from resilience.retry_budget import CallBudget, RetryBudget
 JITTER = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """Which attempt this is, from 1, and what the one before failed with."""
 
     number: int

@@ -5,7 +5,9 @@ of retries each would multiply it. :class:`CallBudget` bounds the calls of one r
 (fallback chain, retry loop, workers of a pool) would multiply.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from msgspec import Struct
 
 # Retries that each first attempt pays for: at most a tenth of the load comes on top.
 SHARE = 0.1
@@ -19,8 +21,7 @@ MOST = 10.0
 MAX_EXTRA_CALLS = 4
 
 
-@dataclass(slots=True)
-class CallBudget:
+class CallBudget(Struct):
     """The calls to servers that one request may still make.
 
     The first call to each backend is free. Each further call to any server takes one of ``extra``: a retry, a
@@ -28,7 +29,7 @@ class CallBudget:
     """
 
     extra: int = MAX_EXTRA_CALLS
-    called: set[str] = field(default_factory=set)
+    called: set[str] = set()
 
     def allows(self, backend: str) -> bool:
         """Whether ``backend`` may be called now."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
+from msgspec import structs
+
 from admission.values import BackendLoad
 from engine import errors
 from engine.client import EngineClient, EngineState, receive_any
@@ -219,7 +221,7 @@ def _joined(ends: list[Completion]) -> Completion:
     """One completion. The prompt and its cached tokens count once, as for the first text."""
     first, *others = ends
     output_tokens = sum(end.usage.output_tokens for end in ends)
-    return replace(
+    return structs.replace(
         first,
         usage=replace(first.usage, output_tokens=output_tokens),
         others=tuple(end.finish_reason for end in others),

@@ -1,9 +1,10 @@
 """The embedded engine's errors in the gateway's terms."""
 
 from collections.abc import Mapping
-from dataclasses import fields
 from types import MappingProxyType
 from typing import Final
+
+from msgspec.structs import fields
 
 from engine import errors
 from gateway.contracts.values import Sampling

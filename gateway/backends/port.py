@@ -3,9 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from adapters.values import Adapter
 from admission.values import BackendLoad
@@ -14,7 +18,7 @@ from gateway.contracts.audio import EventSink, Recording
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.images import ImageData
-from gateway.contracts.values import Caller, FinishReason, ResponseFormat, Sampling, Usage
+from gateway.contracts.values import PLAIN_TEXT, Caller, FinishReason, ResponseFormat, Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
 from resilience.retry_budget import CallBudget
 
@@ -67,8 +71,7 @@ class Calls(Protocol):
         """The call runs while the block does; ``hedge``: it is a second, parallel one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """A request to a backend.
 
     ``sampling.max_tokens`` is always set; ``open_ended``: it is only what the context has room for. A backend
@@ -93,7 +96,7 @@ class Work:
     token_ids: tuple[int, ...]
     messages: tuple[Message, ...]
     sampling: Sampling
-    response_format: ResponseFormat = field(default_factory=ResponseFormat)
+    response_format: ResponseFormat = PLAIN_TEXT
     adapter: Adapter | None = None
     priority: int = 0
     cache_salt: str | None = None
@@ -107,17 +110,17 @@ class Work:
     stream: bool = True
     partial: PartialAnswer | None = None
     open_ended: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = {}
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     call_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    images: Mapping[str, ImageData] = field(default_factory=dict, repr=False)
+    template_kwargs: Mapping[str, Any] = {}
+    images: Mapping[str, ImageData] = {}
     image_tokens: int = 0
-    calls: Calls | None = field(default=None, compare=False, repr=False)
-    call_budget: CallBudget = field(default_factory=CallBudget, compare=False, repr=False)
+    calls: Calls | None = None
+    call_budget: CallBudget = msgspec.field(default_factory=CallBudget)
 
     @property
     def input_tokens(self) -> int:
@@ -125,8 +128,7 @@ class Work:
         return len(self.token_ids) + self.image_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(Struct, frozen=True):
     """How a generation ended. ``queue_wait_s`` is the time before the first step.
 
     ``finish_reason`` is of the first text, ``others`` of the further ones; ``usage`` counts the prompt once

@@ -78,8 +78,7 @@ class Caller:
         return self.own_salt or self.tenant
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(Struct, frozen=True):
     """Sampling as the caller asked; ``None`` and empty mean "the backend's default".
 
     Values are validated at the edge: finite numbers inside their documented ranges. ``echo``: a text begins
@@ -97,7 +96,7 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: NO_BIAS)
+    logit_bias: Mapping[int, float] = NO_BIAS
     logprobs: int | None = None
     echo: bool = False
     prompt_only: bool = False

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from admission.controller import Slot
@@ -20,8 +20,7 @@ from observability.tracing import RootSpan
 from resilience.failures import BackendFailure, FailureKind
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerOrigin:
+class AnswerOrigin(Struct, frozen=True):
     """What an answer was started from; a call that resumes it starts from the same.
 
     Args:

@@ -3,9 +3,10 @@
 import asyncio
 import zlib
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
+
+from msgspec.structs import replace
 
 from admission.controller import Slot
 from budgeting.plan import INLINE_CHARS

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from admission.values import AdmissionLimits, Demand
 from gateway.backends.port import Backend
 from gateway.generation.answer_stream import AnswerStream
@@ -54,7 +56,7 @@ def demand_after_wait(demand: Demand, job: Job, now: float) -> Demand:
         max_wait_s=max(job.deadline - now, 0.001),
         first_token_within_s=None,
     )
-    return replace(demand, deadline=job.deadline, limits=limits)
+    return structs.replace(demand, deadline=job.deadline, limits=limits)
 
 
 def readmission_demand(demand: Demand, job: Job, done: int, stream: AnswerStream, now: float) -> Demand:
@@ -66,7 +68,7 @@ def readmission_demand(demand: Demand, job: Job, done: int, stream: AnswerStream
     limits = demand.limits or AdmissionLimits()
     wait_s = min(job.target.route.resume.max_wait_s, job.deadline - now)
     input_tokens = demand.input_tokens + done
-    return replace(
+    return structs.replace(
         demand,
         priority=max(demand.priority, 1),
         input_tokens=input_tokens,

@@ -1,9 +1,12 @@
 """Hands admitted work to a backend, with retries and an inspection of the output."""
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from adapters.values import Adapter
 from admission.controller import Slot
@@ -25,8 +28,7 @@ from resilience.resume import Resumption, Spelling
 from resilience.retry import Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationOutcome:
+class GenerationOutcome(Struct, frozen=True):
     """How an answer was made: by which backend, from which prompt, how it ended, what was left out."""
 
     completion: Completion
@@ -160,7 +162,8 @@ class Dispatcher:
             self._emit(Resumed(resume.source, resume.target, resume.mode, result, resume.tokens))
         # The tokens before this call, and those that this call counted.
         output_tokens = resume.tokens + completion.usage.output_tokens
-        return replace(completion, usage=replace(completion.usage, output_tokens=output_tokens))
+        usage = dataclasses.replace(completion.usage, output_tokens=output_tokens)
+        return replace(completion, usage=usage)
 
     def _generate(
         self, backend: Backend, work: Work, out: DeltaSink, attempts: Attempts, again: Callable[[], bool]

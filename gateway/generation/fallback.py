@@ -1,7 +1,8 @@
 """After a failure: resume the answer, or serve another one by the route's fallback chain."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from adapters.events import AdapterReplacedByBase
 from admission.controller import AdmissionController

@@ -1,7 +1,9 @@
 """What the journey has decided of a request by the time it is generated."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from adapters.selection import Lease
 from admission.errors import Refused
@@ -26,8 +28,7 @@ FALLBACK_RESERVE_S = 0.05
 FALLBACK_RESERVE_SHARE = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """One request, planned, leased and ranked.
 
     ``plan`` is for ``planned_for``, by default the primary's model; ``planning`` makes one for another model.
@@ -45,7 +46,7 @@ class Job:
     call_budget: CallBudget = field(default_factory=CallBudget)
     drawn: str | None = None
     planned_for: str | None = None
-    images: Mapping[str, ImageData] = field(default_factory=dict, repr=False)
+    images: Mapping[str, ImageData] = {}
 
     @property
     def plan_model(self) -> str:

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from resilience.classify import classify
 from resilience.errors import DeadlinePassed
@@ -16,8 +17,7 @@ from resilience.time_limits import TimeLimit, TimeLimits
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptBounds:
+class AttemptBounds(Struct, frozen=True):
     """What bounds the attempts of one request on one backend.
 
     Args:

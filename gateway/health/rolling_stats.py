@@ -2,8 +2,9 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from admission.values import Reason
 from observability.events import RequestRecord
@@ -57,8 +58,7 @@ def outcome(record: RequestRecord) -> HealthOutcome:
     return HealthOutcome.SHED if reason in OVERLOAD else HealthOutcome.FAILED
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """One finished request, as far as health is concerned; milliseconds."""
 
     at: float

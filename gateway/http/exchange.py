@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
+from msgspec import Struct
 from starlette.types import Scope, Send
 
 from gateway.contracts.dialect import Header
@@ -30,8 +31,7 @@ MAX_REQUEST_ID: Final = 128
 """Longest ``x-request-id`` that is adopted, in characters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Struct, frozen=True):
     """A whole HTTP answer, ready to send."""
 
     status: int

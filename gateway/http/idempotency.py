@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import Struct
+
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict
 from gateway.http.exchange import Reply
@@ -33,8 +35,7 @@ HEADER: Final = "Idempotency-Key"
 _log = logging.getLogger("gateway.http")
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayableReply:
+class ReplayableReply(Struct, frozen=True):
     """A reply, and whether it is stored for repeated requests."""
 
     reply: Reply

@@ -7,10 +7,10 @@ wins over every reserve, in the planner.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from budgeting.errors import BudgetError, TemplateRefused
 from budgeting.plan import Offload
@@ -75,8 +75,7 @@ def nearest_efforts(effort: str) -> list[str]:
     return [name for _, name in others if name not in (effort, "none")]
 
 
-@dataclass(frozen=True, slots=True)
-class Planning:
+class Planning(Struct, frozen=True):
     """One request's prompt, planned for whichever model is to answer.
 
     ``trims``: a model's own budgets may trim it.
@@ -127,7 +126,7 @@ class Planning:
             return None
         asked = structs.replace(asked, max_input_tokens=plan.counts.total // 2)
         try:
-            half = await replace(self, asked=asked).plan(model)
+            half = await structs.replace(self, asked=asked).plan(model)
         except BudgetError:
             return None
         return half if half.counts.total < plan.counts.total else None

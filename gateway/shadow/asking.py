@@ -157,7 +157,7 @@ class Asker:
     async def _generate(self, backend: Backend, job: Job) -> ShadowAnswer:
         stream = AnswerStream(job.request, _Nowhere(), self.clock)
         demand = demand_of(job, backend, stream)
-        demand = replace(
+        demand = structs.replace(
             demand,
             tenant=TENANT,
             priority=PRIORITY,
@@ -307,7 +307,7 @@ def _quiet(request: GenerateRequest, generation_id: str, now: float) -> Generate
         generation_id=generation_id,
         # Hints that a backend lacks are dropped in this contract.
         contract=Contract.NATIVE,
-        sampling=replace(request.sampling, n=1, logprobs=None),
+        sampling=structs.replace(request.sampling, n=1, logprobs=None),
         priority=PRIORITY,
         arrived_at=now,
         deadline=None,

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
+from msgspec import structs
 
 from admission.values import BackendLoad
 from gateway.backends.partial_answer import check_partial
@@ -194,7 +195,7 @@ class RayBackend:
         )
         stable_blocks = work.prefix_tokens // self._section.affinity_block_tokens
         route = RouterHint(tuple(chain), stable_blocks, adapter, tuple(self._missing))
-        data = encode(work if work.calls is None else replace(work, calls=None))
+        data = encode(work if work.calls is None else structs.replace(work, calls=None))
         ticket = self._load.sent(len(work.token_ids))
         try:
             return await self._tried(route, data, work.call_budget, out)

@@ -6,6 +6,8 @@ import math
 import random
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from admission.events import SlotOutcome
 from admission.gate import BackendGate, Refusal, TicketState
 from admission.ticket import AdmissionTicket
@@ -28,7 +30,7 @@ def plain(**changes: object) -> AdmissionLimits:
 
 def ask(**changes: object) -> Demand:
     """A demand that differs from the usual one."""
-    return replace(DEMAND, **changes)  # type: ignore[arg-type]
+    return structs.replace(DEMAND, **changes)  # type: ignore[arg-type]
 
 
 @dataclass

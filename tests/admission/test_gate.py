@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from admission.estimator import LEARNED_FROM
 from admission.events import SlotOutcome
@@ -199,8 +200,8 @@ def test_the_time_a_prefill_has_been_under_way_counts_in_the_next_ones_estimate(
     door.enter(ask(input_tokens=1000))
     wanted = ask(input_tokens=500, deadline=door.now + 1.8)
     door.now += 0.6
-    assert door.reason(replace(wanted, deadline=door.now + 0.9)) is Reason.WAIT_EXCEEDED
-    assert door.reason(replace(wanted, deadline=door.now + 1.2)) is None
+    assert door.reason(structs.replace(wanted, deadline=door.now + 0.9)) is Reason.WAIT_EXCEEDED
+    assert door.reason(structs.replace(wanted, deadline=door.now + 1.2)) is None
 
 
 def test_a_prefill_that_is_all_but_done_lets_the_next_one_follow_without_a_gap() -> None:

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from admission.events import SlotOutcome
 from admission.gate import BackendGate
@@ -235,7 +236,7 @@ def test_a_gate_holds_back_while_those_in_flight_are_slow_although_none_has_ende
     gate.report(load, now)
 
     def enter() -> AdmissionTicket:
-        offered = gate.offer(replace(DEMAND, max_output_tokens=5_000, produced=lambda: tokens), now)
+        offered = gate.offer(structs.replace(DEMAND, max_output_tokens=5_000, produced=lambda: tokens), now)
         assert isinstance(offered, AdmissionTicket)
         gate.pump(now)
         return offered

@@ -7,11 +7,11 @@ import base64
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from benchmarks.bedrock.stand_in import ANSWER, Behaviour, StandIn
 from budgeting.values import ImageContent, Message

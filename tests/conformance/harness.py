@@ -6,10 +6,12 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from adapters.values import Adapter
 from benchmarks.bedrock.stand_in import Behaviour
@@ -93,7 +95,7 @@ class Specimen:
         """
         turns = [Message(Role.USER, text)]
         messages = tuple([Message(Role.SYSTEM, system), *turns] if system is not None else turns)
-        asked = {name: changes.pop(name) for name in tuple(changes) if name in Sampling.__dataclass_fields__}
+        asked = {name: changes.pop(name) for name in tuple(changes) if name in Sampling.__struct_fields__}
         work = Work(
             generation_id=f"gen_{next(_numbers)}",
             token_ids=self.encode(text) if raw else self.chat(messages),

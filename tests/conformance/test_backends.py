@@ -6,9 +6,9 @@ import asyncio
 import json
 import re
 import uuid
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from adapters.values import Adapter
 from gateway.backends.port import BackendState

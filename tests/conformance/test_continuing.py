@@ -4,9 +4,9 @@ those do that declare none."""
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.backends.port import Continue, PartialAnswer, Work
 from gateway.contracts.events import Delta

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest
 from gateway.backends.port import Completion, Continue, DeltaSink, PartialAnswer, Work

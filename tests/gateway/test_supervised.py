@@ -9,11 +9,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from adapters.values import Adapter
 from engine.client import EngineClient

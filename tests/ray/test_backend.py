@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.backends.port import BackendState, Completion, Work
 from gateway.contracts.events import Delta

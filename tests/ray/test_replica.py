@@ -6,11 +6,12 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from benchmarks.paced_engine import paced_engine
 from gateway.backends.host import EngineHost, MakeHost

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from admission.values import Demand
 from budgeting.values import EvidenceChunk, ImageContent, Message, Role, Tool, ToolCall
@@ -190,7 +191,7 @@ async def test_a_backend_that_callers_use_is_left_to_them(watch: Watch, ask: Ask
     watched = watch(deadline_s=0.3)
     demand = Demand("other", "acme", 0, 10, 10, 0.0)
     limits = replace(watched.house.admission.gate("other").limits, max_in_flight=1)
-    async with watched.house.admission.admit(replace(demand, limits=limits)):
+    async with watched.house.admission.admit(structs.replace(demand, limits=limits)):
         gate = watched.house.admission.gate("other")
         busy = int(gate.work.capacity(watched.house.journey.clock()) * 0.5)
         held = [watched.house.admission.admit(demand) for _ in range(busy)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from adapters.values import Adapter
 from budgeting.values import Tool, ToolChoice, ToolChoiceMode

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
+
+from msgspec.structs import replace
 
 from admission.values import BackendLoad
 from engine import errors

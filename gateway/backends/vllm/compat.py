@@ -22,6 +22,7 @@ from typing import Any
 
 import orjson
 import structlog
+from msgspec import structs
 
 from budgeting.values import ToolChoice
 from engine import errors
@@ -325,7 +326,7 @@ class Parsers:
         if choice is not None and choice.allowed:
             allowed = frozenset(choice.allowed)
             tools = tuple(tool for tool in work.tools if tool.name in allowed)
-            work = dataclasses.replace(work, tools=tools, tool_choice=ToolChoice(choice.mode))
+            work = structs.replace(work, tools=tools, tool_choice=ToolChoice(choice.mode))
         messages = [message_body(one.without_parts, reasoning="reasoning") for one in work.messages]
         kwargs = {"chat_template_kwargs": template_variables(work.reasoning_effort, work.template_kwargs)}
         try:
@@ -600,7 +601,7 @@ class VllmEngine:
         sampling: Any = ask.sampling
         if sampling.n > 1 and not sampling.temperature:
             # vLLM refuses several greedy texts; the likeliest token alone is the same.
-            sampling = dataclasses.replace(sampling, temperature=1.0, top_p=1.0, top_k=1, min_p=0.0)
+            sampling = structs.replace(sampling, temperature=1.0, top_p=1.0, top_k=1, min_p=0.0)
         return self._sampling(
             n=sampling.n,
             max_tokens=sampling.max_tokens,

@@ -7,10 +7,11 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import structlog
+from msgspec import Struct
 
 from adapters.values import Adapter
 from admission.values import BackendLoad
@@ -557,8 +558,7 @@ class WorkersBackend:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(Struct, frozen=True):
     """The work as it is sent to a worker."""
 
     path: str
