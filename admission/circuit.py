@@ -46,7 +46,8 @@ class Circuit:
             self._buckets.append((start, 1, int(failed)))
         self._ended += 1
         self._failed += failed
-        self._forget(now)
+        if self._buckets[0][0] < now - WINDOW_S:
+            self._forget(now)
         if failed and self._rate() > OPEN_AT and now >= self._open_until:
             self._open_until = now + OPEN_S
 
@@ -61,6 +62,8 @@ class Circuit:
 
     def admits(self, now: float) -> bool:
         """Whether the next request may pass; in the half-open state every tenth request."""
+        if not self._failed and now >= self._open_until:
+            return True
         state = self.state(now)
         if state is CircuitState.HALF_OPEN:
             self._half_open_requests += 1

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from types import MappingProxyType, TracebackType
 
 from admission.events import AdmissionEvent, SlotOutcome
@@ -105,7 +106,7 @@ class AdmissionController:
         if queue is None:
             queue = self._queues[engine] = AdmissionQueue(
                 BackendGate(self._limits, random=self._random),
-                load=lambda: self._load(backend),
+                load=partial(self._load, backend),
                 clock=self._clock,
                 emit=self._emit,
             )

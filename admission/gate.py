@@ -81,7 +81,10 @@ class BackendGate:
         max_tokens = demand.max_output_tokens
         if rung.max_tokens is not None:
             max_tokens = min(max_tokens, rung.max_tokens * demand.sequences)
-        wait_s, first_s = self._estimates(demand, uncached, now)
+        if self.tickets:
+            wait_s, first_s = self._estimates(demand, uncached, now)
+        else:
+            wait_s, first_s = work.estimates(demand, uncached, NONE_AHEAD, now, by_memory=False)
 
         reason: Reason | None = None
         if not self.circuit.admits(now):
@@ -94,9 +97,11 @@ class BackendGate:
             reason = Reason.TOKEN_BUDGET_EXCEEDED
         elif work.out_of_memory(demand.priority, limits, now):
             reason = Reason.MEMORY_PRESSURE
-        elif self._full(demand, limits, factor, waiting, now) and not self._make_room(demand, now):
+        elif (waiting or not limits.max_queue) and (
+            self._full(demand, limits, factor, waiting, now) and not self._make_room(demand, now)
+        ):
             reason = Reason.QUEUE_FULL
-        elif wait_s >= longest_s or work.misses(due, first_s, now):
+        elif wait_s >= longest_s or work.estimator.misses(due, first_s, now, busy=bool(work.tickets)):
             reason = Reason.MEMORY_PRESSURE if self.hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
         if reason is not None:
             return self._refusal(reason, wait_s, now)
@@ -130,6 +135,7 @@ class BackendGate:
             longest_s,
             wait_s,
             first_s,
+            shrunk=max_tokens < demand.max_output_tokens,
         )
         if at_once and not self.tickets and not self._displaced:
             self._hold = work.holds(ticket, now)

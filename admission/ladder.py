@@ -44,6 +44,8 @@ class Ladder:
 
     def at(self, depth: int) -> Rung:
         """Move to the level for a queue of ``depth``, and return it."""
+        if not self._at and (not self._rungs or depth < self._rungs[0].depth):
+            return LEVEL
         self._at = self.climbed(depth)
         return self._rungs[self._at - 1] if self._at else LEVEL
 

@@ -46,9 +46,8 @@ class LengthHistogram:
         self._gain = 1.0
         self.weight = 0.0
 
-    def learn(self, tokens: int) -> None:
+    def learn(self, bucket: int) -> None:
         """Add a length. New samples weigh more, which equals decaying the old ones."""
-        bucket = bucket_of(tokens)
         self._counts[bucket] += self._gain
         self._used, self._last_quantile = max(self._used, bucket + 1), None
         self.weight = self.weight * DECAY + 1.0
@@ -93,8 +92,9 @@ class OutputLengths:
                 self._kinds.popitem(last=False)
         else:
             self._kinds.move_to_end(kind)
-        histogram.learn(tokens)
-        self._all.learn(tokens)
+        bucket = bucket_of(tokens)
+        histogram.learn(bucket)
+        self._all.learn(bucket)
 
     def expect(self, kind: Hashable, cap: int, *, produced: int = 0, open_ended: bool = False) -> int:
         """Expected tokens of a whole answer, of which ``produced`` exist already; at most ``cap``.

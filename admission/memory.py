@@ -52,7 +52,7 @@ class KvMemory:
         pool = self._signals.pool
         if not pool.tokens:
             return False
-        used = self.used(now)
+        used = self._signals.kv_usage(now, busy=bool(self._tickets))
         pressure, watermark = limits.pressure_of(ticket.demand.priority)
         if used >= pressure * scale:
             return True

@@ -119,7 +119,7 @@ class Rates:
         """A first token came ``took_s`` after hand-over; so many uncached tokens were computed before it."""
         x, y = float(max(0, tokens_ahead)), max(0.0, took_s)
         if self._short.points >= 2.0:
-            self.error_s.learn(abs(y - self.first_token_s(tokens_ahead)))
+            self.error_s.learn(abs(y - self.step_s - self.s_per_token * tokens_ahead))
         self.first_tokens += 1
         short = self._short
         short.learn(x, y)

@@ -68,9 +68,5 @@ class AdmissionTicket(Struct, eq=False):
     ahead_at_hand_over: int = 0
     alone: bool = False
     beyond: Beyond | None = None
+    shrunk: bool = False  # whether the ladder shortened its answer
     refusal: Refusal | None = None
-
-    @property
-    def shrunk(self) -> bool:
-        """Whether the ladder shortened its answer."""
-        return self.max_tokens < self.demand.max_output_tokens

@@ -174,7 +174,7 @@ class ChatTokenizer:
             else:
                 if add_generation_prompt:
                     ids += self._generation_ids
-                return EncodedChat(tuple(ids), tuple([sums[cut] for cut in cuts]))
+                return EncodedChat(tuple(ids), tuple(map(sums.__getitem__, cuts)))
         return self.encode_parts_whole(
             messages, cuts, add_generation_prompt=add_generation_prompt, tools=tools, kwargs=kwargs
         )

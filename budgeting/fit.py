@@ -45,17 +45,17 @@ _CUT_CHARS_PER_TOKEN = 16
 _SUMMARY_TRIES = 3
 
 
+_BUDGETS = SectionBudgets()
+
+
 class _Candidate(Struct, frozen=True):
-    """A prompt that could be sent, encoded."""
+    """A prompt that could be sent, encoded in ``tokens``."""
 
     arrangement: Arrangement
     chat: EncodedChat
     tools: tuple[int, int]  # tokens of the tools: in front of the first turn, and in all
     image_tokens: int
-
-    @property
-    def tokens(self) -> int:
-        return len(self.chat.token_ids) + self.image_tokens
+    tokens: int
 
     @property
     def counts(self) -> SectionCounts:
@@ -106,7 +106,7 @@ class Fitting:
         self._allowed = allowed
         self._max_model_len = max_model_len
         self._reserve = reserve
-        self._budgets = request.budgets or SectionBudgets()
+        self._budgets = request.budgets or _BUDGETS
         self._summarizer = summarizer
         self._images = images
         prompt = request.prompt
@@ -291,7 +291,8 @@ class Fitting:
         chat = self._tokenizer.encode_parts(
             arrangement.messages, arrangement.cuts, tools=prompt.tools, kwargs=prompt.template_kwargs
         )
-        return _Candidate(arrangement, chat, self._tools, self._images.of(arrangement.messages))
+        images = self._images.of(arrangement.messages)
+        return _Candidate(arrangement, chat, self._tools, images, len(chat.token_ids) + images)
 
     def _plan(self, sent: _Candidate, selected: _Selection, summarized: int) -> Plan:
         dropped: tuple[str, ...] = ()
@@ -339,10 +340,9 @@ def _largest(counts: SectionCounts) -> PromptSection:
 
 
 def _chars(prompt: CanonicalPrompt) -> int:
-    return (
-        sum(map(len, prompt.system))
-        + sum([len(turn.content) for turn in prompt.turns])
-        + _MARKUP_CHARS * len(prompt.turns)
-        + sum([len(chunk.text) for chunk in prompt.evidence])
-        + len(prompt.context)
-    )
+    chars = sum(map(len, prompt.system)) + _MARKUP_CHARS * len(prompt.turns) + len(prompt.context)
+    for turn in prompt.turns:
+        chars += len(turn.content)
+    for chunk in prompt.evidence:
+        chars += len(chunk.text)
+    return chars

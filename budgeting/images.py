@@ -72,7 +72,7 @@ class ImageCost:
     def of(self, messages: Iterable[Message]) -> int:
         """The tokens of all images that were read."""
         images = [one for message in messages if message.parts for one in message.images]
-        return sum([self.tokens(one.width, one.height) for one in images])
+        return sum([self.tokens(one.width, one.height) for one in images]) if images else 0
 
 
 DEFAULT_COST = ImageCost()

@@ -106,7 +106,9 @@ class BudgetPlanner:
             return True
         if len(prompt.system) + len(prompt.turns) + len(prompt.evidence) > INLINE_MESSAGES:
             return False
-        volatile = len(prompt.context) + sum([len(chunk.text) for chunk in prompt.evidence])
+        volatile = len(prompt.context)
+        for chunk in prompt.evidence:
+            volatile += len(chunk.text)
         if volatile > most:
             return False
         system = [Message(Role.SYSTEM, text) for text in prompt.system]

@@ -64,7 +64,7 @@ def arrange(
     opening = [*system, summary_message(summary)] if summary else system
     latest = latest_turn(prompt.turns)
     older = prompt.turns[first_turn:latest]
-    text = evidence_text(chunks, prompt.context)
+    text = evidence_text(chunks, prompt.context) if chunks or prompt.context else ""
     evidence = [Message(Role.SYSTEM, text)] if text else []
     start = len(opening) + len(older)
     return Arrangement(

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import compress
 from typing import Any, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import msgspec
@@ -440,27 +441,47 @@ def configured_name(backend: str) -> str:
     return backend.partition("/")[0]
 
 
+# In the order in which `features_asked` looks at the fields.
+_SAMPLING_FEATURES = (
+    Feature.TEMPERATURE,
+    Feature.TEMPERATURE_ABOVE_1,
+    Feature.TOP_P,
+    Feature.TOP_K,
+    Feature.MIN_P,
+    Feature.SEED,
+    Feature.STOP,
+    Feature.N,
+    Feature.PRESENCE_PENALTY,
+    Feature.FREQUENCY_PENALTY,
+    Feature.REPETITION_PENALTY,
+    Feature.LOGIT_BIAS,
+    Feature.LOGPROBS,
+    Feature.ECHO,
+    Feature.RESPONSE_FORMAT,
+)
+
+
 def features_asked(sampling: Sampling, response_format: ResponseFormat) -> frozenset[Feature]:
     """The features that a request uses, by the fields that differ from their neutral value."""
     temperature = sampling.temperature
-    used = {
-        Feature.TEMPERATURE: temperature is not None,
-        Feature.TEMPERATURE_ABOVE_1: temperature is not None and temperature > 1.0,
-        Feature.TOP_P: sampling.top_p not in (None, 1.0),
-        Feature.TOP_K: sampling.top_k not in (None, 0, -1),
-        Feature.MIN_P: sampling.min_p not in (None, 0.0),
-        Feature.SEED: sampling.seed is not None,
-        Feature.STOP: bool(sampling.stop),
-        Feature.N: sampling.n != 1,
-        Feature.PRESENCE_PENALTY: sampling.presence_penalty != 0.0,
-        Feature.FREQUENCY_PENALTY: sampling.frequency_penalty != 0.0,
-        Feature.REPETITION_PENALTY: sampling.repetition_penalty != 1.0,
-        Feature.LOGIT_BIAS: bool(sampling.logit_bias),
-        Feature.LOGPROBS: sampling.logprobs is not None,
-        Feature.ECHO: sampling.echo,
-        Feature.RESPONSE_FORMAT: response_format.type != "text",
-    }
-    return frozenset([feature for feature, is_used in used.items() if is_used])
+    used = (
+        temperature is not None,
+        temperature is not None and temperature > 1.0,
+        sampling.top_p not in (None, 1.0),
+        sampling.top_k not in (None, 0, -1),
+        sampling.min_p not in (None, 0.0),
+        sampling.seed is not None,
+        bool(sampling.stop),
+        sampling.n != 1,
+        sampling.presence_penalty != 0.0,
+        sampling.frequency_penalty != 0.0,
+        sampling.repetition_penalty != 1.0,
+        bool(sampling.logit_bias),
+        sampling.logprobs is not None,
+        sampling.echo,
+        response_format.type != "text",
+    )
+    return frozenset(compress(_SAMPLING_FEATURES, used))
 
 
 def filled(asked: Sampling, default: Sampling) -> Sampling:

@@ -27,6 +27,9 @@ from gateway.prompts.volatile import Separated, VolatileFinder, VolatileFinding
 # about 1.5 µs a character, some milliseconds; a usual text, mostly seen before, takes a twentieth of it.
 INLINE_SYSTEM_CHARS = 4_096
 
+# Looking up a member of an enumeration costs as much as a call.
+SYSTEM = Role.SYSTEM
+
 # Bounds of the system texts that are remembered: 8 MiB at most.
 REMEMBERED_TEXTS = 256
 REMEMBERED_CHARS = 16_384
@@ -140,7 +143,7 @@ class Canonicalizer:
 
 def system_chars(messages: Sequence[Message]) -> int:
     """How much text must be normalized and searched, in characters."""
-    return sum(len(message.content) for message in messages if message.role is Role.SYSTEM)
+    return sum([len(message.content) for message in messages if message.role is SYSTEM])
 
 
 def canonicalize(
@@ -173,7 +176,13 @@ def canonicalize(
     system = [stable_text(version)] if version is not None else []
     findings: list[VolatileFinding] = []
     volatile_lines = [render_context(context)] if context else []
-    written = [message.content for message in messages if message.role is Role.SYSTEM]
+    written: list[str] = []
+    turns: list[Message] = []
+    for message in messages:
+        if message.role is SYSTEM:
+            written.append(message.content)
+        else:
+            turns.append(message)
     if written:
         texts = texts or SystemTexts()
         for number, content in enumerate(written):
@@ -185,8 +194,8 @@ def canonicalize(
             else:
                 system.append(text)
     prompt = CanonicalPrompt(
-        system=tuple([text for text in system if text]),
-        turns=tuple([message for message in messages if message.role is not Role.SYSTEM]),
+        system=tuple(filter(None, system)),
+        turns=tuple(turns),
         evidence=tuple(chunks),
         context="\n".join(volatile_lines),
         tools=tools,
