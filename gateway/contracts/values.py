@@ -67,15 +67,14 @@ class Caller:
     models: tuple[str, ...] | None = None
     aliases: tuple[tuple[str, str], ...] = ()
     model_limits: tuple[ModelLimits, ...] = ()
+    cache_salt: str = field(init=False)  # whose cached prefixes its requests may use
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cache_salt", self.own_salt or self.tenant)
 
     def may_use(self, model: str) -> bool:
         """Whether a model may answer its requests."""
         return self.models is None or model in self.models
-
-    @property
-    def cache_salt(self) -> str:
-        """Whose cached prefixes the request may use."""
-        return self.own_salt or self.tenant
 
 
 class Sampling(Struct, frozen=True):

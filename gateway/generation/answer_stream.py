@@ -1,6 +1,6 @@
 """Passes an answer on to the caller, counts it, and stores what another call needs to resume it."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
@@ -58,6 +58,7 @@ class AnswerStream:
         admission_wait_s: time in admission's queues, those that refused the request in the end included.
         queue_wait_s: time in the backend's own queue.
         resumes: where other calls resumed the answer, in order.
+        events: the answer's events; ``None`` while it is text alone.
         ended: whether the answer's events were checked at its end; not needed for text alone.
         call_outcomes: number of tool calls, by outcome.
         steps: what was done for the answer, for the trace.
@@ -78,7 +79,7 @@ class AnswerStream:
         self.started_at: float | None = None
         self.admission_wait_s = 0.0
         self.committed = False
-        self.call_outcomes: Counter[CallOutcome] = Counter()
+        self.call_outcomes: defaultdict[CallOutcome, int] = defaultdict(int)
         self._empty()
 
     def _empty(self) -> None:
@@ -88,7 +89,7 @@ class AnswerStream:
         self._ids: list[int] = []
         self._logprobs: dict[int, list[TokenLogprob]] = {}
         self._sent_logprobs = 0
-        self._events: AnswerFold | None = None
+        self.events: AnswerFold | None = None
         self.ended = False
         self.tokens = 0
         self.reasoning_tokens = 0
@@ -126,7 +127,7 @@ class AnswerStream:
 
     async def take(self, delta: Delta) -> None:
         """Pass one piece on to the sink."""
-        if self._events is not None or delta.__class__ is not Delta:
+        if self.events is not None or delta.__class__ is not Delta:
             self._check(delta)
         if self._fresh:
             self._first_piece(delta)
@@ -164,10 +165,10 @@ class AnswerStream:
 
     def _check(self, event: Delta) -> None:
         """Raises BackendFailure for an event that the order of events does not allow."""
-        if self._events is None:
-            self._events = AnswerFold(self._choices)
+        if self.events is None:
+            self.events = AnswerFold(self._choices)
         try:
-            self._events.take(event)
+            self.events.take(event)
         except IllegalEvent as error:
             raise _illegal(error) from None
         if isinstance(event, Reasoning):
@@ -239,34 +240,29 @@ class AnswerStream:
         """One choice's text so far."""
         return "".join(self._parts[index]) if index < len(self._parts) else ""
 
-    @property
-    def events(self) -> AnswerFold | None:
-        """The answer's events; ``None`` while it is text alone."""
-        return self._events
-
     def reasoning(self, index: int = 0) -> str | None:
         """One choice's reasoning so far."""
-        return None if self._events is None else self._events.reasoning(index)
+        return None if self.events is None else self.events.reasoning(index)
 
     def tool_calls(self, index: int = 0) -> tuple[ToolCall, ...]:
         """One choice's calls so far."""
-        return () if self._events is None else self._events.tool_calls(index)
+        return () if self.events is None else self.events.tool_calls(index)
 
     @property
     def call_count(self) -> int:
         """The number of tool calls so far, of all choices."""
-        if self._events is None:
+        if self.events is None:
             return 0
-        return sum([len(self._events.tool_calls(index)) for index in range(self._choices)])
+        return sum([len(self.events.tool_calls(index)) for index in range(self._choices)])
 
     def in_call(self, index: int = 0) -> bool:
         """Whether a call of the choice has not ended."""
-        return self._events is not None and self._events.in_call(index)
+        return self.events is not None and self.events.in_call(index)
 
     def end(self, reasons: Sequence[FinishReason]) -> None:
         """The answer is whole. Raises BackendFailure when its events do not fit the reasons for its end."""
         try:
-            (self._events or AnswerFold(self._choices)).end(reasons)
+            (self.events or AnswerFold(self._choices)).end(reasons)
         except IllegalEvent as error:
             raise _illegal(error) from None
         self.ended = True

@@ -128,7 +128,8 @@ class Attempts:
             max_tokens = max(1, self._slot.max_tokens // self._job.request.sampling.n)
             self._stream.steps.shortened = True
             self._notes.append(f"max_tokens was lowered to {max_tokens} because many requests are waiting")
-        self._hold()
+        if self._job.request.stream:
+            self._hold()
         backend = self._backend
         served_model = self._job.served_model(backend)
         origin = AnswerOrigin(backend.name, backend.model, served_model, plan, max_tokens)
@@ -140,7 +141,7 @@ class Attempts:
         """Hold the first pieces back, unless an answer that breaks off could be resumed exactly."""
         rules = self._job.target.route.resume
         exactly = rules.enabled and resumes_exactly(self._backend, self._job)
-        if self._job.request.stream and rules.commit_chunks and not exactly:
+        if rules.commit_chunks and not exactly:
             self.buffer = self._stream.hold(rules.commit_chunks, rules.commit_s)
 
     def _seed(self, number: int) -> int:
@@ -201,7 +202,7 @@ def fitted(
     changed: dict[str, Any] = {}
     passed = Feature.FIELDS_PASSED in backend.features
     dropped = (*(() if passed else request.extra), *request.dropped)
-    warnings = [f"{name} is not a known field and was dropped" for name in dropped]
+    warnings = [f"{name} is not a known field and was dropped" for name in dropped] if dropped else []
     if request.contract is not Contract.NATIVE:
         return changed, warnings
     for feature, name in _HINTS.items():

@@ -27,17 +27,18 @@ def demand_of(job: Job, backend: Backend, stream: AnswerStream, prefix: Prefix |
     if limits is not None and limits.max_input_tokens is not None:
         # The planner keeps to it, and lets pass what may not be cut and fits the model.
         limits = replace(limits, max_input_tokens=None)
+    tokens = plan.counts.total
     return Demand(
         backend=backend.name,
         tenant=request.caller.tenant,
         priority=request.priority,
-        input_tokens=plan.counts.total,
+        input_tokens=tokens,
         max_output_tokens=plan.generation_reserve * request.sampling.n,
         arrived_at=request.arrived_at,
         deadline=request.deadline,
         kind=(route.name, request.intent),
         cached_tokens=prefix.expected if bound and prefix is not None else None,
-        size_bytes=BYTES_PER_TOKEN * plan.counts.total,
+        size_bytes=BYTES_PER_TOKEN * tokens,
         produced=lambda: stream.tokens,
         limits=limits,
         sequences=request.sampling.n,

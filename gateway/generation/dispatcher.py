@@ -101,9 +101,7 @@ class Dispatcher:
             first_token_deadline=job.first_token_deadline,
         )
         try:
-            completion = await self._retries.run(
-                lambda this: self._attempt(this, attempts, backend, stream), bounds
-            )
+            completion = await self._retries.run(partial(self._attempt, attempts, backend, stream), bounds)
             slot.succeeded()
         except BackendFailure as failure:
             if not failure.counts:
@@ -118,7 +116,7 @@ class Dispatcher:
         return outcome_of(backend, job, stream, completion, attempts.warnings)
 
     async def _attempt(
-        self, this: Attempt, attempts: Attempts, backend: Backend, stream: AnswerStream
+        self, attempts: Attempts, backend: Backend, stream: AnswerStream, this: Attempt
     ) -> Completion:
         with stream.steps.step("attempt", backend.name, this.number) as step:
             attempts.step = step
@@ -206,7 +204,8 @@ async def _checked(
             reasons[index] = FinishReason.ERROR
             attempts.note(f"choice {index} ended with an error: {fault}" if index else fault)
     stream.end(reasons)
-    stream.call_outcomes.update(found)
+    for outcome in found:
+        stream.call_outcomes[outcome] += 1
     first, *others = reasons
     return replace(completion, finish_reason=first, others=tuple(others))
 

@@ -1,6 +1,7 @@
 """What the journey has decided of a request by the time it is generated."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -24,6 +25,8 @@ from resilience.retry_budget import CallBudget
 
 # The most time before a deadline that is reserved for a stored answer or the degraded text.
 FALLBACK_RESERVE_S = 0.05
+# Chains of routes that are kept without their last legs.
+MAX_CHAINS = 256
 # The most of the whole time to a deadline that is reserved.
 FALLBACK_RESERVE_SHARE = 0.1
 
@@ -100,12 +103,12 @@ class Job(Struct, frozen=True):
         contract = "native" if request.contract is Contract.NATIVE else "openai"
         if contract in route.fallback_text_in:
             return route.fallback
-        return tuple(leg for leg in route.fallback if leg not in (RESPONSE_CACHE, DEGRADED))
+        return _backends_of(route.fallback)
 
     @property
     def fallback_reserve_s(self) -> float:
         """Seconds before the deadline that are reserved for the degraded text; 0 where there is none."""
-        if DEGRADED not in self.fallback:
+        if DEGRADED not in self.target.route.fallback or DEGRADED not in self.fallback:
             return 0.0
         whole_s = self.deadline - self.request.arrived_at
         return min(FALLBACK_RESERVE_S, max(0.0, whole_s * FALLBACK_RESERVE_SHARE))
@@ -114,6 +117,12 @@ class Job(Struct, frozen=True):
     def first_token_deadline(self) -> float:
         """When the first token must be there, or a fallback answers instead; on the request's clock."""
         return self.deadline - self.fallback_reserve_s
+
+
+@lru_cache(MAX_CHAINS)
+def _backends_of(chain: tuple[str, ...]) -> tuple[str, ...]:
+    """A fallback chain without what gives a stored or prepared text."""
+    return tuple(leg for leg in chain if leg not in (RESPONSE_CACHE, DEGRADED))
 
 
 def required_features(request: GenerateRequest, lease: Lease) -> frozenset[Feature]:

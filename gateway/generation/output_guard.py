@@ -121,9 +121,9 @@ class _Reader:
     )  # fmt: skip
 
     def __init__(self, limits: DegenerateLimits, n: int, out: DeltaSink) -> None:
-        self._detectors = [Detector(limits) for _ in range(n)]
-        self._texts: list[list[str]] = [[] for _ in range(n)]
-        self._ids: list[list[tuple[int, ...]]] = [[] for _ in range(n)]
+        self._detectors = list(map(Detector, (limits,) * n))
+        self._texts: list[list[str]] = list(map(list, ((),) * n))
+        self._ids: list[list[tuple[int, ...]]] = list(map(list, ((),) * n))
         self._without_ids = False  # whether a piece came without the ids of its tokens
         self._degenerate: set[int] = set()
         self._out = out

@@ -89,7 +89,7 @@ class RetryLoop:
                     FailureKind.BACKEND_UNAVAILABLE, "the request has made all its calls", isolated=True
                 )
             try:
-                result = await self._once(attempt, this, bounds)
+                result = await self._once(attempt, this, bounds, end)
             except BackendFailure as failure:
                 wait_s = None
                 if not bounds.delivered():
@@ -107,11 +107,15 @@ class RetryLoop:
             this = Attempt(this.number + 1, after)
 
     async def _once(
-        self, attempt: Callable[[Attempt], Awaitable[T]], this: Attempt, bounds: AttemptBounds
+        self,
+        attempt: Callable[[Attempt], Awaitable[T]],
+        this: Attempt,
+        bounds: AttemptBounds,
+        end: float | None,
     ) -> T:
         limit: TimeLimit | None = None
         try:
-            if (end := bounds.end) is None:
+            if end is None:
                 return await attempt(this)
             # The limit is the first token's deadline until there is one, then that of the answer.
             limit = TimeLimit(self._limits, end - self._clock(), lambda: (bounds.end or end) - end)

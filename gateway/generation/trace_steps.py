@@ -28,7 +28,8 @@ class _Timed:
 
     def __init__(self, steps: TraceSteps) -> None:
         self.steps = steps
-        self.number = steps.next_number()
+        # No other step or call of the request has it.
+        steps.number = self.number = steps.number + 1
         self.began_at = steps.clock()
         self.ended_at: float | None = None
         self.failure: str | None = None
@@ -107,19 +108,15 @@ class TraceSteps:
     Attributes:
         root: the request's root span; ``None`` without a trace.
         shortened: whether admission lowered ``max_tokens``.
+        number: of the latest step or call.
     """
 
     def __init__(self, clock: Callable[[], float], root: RootSpan | None = None) -> None:
         self.clock = clock
         self.root = root
         self.shortened = False
-        self._number = 0
+        self.number = 0
         self._steps: list[TraceStep] = []
-
-    def next_number(self) -> int:
-        """A number that no other step or call of the request has."""
-        self._number += 1
-        return self._number
 
     def step(self, name: str, backend: str | None = None, attempt: int | None = None) -> TraceStep:
         """A step that starts now."""

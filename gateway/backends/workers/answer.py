@@ -1,6 +1,7 @@
 """A worker's stream of chunks as the port's deltas and completion; sans-I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 
 import msgspec
@@ -131,7 +132,8 @@ class CompletionReader:
                 ]
             )
         names = [one.name for one in work.tools] if work.tools else ()
-        self._tools = ToolCallReader(work.generation_id, [one.name for one in wrapped], names)
+        wrapped_names = [one.name for one in wrapped] if wrapped else ()
+        self._tools = ToolCallReader(work.generation_id, wrapped_names, names)
         self._reasons: dict[int, str] = {}
         self._usage: _Usage | None = None
         self._sluice: _Sluice | None = None
@@ -178,13 +180,12 @@ class CompletionReader:
             self._counted += count
             delta = Delta(text, count, token_ids=ids or ())
             return self._after_calls([delta]) if self._tools.began else [delta]
-        return self._in_order(chunks)
+        return self._in_order(chunks) if self._tools.began or _have_events(chunks) else self._joined(chunks)
 
     def _in_order(self, chunks: list[_Chunk]) -> list[Delta]:
         deltas: list[Delta] = []
-        mixed = _have_events(chunks)
-        plain: list[_Chunk] = [] if mixed else chunks
-        for chunk in chunks if mixed else ():
+        plain: list[_Chunk] = []
+        for chunk in chunks:
             if _have_events((chunk,)):
                 deltas += self._after_calls(self._joined(plain))
                 deltas += self._with_events(chunk)
@@ -311,7 +312,7 @@ class CompletionReader:
         if "abort" in self._reasons.values():  # not by this gateway, which no longer reads then
             raise BackendFailure(FailureKind.PREEMPTED, "the worker aborted the request")
         usage = self._usage
-        ids = [token for index in range(n) for token in self._ids.get(index, ())]
+        ids = list(chain.from_iterable(self._ids.get(index, ()) for index in range(n))) if self._ids else []
         input_tokens, output_tokens, cached_tokens = self._work.input_tokens, self._counted + len(ids), 0
         reasoning = 0
         if usage is not None:
@@ -326,8 +327,10 @@ class CompletionReader:
         missing = output_tokens - self._counted
         known = tuple(ids) if n == 1 and len(ids) == missing else ()
         rest = Delta("", missing, token_ids=known) if missing > 0 else None
-        first, *others = [self._reason(index) for index in range(n)]
-        first, wait_s = self._of_sluice(first)
+        first, *others = map(self._reason, range(n))
+        wait_s = self._queue_wait_s
+        if self._sluice is not None:
+            first, wait_s = self._of_sluice(self._sluice, first)
         completion = Completion(
             first,
             Usage(input_tokens, output_tokens, cached_tokens, reasoning),
@@ -348,11 +351,8 @@ class CompletionReader:
             return reason
         return FinishReason.TOOL_CALLS if self._tools.has_calls(index) else FinishReason.STOP
 
-    def _of_sluice(self, first: FinishReason) -> tuple[FinishReason, float]:
+    def _of_sluice(self, reported: _Sluice, first: FinishReason) -> tuple[FinishReason, float]:
         """Finish reason and queue wait from another Sluice's extension; degraded when a fallback answered."""
-        reported = self._sluice
-        if reported is None:
-            return first, self._queue_wait_s
         wait_s = (reported.timings.queue_wait_ms or 0.0) / 1000 if reported.timings is not None else 0.0
         if reported.fallback != _NULL:
             return FinishReason.DEGRADED, wait_s

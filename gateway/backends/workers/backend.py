@@ -60,7 +60,7 @@ from gateway.contracts.audio import EventSink, Recording
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.front_headers import front_headers
-from gateway.contracts.values import Caller
+from gateway.contracts.values import Caller, FormatType
 from resilience.failures import BackendFailure, FailureKind
 from resilience.turns import Turns
 
@@ -286,22 +286,23 @@ class WorkersBackend:
 
         A worker that fails before the first token is replaced by another; each is tried at most once.
         """
-        if not honoured(self._writer.dialect, work.response_format.type):
+        plain = work.response_format.type is FormatType.TEXT
+        if not plain and not honoured(self._writer.dialect, work.response_format.type):
             raise BackendFailure(
                 FailureKind.INVALID_INPUT,
                 f"the workers of {self.name} cannot be asked for {work.response_format.type.value}",
                 param="response_format",
             )
-        if (echoed := echoed_logprobs(work)) > MAX_ECHOED_LOGPROBS:
+        if work.sampling.echo and (echoed := echoed_logprobs(work)) > MAX_ECHOED_LOGPROBS:
             raise BackendFailure(
                 FailureKind.INVALID_INPUT,
                 f"logprobs with echo is {echoed} log-probabilities (the prompt's tokens * (logprobs + 1));"
                 f" allowed: {MAX_ECHOED_LOGPROBS} or fewer",
                 param="logprobs",
             )
-        partial = check_partial(work, self._writer.ways(work), self.name)
-        if partial is None:
+        if work.partial is None:
             return self._generate(work, out)
+        partial = check_partial(work, self._writer.ways(work), self.name) or work.partial
         return generate_rest(self._writer.splice(work, partial), self._generate, work, out)
 
     async def embed(self, part: EmbedPart) -> Vectors:
@@ -454,7 +455,7 @@ class WorkersBackend:
                 self._pool.ended(worker, ticket)
 
     def _ask(self, worker: Worker, request: _Request, attempt: _Attempt) -> Awaitable[Completion]:
-        adapter = self._writer.to_load(request.work)
+        adapter = None if worker.loras is None else self._writer.to_load(request.work)
         if adapter is None or worker.loras is None:
             return self._exchange(worker, request, attempt)
         return self._with_adapter(adapter, worker.loras, worker, request, attempt)
@@ -578,9 +579,9 @@ class _Attempt:
         self.delivered = False
         self.headers = b""
 
-    async def push(self, delta: Delta) -> None:
+    def push(self, delta: Delta) -> Awaitable[None]:
         self.delivered = True
-        await self._out(delta)
+        return self._out(delta)
 
 
 def _printable(content_type: str) -> str:

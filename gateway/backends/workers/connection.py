@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
 
     def _free_when_over(self) -> None:
         """The end of the body that :meth:`linger` waited for."""
-        if self._lingering and self._done:
+        if self._done:
             self._become_free()
 
     def _become_free(self) -> None:
@@ -232,7 +232,8 @@ class Connection(asyncio.Protocol):
             self._paused = True
             transport.pause_reading()
         self._wake()
-        self._free_when_over()
+        if self._lingering:
+            self._free_when_over()
 
     def pause_writing(self) -> None:
         """Called by the loop."""
@@ -289,12 +290,10 @@ class Connection(asyncio.Protocol):
 
     # Waiting.
 
-    async def _wait(self) -> None:
+    def _wait(self) -> asyncio.Future[None]:
+        """A future for the next change."""
         self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
         waiter = self._waiter

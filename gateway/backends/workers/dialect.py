@@ -5,6 +5,7 @@ import math
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -35,6 +36,8 @@ MAX_ECHOED_LOGPROBS = 32_768
 MAX_ECHO_BYTES = 8 * 1024 * 1024
 # The salt at another Sluice of a pool whose tenants share; no hash is this word.
 SHARED_SALT = "shared"
+# Tenants whose salts are kept.
+MAX_SALTS = 1_024
 CHAT_PATH, TEXT_PATH = "/chat/completions", "/completions"
 
 
@@ -117,7 +120,7 @@ class CompletionWriter:
 
     def headers(self, work: Work) -> bytes:
         """Header lines with values of the request: the operator's, and for another Sluice for whom it is."""
-        lines = b"".join([template.line(work) for template in self.templates])
+        lines = b"".join([template.line(work) for template in self.templates]) if self.templates else b""
         if self.dialect is not Dialect.SLUICE:
             return lines
         salt = self.cache_salt(work)
@@ -328,6 +331,7 @@ def honoured(dialect: Dialect, shape: FormatType) -> bool:
     return shape is FormatType.TEXT or dialect is not Dialect.OPENAI or shape in _OPENAI_FORMATS
 
 
+@lru_cache(MAX_SALTS)
 def salt_of(tenant: str) -> str:
     """The tenant's salt, as a hash: vLLM restricts characters and length, and the name stays private."""
     return hashlib.blake2b(tenant.encode(), digest_size=16, person=b"sluice-salt").hexdigest()

@@ -116,7 +116,7 @@ class WorkerLoad:
         self._interval_s = interval_s
         self._max_running = max_running
         self._figures: WorkerFigures | None = None
-        self._scraped_at = 0.0
+        self._scraped_at = self._fresh_until = 0.0
         self._others = 0
         # By ticket: prompt tokens, and how many scrapes there had been.
         self._sent: dict[int, tuple[int, int]] = {}
@@ -156,6 +156,7 @@ class WorkerLoad:
         self._cached = None
         self._figures = figures
         self._scraped_at = now
+        self._fresh_until = now + DOUBT_INTERVALS * self._interval_s
         self._others = max(0, figures.running + figures.waiting - len(self._sent))
         self._scrapes += 1
         self._unseen_tokens = 0
@@ -174,12 +175,12 @@ class WorkerLoad:
 
     def current(self, now: float) -> BackendLoad | None:
         """The worker's load now; ``None`` without a scrape that is recent enough."""
+        if self._cached is not None and now <= self._fresh_until:
+            return self._cached
         figures = self._figures
         doubt = self._doubt(now)
         if figures is None or not doubt:
             return None
-        if doubt == 1.0 and self._cached is not None:
-            return self._cached
         total = len(self._sent) + round(self._others * doubt)
         running = min(total, figures.running + max(0, total - figures.running - figures.waiting))
         if self._max_running:

@@ -90,7 +90,8 @@ class WorkerPool(Generic[M]):
     def sent(self, member: M, prompt_tokens: int, wish: Wish) -> int:
         """A request is sent to ``member``; returns a ticket for :meth:`ended`."""
         self._in_flight += 1
-        self._choice.sent(member.url, wish)
+        if self._only is None:
+            self._choice.sent(member.url, wish)
         if self._large:
             self._hints.sent(member.url, wish.chain, wish.adapter)
         return member.load.sent(prompt_tokens)
