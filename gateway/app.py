@@ -103,7 +103,8 @@ class GatewayApp(FastAPI):
         self._document: tuple[str, bytes] | None = None
         self._describing = asyncio.Lock()
         self._hot = hot
-        self._entry = with_cors(self._dispatch, cors_origins) if cors_origins else self._dispatch
+        # What a server calls: less by a coroutine, which every wait of a request would resume.
+        self.entry: ASGIApp = with_cors(self._dispatch, cors_origins) if cors_origins else self._dispatch
 
     def openapi(self) -> dict[str, Any]:
         """The document, made once, of the paths here and those that it describes for another port."""
@@ -132,7 +133,7 @@ class GatewayApp(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry."""
-        await self._entry(scope, receive, send)
+        await self.entry(scope, receive, send)
 
     def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         # No coroutine of its own: it would be one more frame to resume at every wait of a request.
@@ -151,7 +152,7 @@ def create_app(
     *,
     shown: Shown = everything,
     described: Shown = nothing,
-) -> FastAPI:
+) -> GatewayApp:
     """The app over ``services``; ``lifespan`` owns everything that must start and stop with it.
 
     ``shown`` says which paths it has; others do not exist on it, though its document tells of those that are

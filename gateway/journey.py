@@ -126,9 +126,8 @@ class Journey:
             budget = budget_request(request, prompt, version, target.route.budgets)
             planning = Planning(self.models, budget, offload, may_trim(request, target.route.budgets))
             plan = await planning.plan(backend.model)
-            recorder.prepared(plan, lease)
             prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)
-            recorder.bound(ranking.drawn, prefix)
+            recorder.prepared(plan, lease, ranking.drawn, prefix)
             timer.lap("budget")
 
             job = Job(

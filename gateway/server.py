@@ -95,11 +95,11 @@ async def _drain(server: DrainingServer, gateway: Gateway) -> None:
 def _app(gateway: Gateway, admin: socket.socket | None) -> ASGIApp:
     """One application, or one for each port."""
     if admin is None:
-        return create_app(gateway.services)
+        return create_app(gateway.services).entry
     public = gateway.settings.server.public_metrics
     return ByPort(
-        create_app(gateway.services, shown=without_admin if public else for_callers),
-        create_app(gateway.services, shown=for_operators, described=everything),
+        create_app(gateway.services, shown=without_admin if public else for_callers).entry,
+        create_app(gateway.services, shown=for_operators, described=everything).entry,
         admin_port=admin.getsockname()[1],
     )
 
@@ -116,6 +116,7 @@ async def _serve(
     _raise_file_limit(bounds.max_connections)
     config = uvicorn.Config(
         _app(gateway, admin),
+        interface="asgi3",
         loop="uvloop",
         http=protocol,
         ws=SocketProtocol,

@@ -54,7 +54,8 @@ class BatchedLines(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         """Add the record's line to the batch."""
         try:
-            self._lines.append(self.format(record) + self.terminator)
+            text = self.format(record) if self.formatter is None else self.formatter.format(record)
+            self._lines.append(text + self.terminator)
         except Exception:
             self.handleError(record)
 

@@ -32,7 +32,7 @@ def caller_of(services: Services, exchange: Exchange, *, reads: bool = False) ->
     """The same, and its limits are reported in the answer."""
     caller = identify(services, exchange, reads=reads)
     exchange.caller = caller
-    if caller.limits != NO_LIMITS:
+    if caller.limits is not NO_LIMITS and caller.limits != NO_LIMITS:
         exchange.limit_headers = lambda: services.limiter.headers(caller)
     return caller
 

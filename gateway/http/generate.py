@@ -198,8 +198,4 @@ class GenerationEndpoint:
         reply = Reply(
             200, await self._body(asked, answer), headers=tuple(self._dialect.headers(answer.budget))
         )
-        return ReplayableReply(reply, keep=_generated(answer))
-
-
-def _generated(answer: Answer) -> bool:
-    return answer.backend not in NOT_GENERATED
+        return ReplayableReply(reply, keep=answer.backend not in NOT_GENERATED)

@@ -6,6 +6,9 @@ from accounting.keys import KeyRecord, KeyRing
 from gateway.contracts.values import Caller
 from gateway.errors import InvalidKey, MissingKey
 
+# Callers that are kept besides those whose keys are accepted.
+MAX_REVOKED = 1_000
+
 
 class Keys:
     """Maps the key ring's records to callers.
@@ -18,6 +21,8 @@ class Keys:
     def __init__(self, ring: KeyRing, on_use: Callable[[str], None] = lambda key_id: None) -> None:
         self._ring = ring
         self._on_use = on_use
+        # By key id; a key that was made again has another record.
+        self._callers: dict[str, tuple[KeyRecord, Caller]] = {}
 
     def authenticate(self, bearer: str | None) -> Caller:
         """Who sent this key.
@@ -30,7 +35,7 @@ class Keys:
         if record is not None:
             if self._ring.get(record.key_id) is not None:
                 self._on_use(record.key_id)
-            return _caller(record)
+            return self._caller(record)
         if bearer is None:
             raise MissingKey("send a key as 'Authorization: Bearer KEY'")
         raise InvalidKey("the key is not known here, was revoked or has expired")
@@ -40,10 +45,18 @@ class Keys:
         record = self._ring.by_id(key_id)
         if record is None:
             raise InvalidKey("the key of the request was revoked or has expired")
-        return _caller(record)
+        return self._caller(record)
+
+    def _caller(self, record: KeyRecord) -> Caller:
+        known = self._callers.get(record.key_id)
+        if known is None or known[0] is not record:
+            if len(self._callers) > len(self._ring) + MAX_REVOKED:
+                self._callers.clear()
+            known = self._callers[record.key_id] = record, _caller_of(record)
+        return known[1]
 
 
-def _caller(record: KeyRecord) -> Caller:
+def _caller_of(record: KeyRecord) -> Caller:
     return Caller(
         record.tenant,
         record.role,

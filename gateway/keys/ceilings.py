@@ -46,17 +46,19 @@ class Ceilings:
 
     def count_request(self, caller: Caller) -> None:
         """Count a request. Raises RateLimited."""
-        if caller.limits.requests_per_minute is None:
-            self._count("requests_per_minute", self._limits.requests_per_minute, self._requests, caller, 1)
+        limit = self._limits.requests_per_minute
+        if limit is not None and caller.limits.requests_per_minute is None:
+            self._count("requests_per_minute", limit, self._requests, caller, 1)
 
     def count_tokens(self, caller: Caller, tokens: int) -> None:
         """Count what a request is expected to use. Raises RateLimited."""
-        if caller.limits.tokens_per_minute is None:
-            self._count("tokens_per_minute", self._limits.tokens_per_minute, self._tokens, caller, tokens)
+        limit = self._limits.tokens_per_minute
+        if limit is not None and caller.limits.tokens_per_minute is None:
+            self._count("tokens_per_minute", limit, self._tokens, caller, tokens)
 
     def count_money(self, caller: Caller, cost: Callable[[], int]) -> None:
         """Count what a request may cost, nano US dollars. Raises RateLimited."""
-        if self._nanousd is not None and caller.budget == NO_BUDGET and caller.role is CallerRole.CALLER:
+        if self._nanousd is not None and caller.role is CallerRole.CALLER and caller.budget == NO_BUDGET:
             self._count("usd_per_minute", self._nanousd, self._money, caller, cost(), NANOUSD)
 
     def running(self, caller: Caller) -> "Running":
@@ -69,18 +71,18 @@ class Ceilings:
                 "send fewer at a time",
                 retry_after_ms=1_000,
             )
-        return Running(self._running if counted else None, key_id)
+        return Running(self._running, key_id) if counted else _UNCOUNTED
 
     def _count(
         self,
         name: str,
-        limit: int | None,
+        limit: int,
         used: Counter[str],
         caller: Caller,
         amount: int,
         unit: int = 1,
     ) -> None:
-        if limit is None or caller.role is not CallerRole.CALLER:
+        if caller.role is not CallerRole.CALLER:
             return
         now = self._clock()
         if now >= self._ends_at:
@@ -122,4 +124,5 @@ class Running:
                 del running[self._key_id]
 
 
+_UNCOUNTED = Running(None, "")
 NO_CEILINGS = Ceilings(KeyLimits(), None, clock=lambda: 0.0)

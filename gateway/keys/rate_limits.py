@@ -187,13 +187,17 @@ class KeyLimiter:
         quotas, spent, limits = self._quotas, self._spent, caller.limits
         if quotas is None or spent is None:
             return None
-        own = next((one for one in caller.model_limits if one.model == model), None)
+        own = None
+        if caller.model_limits:
+            own = next((one for one in caller.model_limits if one.model == model), None)
         accounts = [(caller.key_id, limits)]
         if own is not None:
             accounts.append((_of_model(caller.key_id, model), own.limits))
             await self._count(*accounts[1])
-        reservation = TokenReservation(tokens)
         budgets = self._budgets(caller, own)
+        if own is None and not budgets and limits.tokens_per_minute is limits.tokens_per_day is None:
+            return None
+        reservation = TokenReservation(tokens)
         try:
             for account, limits in accounts:
                 if limits.tokens_per_minute is not None or limits.tokens_per_day is not None:
@@ -229,6 +233,8 @@ class KeyLimiter:
     def _budgets(self, caller: Caller, own: ModelLimits | None) -> list[tuple[str, Budget]]:
         """The budgets that hold for the caller, also for the model, and their accounts."""
         of_tenant = self._tenant_budgets.get(caller.tenant, NO_BUDGET)
+        if own is None and of_tenant is caller.budget is NO_BUDGET:
+            return []
         budgets = [("key", caller.key_id, caller.budget), ("tenant", caller.tenant, of_tenant)]
         if own is not None:
             budgets.append(("key", _of_model(caller.key_id, own.model), own.budget))

@@ -178,7 +178,9 @@ def closing_row(row: UsageRow, answer: Answer, *, model: str) -> UsageRow:
         output_tokens=used.output_tokens,
         cached_tokens=used.cached_tokens,
         reasoning_tokens=used.reasoning_tokens,
-        tool_calls=sum([len(choice.tool_calls) for choice in answer.choices]),
+        tool_calls=sum(map(len, (answer.tool_calls, *(one.tool_calls for one in answer.others))))
+        if answer.others
+        else len(answer.tool_calls),
         queue_wait_ms=answer.timings.queue_wait_ms,
         ttft_ms=answer.timings.ttft_ms,
         total_ms=answer.timings.total_ms,

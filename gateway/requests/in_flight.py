@@ -24,10 +24,10 @@ class InFlightRequests:
         self._tasks: dict[_Key, asyncio.Task[object] | None] = {}
         self._cut: set[_Key] = set()
         self._reporting = 0
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self._empty = asyncio.Event()  # set where a drain may wait for it
         self._draining = asyncio.Event()
         self._closed = asyncio.Event()
+        self._refusing = False  # the same, for every request to look at
 
     @property
     def in_flight(self) -> int:
@@ -48,18 +48,22 @@ class InFlightRequests:
         """Not ready from here on; idempotent."""
         self._draining.set()
         if not self._lame_duck_s:
-            self._closed.set()
+            self._close()
+
+    def _close(self) -> None:
+        self._refusing = True
+        self._closed.set()
 
     async def run(self) -> None:
         """Refuse new requests once the time for load balancers is over."""
         await self._draining.wait()
         await asyncio.sleep(self._lame_duck_s)
-        self._closed.set()
+        self._close()
 
     def cut(self) -> None:
         """Refuse new requests and end those in flight with the error ``draining``; cancels each once."""
         self._draining.set()
-        self._closed.set()
+        self._close()
         for key, task in self._tasks.items():
             if task is not None and key not in self._cut:
                 self._cut.add(key)
@@ -77,18 +81,17 @@ class InFlightRequests:
 
     def enter(self, key: _Key) -> asyncio.Task[object] | None:
         """Add a request; the task that runs it. Raises as :meth:`receive`."""
-        if self._closed.is_set():
+        if self._refusing:
             raise _draining()
         if key in self._tasks:
             raise DuplicateRequest("a request with this request_id is in flight", param="request_id")
         task = self._tasks[key] = asyncio.current_task()
-        self._empty.clear()
         return task
 
     def leave(self, key: _Key) -> bool:
         """The request has ended; whether :meth:`cut` cancelled it."""
         del self._tasks[key]
-        if not self._tasks and not self._reporting:
+        if self._refusing and not self._tasks and not self._reporting:
             self._empty.set()
         if key not in self._cut:
             return False
@@ -99,7 +102,6 @@ class InFlightRequests:
     def reporting(self) -> Iterator[None]:
         """``with reporting()``: a failed request is in flight until its error has been sent."""
         self._reporting += 1
-        self._empty.clear()
         try:
             yield
         finally:
@@ -119,6 +121,7 @@ class InFlightRequests:
         """Wait until new requests are refused and none is in flight."""
         await self._closed.wait()
         while self.in_flight:
+            self._empty.clear()
             await self._empty.wait()
 
 

@@ -93,13 +93,11 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
         """The prompt is in canonical order."""
         self._canonical = canonical
 
-    def prepared(self, plan: Plan, lease: Lease) -> None:
-        """What is sent, and the adapter that serves it, are known."""
-        self._plan, self._lease = plan, lease
-
-    def bound(self, drawn: str | None, prefix: Prefix) -> None:
-        """The backend that the weights gave the request is known, and the prefix that its cache may hold."""
-        self._drawn, self._prefix = drawn, prefix
+    def prepared(self, plan: Plan, lease: Lease, drawn: str | None, prefix: Prefix) -> None:
+        """What is sent, the adapter that serves it, the backend that the weights gave the request, and the
+        prefix that its cache may hold are known.
+        """
+        self._plan, self._lease, self._drawn, self._prefix = plan, lease, drawn, prefix
 
     def answered(self, answer: Answer, plan: Plan) -> None:
         """The answer is whole; ``plan`` is the prompt that was sent for it."""
