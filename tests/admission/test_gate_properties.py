@@ -168,7 +168,10 @@ class Traffic(RuleBasedStateMachine):
                     told = self.gate.work.signals.load.running if self.gate.work.signals.load else 0
                     assert max(ours + self.foreign, told) >= MAX_RUNNING
                 case Hold.PREFILL:
-                    assert self.gate.work.prefill.total >= LIMITS.max_prefill_tokens
+                    # A prompt of low priority leaves room for others behind it.
+                    low = [one.uncached for one in self.waiting.values() if one.demand.priority < 0]
+                    ahead = self.gate.work.prefill.total + max(low, default=0)
+                    assert ahead >= LIMITS.max_prefill_tokens
                 case Hold.MEMORY:
                     assert self.gate.work.memory.usage(self.now)[1] > 0.0
                 case None:
