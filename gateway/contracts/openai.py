@@ -137,14 +137,14 @@ class CompletionRequest(OpenAIBody):
 
 def to_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """Text parts are joined as they are. Raises InvalidRequest: fields that do not go together."""
-    return tuple(
-        [
-            Message(_ROLES[one.role], one.content)
-            if isinstance(one.content, str) and len(one.__pydantic_fields_set__) == 2 and one.role != "tool"
-            else _message(one, index)
-            for index, one in enumerate(messages)
-        ]
-    )
+    found: list[Message] = []
+    for index, one in enumerate(messages):
+        content, role = one.content, one.role  # each look at a field costs as much as a call
+        if isinstance(content, str) and len(one.__pydantic_fields_set__) == 2 and role != "tool":
+            found.append(Message(_ROLES[role], content))
+        else:
+            found.append(_message(one, index))
+    return tuple(found)
 
 
 def _message(one: ChatMessage, index: int) -> Message:

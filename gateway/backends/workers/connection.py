@@ -47,6 +47,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._error: TransportError | None = None
         self._served = 0
         self.busy = False
@@ -98,7 +99,7 @@ class Connection(asyncio.Protocol):
         self._limits = (first_s, idle_s, total_s)
         self._last_at, self._idle_s = now, idle_s
         self._first_by, self._total_by = now + first_s, now + total_s
-        self._timer = self._loop.call_at(min(self._first_by, self._total_by), self._check_limits)
+        self._arm(min(self._first_by, self._total_by))
         for piece in request:
             self._transport.write(piece)
 
@@ -193,7 +194,6 @@ class Connection(asyncio.Protocol):
             self._become_free()
 
     def _become_free(self) -> None:
-        self._disarm()
         self.busy = False
         self._served += 1
         if not self._keeps_alive or self._partly_sent:
@@ -309,6 +309,9 @@ class Connection(asyncio.Protocol):
 
     def _check_limits(self) -> None:
         """Fail when a limit has passed; else set the timer to the next limit."""
+        self._timer = None
+        if not self.busy:
+            return
         now = self._loop.time()
         first_s, idle_s, total_s = self._limits
         if self._lingering:
@@ -333,7 +336,14 @@ class Connection(asyncio.Protocol):
             self._arm(min(self._last_at + idle_s, self._total_by))
 
     def _arm(self, at: float) -> None:
-        self._disarm()
+        """Look at the limits at ``at``. A timer that ends before stays, also from one exchange to the next:
+        it then sets itself again.
+        """
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
         self._timer = self._loop.call_at(at, self._check_limits)
 
     def _disarm(self) -> None:
