@@ -23,6 +23,7 @@ import importlib.util
 import inspect
 import json
 import logging
+import logging.config
 import multiprocessing.spawn
 import multiprocessing.util
 import os
@@ -472,6 +473,12 @@ def _offspring(files: Sequence[int], *, vllm: bool) -> None:
     _servers[:] = [ForkServer(ours, vllm=vllm)]
 
 
+def _start_and_end_quickly() -> None:
+    """vLLM sets up its logging in each process, one of its loggers after the other, and collects garbage at its end."""
+    logging.config._handle_existing_loggers = lambda *loggers: None  # type: ignore[attr-defined]
+    gc.unfreeze = lambda: None
+
+
 def _wait_without_spinning() -> None:
     """vLLM's processes spin for a second after each message to each other; here the cores have other work.
 
@@ -522,6 +529,7 @@ def main(fd: int, *, vllm: bool, tests: bool) -> None:
     _prepare_commands()
     if vllm:
         _wait_without_spinning()
+        _start_and_end_quickly()
     else:
         _prepare_numba()
     gc.freeze()
