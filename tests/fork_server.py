@@ -474,7 +474,15 @@ def _offspring(files: Sequence[int], *, vllm: bool) -> None:
 
 
 def _start_and_end_quickly() -> None:
-    """vLLM sets up its logging in each process, one of its loggers after the other, and collects garbage at its end."""
+    """Of what each of vLLM's processes does, some goes over all modules, loggers or objects.
+
+    What takes the place of Triton's kernels is set in here, once. Loggers that are there have nothing to be reset. A
+    process that ends collects no garbage of before its fork.
+    """
+    from vllm.platforms import current_platform
+
+    current_platform.register_triton_kernel_overrides()
+    current_platform.register_triton_kernel_overrides = lambda: None
     logging.config._handle_existing_loggers = lambda *loggers: None  # type: ignore[attr-defined]
     gc.unfreeze = lambda: None
 
