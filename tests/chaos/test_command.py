@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import fork_server
 from tests.integration.live import ADMIN_KEY, ROOT, environment, gateway
 
 
 def run(folder: Path, scenario: dict[str, Any], *words: str) -> tuple[int, dict[str, Any], str]:
     path = folder / "scenario.yaml"
     path.write_text(yaml.safe_dump({"about": "a test", **scenario}))
-    done = subprocess.run(
-        [sys.executable, "-m", "ops.cli", "chaos", str(path), "--json", *words],
-        cwd=ROOT, env=environment({}), capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "ops.cli", "chaos", str(path), "--json", *words]
+    done = fork_server.run(command, cwd=ROOT, env=environment({}), timeout=500)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.settings import load_settings
+from tests import fork_server
 from tests.deploy.dockerfiles import WRITABLE, Dockerfile, read_dockerfile
 
 ROOT = Path(__file__).parents[2]
@@ -184,7 +185,7 @@ def test_images_are_pinned_by_asking_the_registry(tmp_path: Path) -> None:
 
 def test_the_entry_command_is_there() -> None:
     command = [sys.executable, "-m", "ops.cli", "serve", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = fork_server.run(command, cwd=ROOT, timeout=60)
     assert done.returncode == 0 and "SIGTERM drains" in done.stdout
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, function = scripts["sluice"].split(":")

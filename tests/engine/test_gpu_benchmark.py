@@ -1,7 +1,6 @@
 """The benchmark for GPUs: its arithmetic and its logic hold on a machine without one."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 
 from benchmarks.engine_gpu import NO_CUDA, main, measure
 from benchmarks.gpu_decode import LLAMA_8B, TINY, bandwidth, read_bytes
+from tests import fork_server
 
 CPU = torch.device("cpu")
 
@@ -45,5 +45,5 @@ def test_without_cuda_the_real_shape_is_refused_and_told_what_to_do() -> None:
 
 def test_the_tiny_shape_runs_as_a_command() -> None:
     command = [sys.executable, "-m", "benchmarks.engine_gpu", "--tiny", "--json", "--streams", "2"]
-    done = subprocess.run([*command, "--prompt", "8", "--tokens", "4"], capture_output=True, check=True)
+    done = fork_server.run([*command, "--prompt", "8", "--tokens", "4"], check=True)
     assert [row["streams"] for row in json.loads(done.stdout)["rows"]] == [2, 2]

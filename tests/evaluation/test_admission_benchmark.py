@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
+
+from tests import fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_quick_comparison_tells_every_policy_at_every_load_and_draws_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.admission_policies", "--quick", "--json"]
-    done = subprocess.run(
-        [*command, "--plot", str(tmp_path / "plot.png"), "--output", str(tmp_path / "report.json")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command += ["--plot", str(tmp_path / "plot.png"), "--output", str(tmp_path / "report.json")]
+    done = fork_server.run(command, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report == json.loads((tmp_path / "report.json").read_text())
@@ -35,13 +30,7 @@ def test_a_quick_comparison_tells_every_policy_at_every_load_and_draws_it(tmp_pa
 
 
 def test_a_profile_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.admission_policies", "--profile", "h900"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = [sys.executable, "-m", "benchmarks.admission_policies", "--profile", "h900"]
+    done = fork_server.run(command, cwd=ROOT)
     assert done.returncode == 2
     assert "a10g-8b-awq" in done.stderr

@@ -15,6 +15,7 @@ from openai import OpenAI
 
 from gateway.config.settings import Settings
 from ops.cli.serve import source_of
+from tests import fork_server
 from tests.integration.live import ADMIN_KEY, ROOT, LiveGateway, gateway
 
 pytestmark = pytest.mark.xdist_group("in-front-of-a-worker")
@@ -31,7 +32,7 @@ def sluice(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     environ = {**clean, "PYTHONPATH": str(ROOT), "WORKER_API_KEY": ADMIN_KEY, **env}
     command = [sys.executable, "-m", "ops.cli", *words]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+    return fork_server.run(command, cwd=folder, env=environ, timeout=300)
 
 
 def test_a_configuration_is_written_from_what_the_worker_says_and_doctor_finds_it_right(
