@@ -34,7 +34,6 @@ IN_MEMORY = "/dev/shm"
 """Where the ledger and its journal are: how long a disk takes to sync is no figure of the gateway."""
 STEP_MS = 10.0
 """A token of a chat every so often."""
-COLUMNS = ("texts", "callers", "alone /s", "gateway /s", "ratio", "alone p50 ms", "gateway p50 ms", "CPU ms")
 app = typer.Typer(add_completion=False)
 
 
@@ -44,6 +43,7 @@ class Site:
 
     cores: Cores
     gateway: int
+    bare: int
     vectors: int
     pid: int
 
@@ -70,7 +70,8 @@ def main(
 ) -> None:
     """Requests for vectors a second through the gateway beside its worker alone; chats beside them.
 
-    The gateway has a core of its own; worker and load generator share another. The sides take turns, who is
+    Beside the gateway is the least that a Python gateway can be, ``benchmarks.forwarding.proxy``: bare. They
+    have a core of their own; worker and load generator share another. The sides take turns, who is
     first alternating. Shown are medians over the rounds; a ratio is the median of the rounds' ratios. The
     ledger is in memory (/dev/shm): how long a disk takes to sync is no figure of the gateway.
     """
@@ -79,18 +80,20 @@ def main(
     with tempfile.TemporaryDirectory(prefix="embeddings-", dir=IN_MEMORY) as folder, ExitStack() as held:
         start = [worker, model, str(delay_ms), str(dimensions)]
         site = held.enter_context(running(Path(folder), Cores.here(realtime=realtime), start))
-        table = Table(*COLUMNS)
-        rows = []
-        for count in texts or [1, 16]:
-            for many in callers or [1, 8, 64]:
-                rows.append(throughput(site, count, many, rounds, seconds))
-                table.add_row(*(f"{value:.4g}" for value in rows[-1].values()))
+        rows = [
+            throughput(site, count, many, rounds, seconds)
+            for count in texts or [1, 16]
+            for many in callers or [1, 8, 64]
+        ]
         figures["throughput"] = rows
         if chats:
             figures["chats"] = beside(site, rounds, seconds, (texts or [16])[-1])
     if as_json:
         print(json.dumps(figures, indent=2))
         return
+    table = Table(*(name.replace("_", " ") for name in rows[0]))
+    for row in rows:
+        table.add_row(*(f"{value:.4g}" for value in row.values()))
     console.print(table)
     if figures["chats"] is not None:
         console.print("chats' TTFT", figures["chats"])
@@ -100,7 +103,7 @@ def main(
 def running(folder: Path, cores: Cores, worker: Sequence[str]) -> Iterator[Site]:
     """A worker of vectors, a worker of chats, and a gateway in front of both."""
     kind, model, delay_ms, dimensions = worker
-    vectors, chat, gateway = free_port(), free_port(), free_port()
+    vectors, chat, bare, gateway = free_port(), free_port(), free_port(), free_port()
     (folder / "sluice.yaml").write_text(
         f"""
 server: {{host: 127.0.0.1, port: {gateway}}}
@@ -121,6 +124,7 @@ routing: {{file: {folder}/routing.yaml}}
             *python_module("benchmarks.embeddings.worker", vectors, delay_ms, dimensions),
         ),
         "chats": (*cores.worker, *python_module("benchmarks.forwarding.worker", chat)),
+        "bare": (*cores.gateway, *python_module("benchmarks.forwarding.proxy", bare, vectors)),
         "gateway": (*cores.gateway, *python_module("ops.cli", "serve", "--config", folder / "sluice.yaml")),
     }
     if kind == "vllm":
@@ -138,7 +142,12 @@ routing: {{file: {folder}/routing.yaml}}
         options += ["--port", str(vectors), "--host", "127.0.0.1", "--disable-uvicorn-access-log"]
         server = python_module("vllm.entrypoints.openai.api_server", *options)
         commands["vectors"] = (*cores.worker, *server)
-    ready = {"vectors": (vectors, "/health"), "chats": (chat, "/health"), "gateway": (gateway, "/ready")}
+    ready = {
+        "vectors": (vectors, "/health"),
+        "chats": (chat, "/health"),
+        "bare": (bare, "/v1/models"),
+        "gateway": (gateway, "/ready"),
+    }
     environment = {"SLUICE_ADMIN_KEY": KEY, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     with ExitStack() as held:
         for name, command in commands.items():
@@ -146,12 +155,12 @@ routing: {{file: {folder}/routing.yaml}}
             process = held.enter_context(started(command, log, environment))
             wait_until_ready(process, *ready[name], log, START_TIMEOUT_S)
         ask(chat, "POST", "/control", {"step_ms": STEP_MS})
-        yield Site(cores, gateway, vectors, process.pid)
+        yield Site(cores, gateway, bare, vectors, process.pid)
 
 
 def throughput(site: Site, texts: int, callers: int, rounds: int, seconds: float) -> dict[str, float]:
-    """One row: both sides in turn."""
-    sides: dict[int, list[VectorResult]] = {site.vectors: [], site.gateway: []}
+    """One row: the sides in turn."""
+    sides: dict[int, list[VectorResult]] = {site.vectors: [], site.bare: [], site.gateway: []}
     cpu_s, answers = 0.0, 0
     for number in range(rounds):
         for port in list(sides)[:: 1 if number % 2 == 0 else -1]:
@@ -162,17 +171,21 @@ def throughput(site: Site, texts: int, callers: int, rounds: int, seconds: float
                 # Of the whole turn, its warm-up included.
                 cpu_s += sum(psutil.Process(site.pid).cpu_times()[:2]) - before
                 answers += round(len(done.latencies_s) * (seconds + WARM_UP_S) / seconds)
-    alone, gateway = sides.values()
-    rates = [[len(one.latencies_s) / one.elapsed_s for one in side] for side in (alone, gateway)]
-    p50 = [median([s for one in side for s in one.latencies_s]) * 1000 for side in (alone, gateway)]
+    rates = [[len(one.latencies_s) / one.elapsed_s for one in side] for side in sides.values()]
+    p50 = [median([s for one in side for s in one.latencies_s]) * 1000 for side in sides.values()]
+    alone, *others = rates
+    ratios = [median(mine / theirs for theirs, mine in zip(alone, side, strict=True)) for side in others]
     return {
         "texts": texts,
         "callers": callers,
-        "alone_per_s": median(rates[0]),
-        "gateway_per_s": median(rates[1]),
-        "ratio": median(mine / theirs for theirs, mine in zip(*rates, strict=True)),
+        "alone_per_s": median(alone),
+        "bare_per_s": median(rates[1]),
+        "gateway_per_s": median(rates[2]),
+        "bare_ratio": ratios[0],
+        "ratio": ratios[1],
         "alone_p50_ms": p50[0],
-        "gateway_p50_ms": p50[1],
+        "bare_p50_ms": p50[1],
+        "gateway_p50_ms": p50[2],
         "gateway_cpu_ms": cpu_s / answers * 1000,
     }
 
