@@ -3,7 +3,8 @@
 python -m benchmarks.console_cost
 
 First without requests, then with callers that ask again as soon as they have an answer. CPU is that of the
-gateway's process, all threads; the difference is that of neighbouring rounds, with its 95 % interval.
+gateway's process, all threads; the difference is that of neighbouring rounds, with its 95 % interval. On a
+busy machine it is wide: --parts measures the work itself, an aggregate and its copy for a console.
 """
 
 from __future__ import annotations
@@ -12,18 +13,26 @@ import asyncio
 import gc
 import os
 import statistics
+import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
+import msgspec
+import orjson
 import typer
 import uvloop
 from rich.console import Console
 
-from benchmarks.hot_path import KEY, START_S, Caller, Tally, bodies, cpu_s, running
+from benchmarks.hot_path import KEY, START_S, Caller, Tally, bodies, cpu_s, gateway_of, running
+from benchmarks.telemetry_parts import RECORD
+from gateway.admin.console import FRESH_S, PAUSE_S
 
 PATH = "/v1/chat/completions"
+ROUTE = "self_hosted_generation"
 ASK = f"GET /console/live HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n\r\n".encode()
 
 
@@ -91,13 +100,39 @@ def interval(values: list[float]) -> str:
     return f"{statistics.mean(values):+.2f} ± {around:.2f}"
 
 
+async def parts(consoles: int) -> None:
+    """CPU of one aggregate and of one console's copy of it, by requests that ended just now."""
+    with tempfile.TemporaryDirectory() as folder:
+        gateway = gateway_of(1, Path(folder))
+        await gateway.core.base.state.open()
+        await gateway.core.control.routing.projection.start()
+        console, record = gateway.services.console, msgspec.structs.replace(RECORD, route=ROUTE)
+        for requests in (0, 200, 2_000, 10_000):
+            for _ in range(requests):
+                gateway.core.base.events.emit(record)
+            costs = []
+            for _ in range(20):
+                await asyncio.sleep(1.05 * FRESH_S / 20)  # some of them find the aggregate old
+                began = time.thread_time()
+                orjson.dumps(console.live())
+                costs.append(1e3 * (time.thread_time() - began))
+            whole, copy = max(costs), statistics.median(costs)
+            share = (whole + consoles * copy) / (10 * PAUSE_S)
+            print(f"{requests:>6} requests: {whole:.2f} ms, {copy:.3f} ms a console, {share:.2f} % of a core")
+        await gateway.core.base.state.close()
+
+
 def main(
     consoles: Annotated[int, typer.Option(min=1)] = 10,
     rounds: Annotated[int, typer.Option(min=2, help="Pairs of rounds of each case.")] = 10,
     round_s: Annotated[float, typer.Option(min=1.0, help="Seconds a round.")] = 6.0,
     core: Annotated[int, typer.Option(help="The gateway's core; the client takes the others.")] = 0,
+    alone: Annotated[bool, typer.Option("--parts", help="The work itself, in this process.")] = False,
 ) -> None:
     """Print each case."""
+    if alone:
+        asyncio.run(parts(consoles))
+        return
     others = os.sched_getaffinity(0) - {core}
     os.sched_setaffinity(0, others or {core})
     gc.disable()  # the client's own; it keeps nothing

@@ -100,7 +100,7 @@ def gateway_of(pieces: int, folder: Path) -> Gateway:
         whole,
         core=replace(
             whole.core,
-            backends=replace(whole.core.backends, engines=Engines(None, {}, {}, {}), fleet=fleet),
+            backends=replace(whole.core.backends, engines=Engines((), {}, {}, {}), fleet=fleet),
         ),
         services=replace(whole.services, journey=replace(journey, fleet=fleet)),
     )

@@ -79,7 +79,7 @@ def gateway_of(pieces: int | None, folder: Path, collector: str | None, sample_r
         whole,
         core=replace(
             whole.core,
-            backends=replace(whole.core.backends, engines=Engines(None, {}, {}, {}), fleet=fleet),
+            backends=replace(whole.core.backends, engines=Engines((), {}, {}, {}), fleet=fleet),
         ),
         services=replace(whole.services, journey=journey),
     )
