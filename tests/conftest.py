@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import botocore.loaders
 import httpx
 import pytest
 import pytest_asyncio
@@ -41,6 +42,12 @@ settings.load_profile("suite")
 # all of them ask this machine.
 _transports = httpx._transports.default
 _transports.create_ssl_context = functools.cache(_transports.create_ssl_context)  # type: ignore[attr-defined]
+
+
+# To make a client, botocore reads its description of the service, for 100 ms and more.
+_read = botocore.loaders.JSONFileLoader.load_file
+_read_once = functools.cache(functools.partial(_read, botocore.loaders.JSONFileLoader()))
+botocore.loaders.JSONFileLoader.load_file = lambda self, file_path: _read_once(file_path)
 
 
 # Folders whose tests start servers, the longest first: what is short fills the gaps at the end.
