@@ -18,10 +18,12 @@ from sqlalchemy.exc import (
     IntegrityError,
     InvalidRequestError,
     NoSuchModuleError,
+    OperationalError,
     SQLAlchemyError,
     StatementError,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random
 
 from accounting.day_sums import sum_a_day
 from accounting.errors import AccountingError, LedgerUnavailable
@@ -33,6 +35,8 @@ ALLOWED_DRIVERS = ("sqlite+aiosqlite", "postgresql+asyncpg")
 # How long SQLite itself waits for another process's lock, in its own thread. Short, because a call in
 # that thread cannot be interrupted and closing waits for it; longer locks are handled by retries.
 BUSY_TIMEOUT_MS = 500
+# Longest wait for another store or process that migrates the same file.
+PREPARE_S = 30.0
 # Longest time of summing up a day, in which no row is written.
 SUM_S = 30.0
 # The writer and a few reports.
@@ -90,16 +94,26 @@ class GenerationStore:
             return
         engine = self._opened()
         try:
-            if engine.dialect.name == "sqlite" and not self.in_memory:
-                _repair_companions(Path(engine.url.database or ""))
-                # Reports read during writes. The mode is stored in the file.
-                async with engine.connect() as connection:
-                    await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
-            await bring_up(engine)
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception(_is_locked),
+                stop=stop_after_delay(PREPARE_S),
+                wait=wait_random(0.02, 0.1),
+                reraise=True,
+            ):
+                with attempt:
+                    await self._bring_up(engine)
         except Exception:
             await self._forget_connections()
             raise
         self._prepared = self.prepared = True
+
+    async def _bring_up(self, engine: AsyncEngine) -> None:
+        if engine.dialect.name == "sqlite" and not self.in_memory:
+            _repair_companions(Path(engine.url.database or ""))
+            # Reports read during writes. The mode is stored in the file.
+            async with engine.connect() as connection:
+                await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+        await bring_up(engine)
 
     async def write(self, batch: Sequence[UsageRow]) -> None:
         """Make ``batch`` durable in one transaction; existing rows stay unchanged. An empty batch only
@@ -209,6 +223,11 @@ class GenerationStore:
         if self._engine is None:
             raise LedgerUnavailable("the ledger is not open")
         return self._engine
+
+
+def _is_locked(error: BaseException) -> bool:
+    """Whether SQLite has refused, because another connection had the lock for too long."""
+    return isinstance(error, OperationalError) and "database is locked" in str(error.orig)
 
 
 def make_engine(url: URL, connections: int) -> AsyncEngine:

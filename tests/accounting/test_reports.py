@@ -338,18 +338,9 @@ async def test_many_that_start_together_make_the_tables_once(bare: str) -> None:
     for store in stores:
         store.connect()
 
-    async def prepare(store: GenerationStore) -> None:
-        while True:
-            try:
-                await store.prepare()
-            except Exception:  # SQLite's lock: the ledger tries again too
-                await asyncio.sleep(0.01)
-            else:
-                return
-
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         for store in stores:
-            tasks.create_task(prepare(store))
+            tasks.create_task(store.prepare())
     for store in stores:
         await store.close(2.0)
     assert await run_sql(bare, "SELECT version_num FROM ledger_version") == [(HEAD,)]
