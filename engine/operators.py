@@ -8,12 +8,21 @@ import torch.nn.functional as F
 _PACKING_HINT_ROWS = 32
 
 
+def _can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes in this type here: half precision needs AVX-512 or newer instructions."""
+    if not torch._C._has_mkldnn:
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is not torch.float16 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
 class Linear:
     """``x @ weight.T + bias`` for a weight of [out, in]; the bias may be None."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self.bias = bias
-        self._packed = weight.device.type == "cpu" and torch._C._has_mkldnn
+        self._packed = weight.device.type == "cpu" and _can_pack(weight.dtype)
         self._weight = weight
         if self._packed:
             # The operators that torch.compile emits for a linear layer on the CPU; torch is pinned.

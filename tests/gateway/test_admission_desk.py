@@ -42,7 +42,7 @@ class House:
             LIMITS,
             load=lambda _: replace(IDLE, kv_usage=0.25, max_running=1),
             clock=lambda: asyncio.get_running_loop().time(),
-            emit=self.desk.saw,
+            emit=self.desk.observe,
             random=random.Random(1),
         )
         self.desk.watch(self.controller)

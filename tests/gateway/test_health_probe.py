@@ -43,8 +43,8 @@ def probe(*backends: ScriptedBackend, **changes: Any) -> HealthProbe:
         "rolling_stats": RollingStats(lambda: 0.0),
         "text": lambda model: FakeText(),
         "model_loaded": lambda: True,
-        "engine": None,
-        "engine_figures": lambda: None,
+        "engines": {},
+        "engine_figures": dict,
         "state_store_ok": lambda: True,
         "inspections": WorkerInspections(no_workers),
         "routes": lambda: {"chat": [backend.name for backend in backends]},
@@ -97,7 +97,7 @@ async def test_the_engine_in_process_is_told_once_however_many_backends_stand_on
     shared = load(running=3, waiting=2, kv_usage=0.5)
     figures = EngineFigures("demo", running=3, waiting=2, kv_usage=0.5)
     backends = [ScriptedBackend(name, load=shared) for name in ("one", "two")]
-    _, told = await probe(*backends, engine_figures=lambda: figures).deep()
+    _, told = await probe(*backends, engine_figures=lambda: {"one": figures}).deep()
     assert (told["running"], told["waiting"], told["kv_utilization"]) == (3, 2, 0.5)
 
 
