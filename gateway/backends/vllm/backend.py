@@ -62,7 +62,42 @@ CONTINUES = frozenset({Continue.TOKENS, Continue.EVENTS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmBackend:
+class OnVllm:
+    """What every backend on a vLLM in process has.
+
+    Args:
+        engine: the loaded engine; ``None`` while there is none.
+    """
+
+    kind: ClassVar = "vllm"
+
+    name: str
+    model: str
+    engine: Callable[[], LoadedEngine | None]
+    state_of: Callable[[], BackendState]
+    board: SignalBoard
+
+    @property
+    def state(self) -> BackendState:
+        """The engine's state."""
+        return self.state_of()
+
+    @property
+    def load(self) -> BackendLoad | None:
+        """The engine's load after its last step."""
+        engine = self.engine()
+        return None if engine is None else self.board.load(engine.shape)
+
+    def running(self) -> LoadedEngine:
+        """The engine. Raises BackendFailure while it takes no work."""
+        engine = self.engine()
+        if engine is None or self.state is not BackendState.READY:
+            raise BackendFailure(FailureKind.ENGINE_DEAD, f"vLLM is {self.state.value}")
+        return engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmBackend(OnVllm):
     """Generates on vLLM in the gateway's process tree.
 
     A partial answer is resumed as a longer prompt, whose tokens vLLM counts as prompt: ``presence_penalty``
@@ -70,21 +105,14 @@ class VllmBackend:
     since vLLM's generator cannot be advanced.
 
     Args:
-        engine: the loaded engine; ``None`` while there is none.
         defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller sets none.
         slots: the adapters' slots; shared by all backends of one engine.
         takes_tools: whether there is a parser of tool calls.
         takes_images: whether the model does; before it has loaded that is not known, and it may.
     """
 
-    kind: ClassVar = "vllm"
     continues: ClassVar = CONTINUES
 
-    name: str
-    model: str
-    engine: Callable[[], LoadedEngine | None]
-    state_of: Callable[[], BackendState]
-    board: SignalBoard
     defaults: Sampling
     loaded: VllmAdapters
     slots: LoraSlots
@@ -99,17 +127,6 @@ class VllmBackend:
         features |= IMAGES if self.takes_images() else frozenset()
         return features if self.slots.places else features - {Feature.LORA}
 
-    @property
-    def state(self) -> BackendState:
-        """The engine's state."""
-        return self.state_of()
-
-    @property
-    def load(self) -> BackendLoad | None:
-        """The engine's load after its last step."""
-        engine = self.engine()
-        return None if engine is None else self.board.load(engine.shape)
-
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate; cancelling aborts the sequences at once."""
         partial = check_partial(work, self.continues, self.name)
@@ -120,9 +137,7 @@ class VllmBackend:
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         partial = work.partial
         given = partial.token_ids or () if partial is not None else ()
-        engine = self.engine()
-        if engine is None or self.state is not BackendState.READY:
-            raise BackendFailure(FailureKind.ENGINE_DEAD, f"vLLM is {self.state.value}")
+        engine = self.running()
         if not work.token_ids:
             raise BackendFailure(FailureKind.INVALID_INPUT, "the prompt has no tokens")
         longest = engine.shape.max_model_len - 1
