@@ -7,7 +7,6 @@ gateways end meanwhile.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import (
@@ -28,11 +27,10 @@ from sqlalchemy import (
     update,
 )
 
-from accounting.store import GenerationStore
+from accounting.store import FurtherTables
 from accounting.tables import RowInsert, columns_of, metadata
 from accounting.values import UsageRow
 
-POOL_CONNECTIONS: Final = 4
 TIMEOUT_S: Final = 10.0
 """Longest wait for the database."""
 UNAVAILABLE: Final = "files and batches cannot be reached now"
@@ -156,15 +154,14 @@ _TOKENS: Final = tuple(one.name for one in fields(LineTokens))
 Row = TypeVar("Row", FileRow, BatchRow, BatchLine)
 
 
-class BatchStore:
+class BatchStore(FurtherTables):
     """Files and batches by tenant; any gateway on the database has them. Methods raise LedgerUnavailable.
 
     ``owner`` names this process in claims.
     """
 
     def __init__(self, url: str, owner: str) -> None:
-        self._store = GenerationStore(url, POOL_CONNECTIONS)
-        self._transaction = partial(self._store.transaction, UNAVAILABLE, TIMEOUT_S)
+        super().__init__(url, UNAVAILABLE, timeout_s=TIMEOUT_S)
         self._owner = owner
         self._row_insert: RowInsert | None = None
 
@@ -203,9 +200,7 @@ class BatchStore:
 
     async def delete_file(self, tenant: str, file_id: str) -> bool:
         """Whether it was there."""
-        gone = delete(files).where(files.c.tenant == tenant, files.c.file_id == file_id)
-        async with self._transaction() as connection:
-            return (await connection.execute(gone)).rowcount > 0
+        return await self._change(delete(files).where(files.c.tenant == tenant, files.c.file_id == file_id))
 
     async def expired_files(self, now: float, most: int) -> list[FileRow]:
         """Files to be deleted."""
@@ -214,8 +209,7 @@ class BatchStore:
     async def known_files(self, ids: Collection[str]) -> set[str]:
         """Those of ``ids`` that are files."""
         query = select(files.c.file_id).where(files.c.file_id.in_(ids))
-        async with self._transaction() as connection:
-            return set((await connection.execute(query)).scalars())
+        return {row["file_id"] for row in await self._rows(query)}
 
     async def is_used(self, tenant: str, file_id: str) -> bool:
         """Whether an unfinished batch reads it."""
@@ -224,15 +218,13 @@ class BatchStore:
             batches.c.input_file_id == file_id,
             batches.c.status.not_in(ENDED),
         )
-        async with self._transaction() as connection:
-            return (await connection.execute(query.limit(1))).first() is not None
+        return bool(await self._rows(query.limit(1)))
 
     # Batches
 
     async def add(self, row: BatchRow) -> None:
         """Store a new batch."""
-        async with self._transaction() as connection:
-            await connection.execute(insert(batches).values(asdict(row)))
+        await self._change(insert(batches).values(asdict(row)))
 
     async def get(self, tenant: str, batch_id: str) -> BatchRow | None:
         """The batch; ``None`` when it is not there, or is another tenant's."""
@@ -258,22 +250,15 @@ class BatchStore:
 
     async def change(self, batch_id: str, was: Sequence[str], **values: Any) -> bool:
         """Change a batch that has one of these statuses; whether it had."""
-        async with self._transaction() as connection:
-            changed = await connection.execute(
-                update(batches)
-                .where(batches.c.batch_id == batch_id, batches.c.status.in_(was))
-                .values(**values)
-            )
-            return changed.rowcount > 0
+        had = update(batches).where(batches.c.batch_id == batch_id, batches.c.status.in_(was))
+        return await self._change(had.values(**values))
 
     async def claim(self, batch_id: str, was: str, now: float, until: float) -> bool:
         """Validate or finish it here; false when another gateway does, or it has another status."""
-        return await self._claimed(
-            update(batches).where(
-                batches.c.batch_id == batch_id, batches.c.status == was, _is_free(batches.c, now)
-            ),
-            until,
+        free = update(batches).where(
+            batches.c.batch_id == batch_id, batches.c.status == was, _is_free(batches.c, now)
         )
+        return await self._change(free.values(owner=self._owner, lease_until=until))
 
     async def keep(self, until: float) -> None:
         """All that this process has claimed is still at work."""
@@ -318,12 +303,8 @@ class BatchStore:
 
     async def release(self, batch_id: str) -> None:
         """This process does not work on the batch any more."""
-        async with self._transaction() as connection:
-            await connection.execute(
-                update(batches)
-                .where(batches.c.batch_id == batch_id, batches.c.owner == self._owner)
-                .values(owner=None, lease_until=None)
-            )
+        own = update(batches).where(batches.c.batch_id == batch_id, batches.c.owner == self._owner)
+        await self._change(own.values(owner=None, lease_until=None))
 
     async def claim_lines(
         self, batch_id: str, now: float, until: float, most: int, *, failed_before: bool = False
@@ -355,12 +336,8 @@ class BatchStore:
 
     async def give_back(self, line: BatchLine, failures: int = 0) -> None:
         """A line that this process has claimed waits again; ``failures`` more are counted."""
-        async with self._transaction() as connection:
-            await connection.execute(
-                self._own(line).values(
-                    status="pending", owner=None, lease_until=None, failures=lines.c.failures + failures
-                )
-            )
+        waits = {"status": "pending", "owner": None, "lease_until": None}
+        await self._change(self._own(line).values(**waits, failures=lines.c.failures + failures))
 
     async def give_all_back(self) -> None:
         """All that this process has claimed waits again."""
@@ -423,12 +400,7 @@ class BatchStore:
 
     async def forget_outputs(self, batch_id: str) -> None:
         """The results are in files now; counts stay."""
-        async with self._transaction() as connection:
-            await connection.execute(update(lines).where(lines.c.batch_id == batch_id).values(output=None))
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._store.close(None)
+        await self._change(update(lines).where(lines.c.batch_id == batch_id).values(output=None))
 
     def _own(self, line: BatchLine) -> Any:
         return update(lines).where(
@@ -438,18 +410,12 @@ class BatchStore:
             lines.c.owner == self._owner,
         )
 
-    async def _claimed(self, claim: Any, until: float) -> bool:
-        async with self._transaction() as connection:
-            taken = await connection.execute(claim.values(owner=self._owner, lease_until=until))
-            return bool(taken.rowcount)
-
     async def _first(self, query: Any, kind: type[Row]) -> Row | None:
         found = await self._all(query.limit(1), kind)
         return found[0] if found else None
 
     async def _all(self, query: Any, kind: type[Row]) -> list[Row]:
-        async with self._transaction() as connection:
-            return [_row(one, kind) for one in (await connection.execute(query)).mappings()]
+        return [_row(one, kind) for one in await self._rows(query)]
 
 
 def _is_kept(expires_at: Any, now: float) -> Any:

@@ -10,7 +10,7 @@ from sqlalchemy import Column, Double, Index, PrimaryKeyConstraint, RowMapping, 
 from sqlalchemy.dialects import postgresql, sqlite
 
 from accounting.shadow_values import ShadowPair, ShadowSide
-from accounting.store import GenerationStore
+from accounting.store import FurtherTables
 from accounting.tables import columns_of, metadata
 
 SIDES = ("primary", "shadow")
@@ -31,20 +31,20 @@ POOL_CONNECTIONS = 2
 UNAVAILABLE = "the shadow pairs cannot be reached now"
 
 
-class ShadowPairStore:
+class ShadowPairStore(FurtherTables):
     """Stores pairs in the ledger's database; deletes the oldest beyond ``keep_pairs`` and those older than
     ``keep_s``.
     """
 
     def __init__(self, url: str, *, keep_pairs: int, keep_s: float) -> None:
-        self._store = GenerationStore(url, POOL_CONNECTIONS)
+        super().__init__(url, UNAVAILABLE, connections=POOL_CONNECTIONS)
         self._keep_pairs = keep_pairs
         self._keep_s = keep_s
 
     async def write(self, pairs: Sequence[ShadowPair], *, now: float) -> None:
         """Make pairs durable and delete old ones, in one transaction. Raises LedgerUnavailable."""
         at = shadow_pairs.c.at
-        async with self._store.transaction(UNAVAILABLE) as connection:
+        async with self._transaction() as connection:
             if rows := [_columns(pair) for pair in pairs]:
                 make = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
                 insert = make(shadow_pairs).on_conflict_do_nothing(index_elements=["pair_id"])
@@ -64,13 +64,7 @@ class ShadowPairStore:
             query = query.where(shadow_pairs.c.route == route)
         if since is not None:
             query = query.where(shadow_pairs.c.at >= since)
-        async with self._store.transaction(UNAVAILABLE) as connection:
-            found = (await connection.execute(query)).mappings().all()
-        return [_pair(columns) for columns in found]
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._store.close(None)
+        return [_pair(columns) for columns in await self._rows(query)]
 
 
 def _columns(pair: ShadowPair) -> dict[str, Any]:

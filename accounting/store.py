@@ -6,10 +6,11 @@ import os
 import sqlite3
 import stat
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Select, event, select
+from sqlalchemy import Executable, RowMapping, Select, event, select
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import (
@@ -223,6 +224,31 @@ class GenerationStore:
         if self._engine is None:
             raise LedgerUnavailable("the ledger is not open")
         return self._engine
+
+
+class FurtherTables:
+    """Tables in the ledger's database besides the ledger's own. Methods raise LedgerUnavailable, which begins
+    with ``failure``; ``timeout_s`` is their longest wait for the database.
+    """
+
+    def __init__(
+        self, url: str, failure: str, *, timeout_s: float | None = None, connections: int = POOL_CONNECTIONS
+    ) -> None:
+        self._store = GenerationStore(url, connections)
+        self._transaction = partial(self._store.transaction, failure, timeout_s)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._store.close(None)
+
+    async def _change(self, change: Executable) -> bool:
+        """Whether the statement has changed a row."""
+        async with self._transaction() as connection:
+            return (await connection.execute(change)).rowcount > 0
+
+    async def _rows(self, query: Executable) -> Sequence[RowMapping]:
+        async with self._transaction() as connection:
+            return (await connection.execute(query)).mappings().all()
 
 
 def _is_locked(error: BaseException) -> bool:

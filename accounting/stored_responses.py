@@ -1,7 +1,6 @@
 """The table ``responses`` in the ledger's database: what clients of OpenAI's Responses asked to keep."""
 
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -18,10 +17,9 @@ from sqlalchemy import (
     update,
 )
 
-from accounting.store import GenerationStore
+from accounting.store import FurtherTables
 from accounting.tables import columns_of, metadata
 
-POOL_CONNECTIONS: Final = 4
 # Longest wait of an answer for the database: a sync of a busy disk takes a second.
 TIMEOUT_S: Final = 5.0
 UNAVAILABLE: Final = "stored responses cannot be reached now"
@@ -72,48 +70,38 @@ responses = Table(
 _FIELDS: Final = tuple(one.name for one in fields(StoredResponse))
 
 
-class ResponseStore:
+class ResponseStore(FurtherTables):
     """Stores responses by tenant; any gateway on the database reads them. Methods raise LedgerUnavailable.
 
     A tenant's oldest responses are deleted when all of them take more than ``tenant_bytes``.
     """
 
     def __init__(self, url: str, *, tenant_bytes: int) -> None:
-        self._store = GenerationStore(url, POOL_CONNECTIONS)
-        self._transaction = partial(self._store.transaction, UNAVAILABLE, TIMEOUT_S)
+        super().__init__(url, UNAVAILABLE, timeout_s=TIMEOUT_S)
         self._tenant_bytes = tenant_bytes
 
     async def put(self, response: StoredResponse) -> None:
         """Make it durable."""
-        async with self._transaction() as connection:
-            await connection.execute(insert(responses).values({**asdict(response), "size": response.size}))
+        await self._change(insert(responses).values(_columns(response)))
 
     async def finish(self, response: StoredResponse) -> bool:
         """Replace an unfinished one; false when it was deleted, cancelled or ended by somebody else."""
-        async with self._transaction() as connection:
-            changed = await connection.execute(
-                _unfinished(response).values({**asdict(response), "size": response.size})
-            )
-            return changed.rowcount > 0
+        return await self._change(_unfinished(response).values(_columns(response)))
 
     async def keep_alive(self, response: StoredResponse, until: float) -> bool:
         """The gateway still runs it; false when it was deleted, cancelled or ended by somebody else."""
-        async with self._transaction() as connection:
-            changed = await connection.execute(
-                _unfinished(response).values(alive_until=until, status=response.status, body=response.body)
-            )
-            return changed.rowcount > 0
+        return await self._change(
+            _unfinished(response).values(alive_until=until, status=response.status, body=response.body)
+        )
 
     async def not_again(self, response: StoredResponse) -> None:
         """No other gateway may run it again."""
-        async with self._transaction() as connection:
-            await connection.execute(_unfinished(response).values(again=None))
+        await self._change(_unfinished(response).values(again=None))
 
     async def claim(self, response: StoredResponse, now: float, until: float) -> bool:
         """Run an abandoned one here, for the last time; false when another gateway does or it has ended."""
         late = _unfinished(response).where(responses.c.alive_until < now)
-        async with self._transaction() as connection:
-            return (await connection.execute(late.values(alive_until=until, again=None))).rowcount > 0
+        return await self._change(late.values(alive_until=until, again=None))
 
     async def thread(
         self, tenant: str, response_id: str, now: float, *, most: int, most_bytes: int
@@ -148,15 +136,14 @@ class ResponseStore:
             responses.c.response_id == response_id,
             responses.c.expires_at > now,
         )
-        async with self._transaction() as connection:
-            row = (await connection.execute(query)).mappings().first()
-        return None if row is None else _response(row)
+        found = await self._rows(query)
+        return _response(found[0]) if found else None
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Whether it was there."""
-        gone = delete(responses).where(responses.c.tenant == tenant, responses.c.response_id == response_id)
-        async with self._transaction() as connection:
-            return (await connection.execute(gone)).rowcount > 0
+        return await self._change(
+            delete(responses).where(responses.c.tenant == tenant, responses.c.response_id == response_id)
+        )
 
     async def abandoned(self, now: float, most: int) -> list[StoredResponse]:
         """Unfinished ones whose gateway has not said for a while that it runs them."""
@@ -165,8 +152,7 @@ class ResponseStore:
             .where(responses.c.status.in_(UNFINISHED), responses.c.alive_until < now)
             .limit(most)
         )
-        async with self._transaction() as connection:
-            return [_response(row) for row in (await connection.execute(query)).mappings()]
+        return [_response(row) for row in await self._rows(query)]
 
     async def sweep(self, now: float) -> None:
         """Delete what has expired, and the oldest of tenants over their share."""
@@ -191,9 +177,9 @@ class ResponseStore:
                     surplus = surplus.where(responses.c.created_at < oldest)
                 await connection.execute(surplus)
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._store.close(None)
+
+def _columns(response: StoredResponse) -> dict[str, Any]:
+    return {**asdict(response), "size": response.size}
 
 
 def _unfinished(response: StoredResponse) -> Any:
