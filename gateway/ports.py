@@ -24,7 +24,7 @@ from gateway.contracts.model_card import ModelCard
 from gateway.contracts.openai_answer import REASONING_FIELDS, ReasoningField
 from gateway.contracts.origin import EdgeOutcome
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
-from gateway.contracts.responses.body import ReasoningSeal
+from gateway.contracts.responses.request import ReasoningSeal
 from gateway.contracts.values import Caller, GenerateRequest
 from gateway.generation.sink import Sink
 from gateway.keys.failed_logins import FailedLogins

@@ -26,6 +26,7 @@ MAX_FIELDS: Final = 50_000
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+T = TypeVar("T")
 
 
 def parse(model: type[ModelT], body: bytes) -> ModelT:
@@ -50,6 +51,13 @@ def first_refusal(errors: Sequence[Any], body: bytes = b"") -> InvalidRequest:
 def not_allowed(param: str, given: str, allowed: str) -> InvalidRequest:
     """The refusal of a field: what it is or has, and what it may."""
     return InvalidRequest(f"{param} {given}; allowed: {allowed}", param=param)
+
+
+def required(value: T | None, param: str) -> T:
+    """The value of a field that types allow to be absent. Raises InvalidRequest: it is."""
+    if value is None:
+        raise InvalidRequest(f"{param} is missing; it is required", param=param)
+    return value
 
 
 def path_of(parts: Sequence[int | str]) -> str:

@@ -19,7 +19,8 @@ from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.answer import ended, output_of
-from gateway.contracts.responses.body import ResponsesBody, responses_request
+from gateway.contracts.responses.body import ResponsesBody
+from gateway.contracts.responses.request import responses_request
 from gateway.contracts.responses.stream import ResponsesDialect
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import Internal, InvalidKey, PublicError, public_error

@@ -21,7 +21,8 @@ from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.answer import ResponseBody, ended, output_of
-from gateway.contracts.responses.body import ResponsesBody, ResponsesRequest, responses_request
+from gateway.contracts.responses.body import ResponsesBody
+from gateway.contracts.responses.request import ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponseFrames, ResponsesDialect
 from gateway.contracts.values import Answer, Caller
 from gateway.errors import InvalidKey

@@ -14,7 +14,7 @@ from accounting.stored_responses import StoredResponse
 from budgeting.values import Plan
 from gateway.contracts.events import Delta
 from gateway.contracts.responses.answer import failed
-from gateway.contracts.responses.body import ResponsesRequest
+from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.responses.stream import ResponseFrames
 from gateway.contracts.values import Answer
 from gateway.errors import BackendUnavailable, Internal, PublicError, RateLimited, public_error

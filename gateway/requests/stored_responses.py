@@ -12,7 +12,7 @@ from accounting.errors import LedgerUnavailable
 from accounting.stored_responses import UNFINISHED, ResponseStore, StoredResponse
 from gateway.config.responses import ResponsesSection
 from gateway.contracts.refusals import not_allowed
-from gateway.contracts.responses.body import ResponsesRequest
+from gateway.contracts.responses.request import ResponsesRequest
 from gateway.errors import BackendUnavailable, InvalidRequest, UnknownResponse
 
 MAX_TURNS: Final = 4_096

@@ -22,7 +22,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.settings import SEAL_KEY
 from gateway.contracts.evaluation_report import evaluation_key
 from gateway.contracts.openai_answer import REASONING_FIELDS
-from gateway.contracts.responses.body import ReasoningSeal
+from gateway.contracts.responses.request import ReasoningSeal
 from gateway.health.first_ready import OnceReady
 from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.usable_models import usable

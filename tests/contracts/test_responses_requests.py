@@ -10,7 +10,7 @@ from msgspec import structs
 
 from budgeting.values import ImageContent, Message, Role, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.features import Feature
-from gateway.contracts.responses.body import ResponsesRequest
+from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.responses.stream import ResponsesDialect
 from gateway.contracts.values import Contract, FormatType
 from gateway.errors import InvalidRequest

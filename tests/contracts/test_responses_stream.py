@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from budgeting.values import ToolKind
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
-from gateway.contracts.responses.body import ResponsesRequest
+from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.responses.stream import ResponsesDialect
 from gateway.contracts.values import FinishReason
 from gateway.errors import BackendUnavailable, PublicError, public_error

@@ -16,7 +16,8 @@ from msgspec import structs
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.contracts.events import Reasoning
-from gateway.contracts.responses.body import ReasoningSeal, ResponsesBody, ResponsesRequest, responses_request
+from gateway.contracts.responses.body import ResponsesBody
+from gateway.contracts.responses.request import ReasoningSeal, ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponsesDialect
 from gateway.errors import InvalidRequest
 from gateway.keys.sealing import AesReasoningSeal

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pydantic_core import to_json
 
@@ -17,10 +17,9 @@ from gateway.contracts.messages.body import (
     InputTool,
     InputToolChoice,
 )
-from gateway.contracts.refusals import not_allowed
+from gateway.contracts.refusals import not_allowed, required
 from gateway.contracts.tool_fields import MAX_CALLS
 from gateway.contracts.tools import canonical_json, checked_tools
-from gateway.errors import InvalidRequest
 
 ATTRIBUTION: Final = "x-anthropic-billing-header"
 """How the block of a system prompt begins that names the client's session. It differs between conversations,
@@ -29,7 +28,6 @@ so no two of them would share a cached prefix."""
 _MODES: Final[Mapping[str, ToolChoiceMode]] = MappingProxyType(
     {"auto": ToolChoiceMode.AUTO, "any": ToolChoiceMode.REQUIRED, "none": ToolChoiceMode.NONE}
 )
-T = TypeVar("T")
 
 
 def conversation(body: CountRequest) -> tuple[Message, ...]:
@@ -68,7 +66,7 @@ def _texts(content: str | list[ContentBlock] | None, at: str) -> list[str]:
         texts = [content]
     else:
         texts = [
-            _field(one.text, f"{at}.{number}.text")
+            required(one.text, f"{at}.{number}.text")
             if one.type == "text"
             else _not_served(one, f"{at}.{number}", "'text'")
             for number, one in enumerate(content or ())
@@ -87,9 +85,9 @@ def _words_and_results(message: BlockMessage, at: str) -> Iterator[Message]:
     for number, block in enumerate(message.content):
         where = f"{at}.{number}"
         if block.type == "text":
-            parts.append(_field(block.text, f"{where}.text"))
+            parts.append(required(block.text, f"{where}.text"))
         elif block.type == "image":
-            parts.append(_image(_field(block.source, f"{where}.source"), f"{where}.source"))
+            parts.append(_image(required(block.source, f"{where}.source"), f"{where}.source"))
         elif block.type == "tool_result":
             if any(parts):
                 yield said(parts)
@@ -103,11 +101,11 @@ def _words_and_results(message: BlockMessage, at: str) -> Iterator[Message]:
 
 def _image(source: ImageSource, at: str) -> ImageContent:
     if source.type == "url":
-        return ImageContent(_field(source.url, f"{at}.url"), param=f"{at}.url")
+        return ImageContent(required(source.url, f"{at}.url"), param=f"{at}.url")
     if source.type != "base64":
         raise not_allowed(f"{at}.type", "is a source that is not served here", "'base64' or 'url'")
-    media_type = _field(source.media_type, f"{at}.media_type")
-    return ImageContent(f"data:{media_type};base64,{_field(source.data, f'{at}.data')}", param=f"{at}.data")
+    media_type = required(source.media_type, f"{at}.media_type")
+    return ImageContent(f"data:{media_type};base64,{required(source.data, f'{at}.data')}", param=f"{at}.data")
 
 
 def _result(block: ContentBlock, at: str) -> Message:
@@ -115,7 +113,7 @@ def _result(block: ContentBlock, at: str) -> Message:
     text = "\n".join(_texts(block.content, f"{at}.content"))
     if block.is_error and "error" not in text[:64].lower():
         text = f"Error: {text}"
-    return Message(Role.TOOL, text, tool_call_id=_field(block.tool_use_id, f"{at}.tool_use_id"))
+    return Message(Role.TOOL, text, tool_call_id=required(block.tool_use_id, f"{at}.tool_use_id"))
 
 
 def _assistant(message: BlockMessage, at: str) -> Message:
@@ -126,9 +124,9 @@ def _assistant(message: BlockMessage, at: str) -> Message:
     for number, block in enumerate(message.content):
         where = f"{at}.content.{number}"
         if block.type == "text":
-            texts.append(_field(block.text, f"{where}.text"))
+            texts.append(required(block.text, f"{where}.text"))
         elif block.type == "thinking":
-            reasoning.append(_field(block.thinking, f"{where}.thinking"))
+            reasoning.append(required(block.thinking, f"{where}.thinking"))
         elif block.type == "tool_use":
             calls.append(_call(block, where))
         elif block.type != "redacted_thinking":
@@ -141,16 +139,10 @@ def _assistant(message: BlockMessage, at: str) -> Message:
 
 
 def _call(block: ContentBlock, at: str) -> ToolCall:
-    arguments = _field(block.input, f"{at}.input")
+    arguments = required(block.input, f"{at}.input")
     return ToolCall(
-        _field(block.id, f"{at}.id"), _field(block.name, f"{at}.name"), to_json(arguments).decode()
+        required(block.id, f"{at}.id"), required(block.name, f"{at}.name"), to_json(arguments).decode()
     )
-
-
-def _field(value: T | None, at: str) -> T:
-    if value is None:
-        raise InvalidRequest(f"{at} is missing; it is required", param=at)
-    return value
 
 
 def _not_served(block: ContentBlock, at: str, allowed: str) -> Any:
@@ -173,7 +165,7 @@ def input_tools(given: Sequence[InputTool]) -> tuple[Tool, ...]:
         at = f"tools.{index}"
         if one.type not in (None, "custom"):
             raise not_allowed(f"{at}.type", "is a tool that is not served", "'custom' or none")
-        schema = _field(one.input_schema, f"{at}.input_schema")
+        schema = required(one.input_schema, f"{at}.input_schema")
         text = canonical_json(bounded_schema(schema, f"{at}.input_schema"))
         tools.append(Tool(one.name, description=one.description, parameters=text, strict=one.strict))
     return checked_tools(tools, lambda index: f"tools.{index}.name")
@@ -187,7 +179,7 @@ def chosen(given: InputToolChoice | None, tools: Sequence[Tool]) -> ToolChoice |
         raise not_allowed("tool_choice", "is given without tools", "with tools")
     if given.type != "tool":
         return ToolChoice(_MODES[given.type])
-    name = _field(given.name, "tool_choice.name")
+    name = required(given.name, "tool_choice.name")
     if not any(tool.name == name for tool in tools):
         raise not_allowed("tool_choice.name", "is not the name of a tool", "a tool of tools")
     return ToolChoice(ToolChoiceMode.NAMED, name)

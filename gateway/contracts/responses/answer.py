@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 from budgeting.values import ToolCall, ToolKind
 from gateway.contracts.openai_answer import SluiceBody, error_body, sluice_body
 from gateway.contracts.openai_logprobs import ChatLogprob, chat_logprobs
-from gateway.contracts.responses.body import ResponsesRequest
+from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.values import Answer, FinishReason, TokenLogprob, Usage
 from gateway.errors import PublicError
 

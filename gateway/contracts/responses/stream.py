@@ -26,7 +26,8 @@ from gateway.contracts.responses.answer import (
     text_logprobs,
     text_part,
 )
-from gateway.contracts.responses.body import ResponsesBody, ResponsesRequest, responses_request
+from gateway.contracts.responses.body import ResponsesBody
+from gateway.contracts.responses.request import ResponsesRequest, responses_request
 from gateway.contracts.values import Answer, TokenLogprob
 from gateway.errors import PublicError
 

@@ -1,0 +1,191 @@
+"""From items to the typed conversation, and its tools."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
+from gateway.contracts.images import said
+from gateway.contracts.refusals import not_allowed, required
+from gateway.contracts.responses.body import (
+    ChoiceObject,
+    InputItem,
+    ItemPart,
+    NamedTool,
+    PlainTool,
+    ResponsesBody,
+    ToolItem,
+)
+from gateway.contracts.tool_fields import CustomToolBody, FunctionBody
+
+NAMESPACE_JOINT = "__"
+"""Between a namespace and its member in the name that the model is given."""
+Opened = Callable[[str], str | None]
+"""The text of sealed reasoning; ``None`` when it was not sealed here for this tenant and model."""
+
+
+def conversation(
+    body: ResponsesBody, before: Sequence[InputItem], opened: Opened | None
+) -> Iterator[Message]:
+    """The items as messages: an assistant's reasoning, text and calls in a row are one message.
+
+    Raises InvalidRequest: an item that lacks a field, or reasoning that cannot be read (without ``opened``
+    none can that is only sealed).
+    """
+    if body.instructions:
+        yield Message(Role.SYSTEM, body.instructions)
+    own = body.input
+    if isinstance(own, str):
+        if not before:
+            yield Message(Role.USER, own)
+            return
+        own = [InputItem(type="message", role="user", content=own)]
+    turn = _Turn()
+    for index, item in enumerate((*before, *own), -len(before)):
+        at = f"input.{index}"
+        match item.type:
+            case "reasoning":
+                if turn.content is not None or turn.calls:
+                    yield turn.taken()
+                turn.reasoning.append(_reasoning(item, at, opened))
+            case "function_call" | "custom_tool_call":
+                turn.calls.append(_call(item, at))
+            case "message" if item.role == "assistant":
+                if turn.content is not None or turn.calls:
+                    yield turn.taken()
+                turn.content = _words(item.content, f"{at}.content")
+            case _:
+                if turn:
+                    yield turn.taken()
+                yield _other(item, at)
+    if turn:
+        yield turn.taken()
+
+
+class _Turn:
+    """An assistant's message, item by item."""
+
+    def __init__(self) -> None:
+        self.reasoning: list[str] = []
+        self.content: str | None = None
+        self.calls: list[ToolCall] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.reasoning or self.calls) or self.content is not None
+
+    def taken(self) -> Message:
+        """The message; the next one begins."""
+        message = Message(
+            Role.ASSISTANT,
+            self.content or "",
+            tool_calls=tuple(self.calls),
+            reasoning="".join(self.reasoning) or None,
+        )
+        self.__init__()  # type: ignore[misc]
+        return message
+
+
+def _words(given: str | Sequence[ItemPart] | None, at: str) -> str:
+    if isinstance(given, str):
+        return given
+    parts = required(given, at)
+    for number, part in enumerate(parts):
+        if part.type == "input_image":
+            raise not_allowed(f"{at}.{number}.type", "is an image", "text, and images of 'user'")
+    return "".join([_text(part, f"{at}.{number}") for number, part in enumerate(parts)])
+
+
+def _text(part: ItemPart, at: str) -> str:
+    return required(part.refusal if part.type == "refusal" else part.text, f"{at}.text")
+
+
+def _said(given: Sequence[ItemPart], at: str) -> Message:
+    """A message of the user: its texts and images."""
+    return said(
+        [
+            ImageContent(required(part.image_url, f"{where}.image_url"), part.detail, f"{where}.image_url")
+            if part.type == "input_image"
+            else _text(part, where)
+            for where, part in ((f"{at}.{number}", part) for number, part in enumerate(given))
+        ]
+    )
+
+
+def _reasoning(item: InputItem, at: str, opened: Opened | None) -> str:
+    """What was sealed here comes first: clients shorten or drop the content."""
+    sealed = item.encrypted_content
+    if sealed and opened is not None and (text := opened(sealed)) is not None:
+        return text
+    words = _words(item.content or (), f"{at}.content") or _words(item.summary or (), f"{at}.summary")
+    if sealed and not words:
+        raise not_allowed(
+            f"{at}.encrypted_content",
+            "was not sealed here for this tenant and model",
+            "reasoning with its content",
+        )
+    return words
+
+
+def _call(item: InputItem, at: str) -> ToolCall:
+    call_id, name = required(item.call_id, f"{at}.call_id"), required(item.name, f"{at}.name")
+    if item.namespace is not None:
+        name = f"{item.namespace}{NAMESPACE_JOINT}{name}"
+    if item.type == "function_call":
+        return ToolCall(call_id, name, required(item.arguments, f"{at}.arguments"))
+    return ToolCall(call_id, name, required(item.input, f"{at}.input"), ToolKind.CUSTOM)
+
+
+def _other(item: InputItem, at: str) -> Message:
+    if item.type != "message":
+        output = _words(item.output, f"{at}.output")
+        return Message(Role.TOOL, output, tool_call_id=required(item.call_id, f"{at}.call_id"))
+    role = required(item.role, f"{at}.role")
+    if role == "user" and item.content is not None and not isinstance(item.content, str):
+        return _said(item.content, f"{at}.content")
+    content = _words(item.content, f"{at}.content")
+    return Message(Role.SYSTEM if role == "developer" else Role(role), content)
+
+
+def flat_tools(
+    tools: Sequence[ToolItem], namespaces: dict[str, tuple[str, str]]
+) -> Iterator[tuple[str, FunctionBody | CustomToolBody]]:
+    """Each tool and its path; a namespace's members have its name in front. Fills ``namespaces``."""
+    for index, tool in enumerate(tools):
+        at = f"tools.{index}"
+        if tool.type != "namespace":
+            yield at, _nested(tool, tool.name)
+            continue
+        for number, member in enumerate(required(tool.tools, f"{at}.tools")):
+            name = f"{tool.name}{NAMESPACE_JOINT}{member.name}"
+            namespaces[name] = (tool.name, member.name)
+            yield f"{at}.tools.{number}", _nested(member, name)
+
+
+def _nested(tool: PlainTool, name: str) -> FunctionBody | CustomToolBody:
+    if tool.type == "custom":
+        return CustomToolBody(name=name, description=tool.description, format=tool.format)
+    return FunctionBody(
+        name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+    )
+
+
+def chosen(given: str | ChoiceObject | None, tools: Sequence[Tool]) -> ToolChoice | None:
+    """Which tools may or must be called. Raises InvalidRequest: a tool that the request does not have."""
+    if given is None or (not tools and given in ("none", "auto")):
+        return None
+    if not tools:
+        raise not_allowed("tool_choice", "is given without tools", "with tools")
+    if isinstance(given, str):
+        return ToolChoice(ToolChoiceMode(given))
+    if given.type == "allowed_tools":
+        named = required(given.tools, "tool_choice.tools")
+        names = tuple(_known(one, f"tool_choice.tools.{index}", tools) for index, one in enumerate(named))
+        return ToolChoice(ToolChoiceMode(given.mode), allowed=names)
+    return ToolChoice(ToolChoiceMode.NAMED, _known(given, "tool_choice", tools))
+
+
+def _known(given: NamedTool | ChoiceObject, at: str, tools: Sequence[Tool]) -> str:
+    name = required(given.name, f"{at}.name")
+    if given.namespace is not None:
+        name = f"{given.namespace}{NAMESPACE_JOINT}{name}"
+    if not any(tool.name == name and tool.kind == given.type for tool in tools):
+        raise not_allowed(f"{at}.name", "is not the name of a tool", "a tool of tools")
+    return name

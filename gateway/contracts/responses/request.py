@@ -1,0 +1,208 @@
+"""From a validated body of Responses to the request of the inside."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+from gateway.contracts.checks import check_count, check_latest
+from gateway.contracts.dialect import ParsedRequest
+from gateway.contracts.fields import Body
+from gateway.contracts.formats import FormatBody, from_format
+from gateway.contracts.images import holds_data
+from gateway.contracts.native import SluiceFields, request_of
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.refusals import not_allowed
+from gateway.contracts.responses.body import InputItem, ResponsesBody, TextFormat
+from gateway.contracts.responses.conversation import chosen, conversation, flat_tools
+from gateway.contracts.tools import asked_tools, holds_calls, named_tools
+from gateway.contracts.values import PLAIN_TEXT, Contract, ResponseFormat, Sampling
+from gateway.errors import InvalidRequest
+
+INCLUDED_LOGPROBS: Final = "message.output_text.logprobs"
+INCLUDED_SEALED: Final = "reasoning.encrypted_content"
+
+
+class ReasoningSeal(Protocol):
+    """Seals reasoning for clients that send it back, bound to a tenant and a model."""
+
+    def seal(self, tenant: str, model: str, text: str) -> str:
+        """The text, sealed."""
+
+    def opened(self, tenant: str, model: str, sealed: str) -> str | None:
+        """The text; ``None`` when it was sealed elsewhere, for others, or is damaged."""
+
+
+class ResponsesRequest(ParsedRequest, frozen=True):
+    """A parsed request, what its response object repeats, and the namespaces of flattened tools.
+
+    ``items`` are its own input, for a response that is stored. ``seal`` makes the ``encrypted_content`` of
+    its reasoning, where that was asked for and there is a key. ``again`` is what another gateway runs it by.
+    """
+
+    echo: Mapping[str, Any] = MappingProxyType({})
+    namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    store: bool = False
+    background: bool = False
+    previous_id: str | None = None
+    items: Sequence[Mapping[str, Any]] = ()
+    seal: Callable[[str], str] | None = None
+    again: bytes | None = None
+
+
+_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "adapter_id": "model",
+        "reasoning_effort": "reasoning.effort",
+    }
+)
+_NO_FIELDS: Final = SluiceFields()
+
+
+def responses_request(
+    body: ResponsesBody,
+    origin: RequestOrigin,
+    *,
+    stores: bool = False,
+    before: Sequence[Mapping[str, Any]] = (),
+    seal: ReasoningSeal | None = None,
+) -> ResponsesRequest:
+    """Map a validated body to the inside. Raises InvalidRequest: a rule between fields is broken.
+
+    ``stores``: whether responses can be stored; ``before`` are the items of the conversation that it goes on
+    with.
+    """
+    bound = origin.caller.tenant, body.model
+    opened = None if seal is None else partial(seal.opened, *bound)
+    messages = tuple(conversation(body, [InputItem.model_validate(dict(one)) for one in before], opened))
+    store = _stores(body, stores, holds_data(messages))
+    namespaces: dict[str, tuple[str, str]] = {}
+    tools = named_tools(flat_tools(body.tools or (), namespaces))
+    included = body.include or ()
+    if body.top_logprobs is not None and INCLUDED_LOGPROBS not in included:
+        raise not_allowed(
+            "top_logprobs", "is given without include", f"with {INCLUDED_LOGPROBS!r} in include"
+        )
+    own, needs = asked_tools(
+        tools,
+        chosen(body.tool_choice, tools),
+        parallel=body.parallel_tool_calls,
+        effort=None if body.reasoning is None else body.reasoning.effort,
+        in_history=holds_calls(messages),
+    )
+    native = body.sluice or _NO_FIELDS
+    try:
+        check_count(len(messages), origin.max_messages)
+        check_latest(messages)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message.replace("messages", "input", 1), param="input") from None
+    request = request_of(
+        origin,
+        Contract.RESPONSES,
+        native,
+        "sluice.context",
+        messages=messages,
+        model=body.model,
+        # The client's own key for one conversation: it keeps the conversation near its prefix cache.
+        session_id=native.session_id or body.prompt_cache_key or body.user,
+        user=body.user,
+        sampling=Sampling(
+            max_tokens=body.max_output_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            logprobs=(body.top_logprobs or 0) if INCLUDED_LOGPROBS in included else None,
+        ),
+        response_format=_shape(None if body.text is None else body.text.format),
+        priority=origin.priority(0),
+        stream=bool(body.stream),
+        needs=needs,
+        truncate=body.truncation == "auto",
+        fields={**_FIELDS, **{name: f"sluice.{name}" for name in native.__pydantic_fields_set__}},
+        **own,
+    )
+    return ResponsesRequest(
+        request,
+        echo={**_echo(body), "store": store},
+        namespaces=namespaces,
+        store=store,
+        background=bool(body.background),
+        previous_id=body.previous_response_id,
+        items=input_items(body, origin.generation_id) if store else (),
+        seal=partial(seal.seal, *bound) if seal is not None and INCLUDED_SEALED in included else None,
+    )
+
+
+def input_items(body: ResponsesBody, generation_id: str) -> list[dict[str, Any]]:
+    """The items of ``input`` with ids, as ``input_items`` lists them."""
+    own = generation_id.removeprefix("gen_")
+    if isinstance(body.input, str):
+        text = [{"type": "input_text", "text": body.input}]
+        given = [{"type": "message", "role": "user", "content": text}]
+    else:
+        given = [one.model_dump(exclude_none=True) | {"type": one.type} for one in body.input]
+    return [{"id": f"item_{own}_{number}", "status": "completed", **one} for number, one in enumerate(given)]
+
+
+def _stores(body: ResponsesBody, stores: bool, holds_image: bool) -> bool:
+    """Whether the response is stored: at OpenAI it is unless the request says otherwise.
+
+    No input that holds an image is stored, and the response says so; one with an image's address is.
+    """
+    if body.store and not stores:
+        raise not_allowed("store", "is true", "false, this gateway stores no responses")
+    if body.store and holds_image:
+        raise not_allowed("store", "is true with an image in the input", "false, or the image's address")
+    stores = stores and not holds_image
+    store = stores if body.store is None else body.store
+    if body.background and not store:
+        raise not_allowed("background", "is true", "false where the response is not stored")
+    return store
+
+
+def _shape(given: TextFormat | None) -> ResponseFormat:
+    if given is None:
+        return PLAIN_TEXT
+    schema = None if given.schema_ is None else {"schema": given.schema_}
+    try:
+        return from_format(FormatBody(type=given.type, json_schema=schema))
+    except InvalidRequest as error:
+        old, new = "response_format.json_schema", "text.format"
+        param = (error.param or "").replace(f"{old}.schema", f"{new}.schema").replace(old, f"{new}.schema")
+        raise type(error)(error.message.replace(error.param or old, param, 1), param=param) from None
+
+
+def _echo(body: ResponsesBody) -> dict[str, Any]:
+    """What the response object repeats of its request, with the defaults."""
+    text, reasoning = body.text, body.reasoning
+    shape = None if text is None or text.format is None else text.format
+    return {
+        "background": bool(body.background),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
+        "service_tier": "default",
+        "temperature": body.temperature,
+        "text": {
+            "format": {"type": "text"}
+            if shape is None
+            else shape.model_dump(by_alias=True, exclude_unset=True)
+        },
+        "tool_choice": "auto" if body.tool_choice is None else _plain(body.tool_choice),
+        "tools": [_plain(tool) for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs,
+        "top_p": body.top_p,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+    }
+
+
+def _plain(value: str | Body) -> Any:
+    return value if isinstance(value, str) else value.model_dump(exclude_none=True)
