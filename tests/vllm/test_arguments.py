@@ -18,7 +18,7 @@ from gateway.backends.vllm.arguments import (
     lora_places,
     on_cpu,
 )
-from gateway.backends.vllm.compat import installed_version
+from gateway.backends.vllm.compat.start import installed_version
 from gateway.config.engine import EngineSection
 from gateway.config.errors import ConfigError
 from gateway.config.settings import load_settings

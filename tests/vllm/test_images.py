@@ -15,7 +15,8 @@ import pytest
 from budgeting.counting import ChatTokenizer
 from budgeting.values import ImageContent, Message, Role
 from gateway.backends.port import Completion, Work
-from gateway.backends.vllm import compat
+from gateway.backends.vllm.compat import start
+from gateway.backends.vllm.compat.engine import VllmEngine
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.backends.vllm.values import EngineRequest
 from gateway.contracts.events import Delta
@@ -55,8 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[Scripted]:
-    compat.prepare_environment(None)
-    compat.load(compat.installed_version(), lambda: None)
+    start.prepare_environment(None)
+    start.load(start.installed_version(), lambda: None)
     from vllm import ModelRegistry
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.model_executor.models.idefics3 import Idefics3ForConditionalGeneration as Model
@@ -73,9 +74,8 @@ def llm(folder: Path) -> Iterator[Scripted]:
 
 
 @pytest.fixture(scope="module")
-def engine(llm: Scripted) -> compat.VllmEngine:
-    vllm: Any = SimpleNamespace(version="0")
-    return compat.VllmEngine(llm, vllm, lambda token: b"A", 0, ParserNames())
+def engine(llm: Scripted) -> VllmEngine:
+    return VllmEngine(llm, "0", lambda token: b"A", 0, ParserNames())
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def work(tokenizer: ChatTokenizer, data: bytes, width: int = 5, height: int = 3)
     )
 
 
-async def answered(engine: compat.VllmEngine, asked: Work, **changes: Any) -> Completion:
+async def answered(engine: VllmEngine, asked: Work, **changes: Any) -> Completion:
     async def drop(delta: Delta) -> None:
         """Nobody reads it."""
 
@@ -105,13 +105,13 @@ async def answered(engine: compat.VllmEngine, asked: Work, **changes: Any) -> Co
     return await engine.run(replace(ask, **changes), drop)
 
 
-def test_whether_the_model_takes_images_is_a_part_of_its_shape(engine: compat.VllmEngine) -> None:
+def test_whether_the_model_takes_images_is_a_part_of_its_shape(engine: VllmEngine) -> None:
     assert engine.shape.takes_images
 
 
 @pytest.mark.parametrize("name", ["png", "jpeg", "gif", "webp"])
 async def test_a_prompt_with_an_image_has_the_tokens_that_were_planned(
-    engine: compat.VllmEngine, llm: Scripted, tokenizer: ChatTokenizer, name: str
+    engine: VllmEngine, llm: Scripted, tokenizer: ChatTokenizer, name: str
 ) -> None:
     asked = work(tokenizer, sample(name))
     done = await answered(engine, asked)
@@ -128,7 +128,7 @@ async def test_a_prompt_with_an_image_has_the_tokens_that_were_planned(
 
 
 async def test_a_partial_answer_follows_the_prompt_with_its_images(
-    engine: compat.VllmEngine, llm: Scripted, tokenizer: ChatTokenizer
+    engine: VllmEngine, llm: Scripted, tokenizer: ChatTokenizer
 ) -> None:
     asked = work(tokenizer, sample("png"))
     whole = (*asked.token_ids, 300, 301)
@@ -139,7 +139,7 @@ async def test_a_partial_answer_follows_the_prompt_with_its_images(
 
 @pytest.mark.parametrize("data", [png(500, 500), sample("jpeg")[:150]], ids=["pixels", "end"])
 async def test_an_image_that_cannot_be_decoded_is_the_callers_fault(
-    engine: compat.VllmEngine, tokenizer: ChatTokenizer, data: bytes
+    engine: VllmEngine, tokenizer: ChatTokenizer, data: bytes
 ) -> None:
     with pytest.raises(BackendFailure) as failed:
         await answered(engine, work(tokenizer, data))
@@ -147,7 +147,7 @@ async def test_an_image_that_cannot_be_decoded_is_the_callers_fault(
 
 
 async def test_several_requests_with_images_are_rendered_at_a_time(
-    engine: compat.VllmEngine, tokenizer: ChatTokenizer
+    engine: VllmEngine, tokenizer: ChatTokenizer
 ) -> None:
     asked = [work(tokenizer, sample("png")), work(tokenizer, sample("gif"))]
     done = await asyncio.gather(*[answered(engine, one) for one in asked])

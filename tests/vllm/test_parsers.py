@@ -17,8 +17,8 @@ from budgeting.counting import ChatTokenizer
 from budgeting.values import Message, Role, Tool, ToolChoice, ToolChoiceMode
 from engine.errors import InvalidConfig
 from gateway.backends.port import Work
-from gateway.backends.vllm import compat
 from gateway.backends.vllm.answer_parser import AnswerParser
+from gateway.backends.vllm.compat import parsers, start
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.backends.vllm.values import EngineRequest
 from gateway.contracts.events import AnswerFold, Delta
@@ -33,7 +33,7 @@ pytestmark = needs_vllm
 @pytest.fixture(scope="module", autouse=True)
 def as_the_gateway_loads_it() -> None:
     """vLLM's parsers read the environment when they are imported."""
-    compat.prepare_environment(None)
+    start.prepare_environment(None)
 
 
 JSON_CALL = '{"name": "weather", "arguments": {"city": "Oslo", "days": 3}}'
@@ -315,11 +315,11 @@ def token_bytes(token: int) -> bytes:
 
 
 @cache
-def parsers_of(names: ParserNames) -> compat.Parsers:
+def parsers_of(names: ParserNames) -> parsers.Parsers:
     model_config = SimpleNamespace(
         hf_config=SimpleNamespace(model_type="llama"), hf_text_config=SimpleNamespace(model_type="llama")
     )
-    return compat.Parsers(tokenizer(), model_config, token_bytes, names)
+    return parsers.Parsers(tokenizer(), model_config, token_bytes, names)
 
 
 def request(
@@ -486,9 +486,9 @@ def test_every_parser_of_vllm_is_read_refused_or_listed_with_a_reason() -> None:
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
-    found = {*CALLS, *compat.MISREADING_TOOLS, *UNREAD_TOOLS}
+    found = {*CALLS, *parsers.MISREADING_TOOLS, *UNREAD_TOOLS}
     assert set(ToolParserManager.list_registered()) == found
-    found = {*THOUGHTS, *AS_TEXT, *compat.MISREADING_REASONING, *UNREAD_REASONING}
+    found = {*THOUGHTS, *AS_TEXT, *parsers.MISREADING_REASONING, *UNREAD_REASONING}
     assert set(ReasoningParserManager.list_registered()) == found
 
 
@@ -502,9 +502,9 @@ def test_the_documents_table_has_every_parser_in_its_row() -> None:
         single = {name for name in names if parsers_of(makes(name)).singly}
         return [set(names) - single, single]
 
-    tools = [*rows(ParserNames, CALLS), set(compat.MISREADING_TOOLS), UNREAD_TOOLS]
+    tools = [*rows(ParserNames, CALLS), set(parsers.MISREADING_TOOLS), UNREAD_TOOLS]
     reasoning = rows(lambda name: ParserNames(reasoning=name), [*THOUGHTS, *AS_TEXT])
-    assert columns == [tools, [*reasoning, set(compat.MISREADING_REASONING), UNREAD_REASONING]]
+    assert columns == [tools, [*reasoning, set(parsers.MISREADING_REASONING), UNREAD_REASONING]]
 
 
 @pytest.mark.parametrize(
@@ -541,7 +541,7 @@ def test_a_parser_that_the_tokenizer_does_not_fit_is_named() -> None:
 
     plain = AutoTokenizer.from_pretrained(str(DEMO_MODEL))
     with pytest.raises(InvalidConfig, match=r"engine\.tool_parser mistral"):
-        compat._parser_class(ParserNames("mistral"), plain, "llama")
+        parsers.parser_class(ParserNames("mistral"), plain, "llama")
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,12 @@ from gateway.backends.embedded_vectors import EncodePart, ids_alone
 from gateway.backends.host import EngineFacts
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.port import Backend, BackendState
-from gateway.backends.vllm import arguments, compat, preload, processes
+from gateway.backends.vllm import arguments, preload, processes
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.backend import VllmBackend, warm_up
 from gateway.backends.vllm.child_logs import ChildLogs
+from gateway.backends.vllm.compat import start
+from gateway.backends.vllm.compat.engine import VllmEngine
 from gateway.backends.vllm.parser_names import ParserNames, parser_names
 from gateway.backends.vllm.pooling import VllmPoolingBackend
 from gateway.backends.vllm.signals import SignalBoard
@@ -99,12 +101,12 @@ class VllmHost:
         self._slots = make_slots(self._adapters, places)
         self._state = BackendState.STARTING
         self._started = False
-        self._engine: compat.VllmEngine | None = None
+        self._engine: VllmEngine | None = None
         # What has loaded.
         self.facts: EngineFacts | None = None
         self._logs: ChildLogs | None = None
         self._thread: ThreadPoolExecutor | None = None
-        self._loading: Future[compat.VllmEngine] | None = None
+        self._loading: Future[VllmEngine] | None = None
         self._given_up = threading.Event()
         self._has_processes = False
         self._cores: list[processes.CoreProcess] = []
@@ -229,18 +231,18 @@ class VllmHost:
         self._state = BackendState.READY
         return self.facts
 
-    def _load(self, logs: ChildLogs) -> compat.VllmEngine:
+    def _load(self, logs: ChildLogs) -> VllmEngine:
         """The blocking part, in the thread."""
-        version = compat.installed_version()
-        compat.prepare_environment(self._log_config(logs))
+        version = start.installed_version()
+        start.prepare_environment(self._log_config(logs))
         self._has_processes = True
         with preload.paused_collector():
             preload.load_torch_libraries()
-            vllm = compat.load(version, self._check_wanted)
+            start.load(version, self._check_wanted)
         asked = arguments.engine_arguments(self._section, max_loras=self._max_loras, new_seed=self._new_seed)
         with visible_devices(self._section.visible_devices):
-            engine: compat.VllmEngine = vllm.start(
-                asked, self._section, self.board, self._token_bytes, self._stepped, self._parsers
+            engine = start.start(
+                version, asked, self._section, self.board, self._token_bytes, self._stepped, self._parsers
             )
         self._parsers = engine.parser_names
         gc.freeze()

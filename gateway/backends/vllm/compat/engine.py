@@ -1,0 +1,385 @@
+"""A running vLLM: requests, outputs, adapters and errors in its terms."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+from msgspec import structs
+
+from engine import errors
+from gateway.backends.port import Completion, DeltaSink, Work
+from gateway.backends.tool_bodies import message_body, parts_of_body, tool_bodies
+from gateway.backends.vllm.answer_parser import counted
+from gateway.backends.vllm.compat.parsers import MAX_MESSAGE, ParsedAnswer, Parsers
+from gateway.backends.vllm.parser_names import ParserNames
+from gateway.backends.vllm.values import EngineRequest, EngineShape, Lora
+from gateway.contracts.events import Delta
+from gateway.contracts.values import (
+    FinishReason,
+    FormatType,
+    ResponseFormat,
+    TokenLogprob,
+    Usage,
+    template_variables,
+)
+from resilience.classify import classify
+from resilience.failures import BackendFailure, FailureKind
+
+# How soon there may be room again in an engine that bounds its own queue.
+RETRY_AFTER_S = 1.0
+
+_REASONS: Mapping[str, FinishReason] = MappingProxyType(
+    {
+        "stop": FinishReason.STOP,
+        "repetition": FinishReason.STOP,
+        "length": FinishReason.LENGTH,
+    }
+)
+
+
+class VllmEngine:
+    """A running vLLM; :class:`gateway.backends.vllm.values.LoadedEngine`."""
+
+    def __init__(
+        self,
+        llm: Any,
+        version: str,
+        token_bytes: Callable[[int], bytes],
+        max_loras: int,
+        names: ParserNames,
+    ) -> None:
+        from vllm import PoolingParams, SamplingParams
+        from vllm.exceptions import VLLMClientError
+        from vllm.inputs import tokens_input
+        from vllm.lora.request import LoRARequest
+        from vllm.renderers import ChatParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._llm = llm
+        self._token_bytes = token_bytes
+        self._sampling = SamplingParams
+        self._pooling = PoolingParams
+        self._structured = StructuredOutputsParams
+        self._deltas = RequestOutputKind.DELTA
+        self._prompt = tokens_input
+        self._chat_params = ChatParams
+        self._lora = LoRARequest
+        self._dead_error = EngineDeadError
+        self._client_errors = (VLLMClientError, ValueError, TypeError)
+        config = llm.vllm_config
+        self.parser_names = names
+        self._parsers = Parsers(llm.tokenizer, config.model_config, token_bytes, names)
+        # The prompts that are not computed, by request.
+        self._pending: dict[str, int] = {}
+        self._step_tokens = int(config.scheduler_config.max_num_batched_tokens)
+        self.shape = EngineShape(
+            max_model_len=int(config.model_config.max_model_len),
+            block_size=int(config.cache_config.block_size),
+            total_blocks=int(config.cache_config.num_gpu_blocks or 0),
+            max_num_seqs=int(config.scheduler_config.max_num_seqs),
+            max_loras=max_loras,
+            takes_images=bool(config.model_config.is_multimodal_model),
+            pools=config.model_config.runner_type == "pooling",
+            details=MappingProxyType(
+                {
+                    "vllm": version,
+                    "device": str(config.device_config.device_type),
+                    "dtype": str(config.model_config.dtype).removeprefix("torch."),
+                    "quantization": config.model_config.quantization,
+                    "block_size": int(config.cache_config.block_size),
+                    "tool_parser": names.tool,
+                    "reasoning_parser": names.reasoning,
+                }
+            ),
+        )
+
+    @property
+    def dead(self) -> bool:
+        """Whether its core has ended by itself."""
+        return bool(self._llm.errored)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that it was given and has not ended."""
+        return int(self._llm.get_num_unfinished_requests())
+
+    @property
+    def pending_tokens(self) -> int:
+        """Most prompt tokens that its current step may compute."""
+        return min(sum(self._pending.values()), self._step_tokens)
+
+    @property
+    def occupied(self) -> bool:
+        """Whether its core executes a call that is no generation."""
+        return bool(self._llm.engine_core.utility_results)
+
+    async def run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
+        """Generate; cancelling aborts the request, all of its sequences."""
+        self._pending[ask.request_id] = ask.prompt_tokens
+        try:
+            return await self._run(ask, out)
+        finally:
+            self._pending.pop(ask.request_id, None)
+
+    async def _run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
+        reasons: list[FinishReason | None] = [None] * ask.sampling.n
+        tokens, cached, wait_s, first = 0, 0, 0.0, True
+        stop: str | None = None
+        parsed = self._parsers.parsed(ask, self._grammar(ask.response_format))
+        prompt = await self._input(ask)
+        prompt_tokens = len(prompt["prompt_token_ids"]) - ask.partial_tokens
+        if parsed is not None and ask.partial_tokens:
+            for event in parsed.parser.rest(ask.token_ids[-ask.partial_tokens :], ask.partial_text):
+                await out(event)
+        async with aclosing(self._stream(ask, prompt, parsed)) as outputs:
+            while (output := await self._next(outputs, ask)) is not None:
+                if output.metrics is not None and output.metrics.is_corrupted:
+                    raise BackendFailure(FailureKind.NAN_OUTPUT, "vLLM computed logits that are not numbers")
+                for one in output.outputs:
+                    if one.finish_reason is not None:
+                        reasons[one.index] = _reason(one.finish_reason)
+                        if one.index == 0 and isinstance(one.stop_reason, str):
+                            stop = one.stop_reason
+                    ids = tuple(one.token_ids)
+                    ended = parsed is not None and one.finish_reason is not None
+                    if not ids and not one.text and not ended:
+                        continue
+                    tokens += len(ids)
+                    logprobs = self._logprobs(one, ask.sampling.logprobs or 0) if one.logprobs else ()
+                    figures: tuple[int | None, float | None] = (None, None)
+                    if first:  # the first text computes the prompt; the others find it in the cache
+                        first = False
+                        self._pending.pop(ask.request_id, None)
+                        cached = min(output.num_cached_tokens or 0, prompt_tokens)
+                        wait_s = _queue_wait_s(output.metrics)
+                        figures = cached, wait_s
+                    delta = Delta(one.text, len(ids), *figures, one.index, logprobs, ids)
+                    if parsed is None:
+                        await out(delta)
+                        continue
+                    whole = reasons[one.index] is FinishReason.STOP
+                    events = parsed.parser.take(one.index, one.text, ids, finished=ended, whole=whole)
+                    for event in counted(events, delta):
+                        await out(event)
+                    if ended:
+                        reasons[one.index] = parsed.reason(one.index, reasons[one.index] or FinishReason.STOP)
+        usage = Usage(prompt_tokens, tokens, cached)
+        reason, *others = [reason or FinishReason.CANCELLED for reason in reasons]
+        return Completion(reason, usage, wait_s, tuple(others), stop_sequence=stop)
+
+    async def _input(self, ask: EngineRequest) -> Any:
+        """The prompt; one with images is rendered by vLLM, which decodes them and places their tokens."""
+        work = ask.chat
+        if work is None or not work.images:
+            return self._prompt(list(ask.token_ids), cache_salt=ask.cache_salt)
+        salt = {} if ask.cache_salt is None else {"cache_salt": ask.cache_salt}
+        try:
+            messages, tools = await asyncio.to_thread(_shown, work)
+            variables = template_variables(work.reasoning_effort, work.template_kwargs)
+            params = self._chat_params(
+                chat_template_kwargs={"add_generation_prompt": True, "tools": tools, **variables}
+            )
+            _, (prompt,) = await self._llm.renderer.render_chat_async([messages], params, prompt_extras=salt)
+        except Exception as error:
+            if isinstance(error.__cause__ or error, OSError | SyntaxError):  # of the library that decodes
+                raise BackendFailure(
+                    FailureKind.INVALID_INPUT, "an image of the request is broken", param="messages"
+                ) from error
+            raise self._failure(error, ask) from error
+        prompt["prompt_token_ids"] += ask.token_ids[len(ask.token_ids) - ask.partial_tokens :]
+        return prompt
+
+    def _stream(self, ask: EngineRequest, prompt: Any, parsed: ParsedAnswer | None) -> Any:
+        try:
+            lora = None
+            if ask.lora is not None:
+                lora = self._lora(ask.lora.key, ask.lora.number, ask.lora.path)
+            return self._llm.generate(
+                prompt,
+                self._params(ask, parsed),
+                ask.request_id,
+                lora_request=lora,
+                priority=-ask.priority,
+                **(parsed.options if parsed is not None else {}),
+            )
+        except Exception as error:
+            raise self._failure(error, ask) from error
+
+    async def _next(self, outputs: Any, ask: EngineRequest) -> Any:
+        """vLLM's next output, or ``None``; its errors alone are translated, not those of the sink."""
+        try:
+            return await anext(outputs, None)
+        except Exception as error:
+            raise self._failure(error, ask) from error
+
+    async def embed(self, request_id: str, token_ids: tuple[int, ...], dimensions: int | None) -> str:
+        """The vector of a text; cancelling aborts the request."""
+        params = self._pooling(task="embed", dimensions=dimensions)
+        self._pending[request_id] = len(token_ids)
+        try:
+            # Behind every chat that shares the device.
+            made = self._llm.encode(self._prompt(list(token_ids)), params, request_id, priority=1)
+            async with aclosing(made) as outputs:
+                output = [one async for one in outputs][-1]
+            vector: bytes = output.outputs.data.float().numpy().tobytes()
+            return b64encode(vector).decode()
+        except Exception as error:
+            raise self._failure(error) from error
+        finally:
+            self._pending.pop(request_id, None)
+
+    def _params(self, ask: EngineRequest, parsed: ParsedAnswer | None) -> Any:
+        """vLLM's parameters, from a sampling whose fields are all set."""
+        sampling: Any = ask.sampling
+        if sampling.n > 1 and not sampling.temperature:
+            # vLLM refuses several greedy texts; the likeliest token alone is the same.
+            sampling = structs.replace(sampling, temperature=1.0, top_p=1.0, top_k=1, min_p=0.0)
+        return self._sampling(
+            n=sampling.n,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=sampling.seed,
+            stop=list(sampling.stop),
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            logit_bias=dict(sampling.logit_bias) or None,
+            logprobs=sampling.logprobs,
+            structured_outputs=self._grammar(ask.response_format) if parsed is None else parsed.grammar,
+            skip_special_tokens=parsed is None or parsed.skip_special_tokens,
+            output_kind=self._deltas,
+            skip_clone=True,
+        )
+
+    def _grammar(self, wanted: ResponseFormat) -> Any:
+        match wanted.type:
+            case FormatType.TEXT:
+                return None
+            case FormatType.JSON_OBJECT:  # vLLM's own ``json_object`` accepts any JSON
+                return self._structured(json={"type": "object"})
+            case FormatType.JSON_SCHEMA:
+                return self._structured(json=wanted.spec)
+            case FormatType.CHOICE:
+                return self._structured(choice=json.loads(wanted.spec))
+        return self._structured(**{wanted.type.value: wanted.spec})
+
+    def _logprobs(self, one: Any, asked: int) -> tuple[TokenLogprob, ...]:
+        """vLLM gives the drawn token and the most likely ones in one mapping, each with its rank."""
+        logprobs = []
+        for token, entries in zip(one.token_ids, one.logprobs, strict=False):
+            likely = [entry for entry in entries.items() if entry[1].rank <= asked]
+            likely.sort(key=lambda entry: entry[1].rank)
+            top = tuple(
+                [TokenLogprob(self._token_bytes(each), value.logprob) for each, value in likely[:asked]]
+            )
+            logprobs.append(TokenLogprob(self._token_bytes(token), entries[token].logprob, top))
+        return tuple(logprobs)
+
+    def _failure(self, error: Exception, ask: EngineRequest | None = None) -> BackendFailure:
+        """vLLM's error for one request, in the closed kinds."""
+        if isinstance(error, self._dead_error):
+            return BackendFailure(FailureKind.ENGINE_DEAD, "vLLM's core has ended")
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        text = " ".join(str(cause).split())[:MAX_MESSAGE]
+        if getattr(cause, "http_status", None) == 503:
+            return BackendFailure(FailureKind.THROTTLED, text, retry_after_s=RETRY_AFTER_S)
+        if not isinstance(cause, self._client_errors):
+            return classify(cause)
+        if "maximum model length" in text or "max_model_len" in text:
+            return BackendFailure(FailureKind.TOKEN_LIMIT_EXCEEDED, text)
+        param = getattr(cause, "parameter", None)
+        if ask is None and param is None:
+            param = "dimensions" if "imensions" in text else "input"
+        elif param is None and ask is not None and ask.response_format.type is not FormatType.TEXT:
+            param = "response_format"
+        return BackendFailure(FailureKind.INVALID_INPUT, text, param=param)
+
+    async def add_lora(self, lora: Lora) -> None:
+        """Load an adapter next to the others."""
+        try:
+            loaded = await self._llm.add_lora(self._lora(lora.key, lora.number, lora.path))
+        except self._dead_error as error:
+            raise errors.EngineDead("vLLM's core has ended") from error
+        except Exception as error:
+            raise _adapter_error(lora, str(error)) from error
+        if not loaded:
+            raise errors.AdapterUnreadable(f"adapter {lora.name}: vLLM did not load {lora.path}")
+
+    async def remove_lora(self, number: int) -> None:
+        """Forget an adapter; one that vLLM has dropped already is no error."""
+        try:
+            await self._llm.remove_lora(number)
+        except self._dead_error as error:
+            raise errors.EngineDead("vLLM's core has ended") from error
+
+    async def pin_lora(self, number: int) -> None:
+        """Keep a loaded adapter in a place of the batch until it is removed."""
+        try:
+            pinned = await self._llm.pin_lora(number)
+        except self._dead_error as error:
+            raise errors.EngineDead("vLLM's core has ended") from error
+        except Exception as error:
+            raise errors.NoAdapterRoom(f"adapter number {number} cannot be pinned") from error
+        if not pinned:
+            raise errors.NoAdapterRoom(f"adapter number {number} cannot be pinned")
+
+    async def prepare(self) -> None:
+        """Ask the core what it can do, once, so that no request waits for it."""
+        await self._llm.get_supported_tasks()
+
+    def give_up(self) -> None:
+        """Fail all that waits for the core; of a killed one vLLM leaves some of it waiting for ever."""
+        self._llm.output_processor.propagate_error(self._dead_error())
+        for result in self._llm.engine_core.utility_results.values():
+            if not result.done():
+                result.set_exception(self._dead_error())
+
+    def shutdown(self, timeout_s: float) -> None:
+        """End the core, by force after ``timeout_s``. Blocks."""
+        self._llm.shutdown(timeout=timeout_s)
+
+
+def _shown(work: Work) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Messages with their images, and tools, as vLLM's own server is given them."""
+    messages = [message_body(one, reasoning="reasoning", images=work.images) for one in work.messages]
+    pieces: list[bytes | memoryview] = []
+    for part in parts_of_body(orjson.dumps(messages), work.images):
+        pieces += [part] if isinstance(part, bytes) else part.base64()
+    tools = orjson.loads(orjson.dumps(tool_bodies(work.tools, custom=False))) if work.tools else None
+    return orjson.loads(b"".join(pieces)), tools
+
+
+def _reason(reason: str) -> FinishReason:
+    if reason == "error":
+        raise BackendFailure(FailureKind.INTERNAL, "vLLM reported an error of this request")
+    if reason == "abort":  # the gateway does not read requests that it aborted itself
+        raise BackendFailure(FailureKind.ENGINE_DEAD, "vLLM is stopping and has given the request up")
+    return _REASONS.get(reason, FinishReason.STOP)
+
+
+def _queue_wait_s(stats: Any) -> float:
+    if stats is None or not stats.scheduled_ts:
+        return 0.0
+    return max(0.0, float(stats.scheduled_ts - stats.queued_ts))
+
+
+def _adapter_error(lora: Lora, text: str) -> errors.EngineAdapterError:
+    line = f"adapter {lora.name}: {' '.join(text.split())[:MAX_MESSAGE]}"
+    if "rank" in text:
+        return errors.AdapterUnsupported(line)
+    if "No adapter found" in text or "No such file" in text:
+        return errors.AdapterNotFound(line)
+    if "shape" in text or "size" in text:
+        return errors.AdapterMismatch(line)
+    return errors.AdapterUnreadable(line)

@@ -1,0 +1,177 @@
+"""vLLM's parsers of a model's answers: their choice, and what an answer is parsed with."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from msgspec import structs
+
+from budgeting.values import ToolChoice
+from engine import errors
+from gateway.backends.tool_bodies import message_body, tool_fields
+from gateway.backends.vllm.answer_parser import AnswerParser
+from gateway.backends.vllm.parser_names import ParserNames
+from gateway.backends.vllm.values import EngineRequest
+from gateway.contracts.values import FinishReason, template_variables
+from resilience.failures import BackendFailure, FailureKind
+
+# Parsers whose streams differ from what they read in the whole answer, however the answer is cut.
+MISREADING_TOOLS = frozenset({"functiongemma", "jamba", "phi4_mini_json"})
+MISREADING_REASONING = frozenset({"ernie45", "granite"})
+# Parsers that vLLM replaces as a whole where the model is gpt-oss, and that read nothing elsewhere.
+HARMONY = frozenset({"openai", "openai_gptoss"})
+MAX_MESSAGE = 300
+
+
+def _check_names(names: ParserNames) -> None:
+    """Raises InvalidConfig for a parser that vLLM does not have, or that misreads streams."""
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    for key, name, known, misreading in (
+        ("tool_parser", names.tool, ToolParserManager.list_registered(), MISREADING_TOOLS),
+        ("reasoning_parser", names.reasoning, ReasoningParserManager.list_registered(), MISREADING_REASONING),
+    ):
+        if name is None or (name in known and name not in misreading):
+            continue
+        what = "misreads streams" if name in misreading else "is none of vLLM's"
+        allowed = ", ".join(sorted(set(known) - misreading))
+        raise errors.InvalidConfig(f"engine.{key}: {name!r} {what}; allowed: none, {allowed}")
+
+
+def parser_class(names: ParserNames, tokenizer: Any, kind: str) -> Any:
+    """The parser of the names, if any, for a model of this type. Raises InvalidConfig if it does not fit."""
+    from vllm.parser import ParserManager
+
+    # It says at each start that tools are on, also where vLLM's processes log for themselves.
+    logging.getLogger("vllm.parser.parser_manager").setLevel(logging.WARNING)
+    _check_names(names)
+    harmony = kind == "gpt_oss"
+    if not harmony and (found := HARMONY.intersection((names.tool, names.reasoning))):
+        raise errors.InvalidConfig(f"vLLM's parser {min(found)} reads gpt_oss models alone, not {kind!r}")
+    try:
+        return ParserManager.get_parser(
+            tool_parser_name=names.tool,
+            reasoning_parser_name=names.reasoning,
+            enable_auto_tools=True,
+            is_harmony=harmony,
+            tokenizer=tokenizer,
+        )
+    except (TypeError, ImportError) as error:
+        raise errors.InvalidConfig(
+            f"engine.tool_parser {names.tool}, engine.reasoning_parser {names.reasoning}: {error}"
+        ) from error
+
+
+def needs_tags(parser: Any) -> bool:
+    """Whether a tool parser can be made to call only by a structural tag; these are switched on then.
+
+    Otherwise it reads a required call from JSON; one that streams its own format does not.
+    """
+    if parser is None or parser.structural_tag_model is None:
+        return False
+    if parser.supports_required_and_named and not parser.engine_based_streaming:
+        return False
+    parser.supports_required_and_named = False
+    os.environ["VLLM_ENFORCE_STRICT_TOOL_CALLING"] = "1"
+    return True
+
+
+class Parsers:
+    """vLLM's parsers of one model's answers; ``singly``: they are given one token at a time.
+
+    Raises:
+        InvalidConfig: the model's tokenizer lacks what a parser needs.
+    """
+
+    def __init__(
+        self, tokenizer: Any, model_config: Any, token_bytes: Callable[[int], bytes], names: ParserNames
+    ) -> None:
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        self.names = names
+        self._request = ChatCompletionRequest
+        self._tokenizer = tokenizer
+        self._model_config = model_config
+        self._token_bytes = token_bytes
+        kind = getattr(model_config.hf_config, "model_type", "")
+        self._class = parser_class(names, tokenizer, kind)
+        parts = (self._class.tool_parser_cls, self._class.reasoning_parser_cls) if self._class else ()
+        self.singly = not all(part.engine_based_streaming for part in parts if part is not None)
+
+    def parsed(self, ask: EngineRequest, grammar: Any) -> ParsedAnswer | None:
+        """How an answer is parsed; ``None`` for one that has neither reasoning nor tool calls."""
+        work = ask.chat
+        if self._class is None or work is None or not (self.names.reasoning or work.tools):
+            return None
+        choice, allowed = work.tool_choice, frozenset[str]()
+        if choice is not None and choice.allowed:
+            allowed = frozenset(choice.allowed)
+            tools = tuple(tool for tool in work.tools if tool.name in allowed)
+            work = structs.replace(work, tools=tools, tool_choice=ToolChoice(choice.mode))
+        messages = [message_body(one.without_parts, reasoning="reasoning") for one in work.messages]
+        kwargs = {"chat_template_kwargs": template_variables(work.reasoning_effort, work.template_kwargs)}
+        try:
+            request = self._request.model_validate_json(
+                orjson.dumps({"messages": messages, **tool_fields(work)})
+            )
+            request.structured_outputs = grammar
+            parsers = [self._new(request, kwargs) for _ in range(ask.sampling.n)]
+            if self.names.reasoning or request.tool_choice != "none":
+                request = self._new(request, kwargs).adjust_request(request)
+                _close_calls(request.structured_outputs)
+        except (ValueError, TypeError) as error:
+            text = " ".join(str(error).split())[:MAX_MESSAGE]
+            raise BackendFailure(FailureKind.INVALID_INPUT, text, param="tools") from error
+        if ask.partial_tokens and request.structured_outputs is not None:
+            raise BackendFailure(FailureKind.STREAM_BROKEN, "vLLM cannot resume a constrained answer")
+        prompt = list(ask.token_ids[: len(ask.token_ids) - ask.partial_tokens])
+        ended = request.resolve_reasoning_ended(parsers[0], prompt)
+        return ParsedAnswer(
+            grammar=request.structured_outputs,
+            skip_special_tokens=request.skip_special_tokens,
+            options={
+                "reasoning_ended": ended,
+                "reasoning_parser_kwargs": kwargs if self.names.reasoning else None,
+            },
+            parser=AnswerParser(
+                parsers,
+                request,
+                prompt,
+                generation_id=work.generation_id,
+                token_bytes=self._token_bytes,
+                singly=self.singly,
+                allowed=allowed,
+            ),
+        )
+
+    def _new(self, request: Any, kwargs: Mapping[str, Any]) -> Any:
+        return self._class(self._tokenizer, request.tools, model_config=self._model_config, **kwargs)
+
+
+def _close_calls(grammar: Any) -> None:
+    """In vLLM's schema of required calls a call may have any further fields: a model may never end it."""
+    if grammar is not None and isinstance(grammar.json, dict):
+        for call in grammar.json.get("items", {}).get("anyOf", ()):
+            call["additionalProperties"] = False
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """A request whose answer is parsed: what vLLM is given for it, and the parser."""
+
+    grammar: Any
+    skip_special_tokens: bool
+    options: Mapping[str, Any]
+    parser: AnswerParser
+
+    def reason(self, index: int, reason: FinishReason) -> FinishReason:
+        """Why a choice has ended."""
+        if reason is FinishReason.STOP and self.parser.has_calls(index):
+            return FinishReason.TOOL_CALLS
+        return reason
