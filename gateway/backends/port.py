@@ -425,11 +425,6 @@ class Fleet:
         """The ids of the base models served."""
         return {backend.model for backend in self.backends.values()}
 
-    @property
-    def any_ready(self) -> bool:
-        """Whether at least one backend can take work."""
-        return any(backend.state is BackendState.READY for backend in self.backends.values())
-
     def load(self, name: str) -> BackendLoad | None:
         """A backend's load as last reported; ``None`` also for a model that its pool has no more."""
         backend = self.backends.get(name)

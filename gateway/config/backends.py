@@ -93,9 +93,7 @@ _PROXY = re.compile(r"https?://[^/?#@\s]+/?")
 
 def _proxy(proxy: str | None) -> str | None:
     """The value is not repeated in messages: it may hold a password."""
-    if proxy not in (None, PROXY_FROM_ENVIRONMENT) and not re.fullmatch(
-        r"https?://[^/?#@\s]+/?", proxy or ""
-    ):
+    if proxy not in (None, PROXY_FROM_ENVIRONMENT) and not _PROXY.fullmatch(proxy or ""):
         raise ValueError(
             "allowed: http://HOST:PORT or https://HOST:PORT without user and password, or "
             f"{PROXY_FROM_ENVIRONMENT!r}, which takes HTTPS_PROXY and NO_PROXY, user and password included"

@@ -9,13 +9,6 @@ from typing_extensions import TypedDict
 
 from gateway.contracts.fields import Body, Label
 
-ENDPOINTS: Final = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/responses",
-    "/v1/generate",
-)
 _WINDOW: Final = re.compile(r"([1-9]\d{0,3})([mhd])")
 _SECONDS: Final = {"m": 60, "h": 3_600, "d": 86_400}
 MAX_WINDOW_S: Final = 30 * 86_400
@@ -41,9 +34,7 @@ class BatchBody(Body):
         "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/generate"
     ]
     completion_window: str
-    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = (
-        Field(default=None, max_length=16)
-    )
+    metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
 
     @field_validator("completion_window")

@@ -17,7 +17,6 @@ from gateway.contracts.values import Caller
 
 MAX_INPUTS: Final = 2_048
 """Most inputs of one request, as at OpenAI."""
-MAX_TOKEN_IDS: Final = 1_000_000
 CONTRACT: Final = "embeddings"
 
 TokenIds = TypeAliasType(

@@ -19,11 +19,6 @@ from gateway.routing.route_limits import RESUME, resume_rules, route_limits
 from resilience.fallback_policy import DEGRADED, RESPONSE_CACHE
 from resilience.resume import ResumeRules
 
-__all__ = [
-    "DEFAULT_ROUTE", "KnownNames", "Revision", "Route", "RoutingFileError",
-    "load_routing", "make_revision", "read_routing",
-]  # fmt: skip
-
 
 class RoutingFileError(Exception):
     """The routing file cannot be used; the message has one line per fault, with its path in the file."""
@@ -108,14 +103,6 @@ def default_routing(backends: Collection[str]) -> dict[str, Any]:
     first, *others = backends
     route = {"backends": [{"name": first, "weight": 100}], "fallback": others}
     return {"routes": {DEFAULT_ROUTE: route}}
-
-
-def load_routing(path: Path, known: KnownNames) -> Revision:
-    """Read a routing file as revision 1.
-
-    Raises RoutingFileError: it cannot be read, or is wrong; every fault with its path in the file.
-    """
-    return make_revision(1, read_routing(path), known, source=str(path), comment=f"seeded from {path.name}")
 
 
 def read_routing(path: Path) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from admission.ladder import Rung
 from admission.values import AdmissionLimits
 from gateway.routing.check import KnownNames
-from gateway.routing.revision import RoutingFileError, load_routing, make_revision
+from gateway.routing.revision import RoutingFileError, make_revision, read_routing
 from gateway.wiring.control import read_seed
 from resilience.resume import ResumeRules
 
@@ -120,10 +120,10 @@ def test_a_fault_is_told_with_its_path_and_what_is_allowed(data: object, told: l
 
 def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RoutingFileError, match="cannot be read"):
-        load_routing(tmp_path / "routing.yaml", KNOWN)
+        read_routing(tmp_path / "routing.yaml")
     (tmp_path / "routing.yaml").write_text("a: [")
     with pytest.raises(RoutingFileError, match="not valid YAML"):
-        load_routing(tmp_path / "routing.yaml", KNOWN)
+        read_routing(tmp_path / "routing.yaml")
 
 
 def test_without_a_file_the_first_backend_answers_and_the_others_are_its_fallback(
