@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from accounting.errors import NotRecorded
+from accounting.errors import LedgerUnavailable, NotRecorded
 from adapters.catalogue import CatalogueError
 from adapters.changes import NotEvaluatedError
 from adapters.errors import AdapterForbidden, AdapterNotHere, AdapterRejected, UnknownAdapter
@@ -226,6 +226,7 @@ LEAF_ERRORS: Mapping[type[Exception], Callable[[Any], PublicError]] = MappingPro
         CatalogueError: lambda e: PublicError(409, "adapter_conflict", str(e)),
         NotEvaluatedError: lambda e: PublicError(409, "not_evaluated", str(e)),
         Refused: _refused,
+        LedgerUnavailable: lambda e: PublicError(503, "backend_unavailable", str(e), retry_after_ms=1_000),
         NotRecorded: lambda e: PublicError(503, "backend_unavailable", str(e), retry_after_ms=1_000),
         DeadlinePassed: lambda e: PublicError(504, "deadline_exceeded", "the deadline passed"),
         BackendFailure: _backend_failure,

@@ -23,8 +23,7 @@ from resilience.failures import POLICIES, BackendFailure, FailureKind
 # Errors of starting and of our own defects: no request meets them.
 NOT_FOR_CALLERS = {
     "AccountingError", "AdapterError", "AdmissionError", "BudgetError", "ResilienceError",
-    "RegistryFileError", "TokenizerError", "LedgerUnavailable", "AlreadySettled", "PriceError",
-    "UnwritableRows",
+    "RegistryFileError", "TokenizerError", "AlreadySettled", "PriceError", "UnwritableRows",
 }  # fmt: skip
 
 

@@ -5,9 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from accounting.errors import LedgerUnavailable
 from accounting.shadow_pairs import ShadowPairStore
-from gateway.errors import BackendUnavailable
 from gateway.shadow.report import make_report
 
 DEFAULT_PAIRS = 1_000
@@ -32,10 +30,7 @@ class ShadowAdmin:
         self._one = asyncio.Lock()
 
     async def report(self, query: ShadowQuery) -> dict[str, Any]:
-        """The newest pairs, compared. Raises BackendUnavailable: the ledger's database is away."""
+        """The newest pairs, compared. Raises LedgerUnavailable."""
         async with self._one:
-            try:
-                pairs = await self._pairs.newest(query.limit, route=query.route, since=query.since)
-            except LedgerUnavailable as error:
-                raise BackendUnavailable(str(error)) from None
+            pairs = await self._pairs.newest(query.limit, route=query.route, since=query.since)
             return dict(await asyncio.to_thread(make_report, pairs))

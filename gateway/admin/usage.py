@@ -10,12 +10,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from sqlalchemy import Select
 from typing_extensions import TypedDict
 
-from accounting.errors import LedgerUnavailable
 from accounting.reconcile import Reconciliation
 from accounting.reports import DIMENSIONS, MAX_LINES, MAX_PAGE, Page, Span, UsageReport, too_many
 from accounting.values import Kind
 from gateway.contracts.refusals import not_allowed
-from gateway.errors import BackendUnavailable, InvalidRequest
+from gateway.errors import InvalidRequest
 
 _TIMES: Final = "an ISO 8601 time with an offset, a day as 2026-11-22 (UTC), or seconds since 1970"
 # The year 3000: beyond it no row starts, and dates end.
@@ -111,14 +110,14 @@ class UsageRowsBody(UsageSumsBody):
 
 @dataclass(frozen=True, slots=True)
 class UsageAdmin:
-    """Reads the ledger's database; raises BackendUnavailable when it cannot be read."""
+    """Reads the ledger's database; raises LedgerUnavailable."""
 
     read: Callable[[Select[Any]], Awaitable[list[dict[str, Any]]]]
 
     async def report(self, query: SumsQuery) -> UsageSumsBody:
         """Sums, sorted by the keys. Raises InvalidRequest: too many lines."""
         report = UsageReport(_dimensions(query.by), query.span(), query.kind)
-        found = await self._found(report.query())
+        found = await self.read(report.query())
         if too_many(found):
             raise InvalidRequest(
                 f"by: more than {MAX_LINES} lines; allowed: fewer keys, or a shorter time (since, until)",
@@ -130,7 +129,7 @@ class UsageAdmin:
     async def rows(self, query: RowsQuery) -> UsageRowsBody:
         """A page of rows of all kinds."""
         after = None if query.after is None else _after(query.after)
-        found = await self._found(Page(query.span(), query.limit, after).query())
+        found = await self.read(Page(query.span(), query.limit, after).query())
         last = found[-1] if len(found) == query.limit else None
         mark = None if last is None else f"{last['started_at']!r}~{last['generation_id']}"
         return {"rows": found, "next": mark}
@@ -139,13 +138,7 @@ class UsageAdmin:
         """The ledger next to the engines' own counters."""
         reconciliation = Reconciliation(query.span())
         lines = reconciliation.lines(
-            await self._found(reconciliation.ledger_query()),
-            await self._found(reconciliation.engines_query()),
+            await self.read(reconciliation.ledger_query()),
+            await self.read(reconciliation.engines_query()),
         )
         return {"rows": [dict(line) for line in lines]}
-
-    async def _found(self, query: Select[Any]) -> list[dict[str, Any]]:
-        try:
-            return await self.read(query)
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error)) from error

@@ -6,12 +6,11 @@ from typing import Any, Final
 import orjson
 
 from accounting.batches import ENDED, BatchCounts, BatchRow, LineTokens
-from accounting.errors import LedgerUnavailable
-from gateway.batches.files import RETRY_MS, Files
+from gateway.batches.files import Files
 from gateway.contracts.batches import BatchBody, window_s
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.values import Caller
-from gateway.errors import BackendUnavailable, UnknownBatch, WindowTooShort
+from gateway.errors import UnknownBatch, WindowTooShort
 
 LINE_BYTES: Final = 1_024
 """Of a line whose file has not been read yet, to foretell how long it takes."""
@@ -58,11 +57,8 @@ class Batches:
             now + window,
             orjson.dumps(kept),
         )
-        try:
-            await self._check_window(file.bytes, window)
-            await self.files.store.add(row)
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        await self._check_window(file.bytes, window)
+        await self.files.store.add(row)
         return batch_body(row, BatchCounts())
 
     async def show(self, tenant: str, batch_id: str) -> dict[str, Any]:
@@ -72,22 +68,16 @@ class Batches:
     async def page(self, tenant: str, *, after: str | None, limit: int) -> list[dict[str, Any]]:
         """A page of batches, newest first."""
         last = None if after is None else await self._get(tenant, after, "after")
-        try:
-            rows = await self.files.store.list_batches(tenant, after=last, limit=limit)
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        rows = await self.files.store.list_batches(tenant, after=last, limit=limit)
         return [await self._with_counts(row) for row in rows]
 
     async def cancel(self, tenant: str, batch_id: str) -> dict[str, Any]:
         """Start no further line; one that has ended is shown as it is."""
         row = await self._get(tenant, batch_id, "batch_id")
         body = packed(row.body, cancelling_at=int(self._unix_time()))
-        try:
-            await self.files.store.change(
-                batch_id, ("validating", "in_progress"), status="cancelling", ending="cancelled", body=body
-            )
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        await self.files.store.change(
+            batch_id, ("validating", "in_progress"), status="cancelling", ending="cancelled", body=body
+        )
         return await self.show(tenant, batch_id)
 
     async def _check_window(self, file_bytes: int, window: float) -> None:
@@ -106,19 +96,13 @@ class Batches:
             )
 
     async def _get(self, tenant: str, batch_id: str, param: str) -> BatchRow:
-        try:
-            row = await self.files.store.get(tenant, batch_id)
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        row = await self.files.store.get(tenant, batch_id)
         if row is None:
             raise UnknownBatch(f"no batch {batch_id!r} is stored", param=param)
         return row
 
     async def _with_counts(self, row: BatchRow) -> dict[str, Any]:
-        try:
-            return batch_body(row, await self.files.store.counts(row.batch_id))
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        return batch_body(row, await self.files.store.counts(row.batch_id))
 
 
 def packed(body: bytes, **changes: Any) -> bytes:

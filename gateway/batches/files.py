@@ -77,7 +77,7 @@ class Files:
         size: int,
         expires_s: float | None = None,
     ) -> FileRow:
-        """Store a file. Raises QuotaExceeded, BackendUnavailable."""
+        """Store a file. Raises QuotaExceeded, BackendUnavailable (the storage), LedgerUnavailable."""
         now, section = self._unix_time(), self.section
         row = FileRow(
             file_id, tenant, filename, purpose, size, now, now + (expires_s or section.keep_seconds)
@@ -91,9 +91,9 @@ class Files:
             raise BackendUnavailable(
                 "the file cannot be stored now: its storage fails", retry_after_ms=RETRY_MS
             ) from error
-        except LedgerUnavailable as error:
+        except LedgerUnavailable:
             await asyncio.to_thread(self.storage.delete, file_id)
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+            raise
         await asyncio.to_thread(self.storage.delete, file_id)
         raise QuotaExceeded(
             f"the tenant's files would take more than {section.max_tenant_bytes} bytes; delete some first"
@@ -106,11 +106,8 @@ class Files:
         await self.store.add_file(row, _UNBOUNDED)
 
     async def get(self, tenant: str, file_id: str, param: str = "file_id") -> FileRow:
-        """The file. Raises UnknownFile, BackendUnavailable."""
-        try:
-            found = await self.store.file(tenant, file_id, self._unix_time())
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        """The file. Raises UnknownFile, LedgerUnavailable."""
+        found = await self.store.file(tenant, file_id, self._unix_time())
         if found is None:
             raise UnknownFile(f"no file {file_id!r} is stored", param=param)
         return found
@@ -118,24 +115,18 @@ class Files:
     async def page(
         self, tenant: str, *, after: str | None, limit: int, purpose: str | None, newest: bool
     ) -> list[FileRow]:
-        """A page of the tenant's files. Raises UnknownFile, BackendUnavailable."""
+        """A page of the tenant's files. Raises UnknownFile, LedgerUnavailable."""
         last = None if after is None else await self.get(tenant, after, "after")
-        try:
-            return await self.store.list_files(
-                tenant, self._unix_time(), after=last, limit=limit, purpose=purpose, newest=newest
-            )
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        return await self.store.list_files(
+            tenant, self._unix_time(), after=last, limit=limit, purpose=purpose, newest=newest
+        )
 
     async def delete(self, tenant: str, file_id: str) -> None:
-        """Delete a file. Raises UnknownFile, FileInUse, BackendUnavailable."""
-        try:
-            if await self.store.is_used(tenant, file_id):
-                raise FileInUse("a batch that has not ended reads the file; cancel it first", param="file_id")
-            if not await self.store.delete_file(tenant, file_id):
-                raise UnknownFile(f"no file {file_id!r} is stored", param="file_id")
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        """Delete a file. Raises UnknownFile, FileInUse, LedgerUnavailable."""
+        if await self.store.is_used(tenant, file_id):
+            raise FileInUse("a batch that has not ended reads the file; cancel it first", param="file_id")
+        if not await self.store.delete_file(tenant, file_id):
+            raise UnknownFile(f"no file {file_id!r} is stored", param="file_id")
         await asyncio.to_thread(self.storage.delete, file_id)
 
     def chunks(self, file_id: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:

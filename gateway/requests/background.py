@@ -17,7 +17,7 @@ from gateway.contracts.responses.answer import failed
 from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.responses.stream import ResponseFrames
 from gateway.contracts.values import Answer
-from gateway.errors import BackendUnavailable, Internal, PublicError, RateLimited, public_error
+from gateway.errors import Internal, PublicError, RateLimited, public_error
 from gateway.generation.sink import Sink
 from gateway.requests.stored_responses import RETRY_MS, StoredResponses, response_of
 
@@ -184,14 +184,11 @@ class BackgroundResponses:
         self._rerun = rerun
 
     async def show(self, begun: BackgroundRun) -> None:
-        """Events of its stream are given out from now on. Raises BackendUnavailable."""
-        try:
-            await self._keep.store.not_again(begun.row)
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        """Events of its stream are given out from now on. Raises LedgerUnavailable."""
+        await self._keep.store.not_again(begun.row)
 
     async def start(self, asked: ResponsesRequest, run: Run) -> BackgroundRun:
-        """Store it as queued and begin. Raises BackendUnavailable, RateLimited."""
+        """Store it as queued and begin. Raises LedgerUnavailable, RateLimited."""
         most = self._keep.section.max_background
         if self._tasks is None or self._full:
             raise RateLimited(
@@ -201,10 +198,7 @@ class BackgroundResponses:
             )
         begun = BackgroundRun(asked, self._keep, self._keep.section.max_bytes)
         row = replace(begun.row, alive_until=self._keep.now() + LEASE_S, again=asked.again)
-        try:
-            await self._keep.store.put(row)
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        await self._keep.store.put(row)
         self._begin(self._tasks, begun, row, run)
         return begun
 

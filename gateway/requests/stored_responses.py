@@ -13,7 +13,7 @@ from accounting.stored_responses import UNFINISHED, ResponseStore, StoredRespons
 from gateway.config.responses import ResponsesSection
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.responses.request import ResponsesRequest
-from gateway.errors import BackendUnavailable, InvalidRequest, UnknownResponse
+from gateway.errors import InvalidRequest, UnknownResponse
 
 MAX_TURNS: Final = 4_096
 """Most responses of one conversation."""
@@ -23,7 +23,7 @@ RETRY_MS: Final = 1_000
 
 
 class StoredResponses:
-    """Packs and unpacks what is stored. Reading raises UnknownResponse, BackendUnavailable.
+    """Packs and unpacks what is stored. Reading raises UnknownResponse, LedgerUnavailable.
 
     ``store``: ``None``: responses are not stored here.
     """
@@ -113,40 +113,28 @@ class StoredResponses:
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
         """The row of a response."""
-        try:
-            found = await self.store.get(tenant, response_id, self._unix_time())
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        found = await self.store.get(tenant, response_id, self._unix_time())
         if found is None:
             raise _unknown(response_id, "response_id")
         return found
 
     async def delete(self, tenant: str, response_id: str) -> None:
         """Delete a response; one that is running ends."""
-        try:
-            there = await self.store.delete(tenant, response_id)
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        there = await self.store.delete(tenant, response_id)
         if not there:
             raise _unknown(response_id, "response_id")
 
     async def end(self, row: StoredResponse, response: Mapping[str, Any]) -> bool:
         """End an unfinished response in another's place; false when it has ended in between."""
         ended = replace(row, status=response["status"], body=_pack(response), alive_until=None, again=None)
-        try:
-            return await self.store.finish(ended)
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        return await self.store.finish(ended)
 
     async def _thread(
         self, tenant: str, response_id: str, param: str, max_bytes: int
     ) -> Sequence[StoredResponse]:
-        try:
-            rows = await self.store.thread(
-                tenant, response_id, self._unix_time(), most=MAX_TURNS, most_bytes=max_bytes
-            )
-        except LedgerUnavailable as error:
-            raise BackendUnavailable(str(error), retry_after_ms=RETRY_MS) from error
+        rows = await self.store.thread(
+            tenant, response_id, self._unix_time(), most=MAX_TURNS, most_bytes=max_bytes
+        )
         if not rows:
             raise _unknown(response_id, param)
         if rows[0].previous_id is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from accounting.errors import LedgerUnavailable
 from accounting.stored_responses import ResponseStore, StoredResponse
 from gateway.config.responses import ResponsesSection
 from gateway.contracts.values import Caller
@@ -38,6 +39,8 @@ def held() -> FakeJourney:
 class House:
     """A gateway with stored responses; ``now`` is its Unix time."""
 
+    store_type = ResponseStore
+
     def __init__(self, connect: Connect, folder: Path, **section: Any) -> None:
         self.connect = connect
         self.now = 1_800_000_000.0
@@ -55,7 +58,7 @@ class House:
 
     @asynccontextmanager
     async def serving(self, journey: Any = None, **changes: Any) -> AsyncIterator[httpx.AsyncClient]:
-        store = ResponseStore(self.url, tenant_bytes=self.section.max_tenant_bytes)
+        store = self.store_type(self.url, tenant_bytes=self.section.max_tenant_bytes)
         keep = StoredResponses(store, self.section, lambda: self.now)
         self.background = BackgroundResponses(keep, lambda: self.now, look_s=0.02)
         services = fake_services(
@@ -395,6 +398,32 @@ async def test_a_response_that_ended_two_gateways_is_not_run_a_third_time(house:
     async with house.serving() as client:
         found = await ended(client, path)
     assert found["status"] == "failed" and "has ended" in found["error"]["message"]
+
+
+class FailsOnce(ResponseStore):
+    """Its database is away when a first response is to be ended."""
+
+    failed = False
+
+    async def finish(self, response: StoredResponse) -> bool:
+        if not self.failed:
+            self.failed = True
+            raise LedgerUnavailable("the database is away")
+        return await super().finish(response)
+
+
+async def test_a_database_that_is_away_while_an_abandoned_response_is_ended_is_asked_again(
+    house: House,
+) -> None:
+    async with house.serving(held()) as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+    store = ResponseStore(house.url, tenant_bytes=house.section.max_tenant_bytes)
+    await store.not_again(await house.row(path))
+    await store.close()
+    house.now += LEASE_S + 1
+    house.store_type = FailsOnce
+    async with house.serving() as client:
+        assert (await ended(client, path))["status"] == "failed"
 
 
 async def test_a_response_whose_stream_was_followed_is_not_run_again(house: House) -> None:
