@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from typing_extensions import TypedDict
 
 from gateway.contracts.fields import Body, Label
+from gateway.contracts.openai_answer import PageBody
 
 _WINDOW: Final = re.compile(r"([1-9]\d{0,3})([mhd])")
 _SECONDS: Final = {"m": 60, "h": 3_600, "d": 86_400}
@@ -74,14 +75,10 @@ class DeletedFileBody(TypedDict):
     deleted: bool
 
 
-class FilesBody(TypedDict):
+class FilesBody(PageBody):
     """A page of files."""
 
-    object: str
     data: list[FileBody]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class RequestCounts(TypedDict):
@@ -119,11 +116,7 @@ class BatchObject(TypedDict):
     metadata: dict[str, str] | None
 
 
-class BatchesBody(TypedDict):
+class BatchesBody(PageBody):
     """A page of batches."""
 
-    object: str
     data: list[BatchObject]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool

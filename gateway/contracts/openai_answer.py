@@ -113,6 +113,15 @@ class CompletionBody(TypedDict):
     sluice: SluiceBody
 
 
+class PageBody(TypedDict):
+    """A page of a list; the ids are those of its ends."""
+
+    object: str
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class OpenAIErrorDetail(TypedDict):
     """OpenAI's error object: ``code`` as its clients know it, ``sluice_code`` as in the native contract."""
 

@@ -1,32 +1,28 @@
 """Runs a line of a batch as its endpoint would answer it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-import orjson
 from msgspec import structs
 
 from accounting.account import HeldRows
 from accounting.batches import BatchLine, BatchRow
 from gateway.batches.reading import LineFault
 from gateway.batches.runner import LineOutcome
-from gateway.contracts.dialect import ContractDialect, ParsedRequest
+from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.embeddings import EmbeddingsBody, embeddings_request
-from gateway.contracts.native_answer import NativeDialect
 from gateway.contracts.openai_answer import error_json
-from gateway.contracts.openai_stream import OpenAIDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
-from gateway.contracts.responses.answer import ended, output_of
 from gateway.contracts.responses.body import ResponsesBody
-from gateway.contracts.responses.request import responses_request
-from gateway.contracts.responses.stream import ResponsesDialect
-from gateway.contracts.values import Caller, CallerRole
+from gateway.contracts.values import Answer, Caller, CallerRole
 from gateway.errors import Internal, InvalidKey, PublicError, public_error
 from gateway.http.embeddings import vectors_body
 from gateway.http.generate import run_journey
+from gateway.http.generating import dialects_of
 from gateway.http.respond import CALLER_ERRORS, log_defect
+from gateway.http.responses import asked_of, body_of
 from gateway.http.sinks import WholeSink
 from gateway.ports import Services
 from resilience.failures import FailureKind
@@ -56,12 +52,7 @@ class BatchLines:
         self._services = services
         self._bills = bills
         self._stopping = stopping
-        self._dialects: Mapping[str, ContractDialect] = {
-            "/v1/generate": NativeDialect(),
-            "/v1/chat/completions": OpenAIDialect(chat=True, reasoning_fields=services.reasoning_fields),
-            "/v1/completions": OpenAIDialect(chat=False),
-            RESPONSES: ResponsesDialect(),
-        }
+        self._dialects = dialects_of(services)
 
     def ready(self) -> bool:
         """Whether this gateway takes requests."""
@@ -116,34 +107,22 @@ class BatchLines:
             vectors = await services.embeddings.run(embeddings_request(given, origin))
             return await vectors_body(vectors, given)
         if batch.endpoint == RESPONSES:
-            return await self._response(batch, body, origin)
+            response = await asked_of(services, parse(ResponsesBody, body), origin)
+            answer = await self._generated(response)
+            return answer if isinstance(answer, PublicError) else await body_of(services, response, answer)
         asked = self._parsed(batch, body, origin)
-        sink = await self._generated(asked)
-        if sink.answer is None:
-            return sink.error or public_error(Internal("the request ended without an answer"))
-        return self._dialects[batch.endpoint].whole(asked, sink.answer)
+        answer = await self._generated(asked)
+        if isinstance(answer, PublicError):
+            return answer
+        return self._dialects[batch.endpoint].whole(asked, answer)
 
-    async def _response(self, batch: BatchRow, body: bytes, origin: RequestOrigin) -> bytes | PublicError:
-        services, given = self._services, parse(ResponsesBody, body)
-        before = await services.responses.before(
-            batch.tenant, given.previous_response_id, services.limits.max_body_bytes
-        )
-        asked = responses_request(
-            given, origin, stores=services.responses.enabled, before=before, seal=services.seal
-        )
-        sink = await self._generated(asked)
-        if sink.answer is None:
-            return sink.error or public_error(Internal("the request ended without an answer"))
-        response = ended(asked, sink.answer, output_of(asked, sink.answer))
-        if asked.store:
-            await services.responses.keep(asked, response)
-        return orjson.dumps(response)
-
-    async def _generated(self, asked: ParsedRequest) -> WholeSink:
+    async def _generated(self, asked: ParsedRequest) -> Answer | PublicError:
         services, sink = self._services, WholeSink()
         deadline = services.clock() + services.limits.request_timeout_s
         await run_journey(services, structs.replace(asked.request, deadline=deadline), sink)
-        return sink
+        if sink.answer is not None:
+            return sink.answer
+        return sink.error or public_error(Internal("the request ended without an answer"))
 
     def _parsed(self, batch: BatchRow, body: bytes, origin: RequestOrigin) -> ParsedRequest:
         asked = self._dialects[batch.endpoint].parse(body, origin)

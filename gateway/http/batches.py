@@ -2,12 +2,12 @@
 
 from typing import Annotated
 
-import orjson
 from fastapi import APIRouter, Query, Response
 
 from gateway.contracts.batches import BatchBody, BatchesBody, BatchObject
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.errors import Forbidden
+from gateway.http.respond import json_of, page_of
 from gateway.http.routes import KEY, Asking, CallerRoute, CountedRoute, Edge, Json, errors
 
 router = APIRouter(
@@ -30,7 +30,7 @@ async def create_batch(given: Json[BatchBody], services: Edge, caller: Asking) -
     """Begin a batch; its file is checked first."""
     if caller.by_front:
         raise Forbidden("a front runs the batches of its tenants itself")
-    return _json(await services.batches.create(caller, services.new_id("batch"), given))
+    return json_of(await services.batches.create(caller, services.new_id("batch"), given))
 
 
 @router.get("", response_model=BatchesBody)
@@ -42,29 +42,16 @@ async def list_batches(
 ) -> Response:
     """The tenant's batches, newest first."""
     found = await services.batches.page(caller.tenant, after=after, limit=limit + 1)
-    page = found[:limit]
-    return _json(
-        {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": len(found) > limit,
-        }
-    )
+    return page_of(found, limit)
 
 
 @router.get("/{batch_id}", response_model=BatchObject)
 async def show_batch(batch_id: str, services: Edge, caller: Asking) -> Response:
     """A batch."""
-    return _json(await services.batches.show(caller.tenant, batch_id))
+    return json_of(await services.batches.show(caller.tenant, batch_id))
 
 
 @router.post("/{batch_id}/cancel", response_model=BatchObject)
 async def cancel_batch(batch_id: str, services: Edge, caller: Asking) -> Response:
     """Start no further line; what has ended is in the result files."""
-    return _json(await services.batches.cancel(caller.tenant, batch_id))
-
-
-def _json(body: object) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")
+    return json_of(await services.batches.cancel(caller.tenant, batch_id))

@@ -17,7 +17,7 @@ from gateway.errors import Forbidden, InvalidKey, MissingKey, RateLimited
 from gateway.http.authorize import caller_of, require_role
 from gateway.http.body import read_body
 from gateway.http.exchange import EVENT_STREAM, Exchange
-from gateway.http.respond import CALLER_ERRORS
+from gateway.http.respond import CALLER_ERRORS, json_of
 from gateway.keys.sessions import COOKIE, SESSION_S
 from gateway.ports import Services
 
@@ -50,9 +50,9 @@ async def _session(request: Request) -> Response:
         return _answer({}, "", 0, request)
     if request.method == "GET":
         try:
-            return _json(_who(_operating(caller_of(services, exchange))))
+            return json_of(_who(_operating(caller_of(services, exchange))))
         except (MissingKey, InvalidKey, Forbidden):
-            return _json(None)  # a refusal would be an error in the browser's log
+            return json_of(None)  # a refusal would be an error in the browser's log
     caller = await _signed_in(services, exchange, request)
     token = services.sessions.issue(caller.key_id)
     return _answer(_who(caller), token, SESSION_S, request)
@@ -83,12 +83,8 @@ def _who(caller: Caller) -> dict[str, str]:
     return {"key_id": caller.key_id, "role": caller.role.value, "tenant": caller.tenant}
 
 
-def _json(body: object) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")
-
-
 def _answer(body: object, token: str, seconds: int, request: Request) -> Response:
-    response = _json(body)
+    response = json_of(body)
     # Behind a proxy that ends TLS; who lies about it gets a cookie that their browser does not send.
     secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
     response.set_cookie(

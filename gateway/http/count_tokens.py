@@ -4,8 +4,6 @@
 They count against the key's limits as ``/tokenize`` does.
 """
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from typing_extensions import TypedDict
 
@@ -15,9 +13,8 @@ from gateway.contracts.messages.request import counted_request
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.responses.body import ResponsesBody
 from gateway.contracts.values import Caller, GenerateRequest
-from gateway.errors import DeadlineExceeded
 from gateway.http.exchange import Exchange
-from gateway.http.generate import origin_of
+from gateway.http.generate import in_time, origin_of
 from gateway.http.responses import asked_of
 from gateway.http.routes import KEY, Asking, CountedRoute, Edge, Json, errors
 from gateway.http.tokenize import BYTES_PER_TOKEN
@@ -65,17 +62,11 @@ async def input_tokens(
     given: Json[ResponsesBody], request: Request, services: Edge, caller: Asking
 ) -> ResponseTokens:
     """Tokens of a prompt; the body is that of ``/v1/responses``."""
-    asked = (await asked_of(services, Exchange.of(request.scope), caller, given)).request
-    count = await _counted(asked, request, services, caller)
+    asked = await asked_of(services, given, origin_of(services, Exchange.of(request.scope), caller))
+    count = await _counted(asked.request, request, services, caller)
     return {"object": "response.input_tokens", "input_tokens": count}
 
 
 async def _counted(asked: GenerateRequest, request: Request, services: Services, caller: Caller) -> int:
     await services.limiter.spend(caller, len(await request.body()) // BYTES_PER_TOKEN)
-    limit_s = services.limits.request_timeout_s
-    try:
-        async with asyncio.timeout(limit_s):
-            offload = services.text_threads.of(asked)
-            return await services.prompts.count(asked, offload)
-    except TimeoutError:
-        raise DeadlineExceeded(f"the request took longer than {limit_s:g} s") from None
+    return await in_time(services, services.prompts.count(asked, services.text_threads.of(asked)))

@@ -3,7 +3,6 @@
 import asyncio
 from typing import Annotated, Final, Literal
 
-import orjson
 from fastapi import APIRouter, Query, Request, Response
 from starlette.datastructures import UploadFile
 from starlette.responses import StreamingResponse
@@ -17,6 +16,7 @@ from gateway.errors import BodyTooLarge
 from gateway.http.body import BodyTooSlow
 from gateway.http.exchange import Exchange
 from gateway.http.forms import read_form
+from gateway.http.respond import json_of, page_of
 from gateway.http.routes import KEY, Asking, CallerRoute, Edge, EdgeRoute, errors
 from gateway.ports import Services
 
@@ -62,7 +62,7 @@ async def upload(request: Request, services: Edge, caller: Asking) -> Response:
             row = await _stored(services, caller.tenant, form)
         finally:
             await form.close()
-    return _json(file_body(row))
+    return json_of(file_body(row))
 
 
 async def _stored(services: Services, tenant: str, form: object) -> FileRow:
@@ -99,22 +99,13 @@ async def list_files(
     rows = await services.files.page(
         caller.tenant, after=after, limit=limit + 1, purpose=purpose, newest=order == "desc"
     )
-    page = rows[:limit]
-    return _json(
-        {
-            "object": "list",
-            "data": [file_body(row) for row in page],
-            "first_id": page[0].file_id if page else None,
-            "last_id": page[-1].file_id if page else None,
-            "has_more": len(rows) > limit,
-        }
-    )
+    return page_of([file_body(row) for row in rows], limit)
 
 
 @router.get("/{file_id}", response_model=FileBody)
 async def show_file(file_id: str, services: Edge, caller: Asking) -> Response:
     """A file, without its content."""
-    return _json(file_body(await services.files.get(caller.tenant, file_id)))
+    return json_of(file_body(await services.files.get(caller.tenant, file_id)))
 
 
 @router.get("/{file_id}/content", response_class=StreamingResponse)
@@ -132,7 +123,3 @@ async def delete_file(file_id: str, services: Edge, caller: Asking) -> DeletedFi
     """Delete a file; one that a batch reads stays until that has ended."""
     await services.files.delete(caller.tenant, file_id)
     return {"id": file_id, "object": "file", "deleted": True}
-
-
-def _json(body: object) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

@@ -42,16 +42,21 @@ ROUTES: Final = (
 )
 
 
-def generating(services: Services, idempotency: Idempotency) -> dict[str, ASGIApp]:
-    """The app of each path; SageMaker posts every request to ``/invocations``."""
-    dialects: dict[str, ContractDialect] = {
+def dialects_of(services: Services) -> dict[str, ContractDialect]:
+    """The dialect of each path whose requests stand for themselves; not of Responses."""
+    return {
         "/v1/generate": NativeDialect(),
         "/invocations": NativeDialect(),
         "/v1/chat/completions": OpenAIDialect(chat=True, reasoning_fields=services.reasoning_fields),
         "/v1/completions": OpenAIDialect(chat=False),
         "/v1/messages": MessagesDialect(),
     }
+
+
+def generating(services: Services, idempotency: Idempotency) -> dict[str, ASGIApp]:
+    """The app of each path; SageMaker posts every request to ``/invocations``."""
     endpoints = {
-        path: GenerationEndpoint(services, dialect, idempotency) for path, dialect in dialects.items()
+        path: GenerationEndpoint(services, dialect, idempotency)
+        for path, dialect in dialects_of(services).items()
     }
     return {**endpoints, RESPONSES: ResponsesEndpoint(services, idempotency)}

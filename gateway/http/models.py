@@ -1,8 +1,7 @@
 """``/v1/models``: what a caller's key may name, in the shape of each contract's clients."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from typing_extensions import TypedDict
 
@@ -12,6 +11,7 @@ from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import path_of
 from gateway.contracts.values import Caller
 from gateway.errors import UnknownModel
+from gateway.http.respond import json_of
 from gateway.http.routes import KEY, Asking, CallerRoute, Edge, errors
 from gateway.ports import Services
 
@@ -78,10 +78,10 @@ async def list_models(
     """Served models; with ``anthropic-version`` Anthropic's list, with ``client_version`` Codex's as well."""
     cards = services.models(caller)
     if to_anthropics:
-        return _json(anthropic_models(cards, created))
+        return json_of(anthropic_models(cards, created))
     data = [_body(card, created, services) for card in cards]
     body: ModelListBody = {"object": "list", "sluice_role": caller.role.value, "data": data}
-    return body if client_version is None else _json({**body, "models": codex_models(cards)})
+    return body if client_version is None else json_of({**body, "models": codex_models(cards)})
 
 
 @router.get("/{id:path}", response_model=ModelBody, responses=errors(404, model=OpenAIErrorBody))
@@ -90,7 +90,7 @@ async def show_model(
 ) -> ModelBody | Response:
     """One served model; its id may contain slashes."""
     card = card_of(services, caller, id)
-    return _json(anthropic_model(card, created)) if to_anthropics else _body(card, created, services)
+    return json_of(anthropic_model(card, created)) if to_anthropics else _body(card, created, services)
 
 
 def card_of(services: Services, caller: Caller, model: str) -> ModelCard:
@@ -114,7 +114,3 @@ def _body(card: ModelCard, created: int, services: Services) -> ModelBody:
         "counted_by": services.counted_by(card.parent or card.root),
         "pooling": card.pooling,
     }
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

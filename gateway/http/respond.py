@@ -2,9 +2,10 @@
 
 import logging
 import traceback
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
+import orjson
 from starlette.responses import Response
 
 from gateway.contracts import native_answer, openai_answer
@@ -45,6 +46,25 @@ def response_of(reply: Reply) -> Response:
     """The same for FastAPI."""
     headers = {name.decode(): value.decode() for name, value in reply.headers}
     return Response(reply.body, reply.status, headers, media_type=reply.content_type.decode())
+
+
+def json_of(body: object) -> Response:
+    """A whole JSON body of 200 for FastAPI, which neither validates nor copies it."""
+    return Response(orjson.dumps(body), media_type="application/json")
+
+
+def page_of(found: Sequence[Mapping[str, Any]], limit: int) -> Response:
+    """OpenAI's page of objects with ids: the first ``limit`` of what was found."""
+    page = found[:limit]
+    return json_of(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(found) > limit,
+        }
+    )
 
 
 async def refuse(exchange: Exchange, error: Exception, shape: ErrorShape) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final, cast
@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from accounting.stored_responses import UNFINISHED, StoredResponse
 from gateway.contracts.agent_headers import agent_session, is_auxiliary
 from gateway.contracts.dialect import Frames, ParsedRequest
-from gateway.contracts.openai_answer import OpenAIErrorBody
+from gateway.contracts.openai_answer import OpenAIErrorBody, PageBody
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.answer import ResponseBody, ended, output_of
@@ -30,6 +30,7 @@ from gateway.http.disconnect_watch import DisconnectWatch
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import GenerationEndpoint, origin_of, run_journey
 from gateway.http.idempotency import Idempotency, ReplayableReply
+from gateway.http.respond import json_of, page_of
 from gateway.http.routes import KEY, Asking, CallerRoute, Edge, errors
 from gateway.http.sinks import STREAM_HEADERS
 from gateway.ports import Services
@@ -48,7 +49,8 @@ class ResponsesEndpoint(GenerationEndpoint):
         super().__init__(services, ResponsesDialect(), idempotency)
 
     async def _asked(self, exchange: Exchange, caller: Caller, body: bytes) -> ParsedRequest:
-        return await asked_of(self._services, exchange, caller, parse(ResponsesBody, body))
+        origin = origin_of(self._services, exchange, caller)
+        return await asked_of(self._services, parse(ResponsesBody, body), origin)
 
     def _repeatable(self, exchange: Exchange, asked: ParsedRequest, body: bytes) -> ParsedRequest:
         own = cast("ResponsesRequest", asked)
@@ -86,27 +88,25 @@ class ResponsesEndpoint(GenerationEndpoint):
             await self._services.responses.keep(own, response)
 
     async def _body(self, asked: ParsedRequest, answer: Answer) -> bytes:
-        own = cast("ResponsesRequest", asked)
-        response = ended(own, answer, output_of(own, answer))
-        if own.store:
-            await self._services.responses.keep(own, response)
-        return orjson.dumps(response)
+        return await body_of(self._services, cast("ResponsesRequest", asked), answer)
 
 
-async def asked_of(
-    services: Services, exchange: Exchange, caller: Caller, body: ResponsesBody
-) -> ResponsesRequest:
+async def asked_of(services: Services, body: ResponsesBody, origin: RequestOrigin) -> ResponsesRequest:
     """The request, with the stored conversation before it. Raises UnknownResponse, InvalidRequest."""
     before = await services.responses.before(
-        caller.tenant, body.previous_response_id, services.limits.max_body_bytes
+        origin.caller.tenant, body.previous_response_id, services.limits.max_body_bytes
     )
     return responses_request(
-        body,
-        origin_of(services, exchange, caller),
-        stores=services.responses.enabled,
-        before=before,
-        seal=services.seal,
+        body, origin, stores=services.responses.enabled, before=before, seal=services.seal
     )
+
+
+async def body_of(services: Services, asked: ResponsesRequest, answer: Answer) -> bytes:
+    """The response object as JSON, stored where that was asked for."""
+    response = ended(asked, answer, output_of(asked, answer))
+    if asked.store:
+        await services.responses.keep(asked, response)
+    return orjson.dumps(response)
 
 
 async def _run(services: Services, asked: ResponsesRequest, sink: Any) -> None:
@@ -173,11 +173,7 @@ class ResponsesRerun:
             session_id=again.session_id,
             auxiliary=again.auxiliary,
         )
-        body = parse(ResponsesBody, again.body)
-        before = await services.responses.before(
-            caller.tenant, body.previous_response_id, services.limits.max_body_bytes
-        )
-        return responses_request(body, origin, stores=True, before=before, seal=services.seal)
+        return await asked_of(services, parse(ResponsesBody, again.body), origin)
 
     async def run(self, asked: ResponsesRequest, sink: Any) -> None:
         """Run it; the ledger has it under an id of its own, since the first run may have a row."""
@@ -193,14 +189,10 @@ class DeletedBody(TypedDict):
     deleted: bool
 
 
-class InputItemsBody(TypedDict):
+class InputItemsBody(PageBody):
     """A page of input items."""
 
-    object: str
     data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 router = APIRouter(
@@ -225,7 +217,7 @@ async def show_response(
     response, run = response_of(row), services.background.of(caller.tenant, response_id)
     if not stream:
         running = run is not None and row.status in UNFINISHED
-        return _json(run.state() if run is not None and running else response)
+        return json_of(run.state() if run is not None and running else response)
     if not response["background"]:
         raise not_allowed("stream", "is true", "false for a response that was not created in the background")
     if run is not None and not run.ended:
@@ -249,8 +241,8 @@ async def cancel_response(response_id: str, services: Edge, caller: Asking) -> R
     if not response_of(row)["background"]:
         raise not_allowed("response_id", "was not created in the background", "a background response")
     if row.status not in UNFINISHED:
-        return _json(response_of(row))
-    return _json(await services.background.cancel(row))
+        return json_of(response_of(row))
+    return json_of(await services.background.cancel(row))
 
 
 @router.get("/{response_id}/input_items", response_model=InputItemsBody)
@@ -273,15 +265,7 @@ async def list_input_items(
         if after not in ids:
             raise not_allowed("after", "is no item of the response", "an id of the page before")
         items = items[ids.index(after) + 1 :]
-    page: list[Mapping[str, Any]] = items[:limit]
-    body = {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(items) > limit,
-    }
-    return _json(body)
+    return page_of(items, limit)
 
 
 async def _stored(services: Services, caller: Caller, response_id: str) -> AsyncIterator[bytes]:
@@ -298,7 +282,3 @@ async def _after(events: AsyncIterator[bytes], number: int) -> AsyncIterator[byt
     async for event in events:
         if number_of(event) > number:
             yield event
-
-
-def _json(body: Mapping[str, Any]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

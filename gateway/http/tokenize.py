@@ -5,7 +5,6 @@ request, and as tokens by the size of its body. What is larger than the event lo
 tenant's share of the threads.
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -22,8 +21,9 @@ from gateway.contracts.refusals import not_allowed
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
 from gateway.contracts.tools import template_kwargs, to_tools
 from gateway.contracts.values import Caller
-from gateway.errors import DeadlineExceeded, InvalidRequest
+from gateway.errors import InvalidRequest
 from gateway.http.exchange import Reply
+from gateway.http.generate import in_time
 from gateway.http.models import card_of
 from gateway.http.respond import response_of
 from gateway.http.routes import KEY, Asking, CountedRoute, Edge, Json, errors
@@ -80,12 +80,8 @@ async def _answer(
 
     if size <= INLINE_CHARS and not text.blocks:
         return response_of(Reply(200, answer()))
-    limit_s = services.limits.request_timeout_s
-    try:
-        async with asyncio.timeout(limit_s):
-            return response_of(Reply(200, await services.text_threads.run(caller.tenant, size, answer)))
-    except TimeoutError:
-        raise DeadlineExceeded(f"the request took longer than {limit_s:g} s") from None
+    body = await in_time(services, services.text_threads.run(caller.tenant, size, answer))
+    return response_of(Reply(200, body))
 
 
 def _base_model(services: Services, caller: Caller, model: str | None) -> str:
