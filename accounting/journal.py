@@ -74,16 +74,10 @@ class Journal:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        options: LedgerOptions,
-        *,
-        on_lost: Callable[[PendingRow], None],
-        segment_bytes: int = SEGMENT_BYTES,
+        self, folder: Path, options: LedgerOptions, *, on_lost: Callable[[PendingRow], None]
     ) -> None:
         self._folder = folder
         self._options = options
-        self._segment_bytes = segment_bytes
         self._on_lost = on_lost
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -336,7 +330,7 @@ class Journal:
         began = self._options.clock()
         try:
             active = self._active
-            if active is not None and active.size + len(group.data) > self._segment_bytes:
+            if active is not None and active.size + len(group.data) > SEGMENT_BYTES:
                 self._close_active()
                 active = None
             if active is None:

@@ -65,21 +65,14 @@ class LearnedCounter:
 
     per_message = False
 
-    def __init__(
-        self,
-        model: str,
-        estimates: EstimatingCounter,
-        workers: WorkersTokens | None,
-        *,
-        cache_bytes: int = CACHE_BYTES,
-    ) -> None:
+    def __init__(self, model: str, estimates: EstimatingCounter, workers: WorkersTokens | None) -> None:
         self._model = model
         self._estimates = estimates
         self._workers = workers
         # Nothing is counted on the event loop while a worker is asked for it.
         self.speed = 1 if workers is None else 0
         self.vocabulary = 1 << 31
-        self._cache: TokenCache[tuple[int, ...]] = TokenCache(cache_bytes)
+        self._cache: TokenCache[tuple[int, ...]] = TokenCache(CACHE_BYTES)
 
     @property
     def encoder(self) -> str:

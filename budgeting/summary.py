@@ -70,11 +70,11 @@ class _Sentence:
 
 
 class ExtractiveSummarizer:
-    """Picks sentences; needs no model. Summaries are cached by their source turns, within ``cache_bytes``."""
+    """Picks sentences; needs no model. Summaries are cached by their source turns, within ``CACHE_BYTES``."""
 
-    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
-        self._summaries: TokenCache[Summary | str] = TokenCache(cache_bytes // 4)
-        self._read: TokenCache[tuple[_Sentence, ...]] = TokenCache(cache_bytes - cache_bytes // 4)
+    def __init__(self) -> None:
+        self._summaries: TokenCache[Summary | str] = TokenCache(CACHE_BYTES // 4)
+        self._read: TokenCache[tuple[_Sentence, ...]] = TokenCache(CACHE_BYTES - CACHE_BYTES // 4)
 
     def summarize(
         self, turns: Sequence[Message], *, max_tokens: int, count: Count, owner: str = ""

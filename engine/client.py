@@ -13,7 +13,7 @@ from dataclasses import replace
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Self
 
 from engine.errors import (
@@ -75,9 +75,7 @@ class EngineTicket:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort()
 
     def abort(self) -> None:

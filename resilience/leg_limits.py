@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal
 
 # The sliding minute is kept in steps of a second: at most 61 of them a leg, whatever the traffic.
@@ -99,9 +98,7 @@ class Permit:
     def __enter__(self) -> Permit:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._open:
             self._open = False
             self._leg.leave(self._reserved, self._cost)

@@ -132,8 +132,6 @@ class ConsoleAdmin:
         version: str,
         clock: Callable[[], float],
         unix_time: Callable[[], float],
-        pause_s: float = PAUSE_S,
-        most_streams: int = MOST_STREAMS,
     ) -> None:
         self._admission = admission
         self._figures = figures
@@ -147,7 +145,7 @@ class ConsoleAdmin:
         self._clock = clock
         self._unix_time = unix_time
         self._kept: deque[tuple[float, RequestRecord]] = deque(maxlen=KEPT)
-        self.pause_s, self.most_streams = pause_s, most_streams
+        self.pause_s, self.most_streams = PAUSE_S, MOST_STREAMS
         self.streams = 0  # open live views
         self._made: tuple[GatewaySummary, Mapping[str, Any]]
         self._made_at = float("-inf")

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
 
 from accounting.keys import NO_BUDGET, CallerRole, KeyLimits
 from gateway.contracts.values import Caller
@@ -114,9 +113,7 @@ class Running:
         if self._running is not None:
             self._running[self._key_id] += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         running = self._running
         if running is not None:
             running[self._key_id] -= 1

@@ -87,7 +87,6 @@ class EngineSummarizer:
         new_id: Callable[[str], str],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         on_failure: Callable[[str], None] = lambda reason: None,
-        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._backend = backend
         self._encoder = encoder
@@ -96,7 +95,7 @@ class EngineSummarizer:
         self._new_id = new_id
         self._sleep = sleep
         self._on_failure = on_failure
-        self._written: TokenCache[str] = TokenCache(cache_bytes)
+        self._written: TokenCache[str] = TokenCache(CACHE_BYTES)
         self._waiting: OrderedDict[bytes, _Wanted] = OrderedDict()
         self._writing: bytes | None = None
         self._lock = threading.Lock()

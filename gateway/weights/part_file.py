@@ -8,7 +8,6 @@ import hashlib
 import os
 import struct
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from gateway.weights.values import RemoteFile
@@ -45,9 +44,7 @@ class PartFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._data)
         os.close(self._counts_file)
 

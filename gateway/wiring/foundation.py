@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,12 +13,12 @@ from gateway.config.secret_keys import read_keys
 from gateway.config.settings import Settings
 from gateway.config.state import STATE_FOLDER
 from gateway.health.rolling_stats import RollingStats
+from gateway.images.fetch import ImageFetcher, NameLookup
 from gateway.images.reading import ImageReader
 from gateway.requests.body_memory import BODIES, BodyMemory
 from gateway.state.audit import KEY_VARIABLE, Audit
 from gateway.weights.source import Weights, prepare, prepared
 from gateway.wiring.events import EventBus
-from gateway.wiring.images import make_image_reader
 from gateway.wiring.state import StateParts, make_state
 from gateway.wiring.tracing import make_tracing
 from observability.tracing import Tracing
@@ -109,3 +110,11 @@ def version() -> str:
 def new_id(prefix: str) -> str:
     """A fresh id: the prefix and 80 random bits."""
     return f"{prefix}_{os.urandom(10).hex()}"
+
+
+def make_image_reader(settings: Settings, bodies: BodyMemory) -> ImageReader:
+    """What reads the images of requests; it fetches them where a model takes them and that is allowed."""
+    section, fetcher = settings.images, None
+    if section.fetch and any(model.images is not None for model in settings.models.values()):
+        fetcher = ImageFetcher(section, look_up=NameLookup(), tls=ssl.create_default_context())
+    return ImageReader(section, bodies.holding, fetcher)

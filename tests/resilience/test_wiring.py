@@ -14,7 +14,7 @@ from gateway.config.resilience import ResilienceSection
 from gateway.generation.retry_loop import AttemptBounds
 from gateway.wiring.backends import Engines
 from gateway.wiring.engine import EngineParts
-from gateway.wiring.resilience import Resilience, make_resilience
+from gateway.wiring.generation import Resilience, make_resilience
 from observability.collectors import retry_budget_families
 from observability.metrics import Metrics
 from observability.scrape import ScrapeCollector
