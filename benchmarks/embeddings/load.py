@@ -55,6 +55,19 @@ def request(job: VectorJob, number: int) -> bytes:
     return head.encode() + body
 
 
+async def ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, job: VectorJob, number: int
+) -> str | None:
+    """Send one request and read its answer; what is wrong with it."""
+    writer.write(request(job, number))
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length:")[1].split(b"\r\n", 1)[0])
+    body = await reader.readexactly(length)
+    if not head.startswith(b"HTTP/1.1 200") or body.count(b'"embedding":') != job.texts:
+        return f"{head[:20]!r} {body[:300]!r}"
+    return None
+
+
 async def run(job: VectorJob) -> VectorResult:
     """Warm up, then measure."""
     result, numbers, began = VectorResult(), count(), time.perf_counter()
@@ -63,13 +76,10 @@ async def run(job: VectorJob) -> VectorResult:
     async def caller() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", job.port)
         while (sent := time.perf_counter()) < over:
-            writer.write(request(job, next(numbers)))
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = int(head.lower().split(b"content-length:")[1].split(b"\r\n", 1)[0])
-            body = await reader.readexactly(length)
+            fault = await ask(reader, writer, job, next(numbers))
             done = time.perf_counter()
-            if not head.startswith(b"HTTP/1.1 200") or body.count(b'"embedding":') != job.texts:
-                result.faults.append(f"{head[:20]!r} {body[:300]!r}")
+            if fault is not None:
+                result.faults.append(fault)
                 break
             if counted <= done < over:
                 result.latencies_s.append(done - sent)

@@ -81,8 +81,8 @@ def regime_of(name: Name) -> Regime:
     return Regime.UNSEEN if name is Name.SLUICE_UNSEEN else Regime.CONVERSATION
 
 
-def recipe(name: Name, *, folder: Path, port: int, worker_port: int) -> Recipe:
-    """Write the gateway's configuration into ``folder``; how it is started.
+def recipe(name: Name, *, folder: Path, port: int, worker_port: int, model: str = MODEL) -> Recipe:
+    """Write the gateway's configuration into ``folder``; how it is started. ``model`` is the worker's, for Sluice.
 
     Raises:
         NotAvailable: it is not installed and cannot be.
@@ -99,7 +99,7 @@ def recipe(name: Name, *, folder: Path, port: int, worker_port: int) -> Recipe:
         case Name.VLLM_ROUTER:
             return _vllm_router(port, worker_port)
         case Name.SLUICE | Name.SLUICE_UNSEEN:
-            return _sluice(folder, port, worker_port)
+            return _sluice(folder, port, worker_port, model)
         case Name.DIRECT:
             raise ValueError("nothing is started for direct")
 
@@ -227,7 +227,7 @@ def _environment_of(wanted: str) -> Path:
     return python
 
 
-def _sluice(folder: Path, port: int, worker_port: int) -> Recipe:
+def _sluice(folder: Path, port: int, worker_port: int, model: str) -> Recipe:
     """All stages on: keys, a prompt version, budgets, admission, fallback, ledger, log lines.
 
     Admission lets requests wait for minutes: at 64 in flight the core is full on purpose, and what is asked
@@ -239,7 +239,7 @@ server: {{host: 127.0.0.1, port: {port}}}
 auth: {{enabled: true}}
 engine: {{kind: none, model: models/demo, tokenizer: models/demo}}
 backends:
-  worker: {{kind: openai, base_urls: ["http://127.0.0.1:{worker_port}/v1"], model: {MODEL}}}
+  worker: {{kind: openai, base_urls: ["http://127.0.0.1:{worker_port}/v1"], model: {model}}}
 state: {{url: "sqlite:///{folder}/sluice.db"}}
 ledger: {{url: "sqlite+aiosqlite:///{folder}/sluice.db"}}
 admission: {{max_wait_ms: 600000}}

@@ -19,10 +19,12 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.embeddings import load as vectors_load
+from benchmarks.embeddings.worker import MODEL as VECTOR_MODEL
 from benchmarks.forwarding.client import Answer, Connection
 from benchmarks.forwarding.gateways import KEY, REPOSITORY, Name, Recipe, python_module, recipe
 from benchmarks.forwarding.processes import ask, free_port, started, wait_until_ready
-from benchmarks.forwarding.workload import Regime, bodies
+from benchmarks.forwarding.workload import MODEL, Regime, bodies
 
 WARM_UP = 300
 WRITE_TIMEOUT_S = 60.0
@@ -30,6 +32,9 @@ STEP_MS = 10
 # The ledger's database is written once a batch, by these.
 OF_BATCHES = ("sqlalchemy", "aiosqlite")
 BUDGET = Path(__file__).parent / "budget.json"
+# The kinds of requests that have a budget.
+CHATS, VECTORS = "chats", "vectors"
+DIMENSIONS = 1_024
 # How the budget is counted: what runs at the same time makes the counts depend on the machine's speed.
 BUDGET_REQUESTS = 100
 BUDGET_WARM_UP = 100
@@ -129,10 +134,29 @@ async def send(
         connection.close()
 
 
+async def send_vectors(port: int, *, requests: int, in_flight: int) -> None:
+    """Send that many requests for the vector of one text, ``in_flight`` at a time, and check every answer."""
+    job = vectors_load.VectorJob(port, VECTOR_MODEL, KEY, in_flight, texts=1, seconds=0.0, warm_up_s=0.0)
+    numbers = iter(range(requests))
+
+    async def caller() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for number in numbers:
+            fault = await vectors_load.ask(reader, writer, job, number)
+            if fault is not None:
+                raise RuntimeError(f"a wrong answer: {fault}")
+        writer.close()
+
+    async with asyncio.TaskGroup() as callers:
+        for _ in range(in_flight):
+            callers.create_task(caller())
+
+
 def counted(
     name: Name,
     *,
     stream: bool,
+    vectors: bool = False,
     requests: int,
     in_flight: int,
     folder: Path,
@@ -141,36 +165,38 @@ def counted(
 ) -> Cost:
     """Start gateway and fake worker, warm up and count; at ``collections_at`` collections alone."""
     worker_port, port, out = free_port(), free_port(), folder / "counts.json"
-    plain: Recipe = recipe(name, folder=folder, port=port, worker_port=worker_port)
+    plain: Recipe = recipe(
+        name, folder=folder, port=port, worker_port=worker_port, model=VECTOR_MODEL if vectors else MODEL
+    )
     made = replace(plain, command=python_module("benchmarks.request_cost.counted", out, *plain.command[2:]))
     environment = dict(made.environment)
     if collections_at is not None:
         environment["SLUICE_COUNT"] = "collections"
     logs = folder / "worker.log", folder / "gateway.log"
+    fake_worker = python_module("benchmarks.forwarding.worker", worker_port)
+    if vectors:
+        fake_worker = python_module("benchmarks.embeddings.worker", worker_port, 0, DIMENSIONS)
+
+    def load(count: int, seed: str, rate: float = math.inf) -> None:
+        if vectors:
+            uvloop.run(send_vectors(port, requests=count, in_flight=in_flight))
+        else:
+            uvloop.run(
+                send(port, stream=stream, requests=count, in_flight=in_flight, seed=seed, rate=rate)
+            )
+
     with (
-        started(python_module("benchmarks.forwarding.worker", worker_port), logs[0]) as worker,
+        started(fake_worker, logs[0]) as worker,
         started(made.command, logs[1], environment) as gateway,
     ):
         wait_until_ready(worker, worker_port, "/health", logs[0])
         wait_until_ready(gateway, port, made.ready_path, logs[1])
-        ask(worker_port, "POST", "/control", {"step_ms": STEP_MS if stream else 0})
-        uvloop.run(send(port, stream=stream, requests=warm_up, in_flight=in_flight, seed="warm up"))
+        if not vectors:
+            ask(worker_port, "POST", "/control", {"step_ms": STEP_MS if stream else 0})
+        load(warm_up, "warm up")
         idle = _window(gateway.pid, out, lambda: time.sleep(2.0))
         began = time.monotonic()
-        busy = _window(
-            gateway.pid,
-            out,
-            lambda: uvloop.run(
-                send(
-                    port,
-                    stream=stream,
-                    requests=requests,
-                    in_flight=in_flight,
-                    seed="counted",
-                    rate=collections_at or math.inf,
-                )
-            ),
-        )
+        busy = _window(gateway.pid, out, lambda: load(requests, "counted", collections_at or math.inf))
         share = (time.monotonic() - began) / 2.0
     return _difference(busy, idle, share, requests)
 
@@ -206,12 +232,13 @@ def _difference(busy: dict[str, Any], idle: dict[str, Any], share: float, reques
     )
 
 
-def budget_of() -> dict[str, dict[str, float]]:
-    """What a request of a whole answer costs now, in the form of the committed budget."""
+def budget_of(kind: str) -> dict[str, dict[str, float]]:
+    """What a request of that kind costs now, in the form of the committed budget."""
     with tempfile.TemporaryDirectory() as folder:
         cost = counted(
             Name.SLUICE,
             stream=False,
+            vectors=kind == VECTORS,
             requests=BUDGET_REQUESTS,
             in_flight=1,
             folder=Path(folder),
@@ -238,22 +265,25 @@ def print_collections(cost: Cost, requests: int) -> None:
 def main(
     gateway: Annotated[Name, typer.Option(help="sluice or fastapi.")] = Name.SLUICE,
     stream: Annotated[bool, typer.Option(help="Streams in place of whole answers.")] = False,
+    vectors: Annotated[bool, typer.Option(help="Requests for a vector in place of chats.")] = False,
     requests: Annotated[int, typer.Option(min=10)] = 1000,
     in_flight: Annotated[int, typer.Option(min=1)] = 1,
     top: Annotated[int, typer.Option(help="Functions to print.")] = 0,
     collections: Annotated[
         float | None, typer.Option(help="Show only collections of garbage, at this many requests a second.")
     ] = None,
-    write: Annotated[bool, typer.Option(help="Write the budget of whole answers.")] = False,
+    write: Annotated[bool, typer.Option(help="Write the budgets of whole answers and vectors.")] = False,
 ) -> None:
     """Count what a request costs."""
     if write:
-        BUDGET.write_text(json.dumps(budget_of(), indent=2) + "\n")
+        budgets = {kind: budget_of(kind) for kind in (CHATS, VECTORS)}
+        BUDGET.write_text(json.dumps(budgets, indent=2) + "\n")
         return
     with tempfile.TemporaryDirectory() as folder:
         cost = counted(
             gateway,
             stream=stream,
+            vectors=vectors,
             requests=requests,
             in_flight=in_flight,
             folder=Path(folder),
@@ -263,7 +293,8 @@ def main(
         print_collections(cost, requests)
         return
     console = Console(width=150)
-    table = Table(title=f"{gateway}, {'streams' if stream else 'whole answers'}, {in_flight} in flight")
+    what = "vectors" if vectors else "streams" if stream else "whole answers"
+    table = Table(title=f"{gateway}, {what}, {in_flight} in flight")
     table.add_column("room")
     table.add_column("Python calls a request", justify="right")
     for room, count in cost.by_room().items():

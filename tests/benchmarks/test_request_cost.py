@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.request_cost.__main__ import BUDGET, budget_of
+from benchmarks.request_cost.__main__ import BUDGET, CHATS, VECTORS, budget_of
 
 # Of the sum of the calls; between runs it differs by less than 1 %.
 ALLOWED_GROWTH = 1.05
@@ -19,10 +19,11 @@ RUNS = 3
 pytestmark = pytest.mark.slow
 
 
-def test_a_request_costs_no_more_than_its_budget() -> None:
-    budget = json.loads(BUDGET.read_text())
+@pytest.mark.parametrize("kind", [CHATS, VECTORS])
+def test_a_request_costs_no_more_than_its_budget(kind: str) -> None:
+    budget = json.loads(BUDGET.read_text())[kind]
     for last in (False,) * (RUNS - 1) + (True,):
-        excess = above(budget, budget_of())
+        excess = above(budget, budget_of(kind))
         if not excess or last:
             break
     assert not excess, excess
