@@ -47,6 +47,8 @@ class Estimator:
     def expect(self, demand: Demand, max_tokens: int, *, produced: int = 0) -> int:
         """Expected tokens of all its answers together; lengths are learned from single answers."""
         n = demand.sequences
+        if max_tokens <= n:
+            return n
         each = self.lengths.expect(
             demand.kind, max(1, max_tokens // n), produced=produced // n, open_ended=demand.open_ended
         )
@@ -122,8 +124,9 @@ class Estimator:
         if cached_tokens is not None:
             self.cached_shares.learn(ticket.kind, cached_tokens, ticket.demand.input_tokens)
         demand = ticket.demand
-        target_s = self.tpot_target_s(demand.limits or self._limits)
-        self.pace.begin(ticket.number, demand.produced, now, texts=demand.sequences, target_s=target_s)
+        if demand.generates:
+            target_s = self.tpot_target_s(demand.limits or self._limits)
+            self.pace.begin(ticket.number, demand.produced, now, texts=demand.sequences, target_s=target_s)
 
     def look(self, now: float) -> None:
         """Lower the limit to what the pace of the requests in flight allows."""
@@ -136,7 +139,8 @@ class Estimator:
         """An answer is complete; ``in_flight`` sequences ran meanwhile on ``workers`` engines."""
         self.rates.hold_s.learn(now - ticket.handed_on_at)
         each = output_tokens // ticket.demand.sequences
-        self.lengths.learn(ticket.kind, each)
+        if ticket.demand.generates:
+            self.lengths.learn(ticket.kind, each)
         in_slo = self._in_slo(ticket, each, now)
         if in_slo is not None:
             self.limit.record(in_slo=in_slo, in_flight=in_flight, now=now, workers=workers)
@@ -147,8 +151,7 @@ class Estimator:
         if first_at is None:
             return None
         met: list[bool] = []
-        target_s = self.tpot_target_s(limits)
-        if target_s is not None and tokens > 1:
+        if tokens > 1 and (target_s := self.tpot_target_s(limits)) is not None:
             met.append((now - first_at) / (tokens - 1) <= target_s)
         # A prompt whose prefill alone takes longer than the target does not depend on the size of the batch.
         if limits.ttft_slo_s is not None and self.rates.s_per_token * ticket.uncached <= limits.ttft_slo_s:

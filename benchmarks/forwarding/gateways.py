@@ -82,7 +82,7 @@ def regime_of(name: Name) -> Regime:
 
 
 def recipe(name: Name, *, folder: Path, port: int, worker_port: int, model: str = MODEL) -> Recipe:
-    """Write the gateway's configuration into ``folder``; how it is started. ``model`` is the worker's, for Sluice.
+    """Write the gateway's configuration into ``folder``; how it is started. ``model`` is Sluice's worker's.
 
     Raises:
         NotAvailable: it is not installed and cannot be.

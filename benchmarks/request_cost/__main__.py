@@ -181,9 +181,7 @@ def counted(
         if vectors:
             uvloop.run(send_vectors(port, requests=count, in_flight=in_flight))
         else:
-            uvloop.run(
-                send(port, stream=stream, requests=count, in_flight=in_flight, seed=seed, rate=rate)
-            )
+            uvloop.run(send(port, stream=stream, requests=count, in_flight=in_flight, seed=seed, rate=rate))
 
     with (
         started(fake_worker, logs[0]) as worker,

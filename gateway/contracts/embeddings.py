@@ -110,7 +110,7 @@ def embeddings_request(body: EmbeddingsBody, origin: RequestOrigin) -> Embedding
     elif given and isinstance(given[0], int):
         inputs = (tuple(one for one in given if isinstance(one, int)),)
     else:
-        inputs = tuple(one if isinstance(one, str) else tuple(_ids(one)) for one in given)
+        inputs = tuple([one if isinstance(one, str) else tuple(_ids(one)) for one in given])
     if not 0 < len(inputs) <= MAX_INPUTS:
         raise not_allowed("input", f"has {len(inputs)} inputs", f"1 to {MAX_INPUTS}")
     for index, one in enumerate(inputs):

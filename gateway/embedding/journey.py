@@ -7,8 +7,8 @@
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeGuard, TypeVar
 
@@ -18,7 +18,7 @@ from accounting.account import Accounts
 from accounting.values import PartialUsage, UsageRow
 from admission.controller import AdmissionController
 from admission.errors import Refused
-from admission.values import Demand
+from admission.values import AdmissionLimits, Demand
 from budgeting.estimating import rough_text_tokens
 from gateway.backends.port import (
     Backend,
@@ -46,7 +46,7 @@ from gateway.contracts.embeddings import (
 from gateway.contracts.openai_answer import sent_status
 from gateway.contracts.rerank import CONTRACT as RERANK
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
-from gateway.contracts.values import Caller, Contract
+from gateway.contracts.values import Contract
 from gateway.errors import RateLimited, UnknownModel, public_error
 from gateway.keys.rate_limits import KeyLimiter, paying
 from gateway.requests.in_flight import InFlightRequests
@@ -74,16 +74,21 @@ BYTES_PER_TOKEN: Final = 16
 Backed = TypeVar("Backed", bound=TakesParts)
 One = TypeVar("One")
 Input = TypeVar("Input")
+Asked = TypeVar("Asked", bound=PooledRequest)
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingJourney:
-    """Makes vectors, scores and transcripts. Every part of a request is paid for once, whatever was tried."""
+    """Makes vectors, scores and transcripts. Every part of a request is paid for once, whatever was tried.
+
+    ``limits`` are admission's for all parts.
+    """
 
     in_flight: InFlightRequests
     revision: Callable[[], Revision]
     fleet: Fleet
     admission: AdmissionController
+    limits: AdmissionLimits
     accounts: Accounts
     limiter: KeyLimiter
     tracing: Tracing
@@ -95,12 +100,12 @@ class EmbeddingJourney:
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
         """The vectors. Raises GatewayError, Refused, BackendFailure, NotRecorded."""
         parts = list(split(request.inputs, input_tokens))
-        return EmbeddingsAnswer(*await self._run(_vectors(request), request, parts))
+        return EmbeddingsAnswer(*await self._run(_VECTORS, request, parts))
 
     async def score(self, request: ScoreRequest) -> ScoreAnswer:
         """The scores. Raises the same."""
         parts = list(split(request.pairs, _pair_tokens))
-        return ScoreAnswer(*await self._run(_scores(request), request, parts))
+        return ScoreAnswer(*await self._run(_SCORES, request, parts))
 
     async def transcribe(self, request: AudioRequest, out: EventSink) -> TranscriptAnswer:
         """The text of a recording; the data of a stream's events goes to ``out``. Raises the same."""
@@ -109,8 +114,8 @@ class EmbeddingJourney:
         return TranscriptAnswer(model, body)
 
     async def _run(
-        self, kind: "_Kind[Backed, One]", request: PooledRequest, parts: Sequence["InputPart"]
-    ) -> "tuple[str, list[One], int]":
+        self, kind: "_Kind[Asked, Backed, One]", request: Asked, parts: Sequence["InputPart"]
+    ) -> "tuple[str, Sequence[One], int]":
         """What answered, the results in order, and the tokens."""
         span = self.tracing.begin(
             request.trace_parent,
@@ -135,29 +140,32 @@ class EmbeddingJourney:
 
     async def _stages(
         self,
-        kind: "_Kind[Backed, One]",
-        request: PooledRequest,
+        kind: "_Kind[Asked, Backed, One]",
+        request: Asked,
         parts: Sequence["InputPart"],
         trace_id: str,
         bills: list[UsageRow],
-    ) -> "tuple[str, list[One], int]":
-        backends = self._backends(kind, request)
-        tokens = sum(part.tokens for part in parts)
-        row = self._opening_row(kind, request, trace_id)
+    ) -> "tuple[str, Sequence[One], int]":
+        revision = self.revision()
+        backends = self._backends(kind, request, revision)
+        tokens = sum([part.tokens for part in parts])
+        row = self._opening_row(kind.contract, request, revision, trace_id)
         cost = partial(self._cost, row, backends[0], tokens)
         reservation = None
         if not request.for_cache:
             reservation = await self.limiter.reserve(request.caller, tokens, cost, backends[0].model)
         try:
             with self.accounts.open(row, kind.so_far(row), paying(reservation, bills.append)) as account:
-                made = await self._made(kind, request, parts, backends)
-                used = sum(one.input_tokens for one in made)
-                by = made[-1].backend
+                if len(parts) == 1:
+                    made = await self._part(kind, request, parts[0], backends)
+                else:
+                    made = joined(await self._made(kind, request, parts, backends))
+                by = made.backend
                 account.settle(
                     structs.replace(
                         _by(row, by),
-                        input_tokens=used,
-                        output_tokens=sum(one.output_tokens for one in made),
+                        input_tokens=made.input_tokens,
+                        output_tokens=made.output_tokens,
                         finish_reason="stop",
                         total_ms=(self.clock() - request.arrived_at) * 1000,
                     ).delivered()
@@ -166,24 +174,31 @@ class EmbeddingJourney:
                 await self.turns.next()  # rows are durable in groups
         finally:
             if reservation is not None:
-                reservation.settle(sum(one.input_tokens + one.output_tokens for one in bills))
-        return by.model, [one for part in made for one in part.results], used
+                reservation.settle(sum([one.input_tokens + one.output_tokens for one in bills]))
+        return by.model, made.results, made.input_tokens
 
-    def _backends(self, kind: "_Kind[Backed, One]", request: PooledRequest) -> Sequence[Backed]:
+    def _backends(
+        self, kind: "_Kind[Asked, Backed, One]", request: Asked, revision: Revision
+    ) -> Sequence[Backed]:
         """Those that may answer, in the order of the configuration. Raises UnknownModel."""
-        caller, revision = request.caller, self.revision()
-        own = dict(caller.aliases)
-        named = own.get(request.model, request.model)
+        caller, named = request.caller, request.model
+        if caller.aliases:
+            named = dict(caller.aliases).get(named, named)
         named = self.fleet.aliases.get(named, named)
-        reached = _reached(caller, revision)
-        usable = [
-            backend
-            for name, backend in self.fleet.backends.items()
-            if kind.able(backend) and caller.may_use(backend.model) and (reached is None or name in reached)
-        ]
-        found = [one for one in usable if named in (one.model, one.name)]
+        reached = None if caller.routes is None else _reached(caller.routes, revision)
+
+        def usable_of(backends: Iterable[tuple[str, Backend]]) -> list[Backed]:
+            return [
+                one
+                for name, one in backends
+                if kind.able(one) and caller.may_use(one.model) and (reached is None or name in reached)
+            ]
+
+        fleet = self.fleet.backends
+        found = usable_of([(name, one) for name, one in fleet.items() if named in (one.model, one.name)])
         if found:
             return found
+        usable = usable_of(fleet.items())
         if not usable:
             raise UnknownModel(f"no backend here {kind.does}; configure workers that do", param="model")
         known = nearest(request.model, {one.model for one in usable})
@@ -191,14 +206,12 @@ class EmbeddingJourney:
 
     async def _made(
         self,
-        kind: "_Kind[Backed, One]",
-        request: PooledRequest,
+        kind: "_Kind[Asked, Backed, One]",
+        request: Asked,
         parts: Sequence["InputPart"],
         backends: Sequence[Backed],
     ) -> "list[PartResults[Backed, One]]":
         """The results of each part, in order; the first failure ends the others."""
-        if len(parts) == 1:
-            return [await self._part(kind, request, parts[0], backends)]
         at_once = asyncio.Semaphore(AT_ONCE)
 
         async def one(part: InputPart) -> PartResults[Backed, One]:
@@ -214,19 +227,20 @@ class EmbeddingJourney:
 
     async def _part(
         self,
-        kind: "_Kind[Backed, One]",
-        request: PooledRequest,
+        kind: "_Kind[Asked, Backed, One]",
+        request: Asked,
         part: "InputPart",
         backends: Sequence[Backed],
     ) -> "PartResults[Backed, One]":
         """The results of a part, by the first backend that can."""
         failure: Refused | BackendFailure | None = None
-        # Those that are not ready come last: they say why.
-        for backend in sorted(backends, key=lambda one: one.state is not BackendState.READY):
+        if len(backends) > 1:  # those that are not ready come last: they say why
+            backends = sorted(backends, key=lambda one: one.state is not BackendState.READY)
+        for backend in backends:
             try:
                 async with self.admission.admit(self._demand(kind.contract, request, part, backend)) as slot:
                     try:
-                        made = await kind.ask(backend, part)
+                        made = await kind.ask(request, backend, part)
                     except (BackendFailure, RateLimited) as error:
                         if isinstance(error, RateLimited) or not error.counts:
                             slot.ignored()  # a fault of the request says nothing about the backend
@@ -262,24 +276,26 @@ class EmbeddingJourney:
             kind=(contract, backend.model),
             cached_tokens=0,
             size_bytes=BYTES_PER_TOKEN * part.tokens,
-            limits=replace(self.admission.gate(backend.name).limits, max_wait_s=MAX_WAIT_S),
+            limits=self.limits,
             generates=False,
         )
 
-    def _opening_row(self, kind: "_Kind[Backed, One]", request: PooledRequest, trace_id: str) -> UsageRow:
+    def _opening_row(
+        self, contract: str, request: PooledRequest, revision: Revision, trace_id: str
+    ) -> UsageRow:
         caller = request.caller
         return UsageRow(
             generation_id=request.generation_id,
             request_id=request.request_id,
             tenant=caller.tenant,
             key_id=caller.key_id,
-            contract=kind.contract,
-            route=kind.contract,
+            contract=contract,
+            route=contract,
             started_at=self.unix_time(),
             kind="cache" if request.for_cache else "front" if caller.by_front else "request",
             org=caller.org,
             user_id=request.user,
-            revision=self.revision().number,
+            revision=revision.number,
             trace_id=trace_id,
         )
 
@@ -288,8 +304,8 @@ class EmbeddingJourney:
 
     def _report(
         self,
-        kind: "_Kind[Backed, One]",
-        request: PooledRequest,
+        kind: "_Kind[Asked, Backed, One]",
+        request: Asked,
         span: RootSpan,
         bills: Sequence[UsageRow],
         status: int,
@@ -339,8 +355,18 @@ class PartResults(Generic[Backed, One]):
     output_tokens: int = 0
 
 
+def joined(made: Sequence[PartResults[Backed, One]]) -> PartResults[Backed, One]:
+    """The results of all parts, in order, by what made the last one."""
+    return PartResults(
+        made[-1].backend,
+        [one for part in made for one in part.results],
+        sum([part.input_tokens for part in made]),
+        sum([part.output_tokens for part in made]),
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class _Kind(Generic[Backed, One]):
+class _Kind(Generic[Asked, Backed, One]):
     """What is wanted of a backend, which ones can give it, and how one is asked.
 
     Args:
@@ -350,42 +376,35 @@ class _Kind(Generic[Backed, One]):
     contract: str
     does: str
     able: Callable[[Backend], TypeGuard[Backed]]
-    ask: Callable[[Backed, InputPart], Awaitable[PartResults[Backed, One]]]
+    ask: Callable[[Asked, Backed, InputPart], Awaitable[PartResults[Backed, One]]]
     so_far: Callable[[UsageRow], Callable[[BaseException], PartialUsage] | None] = lambda row: None
 
 
-def _vectors(request: EmbeddingsRequest) -> _Kind[Embeds, str]:
-    async def ask(backend: Embeds, part: InputPart) -> PartResults[Embeds, str]:
-        made = await backend.embed(
-            EmbedPart(
-                part.inputs,
-                part.tokens,
-                request.dimensions,
-                request.truncate_to,
-                request.user,
-                request.caller,
-            )
-        )
-        return PartResults(backend, made.vectors, made.input_tokens)
-
-    return _Kind(EMBEDDINGS, "makes vectors", makes_vectors, ask)
+async def _vectors(request: EmbeddingsRequest, backend: Embeds, part: InputPart) -> PartResults[Embeds, str]:
+    wanted = EmbedPart(
+        part.inputs, part.tokens, request.dimensions, request.truncate_to, request.user, request.caller
+    )
+    made = await backend.embed(wanted)
+    return PartResults(backend, made.vectors, made.input_tokens)
 
 
-def _scores(request: ScoreRequest) -> _Kind[Ranks, float]:
-    async def ask(backend: Ranks, part: InputPart) -> PartResults[Ranks, float]:
-        made = await backend.score(
-            ScorePart(part.inputs, part.tokens, request.endpoint, request.options, request.caller)
-        )
-        return PartResults(backend, made.scores, made.input_tokens)
-
-    return _Kind(RERANK, "scores texts", scores_texts, ask)
+async def _scores(request: ScoreRequest, backend: Ranks, part: InputPart) -> PartResults[Ranks, float]:
+    wanted = ScorePart(part.inputs, part.tokens, request.endpoint, request.options, request.caller)
+    made = await backend.score(wanted)
+    return PartResults(backend, made.scores, made.input_tokens)
 
 
-def _transcript(request: AudioRequest, out: EventSink) -> _Kind[Transcribes, Mapping[str, Any] | None]:
+_VECTORS: Final = _Kind(EMBEDDINGS, "makes vectors", makes_vectors, _vectors)
+_SCORES: Final = _Kind(RERANK, "scores texts", scores_texts, _scores)
+
+
+def _transcript(
+    request: AudioRequest, out: EventSink
+) -> _Kind[AudioRequest, Transcribes, Mapping[str, Any] | None]:
     streaming: list[Transcribes] = []
 
     async def ask(
-        backend: Transcribes, part: InputPart
+        request: AudioRequest, backend: Transcribes, part: InputPart
     ) -> PartResults[Transcribes, Mapping[str, Any] | None]:
         async def push(event: bytes) -> None:
             if not streaming:
@@ -440,13 +459,6 @@ def split(inputs: Sequence[Input], tokens_of: Callable[[Input], int]) -> Iterato
     yield InputPart(tuple(part), part_tokens)
 
 
-def _reached(caller: Caller, revision: Revision) -> set[str] | None:
-    """The backends that a key limited to routes reaches; ``None``: all."""
-    if caller.routes is None:
-        return None
-    return {
-        name
-        for route in caller.routes
-        if route in revision.routes
-        for name in revision.routes[route].backends
-    }
+def _reached(routes: Collection[str], revision: Revision) -> set[str]:
+    """The backends that a key limited to these routes reaches."""
+    return {name for route in routes if route in revision.routes for name in revision.routes[route].backends}

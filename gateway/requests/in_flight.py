@@ -1,8 +1,7 @@
 """The requests in flight, and the drain: not ready, then no new requests, then none in flight."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 from gateway.contracts.values import GenerateRequest
@@ -28,6 +27,7 @@ class InFlightRequests:
         self._draining = asyncio.Event()
         self._closed = asyncio.Event()
         self._refusing = False  # the same, for every request to look at
+        self._reported = _Reporting(self)
 
     @property
     def in_flight(self) -> int:
@@ -98,24 +98,21 @@ class InFlightRequests:
         self._cut.discard(key)
         return True
 
-    @contextmanager
-    def reporting(self) -> Iterator[None]:
+    def reporting(self) -> AbstractContextManager[None]:
         """``with reporting()``: a failed request is in flight until its error has been sent."""
-        self._reporting += 1
-        try:
-            yield
-        finally:
-            self._reporting -= 1
-            if not self.in_flight:
-                self._empty.set()
+        return self._reported
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
+    def counted(self) -> AbstractContextManager[None]:
         """``with counted()``: work without a generation is in flight. Raises Draining."""
-        if self._closed.is_set():
+        if self._refusing:
             raise _draining()
-        with self.reporting():
-            yield
+        return self._reported
+
+    def report(self, change: int) -> None:
+        """Count the requests in flight that are reporting, or have no generation, up or down."""
+        self._reporting += change
+        if self._refusing and not self._tasks and not self._reporting:
+            self._empty.set()
 
     async def drained(self) -> None:
         """Wait until new requests are refused and none is in flight."""
@@ -123,6 +120,21 @@ class InFlightRequests:
         while self.in_flight:
             self._empty.clear()
             await self._empty.wait()
+
+
+class _Reporting(AbstractContextManager[None]):
+    """A block that is counted in flight; one for all, for it holds nothing of a request."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self, requests: InFlightRequests) -> None:
+        self._requests = requests
+
+    def __enter__(self) -> None:
+        self._requests.report(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._requests.report(-1)
 
 
 class _InFlight(AbstractContextManager[None]):

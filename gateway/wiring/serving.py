@@ -1,7 +1,7 @@
 """The layer that serves: the journey of a request, health, and the drain."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import psutil
@@ -10,7 +10,7 @@ from accounting.stored_responses import ResponseStore
 from budgeting.learned_counter import LearnedCounter
 from gateway.backends.workers.inspection import SAMPLE, Inspection, WorkerInspections
 from gateway.contracts.values import Answer
-from gateway.embedding.journey import EmbeddingJourney
+from gateway.embedding.journey import MAX_WAIT_S, EmbeddingJourney
 from gateway.embedding.questions import QuestionEmbedder
 from gateway.generation.dispatcher import GenerationOutcome
 from gateway.generation.job import Job
@@ -144,6 +144,7 @@ def make_embeddings(core: Core, in_flight: InFlightRequests) -> EmbeddingJourney
         revision=control.revision,
         fleet=core.backends.fleet,
         admission=control.admission,
+        limits=replace(control.limits, max_wait_s=MAX_WAIT_S),
         accounts=core.accounts.accounts,
         limiter=core.access.limiter,
         tracing=base.tracing,

@@ -20,6 +20,7 @@ from admission.values import AdmissionLimits
 from gateway.backends.port import BackendState, EmbedPart, Fleet, Vectors
 from gateway.contracts.embeddings import EmbeddingInput, EmbeddingsAnswer, EmbeddingsRequest
 from gateway.embedding.journey import (
+    MAX_WAIT_S,
     PART_INPUTS,
     PART_TOKENS,
     PRIORITY,
@@ -85,6 +86,7 @@ class House:
             revision=lambda: revision,
             fleet=fleet,
             admission=self.admission,
+            limits=AdmissionLimits(max_wait_s=MAX_WAIT_S),
             accounts=Accounts(self.outbox),
             limiter=KeyLimiter(Quotas(clock=lambda: 0.0)),
             tracing=Tracing(),

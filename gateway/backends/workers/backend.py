@@ -305,15 +305,15 @@ class WorkersBackend:
         partial = check_partial(work, self._writer.ways(work), self.name) or work.partial
         return generate_rest(self._writer.splice(work, partial), self._generate, work, out)
 
-    async def embed(self, part: EmbedPart) -> Vectors:
-        """The vectors of some inputs."""
-        body = body_of(self.model, part)
-        return await self._posted(part, VECTORS, body, vectors_of)
+    # Not coroutines of their own, which every wait of a request would resume.
 
-    async def score(self, part: ScorePart) -> Scores:
+    def embed(self, part: EmbedPart) -> Coroutine[Any, Any, Vectors]:
+        """The vectors of some inputs."""
+        return self._posted(part, VECTORS, body_of(self.model, part), vectors_of)
+
+    def score(self, part: ScorePart) -> Coroutine[Any, Any, Scores]:
         """The scores of some pairs of texts."""
-        body = score_request_body(self.model, part)
-        return await self._posted(part, SCORES[part.endpoint], body, scores_of)
+        return self._posted(part, SCORES[part.endpoint], score_request_body(self.model, part), scores_of)
 
     async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> Transcript:
         """The text of a recording; once a part of it was pushed no other worker is asked."""
@@ -323,9 +323,9 @@ class WorkersBackend:
             lambda client, headers: transcript_of(client, self.model, recording, headers, out),
         )
 
-    async def _posted(
+    def _posted(
         self, part: Part, path: str, body: bytes, read: Callable[[Part, bytes], Pooled]
-    ) -> Pooled:
+    ) -> Coroutine[Any, Any, Pooled]:
         """Ask a worker; the answers of its batch arrive together, and are read in turn."""
 
         async def ask(client: WorkerClient, headers: bytes) -> Pooled:
@@ -333,7 +333,7 @@ class WorkersBackend:
             await self._turns.next()
             return read(part, data)
 
-        return await self._pooled(part.caller, part.tokens, ask)
+        return self._pooled(part.caller, part.tokens, ask)
 
     async def _pooled(
         self, caller: Caller, tokens: int, ask: Callable[[WorkerClient, bytes], Awaitable[Pooled]]

@@ -1,7 +1,7 @@
 """One call of a worker's ``/embeddings``."""
 
 from array import array
-from base64 import b64encode
+from binascii import b2a_base64
 from math import isfinite
 from typing import Final
 
@@ -61,7 +61,7 @@ def vectors_of(part: EmbedPart, data: bytes) -> Vectors:
     usage = answer.usage
     reported = None if usage is None else usage.prompt_tokens
     return Vectors(
-        tuple([b64encode(vectors[index]).decode() for index in range(inputs)]),
+        tuple([b2a_base64(vectors[index], newline=False).decode() for index in range(inputs)]),
         part.tokens if reported is None else reported,
     )
 
