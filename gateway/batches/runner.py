@@ -231,13 +231,12 @@ class BatchRunner:
         async def done() -> None:
             try:
                 await work(batch, runner)
+                await self._files.store.release(batch.batch_id)
             except (LedgerUnavailable, OSError) as error:
                 # The lease runs out, and it is done again, here or elsewhere.
                 self._log.warning("batch waits", batch=batch.batch_id, reason=str(error))
-                return
             finally:
                 self._busy.discard(batch.batch_id)
-            await self._files.store.release(batch.batch_id)
 
         tasks.create_task(done(), name=batch.batch_id)
 
