@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from starlette.datastructures import FormData, UploadFile
 from starlette.types import Receive, Scope, Send
 
 from gateway.contracts.audio import AudioRequest, Task, audio_request, transcript_body
-from gateway.contracts.openai_answer import OpenAIErrorBody, error_json
+from gateway.contracts.openai_answer import error_json
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.values import Caller
@@ -19,20 +19,14 @@ from gateway.http.files import UploadRoute
 from gateway.http.forms import read_form
 from gateway.http.generate import in_time, origin_of
 from gateway.http.respond import CALLER_ERRORS, response_of
-from gateway.http.routes import KEY, Asking, Edge, errors
+from gateway.http.routes import Asking, Edge, callers_router
 from gateway.http.sinks import STREAM_HEADERS
 from gateway.ports import Services
 
 HEAD_BYTES: Final = 32
 """Of a recording, for the estimate of its length."""
 
-router = APIRouter(
-    prefix="/v1/audio",
-    tags=["openai"],
-    route_class=UploadRoute,
-    dependencies=[KEY],
-    responses=errors(400, 401, 403, 404, 413, 429, 503, 504, model=OpenAIErrorBody),
-)
+router = callers_router(UploadRoute, 400, 401, 403, 404, 413, 429, 503, 504, prefix="/v1/audio")
 
 
 @router.post("/transcriptions")

@@ -2,27 +2,15 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from gateway.contracts.batches import BatchBody, BatchesBody, BatchObject
-from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.errors import Forbidden
 from gateway.http.respond import json_of, page_of
-from gateway.http.routes import KEY, Asking, CallerRoute, CountedRoute, Edge, Json, errors
+from gateway.http.routes import Asking, CallerRoute, CountedRoute, Edge, Json, callers_router
 
-router = APIRouter(
-    prefix="/v1/batches",
-    tags=["openai"],
-    route_class=CallerRoute,
-    dependencies=[KEY],
-    responses=errors(400, 401, 403, 404, 409, 503, model=OpenAIErrorBody),
-)
-creation = APIRouter(
-    tags=["openai"],
-    route_class=CountedRoute,
-    dependencies=[KEY],
-    responses=errors(400, 401, 403, 404, 409, 413, 429, 503, model=OpenAIErrorBody),
-)
+router = callers_router(CallerRoute, 400, 401, 403, 404, 409, 503, prefix="/v1/batches")
+creation = callers_router(CountedRoute, 400, 401, 403, 404, 409, 413, 429, 503)
 
 
 @creation.post("/v1/batches", response_model=BatchObject)

@@ -4,19 +4,18 @@
 They count against the key's limits as ``/tokenize`` does.
 """
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from typing_extensions import TypedDict
 
 from gateway.contracts.messages.answer import MessagesErrorBody
 from gateway.contracts.messages.body import CountRequest
 from gateway.contracts.messages.request import counted_request
-from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.responses.body import ResponsesBody
 from gateway.contracts.values import Caller, GenerateRequest
 from gateway.http.exchange import Exchange
 from gateway.http.generate import in_time, origin_of
 from gateway.http.responses import asked_of
-from gateway.http.routes import KEY, Asking, CountedRoute, Edge, Json, errors
+from gateway.http.routes import Asking, CountedRoute, Edge, Json, callers_router
 from gateway.http.tokenize import BYTES_PER_TOKEN
 from gateway.ports import Services
 
@@ -34,18 +33,10 @@ class ResponseTokens(TypedDict):
     input_tokens: int
 
 
-router = APIRouter(
-    tags=["anthropic"],
-    route_class=CountedRoute,
-    dependencies=[KEY],
-    responses=errors(400, 401, 403, 404, 413, 429, 504, model=MessagesErrorBody),
+router = callers_router(
+    CountedRoute, 400, 401, 403, 404, 413, 429, 504, tag="anthropic", model=MessagesErrorBody
 )
-responses = APIRouter(
-    tags=["openai"],
-    route_class=CountedRoute,
-    dependencies=[KEY],
-    responses=errors(400, 401, 403, 404, 413, 429, 504, model=OpenAIErrorBody),
-)
+responses = callers_router(CountedRoute, 400, 401, 403, 404, 413, 429, 504)
 
 
 @router.post("/v1/messages/count_tokens")

@@ -3,34 +3,27 @@
 import asyncio
 from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from starlette.datastructures import UploadFile
 from starlette.responses import StreamingResponse
 
 from accounting.batches import FileRow
 from gateway.batches.files import PURPOSES, expiry, file_body
 from gateway.contracts.batches import DeletedFileBody, FileBody, FilesBody
-from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import BodyTooLarge
 from gateway.http.body import BodyTooSlow
 from gateway.http.exchange import Exchange
 from gateway.http.forms import read_form
 from gateway.http.respond import json_of, page_of
-from gateway.http.routes import KEY, Asking, CallerRoute, Edge, EdgeRoute, errors
+from gateway.http.routes import Asking, CallerRoute, Edge, EdgeRoute, callers_router
 from gateway.ports import Services
 
 MAX_FILENAME: Final = 255
 UPLOAD_S: Final = 3_600.0
 """Longest time of an upload: 200 MiB at half a Mbit/s."""
 
-router = APIRouter(
-    prefix="/v1/files",
-    tags=["openai"],
-    route_class=CallerRoute,
-    dependencies=[KEY],
-    responses=errors(400, 401, 403, 404, 409, 413, 429, 503, model=OpenAIErrorBody),
-)
+router = callers_router(CallerRoute, 400, 401, 403, 404, 409, 413, 429, 503, prefix="/v1/files")
 
 
 class UploadRoute(EdgeRoute):
@@ -39,12 +32,7 @@ class UploadRoute(EdgeRoute):
     counted = True
 
 
-uploads = APIRouter(
-    tags=["openai"],
-    route_class=UploadRoute,
-    dependencies=[KEY],
-    responses=errors(400, 401, 403, 413, 429, 503, model=OpenAIErrorBody),
-)
+uploads = callers_router(UploadRoute, 400, 401, 403, 413, 429, 503)
 
 
 @uploads.post("/v1/files", response_model=FileBody)

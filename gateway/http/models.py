@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import Depends, Request, Response
 from typing_extensions import TypedDict
 
 from gateway.contracts.model_card import ModelCard
@@ -12,7 +12,7 @@ from gateway.contracts.refusals import path_of
 from gateway.contracts.values import Caller
 from gateway.errors import UnknownModel
 from gateway.http.respond import json_of
-from gateway.http.routes import KEY, Asking, CallerRoute, Edge, errors
+from gateway.http.routes import Asking, CallerRoute, Edge, callers_router, errors
 from gateway.ports import Services
 
 
@@ -42,13 +42,7 @@ class ModelListBody(TypedDict):
     data: list[ModelBody]
 
 
-router = APIRouter(
-    prefix="/v1/models",
-    tags=["openai"],
-    route_class=CallerRoute,
-    dependencies=[KEY],
-    responses=errors(401, model=OpenAIErrorBody),
-)
+router = callers_router(CallerRoute, 401, prefix="/v1/models")
 
 
 async def _created(request: Request) -> int:

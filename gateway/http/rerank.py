@@ -1,8 +1,5 @@
 """``/v1/rerank``, ``/v2/rerank`` and ``/v1/score``: scores of texts, by workers."""
 
-from fastapi import APIRouter
-
-from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.rerank import (
     RerankAnswerBody,
     RerankBody,
@@ -18,15 +15,10 @@ from gateway.contracts.rerank import (
 from gateway.contracts.values import Caller
 from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import in_time, origin_of
-from gateway.http.routes import KEY, Answering, Asking, DirectRoute, Edge, Json, errors
+from gateway.http.routes import Answering, Asking, DirectRoute, Edge, Json, callers_router
 from gateway.ports import Services
 
-router = APIRouter(
-    tags=["openai"],
-    route_class=DirectRoute,
-    dependencies=[KEY],
-    responses=errors(400, 401, 403, 404, 413, 429, 503, 504, model=OpenAIErrorBody),
-)
+router = callers_router(DirectRoute, 400, 401, 403, 404, 413, 429, 503, 504)
 
 
 @router.post("/v1/rerank", response_model=RerankAnswerBody)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, cast
 
 import msgspec
 import orjson
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from msgspec import structs
 from starlette.responses import StreamingResponse
 from typing_extensions import TypedDict
@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from accounting.stored_responses import UNFINISHED, StoredResponse
 from gateway.contracts.agent_headers import agent_session, is_auxiliary
 from gateway.contracts.dialect import Frames, ParsedRequest
-from gateway.contracts.openai_answer import OpenAIErrorBody, PageBody
+from gateway.contracts.openai_answer import PageBody
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.answer import ResponseBody, ended, output_of
@@ -31,7 +31,7 @@ from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import GenerationEndpoint, origin_of, run_journey
 from gateway.http.idempotency import Idempotency, ReplayableReply
 from gateway.http.respond import json_of, page_of
-from gateway.http.routes import KEY, Asking, CallerRoute, Edge, errors
+from gateway.http.routes import Asking, CallerRoute, Edge, callers_router
 from gateway.http.sinks import STREAM_HEADERS
 from gateway.ports import Services
 from gateway.requests.background import number_of, split
@@ -195,13 +195,7 @@ class InputItemsBody(PageBody):
     data: list[dict[str, Any]]
 
 
-router = APIRouter(
-    prefix=PATH,
-    tags=["openai"],
-    route_class=CallerRoute,
-    dependencies=[KEY],
-    responses=errors(400, 401, 404, 503, model=OpenAIErrorBody),
-)
+router = callers_router(CallerRoute, 400, 401, 404, 503, prefix=PATH)
 
 
 @router.get("/{response_id}", response_model=ResponseBody)

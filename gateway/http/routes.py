@@ -6,7 +6,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Final, TypeVar, get_type_hints
 
-from fastapi import Depends, Header, Security
+from fastapi import APIRouter, Depends, Header, Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, GetCoreSchemaHandler
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.contracts.native_answer import ErrorBody
+from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import Caller, CallerRole
 from gateway.http.authorize import caller_of, require_role
@@ -191,6 +192,23 @@ def errors(*statuses: int, model: Any = ErrorBody) -> dict[int | str, dict[str, 
         status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses
     }
     return {**named, "default": {"model": model, "description": "Any other error"}}
+
+
+def callers_router(
+    route_class: type[APIRoute],
+    *refused: int,
+    prefix: str = "",
+    tag: str = "openai",
+    model: Any = OpenAIErrorBody,
+) -> APIRouter:
+    """A router of paths that need a key, and may refuse with these statuses in the shape of ``model``."""
+    return APIRouter(
+        prefix=prefix,
+        tags=[tag],
+        route_class=route_class,
+        dependencies=[KEY],
+        responses=errors(*refused, model=model),
+    )
 
 
 OPERATORS: Final[Mapping[str, Any]] = {

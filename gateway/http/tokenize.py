@@ -9,14 +9,13 @@ from collections.abc import Callable
 from typing import Final
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from budgeting.plan import INLINE_CHARS
 from gateway.contracts.checks import check_count
 from gateway.contracts.images import refuse_images
 from gateway.contracts.model_card import CardKind
 from gateway.contracts.openai import to_messages
-from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
 from gateway.contracts.tools import template_kwargs, to_tools
@@ -26,7 +25,7 @@ from gateway.http.exchange import Reply
 from gateway.http.generate import in_time
 from gateway.http.models import card_of
 from gateway.http.respond import response_of
-from gateway.http.routes import KEY, Asking, CountedRoute, Edge, Json, errors
+from gateway.http.routes import Asking, CountedRoute, Edge, Json, callers_router
 from gateway.ports import Services
 from gateway.prompts.text import TokenizerText
 
@@ -39,12 +38,7 @@ ITEMS_AT_ONCE: Final = 16_384
 
 Tokenized = TokenizeBody | DetokenizeBody
 
-router = APIRouter(
-    tags=["openai"],
-    route_class=CountedRoute,
-    dependencies=[KEY],
-    responses=errors(400, 401, 404, 413, 429, 503, model=OpenAIErrorBody),
-)
+router = callers_router(CountedRoute, 400, 401, 404, 413, 429, 503)
 
 
 @router.post("/tokenize", response_model=TokenizeBody)
