@@ -41,7 +41,6 @@ class JournalSegment:
         view = memoryview(data)
         while view:
             view = view[os.write(self.fd, view) :]
-        getattr(os, "fdatasync", os.fsync)(self.fd)  # macOS has no fdatasync
         self.size += len(data)
 
     def content(self) -> bytes:
@@ -74,7 +73,7 @@ def create(folder: Path, new_name: Callable[[], str]) -> JournalSegment:
     """A new file with its header, locked before it is visible. Raises OSError."""
     path = folder / f"{new_name()}{SUFFIX}"
     hidden = path.with_name(path.name + _NEW)
-    fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_DSYNC | os.O_CLOEXEC, 0o600)
     segment = JournalSegment(path, fd, 0)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -54,6 +54,7 @@ _MARKUP_TOKENS = 6
 # Stands before a message to see what the message adds.
 _ANCHOR = Message(Role.USER, "x")
 _SYSTEM = Message(Role.SYSTEM, "x")
+_NONE_WEIGHED: tuple[Sequence[Message], list[tuple[int, ...] | None]] = (), []
 
 
 class EncodedChat(Struct, frozen=True):
@@ -97,6 +98,8 @@ class ChatTokenizer:
         self._message_chars = (FRAMED_MESSAGE_CHARS if self._frames else MESSAGE_CHARS) * self.speed
         counts_bytes = cache_bytes // _COUNTS_SHARE
         self._cache: TokenCache[tuple[int, ...]] = TokenCache(cache_bytes - 2 * counts_bytes)
+        # The last conversation whose cost was asked for, and what was cached of it; one thread wins.
+        self._weighed = _NONE_WEIGHED
         self._counts: TokenCache[int] = TokenCache(counts_bytes)
         self._tool_counts: TokenCache[tuple[int, int]] = TokenCache(counts_bytes)
 
@@ -166,7 +169,11 @@ class ChatTokenizer:
         if alone and self._form.fold(messages, _opening(cuts)) is messages:
             ids: list[int] = []
             sums = [0]
-            for index, piece in enumerate(self._pieces(messages)):
+            # A plan looks twice: at what must be encoded, and then to encode it.
+            (weighed, pieces), self._weighed = self._weighed, _NONE_WEIGHED
+            if weighed != messages:
+                pieces = self._pieces(messages)
+            for index, piece in enumerate(pieces):
                 if piece is None and (piece := self._piece(messages[index], first=index == 0)) is None:
                     break
                 ids += piece
@@ -265,11 +272,13 @@ class ChatTokenizer:
         """How much encoding a conversation costs, in characters of text: messages cached cost nothing."""
         if self._template.is_bounded or (tools and self._template.reads_tools):
             return NEVER_INLINE_CHARS
+        pieces = self._pieces(messages)
+        self._weighed = messages, pieces
         return sum(
             [
                 (sum(map(len, message.texts)) if message.tool_calls else len(message.content))
                 + self._message_chars
-                for message, piece in zip(messages, self._pieces(messages), strict=True)
+                for message, piece in zip(messages, pieces, strict=True)
                 if piece is None
             ]
         )

@@ -27,6 +27,14 @@ class EventReader:
         """
         if self._rest:
             data = self._rest + data
+        elif (
+            data.find(b"\n") == len(data) - 2
+            and data.startswith(b"data: ")
+            and data.endswith(b"\n\n")
+            and b"\r" not in data
+            and not self._lines
+        ):
+            return [data[6:-2]]  # the common case, one event of one line: no lists of lines and events
         if b"\r" not in data and not self._lines:
             *complete, self._rest = data.split(b"\n\n")
             if self._rest:

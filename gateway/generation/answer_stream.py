@@ -1,7 +1,7 @@
 """Passes an answer on to the caller, counts it, and stores what another call needs to resume it."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from budgeting.values import Plan, ToolCall
 from gateway.contracts.events import AnswerFold, Delta, IllegalEvent, Reasoning
 from gateway.contracts.values import FinishReason, GenerateRequest, TokenLogprob
 from gateway.generation.commit_buffer import CommitBuffer
-from gateway.generation.sink import Sink
+from gateway.generation.sink import NOTHING, Sink
 from gateway.generation.tool_calls import CallOutcome
 from gateway.generation.trace_steps import TraceSteps
 from observability.events import ResumeFact
@@ -125,7 +125,7 @@ class AnswerStream:
 
     # Each piece
 
-    async def take(self, delta: Delta) -> None:
+    def take(self, delta: Delta) -> Awaitable[None]:
         """Pass one piece on to the sink."""
         if self.events is not None or delta.__class__ is not Delta:
             self._check(delta)
@@ -142,13 +142,12 @@ class AnswerStream:
         if delta.logprobs:
             delta = self._store_logprobs(delta)
         if not self._streamed:
-            return
+            return NOTHING
         if self._buffer is not None and self._buffer.holding:
-            await self._buffer.take(delta)
-            return
+            return self._buffer.take(delta)
         if not self.committed and (delta.text or delta.logprobs):
             self.committed = True
-        await self._sink.delta(delta)
+        return self._sink.delta(delta)
 
     def _first_piece(self, delta: Delta) -> None:
         self._fresh = False

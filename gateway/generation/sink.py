@@ -1,11 +1,23 @@
 """Where a request's events go: JSON, SSE and WebSocket each implement it."""
 
-from typing import Protocol
+from collections.abc import Awaitable, Generator
+from typing import Final, Protocol, cast
 
 from budgeting.values import Plan
 from gateway.contracts.events import Delta
 from gateway.contracts.values import Answer
 from gateway.errors import PublicError
+
+
+class _Nothing:
+    """Awaited at once; one for all, where a coroutine would be made for each token."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return _ENDED
+
+
+_ENDED: Final = cast("Generator[None, None, None]", iter(()))
+NOTHING: Final[Awaitable[None]] = _Nothing()
 
 
 class Sink(Protocol):
@@ -22,7 +34,7 @@ class Sink(Protocol):
         The last call counts.
         """
 
-    async def delta(self, delta: Delta) -> None:
+    def delta(self, delta: Delta) -> Awaitable[None]:
         """A piece of the answer; its text may be empty."""
 
     async def finish(self, answer: Answer) -> None:

@@ -143,9 +143,9 @@ class Exchange:
             }
         )
 
-    async def body(self, data: bytes, *, more: bool) -> None:
+    def body(self, data: bytes, *, more: bool) -> Awaitable[None]:
         """Send a piece of the body."""
-        await self.send({"type": "http.response.body", "body": data, "more_body": more})
+        return self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def reply(self, reply: Reply) -> None:
         """Send a whole answer; 204 has neither a body nor headers about one."""

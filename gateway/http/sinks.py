@@ -12,6 +12,7 @@ from gateway.contracts.events import Delta
 from gateway.contracts.native_answer import answer_event, done_event, error_event
 from gateway.contracts.values import Answer
 from gateway.errors import PublicError
+from gateway.generation.sink import NOTHING
 from gateway.http.exchange import EVENT_STREAM, Exchange
 from gateway.http.respond import error_reply
 
@@ -88,7 +89,7 @@ class StreamSink:
             self._planned = model, plan
             self._frames = self._dialect.frames(self._asked, model, plan)
 
-    async def delta(self, delta: Delta) -> None:
+    def delta(self, delta: Delta) -> Awaitable[None]:
         """Send one event; text without text, log-probabilities and requested ids is none."""
         if delta.cached_tokens and self._planned is not None and not self._open:
             self._frames = self._dialect.frames(self._asked, *self._planned, delta.cached_tokens)
@@ -97,9 +98,13 @@ class StreamSink:
         elif delta.text or delta.logprobs or (delta.token_ids and self._asked.token_ids):
             data = self._frames.delta(delta.text, delta.index, delta.logprobs, delta.token_ids)
         else:
-            return
-        if data:
-            await self._send(data)
+            return NOTHING
+        if not data:
+            return NOTHING
+        if self._open and self._pinging is None:  # as _send would, without a coroutine of its own
+            self._sent += 1
+            return self._exchange.body(data, more=True)
+        return self._send(data)
 
     @property
     def pings(self) -> bool:
@@ -131,7 +136,7 @@ class StreamSink:
         self._sent += not is_ping
         if not self._open:
             data = await self._opened(data)
-        await self._exchange.send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._exchange.body(data, more=True)
 
     async def finish(self, answer: Answer) -> None:
         """Send the last events and end the response."""
