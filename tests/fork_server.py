@@ -79,6 +79,7 @@ VLLM = (
 _VLLM_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # what little vLLM compiles on a CPU takes longer to compile than to run
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_NO_USAGE_STATS": "1",
@@ -180,13 +181,15 @@ def _adopting() -> Any:
 
 
 _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
-# The modules that are forked when product code or a benchmark starts them, and what follows them.
+# The modules that are forked when product code, a benchmark or vLLM starts them, and what follows them.
 _FORKED = (
     ["ops.cli", "serve"],
     ["benchmarks.gpu_parts"],
     ["benchmarks.forwarding.load"],
     ["benchmarks.forwarding.proxy"],
     ["benchmarks.forwarding.worker"],
+    ["benchmarks.request_cost.counted"],
+    ["vllm.model_executor.models.registry"],  # asks what a model can do where vLLM's cache does not tell
 )
 # A process of pytest-xdist.
 _XDIST = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
