@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
-import importlib
 import os
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import botocore.loaders
 import httpx
@@ -83,19 +81,6 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests import fork_server
 
         fork_server.install()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Of several processes on a fresh checkout, each rewrites and compiles its share of the tests for all of them."""
-    config = session.config
-    here: dict[str, Any] | None = getattr(config, "workerinput", None)
-    if here is None or not _is_whole(config):
-        return
-    files = sorted(Path(__file__).parent.rglob("test_*.py"))
-    for file in files[int(here["workerid"].removeprefix("gw")) :: here["workercount"]]:
-        with contextlib.suppress(Exception, pytest.skip.Exception):  # the collection tells
-            importlib.import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:

@@ -519,6 +519,19 @@ def _prepare_commands() -> None:
     typer.main.get_command(sys.modules["ops.cli.main"].app)
 
 
+def _import_tests() -> None:
+    """All files of the tests, as pytest rewrites them: its processes find them imported when they collect."""
+    import pytest
+    from _pytest.config import _prepareconfig
+
+    config = _prepareconfig(["--capture=no"])
+    for file in sorted(ROOT.joinpath("tests").rglob("test_*.py")):
+        # The collection tells what could not be imported, and why.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+    config._ensure_unconfigure()
+
+
 def _prepare_numba() -> None:
     """Numba imports most of itself, and registers it, when it first compiles or loads a function."""
     from numba.core.registry import cpu_target
@@ -543,6 +556,8 @@ def main(fd: int, *, vllm: bool, tests: bool) -> None:
         _start_and_end_quickly()
     else:
         _prepare_numba()
+    if tests:
+        _import_tests()
     gc.freeze()
     gc.enable()
     high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE_FD)

@@ -36,7 +36,7 @@ def write_adapter(
 def peft_greedy(
     model: Path, adapter: Path, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> list[list[int]]:
-    """What transformers and PEFT generate for each prompt alone, in float32."""
+    """What transformers and PEFT generate for each prompt, in float32."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

@@ -97,27 +97,44 @@ def greedy(max_tokens: int, **options: object) -> SamplingParams:
 def reference_greedy(
     folder: Path, prompts: Sequence[Sequence[int]], max_tokens: int, **options: object
 ) -> list[list[int]]:
-    """What transformers generates for each prompt alone, in float32, the end token included."""
+    """What transformers generates for each prompt, in float32, the end token included."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return generate_greedy(model, prompts, max_tokens, **options)
+
+
+# Prompts that a model of transformers is given at once: it takes about as long for them as for one.
+TOGETHER = 16
 
 
 def generate_greedy(
     model: Any, prompts: Sequence[Sequence[int]], max_tokens: int, **options: object
 ) -> list[list[int]]:
-    """What a model of transformers generates for each prompt alone, the end token included."""
-    results = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
+    """What a model of transformers generates for each prompt, the end token included.
+
+    Prompts of about one length are computed together, filled up on the left with what is not looked at. An option
+    may look at it, so with options each is alone.
+    """
+    ends = model.generation_config.eos_token_id
+    ends = {ends} if isinstance(ends, int) else {*(ends or ())}
+    order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))
+    step = 1 if options else TOGETHER
+    results: list[list[int]] = [[]] * len(prompts)
+    for batch in (order[at : at + step] for at in range(0, len(order), step)):
+        longest = len(prompts[batch[-1]])
+        filled = [longest - len(prompts[at]) for at in batch]
         out = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
+            input_ids=torch.tensor(
+                [[0] * left + [*prompts[at]] for at, left in zip(batch, filled, strict=True)]
+            ),
+            attention_mask=torch.tensor([[0] * left + [1] * (longest - left) for left in filled]),
             max_new_tokens=max_tokens,
             do_sample=False,
             pad_token_id=0,
             **options,
         )
-        results.append(out[0, len(prompt) :].tolist())
+        for at, tokens in zip(batch, out[:, longest:].tolist(), strict=True):
+            length = next((n for n, token in enumerate(tokens, 1) if token in ends), len(tokens))
+            results[at] = tokens[:length]
     return results
 
 

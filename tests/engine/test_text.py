@@ -1,5 +1,7 @@
 """Text deltas: whole characters, and no stop string or part of one."""
 
+from functools import cache
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +10,10 @@ from tokenizers import Tokenizer, decoders, models
 from engine.text import Detokenizer, StopStrings
 from tests.engine.support import make_tokenizer
 
-TOKENIZER = make_tokenizer()
+
+@cache
+def tokenizer() -> Tokenizer:
+    return make_tokenizer()
 
 
 def byte_fallback_tokenizer() -> Tokenizer:
@@ -31,21 +36,21 @@ def deltas_of(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
 @settings(max_examples=60, deadline=None)
 @given(text=st.text(st.sampled_from("ab c,漫画巻のす😀👩‍🚀é€\n"), max_size=60))
 def test_deltas_join_to_the_decoded_text_and_never_split_a_character(text: str) -> None:
-    token_ids = TOKENIZER.encode(text).ids
-    deltas = deltas_of(TOKENIZER, token_ids)
+    token_ids = tokenizer().encode(text).ids
+    deltas = deltas_of(tokenizer(), token_ids)
     assert "".join(deltas) == text
     assert not any("\ufffd" in delta for delta in deltas)
 
 
 def test_a_character_of_several_tokens_comes_with_its_last_token() -> None:
-    token_ids = TOKENIZER.encode("😀").ids
+    token_ids = tokenizer().encode("😀").ids
     assert len(token_ids) == 4
-    assert deltas_of(TOKENIZER, token_ids) == ["", "", "", "😀"]
+    assert deltas_of(tokenizer(), token_ids) == ["", "", "", "😀"]
 
 
 def test_a_character_that_is_never_completed_is_never_given() -> None:
-    token_ids = TOKENIZER.encode("ok 😀").ids[:-1]
-    assert "".join(deltas_of(TOKENIZER, token_ids)) == "ok "
+    token_ids = tokenizer().encode("ok 😀").ids[:-1]
+    assert "".join(deltas_of(tokenizer(), token_ids)) == "ok "
 
 
 def test_byte_fallback_and_leading_spaces_decode_as_a_whole() -> None:
@@ -59,23 +64,23 @@ def test_byte_fallback_and_leading_spaces_decode_as_a_whole() -> None:
 
 
 def test_special_tokens_give_no_text() -> None:
-    token_ids = [0, *TOKENIZER.encode("a").ids, 2, *TOKENIZER.encode("b").ids, 1]
-    assert "".join(deltas_of(TOKENIZER, token_ids)) == "ab"
+    token_ids = [0, *tokenizer().encode("a").ids, 2, *tokenizer().encode("b").ids, 1]
+    assert "".join(deltas_of(tokenizer(), token_ids)) == "ab"
 
 
 @settings(max_examples=25, deadline=None)
 @given(token_ids=st.lists(st.integers(0, 511), max_size=150))
 def test_random_tokens_never_fail_and_valid_text_after_them_is_given(token_ids: list[int]) -> None:
-    detokenizer = Detokenizer(TOKENIZER)
+    detokenizer = Detokenizer(tokenizer())
     for token_id in token_ids:
         detokenizer.push(token_id)
-    tail = "".join(detokenizer.push(token_id) for token_id in TOKENIZER.encode(" end of 漫画").ids)
+    tail = "".join(detokenizer.push(token_id) for token_id in tokenizer().encode(" end of 漫画").ids)
     assert tail.endswith("end of 漫画")
 
 
 def test_an_endless_unreadable_run_keeps_the_window_small() -> None:
-    detokenizer = Detokenizer(TOKENIZER)
-    broken = TOKENIZER.encode("😀").ids[1]
+    detokenizer = Detokenizer(tokenizer())
+    broken = tokenizer().encode("😀").ids[1]
     for _ in range(500):
         detokenizer.push(broken)
     assert len(detokenizer._window) < 100
