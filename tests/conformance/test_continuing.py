@@ -14,7 +14,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, FormatType
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.conftest import END_TOKEN, LONG_QUESTION, QUESTIONS
-from tests.conformance.harness import Specimen, hear, shaped
+from tests.conformance.harness import Specimen, hear, hear_all, shaped
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -54,13 +54,13 @@ async def test_it_declares_ways_that_the_port_knows(specimen: Specimen) -> None:
 async def test_the_ids_told_are_those_of_the_text(specimen: Specimen) -> None:
     if not specimen.tells_ids:
         pytest.skip("it does not tell ids")
-    for work in (
+    works = (
         specimen.work(QUESTIONS[0], max_tokens=TOKENS),
         specimen.work(QUESTIONS[0], max_tokens=TOKENS, stream=False),
         specimen.work(QUESTIONS[0], max_tokens=TOKENS, stop=("no such words in any answer",)),
         specimen.work(QUESTIONS[0], max_tokens=TOKENS, n=2),
-    ):
-        heard = await hear(specimen.backend, work)
+    )
+    for work, heard in zip(works, await hear_all(specimen.backend, works), strict=True):
         for index in range(work.sampling.n):
             mine = [delta for delta in heard.deltas if delta.index == index]
             ids = [token for delta in mine for token in delta.token_ids]
@@ -75,16 +75,18 @@ async def test_from_every_place_on_the_rest_is_the_rest_of_the_whole(
     specimen: Specimen, stream: bool, reference: dict[str, str]
 ) -> None:
     needs_a_way(specimen)
-    whole, shown = reference[QUESTIONS[0]], 0
-    for split in SPLITS:
-        what = partial_of(specimen, whole, split)
-        if what is None:
-            continue
-        work = going_on(specimen, QUESTIONS[0], what, max_tokens=TOKENS - split, stream=stream)
-        heard = await hear(specimen.backend, work)
-        assert what.text + heard.text == whole, split
-        shown += 1
-    assert shown > 2
+    whole = reference[QUESTIONS[0]]
+    parts = [(split, what) for split in SPLITS if (what := partial_of(specimen, whole, split))]
+    rests = await hear_all(
+        specimen.backend,
+        [
+            going_on(specimen, QUESTIONS[0], what, max_tokens=TOKENS - split, stream=stream)
+            for split, what in parts
+        ],
+    )
+    for (split, what), rest in zip(parts, rests, strict=True):
+        assert what.text + rest.text == whole, split
+    assert len(parts) > 2
     await specimen.at_rest()
 
 
@@ -137,7 +139,8 @@ async def test_a_sampled_answer_goes_on_in_the_same_way_each_time(
         filter(None, (partial_of(specimen, reference[QUESTIONS[0]], split) for split in (8, 9, 10, 11)))
     )
     asked = going_on(specimen, QUESTIONS[0], what, temperature=1.0, seed=7)
-    assert (await hear(specimen.backend, asked)).text == (await hear(specimen.backend, asked)).text
+    once, again = await hear_all(specimen.backend, [asked, replace(asked, generation_id="gen_again")])
+    assert once.text == again.text
 
 
 @pytest.mark.parametrize("after", [0, 2])
