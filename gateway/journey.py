@@ -51,6 +51,7 @@ from gateway.routing.target import resolve
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure
 from resilience.time_limits import TimeLimit
+from resilience.turns import Turns, Urgent
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class Journey:
     fallback: FallbackChain
     accounts: Accounts
     limiter: KeyLimiter
+    turns: Turns
     reporter: Reporter
     clock: Callable[[], float]
     unix_time: Callable[[], float]
@@ -86,8 +88,8 @@ class Journey:
         timer = StageTimer(self.clock, request.arrived_at, self.time_limit())
         with self.reporter.record(request, span, stream, timer) as recorder:
             try:
-                with self.in_flight.receive(request), timer:
-                    await self._stages(request, span.trace_id, sink, stream, timer, recorder)
+                with self.in_flight.receive(request), timer, self.turns.urgent() as urgent:
+                    await self._stages(request, span.trace_id, sink, stream, timer, recorder, urgent)
             except Exception as error:
                 public = request.in_body_terms(public_error(error))
                 recorder.failed(public, error)
@@ -104,6 +106,7 @@ class Journey:
         stream: AnswerStream,
         timer: StageTimer,
         recorder: RequestRecorder,
+        urgent: Urgent,
     ) -> None:
         revision = self.revision()
         target = resolve(request, revision, self.fleet, self.adapters.ids)
@@ -116,7 +119,6 @@ class Journey:
 
         with self.adapters.lease(target.selection(request)) as lease, self.images.of(request) as images:
             timer.lap("adapter")
-
             ranking = rank_backends(request, target, lease, self.fleet)
             request = await self.check_shape(request)
             backend = ranking.first((*request.extra, *request.dropped))
@@ -129,7 +131,6 @@ class Journey:
             prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)
             recorder.prepared(plan, lease, ranking.drawn, prefix)
             timer.lap("budget")
-
             job = Job(
                 request, target, plan, lease, backend, planning, drawn=ranking.drawn, images=images.data
             )
@@ -139,6 +140,7 @@ class Journey:
             expected = self.admission.expected_output(demand)
             cost = partial(estimated_cost, row, backend, demand.input_tokens, expected, self.accounts.price)
             tokens_held = demand.input_tokens + expected
+            urgent.over()  # it may wait now, and is handed on without another turn of the loop
             reservation = await self.limiter.reserve(request.caller, tokens_held, cost, backend.model)
             with (
                 Settling(reservation, demand.input_tokens, stream) as tokens,

@@ -128,14 +128,16 @@ class EmbeddingJourney:
             with self.in_flight.counted():
                 answer = await self._stages(kind, request, parts, span.trace_id, bills)
         except asyncio.CancelledError:
-            self._report(kind, request, span, bills, CLIENT_CLOSED_REQUEST, "cancelled", None)
+            self._report(kind.contract, request, span, bills, CLIENT_CLOSED_REQUEST, "cancelled", None)
             raise
         except Exception as error:
             public = public_error(error)
             status = sent_status(public, Contract.CHAT)
-            self._report(kind, request, span, bills, status, public.code, public.message)
+            self._report(kind.contract, request, span, bills, status, public.code, public.message)
             raise
-        self._report(kind, request, span, bills, 200, None, None)
+        # The caller does not wait for metrics and log: the answer is sent before the next turn of the loop.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._report, kind.contract, request, span, bills, 200, None, None)
         return answer
 
     async def _stages(
@@ -304,8 +306,8 @@ class EmbeddingJourney:
 
     def _report(
         self,
-        kind: "_Kind[Asked, Backed, One]",
-        request: Asked,
+        contract: str,
+        request: PooledRequest,
         span: RootSpan,
         bills: Sequence[UsageRow],
         status: int,
@@ -319,10 +321,10 @@ class EmbeddingJourney:
             trace_id=span.trace_id,
             tenant=request.caller.tenant,
             key_id=request.caller.key_id,
-            contract=kind.contract,
+            contract=contract,
             status=status,
             total_ms=(self.clock() - request.arrived_at) * 1000,
-            route=kind.contract,
+            route=contract,
             model=bill.model if bill else request.model,
             backend=bill.backend if bill else None,
             backend_name=bill.backend_name if bill and bill.backend else None,

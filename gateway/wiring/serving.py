@@ -123,6 +123,7 @@ def make_journey(
         accounts=core.accounts.accounts,
         mirror=answered,
         limiter=core.access.limiter,
+        turns=base.turns,
         reporter=Reporter(
             tracing=base.tracing,
             emit=finished,

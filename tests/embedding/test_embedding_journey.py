@@ -106,7 +106,9 @@ class House:
             model="bge",
             inputs=inputs,
         )
-        return await self.journey.run(structs.replace(request, **changes))
+        answer = await self.journey.run(structs.replace(request, **changes))
+        await asyncio.sleep(0)  # the report of an answer comes after it
+        return answer
 
     def rows(self) -> list[tuple[str | None, str, int, int]]:
         return [

@@ -58,6 +58,7 @@ from resilience.resume import Spelling
 from resilience.retry import RetryPolicy
 from resilience.retry_budget import RetryBudget
 from resilience.time_limits import TimeLimit, TimeLimits
+from resilience.turns import Turns
 
 ROOT = Path(__file__).parents[2]
 # Every model is at most this long here.
@@ -151,6 +152,8 @@ class House:
             left.append("a place in a leg")
         if self.adapters.leased():
             left.append("an adapter lease")
+        if self.journey.turns.has_urgent:
+            left.append("urgent work")
         others = asyncio.all_tasks() - {asyncio.current_task()}
         left.extend(f"task {task.get_name()}" for task in others)
         return left
@@ -302,6 +305,7 @@ def build_house(
         ),
         accounts=Accounts(outbox),
         limiter=KeyLimiter(Quotas(clock=clock)),
+        turns=Turns(),
         reporter=Reporter(
             tracing=Tracing(),
             emit=records.append,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -25,6 +26,7 @@ from gateway.contracts.values import (
 )
 from gateway.errors import PublicError
 from resilience.failures import BackendFailure, FailureKind
+from resilience.turns import Turns
 from tests.journey.house import House, RecordingSink
 
 Build = Callable[..., House]
@@ -47,6 +49,33 @@ async def test_an_answer_passes_every_stage_and_is_billed_once(build_house: Buil
         "canonicalize", "adapter", "rank", "budget", "admit", "generate", "respond",
     ]  # fmt: skip
     assert house.left_behind() == []
+
+
+class NotedTurns(Turns):
+    """Notes how much urgent work has begun, and how much is over."""
+
+    begun_count = over_count = 0
+
+    def begun(self) -> None:
+        self.begun_count += 1
+        super().begun()
+
+    def over(self) -> None:
+        self.over_count += 1
+        super().over()
+
+
+async def test_a_chat_is_urgent_until_it_is_handed_on(build_house: Build, ask: Ask) -> None:
+    house = build_house(Script(("a", "b"), delay_s=0.05))
+    turns = NotedTurns()
+    house.journey = dataclasses.replace(house.journey, turns=turns)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        chat = group.create_task(house.run(ask()))
+        for _ in range(1_000):
+            if not house.admission.in_flight("local"):
+                await asyncio.sleep(0)
+        assert (turns.begun_count, turns.over_count, chat.done()) == (1, 1, False)
+    assert (turns.begun_count, turns.over_count) == (1, 1)
 
 
 async def test_the_budget_counts_add_up_to_the_input_tokens(build_house: Build, ask: Ask) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from resilience.turns import Turns
+from resilience.turns import HOLD_S, Turns
 
 PIECES = 20
 
@@ -42,3 +42,40 @@ async def test_a_cancelled_piece_keeps_no_other_waiting() -> None:
     assert gone.cancelled()
     async with asyncio.timeout(30):
         await turns.next()
+
+
+async def test_pieces_wait_for_urgent_work_and_no_longer() -> None:
+    turns, loop = Turns(), asyncio.get_running_loop()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        with turns.urgent() as work, turns.urgent() as other:
+            piece = group.create_task(turns.next())
+            for _ in range(PIECES):
+                await asyncio.sleep(0)
+            early = loop.time() + HOLD_S / 4
+            work.over()
+            work.over()  # which counts once
+            await asyncio.sleep(0)
+            assert not piece.done() or loop.time() > early
+            other.over()
+            await piece
+    with pytest.raises(StopIteration):
+        turns.next().send(None)
+
+
+async def test_urgent_work_that_does_not_end_keeps_no_piece_for_long() -> None:
+    turns = Turns()
+    async with asyncio.timeout(30):
+        with turns.urgent():
+            began = asyncio.get_running_loop().time()
+            for _ in range(3):
+                await turns.next()
+            assert asyncio.get_running_loop().time() - began > 2 * HOLD_S
+        await turns.next()
+
+
+async def test_urgent_work_that_fails_has_ended() -> None:
+    turns = Turns()
+    with pytest.raises(LookupError), turns.urgent():
+        raise LookupError
+    with pytest.raises(StopIteration):
+        turns.next().send(None)
