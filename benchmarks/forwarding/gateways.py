@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from shutil import which
 from typing import Final
 
+from accounting.options import Durability
 from benchmarks.forwarding.workload import MODEL, Regime
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
@@ -34,6 +35,7 @@ class Name(StrEnum):
     TENSORZERO = "tensorzero"
     VLLM_ROUTER = "vllm-router"
     SLUICE = "sluice"
+    SLUICE_RELAXED = "sluice-relaxed"
     SLUICE_UNSEEN = "sluice-unseen"
 
 
@@ -45,6 +47,7 @@ TITLES: Final[Mapping[Name, str]] = {
     Name.TENSORZERO: "TensorZero",
     Name.VLLM_ROUTER: "vllm-router, round robin",
     Name.SLUICE: "Sluice",
+    Name.SLUICE_RELAXED: "Sluice, usage on disk later",
     Name.SLUICE_UNSEEN: "Sluice, text never seen",
 }
 
@@ -100,6 +103,11 @@ def recipe(name: Name, *, folder: Path, port: int, worker_port: int, model: str 
             return _vllm_router(port, worker_port)
         case Name.SLUICE | Name.SLUICE_UNSEEN:
             return _sluice(folder, port, worker_port, model)
+        case Name.SLUICE_RELAXED:
+            made = _sluice(folder, port, worker_port, model)
+            return replace(
+                made, environment={**made.environment, "SLUICE_LEDGER__DURABILITY": Durability.RELAXED}
+            )
         case Name.DIRECT:
             raise ValueError("nothing is started for direct")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,12 +77,20 @@ def test_too_little_cpu_to_be_told_is_not_told() -> None:
 def test_each_bar_says_whether_it_was_met() -> None:
     turns = [
         turn(Name.DIRECT, 0, result(1_000)),
-        turn(Name.SLUICE, 0, result(1_000, cpu_s=0.1, ms=[1.5])),
+        turn(Name.FASTAPI, 0, result(1_000, cpu_s=0.1)),
+        turn(Name.LITELLM, 0, result(1_000, cpu_s=5.0)),
+        turn(Name.TENSORZERO, 0, result(1_000, cpu_s=0.08)),
+        turn(Name.SLUICE, 0, result(1_000, cpu_s=0.11, ms=[1.5])),
         turn(Name.SLUICE_UNSEEN, 0, result(1_000, cpu_s=50.0, ms=[90.0], failed=2)),
     ]
     rows = summarize(turns)
-    assert all(bar.told(rows[1]).endswith(": met") for bar in BARS)
-    assert all(bar.told(rows[2]).endswith(": missed") for bar in BARS)
+    sluice, unseen = rows[-2:]
+    assert all(bar.told(sluice, rows).endswith(": met") for bar in BARS)
+    assert all(bar.told(unseen, rows).endswith(": missed") for bar in BARS)
+    assert "not measured" in BARS[0].told(sluice, [sluice]), "there is no bare proxy in this run"
+    relaxed = replace(sluice, name=Name.SLUICE_RELAXED, added_fast_ms=(1.5, 4.0))
+    told = [bar.told(relaxed, rows) for bar in BARS if bar.relaxed is not None]
+    assert told and all(line.endswith(": missed") for line in told), "its bars are lower"
     shown = io.StringIO()
     print_report(Console(file=shown, width=200), rows, "here")
     assert "2 answers failed, e.g. bad" in shown.getvalue()
