@@ -30,7 +30,7 @@ class IdleCapacity:
             most = max(1, int(work.capacity(now) * (1.0 - self._headroom)))
             _, peak = work.memory.usage(now)
             free.append(0 if at_work and peak > 1.0 - self._headroom else most - at_work)
-        return max(0, *free, 0) if free else 1
+        return max(0, *free) if free else 1
 
     def waiting(self) -> int:
         """Requests of callers that wait now."""

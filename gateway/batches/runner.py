@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import orjson
 import structlog
@@ -12,10 +12,10 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from accounting.batches import BatchLine, BatchRow, LineTokens
 from accounting.errors import LedgerUnavailable
-from accounting.values import UsageRow
-from gateway.batches.batches import packed
-from gateway.batches.files import Files, temporary
-from gateway.batches.reading import LineFault, checked
+from gateway.batches.files import Files
+from gateway.batches.outcome import LineOutcome, at_fault, output_line
+from gateway.batches.reading import LineFault
+from gateway.batches.stages import BatchStages
 from observability.collectors import BatchFigures
 
 LOOK_S: Final = 1.0
@@ -34,30 +34,8 @@ MAX_ENGINE_DEATHS: Final = 2
 """Engines that may die while they run a line."""
 MAX_FAILURES: Final = 4
 LONGEST_PAUSE_S: Final = 30.0
-PAGE: Final = 500
 STORE_S: Final = 15.0
 """Longest try to store a result; then the line is run again when its lease is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class LineOutcome:
-    """What became of a line.
-
-    Args:
-        body: the answer's, or the error's, as the contract has it.
-        usage: its bill; ``None`` when nothing is billed.
-        retry_s: it was refused for now: it waits so long and runs again. ``None``: this is its end.
-        engine_died: the engine that ran it has died.
-        failed_here: the fault is the backend's, so another try may succeed.
-    """
-
-    status: int
-    request_id: str
-    body: bytes
-    usage: UsageRow | None = None
-    retry_s: float | None = None
-    engine_died: bool = False
-    failed_here: bool = False
 
 
 class LineRunner(Protocol):
@@ -119,6 +97,7 @@ class BatchRunner:
         look_s: float = LOOK_S,
     ) -> None:
         self._files = files
+        self._stages = BatchStages(files, unix_time)
         self._capacity = capacity
         self._clock = clock
         self._unix_time = unix_time
@@ -193,8 +172,6 @@ class BatchRunner:
                 self._log.warning("files are not swept", reason=str(error))
             await asyncio.sleep(SWEEP_S)
 
-    # The life of a batch
-
     async def _look(self, tasks: asyncio.TaskGroup, runner: LineRunner) -> None:
         store, now = self._files.store, self._unix_time()
         self._batches = await store.unfinished()
@@ -210,19 +187,19 @@ class BatchRunner:
             if batch.batch_id in self._busy:
                 continue
             if batch.status == "validating":
-                await self._begin(tasks, batch, now, self._validate, runner)
+                validate = partial(self._stages.validate, body_fault=partial(runner.fault, batch))
+                await self._begin(tasks, batch, now, validate)
             elif batch.status == "in_progress" and batch.expires_at <= now:
                 await store.change(batch.batch_id, ("in_progress",), status="finalizing", ending="expired")
             elif batch.status != "in_progress" and await store.end_lines(batch.batch_id, now):
-                await self._begin(tasks, batch, now, self._finish, runner)
+                await self._begin(tasks, batch, now, self._stages.finish)
 
     async def _begin(
         self,
         tasks: asyncio.TaskGroup,
         batch: BatchRow,
         now: float,
-        work: Callable[[BatchRow, LineRunner], Awaitable[None]],
-        runner: LineRunner,
+        work: Callable[[BatchRow], Awaitable[None]],
     ) -> None:
         if not await self._files.store.claim(batch.batch_id, batch.status, now, now + LEASE_S):
             return
@@ -230,7 +207,7 @@ class BatchRunner:
 
         async def done() -> None:
             try:
-                await work(batch, runner)
+                await work(batch)
                 await self._files.store.release(batch.batch_id)
             except (LedgerUnavailable, OSError) as error:
                 # The lease runs out, and it is done again, here or elsewhere.
@@ -239,90 +216,6 @@ class BatchRunner:
                 self._busy.discard(batch.batch_id)
 
         tasks.create_task(done(), name=batch.batch_id)
-
-    async def _validate(self, batch: BatchRow, runner: LineRunner) -> None:
-        store, section = self._files.store, self._files.section
-        try:
-            found = await asyncio.to_thread(
-                checked,
-                batch.batch_id,
-                batch.endpoint,
-                self._files.chunks(batch.input_file_id),
-                lambda body: runner.fault(batch, body),
-                max_lines=section.max_lines,
-            )
-        except FileNotFoundError:
-            fault = LineFault("file_not_found", "the input file is gone", None, "input_file_id")
-            await self._fail(batch, [fault])
-            return
-        if found.faults:
-            await self._fail(batch, found.faults)
-            return
-        await store.set_lines(batch.batch_id, found.lines)
-        await store.change(
-            batch.batch_id,
-            ("validating",),
-            status="in_progress",
-            total=len(found.lines),
-            owner=None,
-            lease_until=None,
-            body=packed(batch.body, model=found.model, in_progress_at=int(self._unix_time())),
-        )
-
-    async def _fail(self, batch: BatchRow, faults: Any) -> None:
-        data = [
-            {"code": one.code, "line": one.line, "message": one.message, "param": one.param} for one in faults
-        ]
-        errors = {"object": "list", "data": data}
-        body = packed(batch.body, errors=errors, failed_at=int(self._unix_time()))
-        await self._files.store.change(
-            batch.batch_id, ("validating",), status="failed", ending="failed", owner=None, body=body
-        )
-
-    async def _finish(self, batch: BatchRow, runner: LineRunner) -> None:
-        """Write the files of results, and end it. It begins again when this gateway ends meanwhile."""
-        store, ending = self._files.store, batch.ending or "completed"
-        row = await store.get(batch.tenant, batch.batch_id)
-        body = (row or batch).body
-        if batch.status == "finalizing":
-            body = packed(body, finalizing_at=int(self._unix_time()))
-        output = await self._results(batch, "output", ("done",), ending)
-        errors = await self._results(batch, "error", ("failed", "unrun"), ending)
-        ended = packed(
-            body, output_file_id=output, error_file_id=errors, **{f"{ending}_at": int(self._unix_time())}
-        )
-        if await store.change(
-            batch.batch_id, (batch.status,), status=ending, body=ended, owner=None, lease_until=None
-        ):
-            await store.forget_outputs(batch.batch_id)
-            self._log.info("batch ended", batch=batch.batch_id, status=ending)
-
-    async def _results(
-        self, batch: BatchRow, kind: str, statuses: tuple[str, ...], ending: str
-    ) -> str | None:
-        file_id = f"file-{batch.batch_id.removeprefix('batch_')}-{kind}"
-        with temporary() as written:
-            after, size = 0, 0
-            while page := await self._files.store.results(batch.batch_id, statuses, after, PAGE):
-                after = page[-1][0]
-                data = b"".join(
-                    [
-                        (output or _unrun(batch, number, custom_id, ending)) + b"\n"
-                        for number, _, custom_id, output in page
-                    ]
-                )
-                size += len(data)
-                await asyncio.to_thread(written.write, data)
-            if not size:
-                return None
-            written.seek(0)
-            await asyncio.to_thread(self._files.storage.put, file_id, written)
-        await self._files.add_result(
-            batch.tenant, file_id, f"{batch.batch_id}_{kind}.jsonl", size, _output_seconds(batch)
-        )
-        return file_id
-
-    # Lines
 
     async def _feed(self, tasks: asyncio.TaskGroup, runner: LineRunner) -> None:
         while self._unfinished:
@@ -385,7 +278,7 @@ class BatchRunner:
     async def _line(self, batch: BatchRow, line: BatchLine, runner: LineRunner) -> None:
         try:
             if line.takeovers >= MAX_TAKEOVERS:
-                outcome = _at_fault(line, f"{line.takeovers} gateways ended while they ran the line")
+                outcome = at_fault(line, f"{line.takeovers} gateways ended while they ran the line")
             else:
                 self._reading += 1
                 try:
@@ -398,7 +291,7 @@ class BatchRunner:
             raise
         except OSError as error:
             self._log.error("line not read", batch=batch.batch_id, line=line.number, reason=str(error))
-            outcome = _at_fault(line, "the line cannot be read from the input file")
+            outcome = at_fault(line, "the line cannot be read from the input file")
         tries = line.failures + 1
         failed = (outcome.engine_died and tries < MAX_ENGINE_DEATHS) or (
             outcome.failed_here and tries < MAX_FAILURES
@@ -451,42 +344,3 @@ class BatchRunner:
         finally:
             if not stored:
                 self._unfinished.append(line)
-
-
-def output_line(line: BatchLine, outcome: LineOutcome) -> bytes:
-    """The line of the output or the error file."""
-    return orjson.dumps(
-        {
-            "id": f"batch_req_{line.batch_id.removeprefix('batch_')}_{line.number}",
-            "custom_id": line.custom_id,
-            "response": {
-                "status_code": outcome.status,
-                "request_id": outcome.request_id,
-                "body": orjson.Fragment(outcome.body),
-            },
-            "error": None,
-        }
-    )
-
-
-def _at_fault(line: BatchLine, reason: str) -> LineOutcome:
-    error = {"message": f"{reason}; it is not tried again", "type": "server_error", "code": "line_failed"}
-    request_id = f"batch_req_{line.batch_id.removeprefix('batch_')}_{line.number}"
-    return LineOutcome(500, request_id, orjson.dumps({"error": error}))
-
-
-def _unrun(batch: BatchRow, number: int, custom_id: str, ending: str) -> bytes:
-    code = "batch_expired" if ending == "expired" else "batch_cancelled"
-    message = f"the batch {'expired' if ending == 'expired' else 'was cancelled'} before this line was run"
-    return orjson.dumps(
-        {
-            "id": f"batch_req_{batch.batch_id.removeprefix('batch_')}_{number}",
-            "custom_id": custom_id,
-            "response": None,
-            "error": {"code": code, "message": message},
-        }
-    )
-
-
-def _output_seconds(batch: BatchRow) -> float:
-    return float(orjson.loads(batch.body)["output_seconds"])

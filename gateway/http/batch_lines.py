@@ -8,8 +8,8 @@ from msgspec import structs
 
 from accounting.account import HeldRows
 from accounting.batches import BatchLine, BatchRow
+from gateway.batches.outcome import LineOutcome
 from gateway.batches.reading import LineFault
-from gateway.batches.runner import LineOutcome
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.embeddings import EmbeddingsBody, embeddings_request
 from gateway.contracts.openai_answer import error_json

@@ -22,8 +22,9 @@ from accounting.store import GenerationStore
 from accounting.values import UsageRow
 from gateway.batches.batches import Batches
 from gateway.batches.files import Files
+from gateway.batches.outcome import LineOutcome
 from gateway.batches.reading import LineFault
-from gateway.batches.runner import LEASE_S, MAX_TAKEOVERS, BatchRunner, LineOutcome
+from gateway.batches.runner import LEASE_S, MAX_TAKEOVERS, BatchRunner
 from gateway.batches.storage import LocalFiles
 from gateway.config.batches import BatchesSection
 from gateway.contracts.batches import BatchBody

@@ -1,0 +1,78 @@
+"""What became of a line, and what the files of results say of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from accounting.batches import BatchLine
+from accounting.values import UsageRow
+
+
+@dataclass(frozen=True, slots=True)
+class LineOutcome:
+    """What became of a line.
+
+    Args:
+        body: the answer's, or the error's, as the contract has it.
+        usage: its bill; ``None`` when nothing is billed.
+        retry_s: it was refused for now: it waits so long and runs again. ``None``: this is its end.
+        engine_died: the engine that ran it has died.
+        failed_here: the fault is the backend's, so another try may succeed.
+    """
+
+    status: int
+    request_id: str
+    body: bytes
+    usage: UsageRow | None = None
+    retry_s: float | None = None
+    engine_died: bool = False
+    failed_here: bool = False
+
+
+def at_fault(line: BatchLine, reason: str) -> LineOutcome:
+    """The end of a line that is not tried again."""
+    error = {"message": f"{reason}; it is not tried again", "type": "server_error", "code": "line_failed"}
+    return LineOutcome(500, _request_id(line.batch_id, line.number), orjson.dumps({"error": error}))
+
+
+def output_line(line: BatchLine, outcome: LineOutcome) -> bytes:
+    """The line of the output or the error file."""
+    response = {
+        "status_code": outcome.status,
+        "request_id": outcome.request_id,
+        "body": orjson.Fragment(outcome.body),
+    }
+    return _record(line.batch_id, line.number, line.custom_id, response=response)
+
+
+def unrun_line(batch_id: str, number: int, custom_id: str, ending: str) -> bytes:
+    """The error file's line for one that was not run before its batch expired or was cancelled."""
+    if ending == "expired":
+        error = {"code": "batch_expired", "message": "the batch expired before this line was run"}
+    else:
+        error = {"code": "batch_cancelled", "message": "the batch was cancelled before this line was run"}
+    return _record(batch_id, number, custom_id, error=error)
+
+
+def _record(
+    batch_id: str,
+    number: int,
+    custom_id: str,
+    *,
+    response: Mapping[str, Any] | None = None,
+    error: Mapping[str, str] | None = None,
+) -> bytes:
+    return orjson.dumps(
+        {
+            "id": _request_id(batch_id, number),
+            "custom_id": custom_id,
+            "response": response,
+            "error": error,
+        }
+    )
+
+
+def _request_id(batch_id: str, number: int) -> str:
+    return f"batch_req_{batch_id.removeprefix('batch_')}_{number}"

@@ -1,0 +1,110 @@
+"""The stages of a batch besides its lines: its input is checked, its files of results are written."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Final
+
+import orjson
+import structlog
+
+from accounting.batches import BatchRow
+from gateway.batches.batches import packed
+from gateway.batches.files import Files, temporary
+from gateway.batches.outcome import unrun_line
+from gateway.batches.reading import BodyFault, LineFault, checked
+
+PAGE: Final = 500
+"""Lines whose results are held in memory at once."""
+
+
+class BatchStages:
+    """Validates and finishes batches that this gateway has claimed."""
+
+    def __init__(self, files: Files, unix_time: Callable[[], float]) -> None:
+        self._files = files
+        self._unix_time = unix_time
+        self._log = structlog.get_logger("gateway.batches")
+
+    async def validate(self, batch: BatchRow, body_fault: BodyFault) -> None:
+        """Check the input file, and begin the lines; a fault ends the batch."""
+        store, section = self._files.store, self._files.section
+        try:
+            found = await asyncio.to_thread(
+                checked,
+                batch.batch_id,
+                batch.endpoint,
+                self._files.chunks(batch.input_file_id),
+                body_fault,
+                max_lines=section.max_lines,
+            )
+        except FileNotFoundError:
+            fault = LineFault("file_not_found", "the input file is gone", None, "input_file_id")
+            await self._fail(batch, [fault])
+            return
+        if found.faults:
+            await self._fail(batch, found.faults)
+            return
+        await store.set_lines(batch.batch_id, found.lines)
+        await store.change(
+            batch.batch_id,
+            ("validating",),
+            status="in_progress",
+            total=len(found.lines),
+            owner=None,
+            lease_until=None,
+            body=packed(batch.body, model=found.model, in_progress_at=int(self._unix_time())),
+        )
+
+    async def _fail(self, batch: BatchRow, faults: Sequence[LineFault]) -> None:
+        errors = {"object": "list", "data": [asdict(one) for one in faults]}
+        body = packed(batch.body, errors=errors, failed_at=int(self._unix_time()))
+        await self._files.store.change(
+            batch.batch_id, ("validating",), status="failed", ending="failed", owner=None, body=body
+        )
+
+    async def finish(self, batch: BatchRow) -> None:
+        """Write the files of results, and end it. It begins again when this gateway ends meanwhile."""
+        store, ending = self._files.store, batch.ending or "completed"
+        row = await store.get(batch.tenant, batch.batch_id)
+        body = (row or batch).body
+        if batch.status == "finalizing":
+            body = packed(body, finalizing_at=int(self._unix_time()))
+        output = await self._results(batch, "output", ("done",), ending)
+        errors = await self._results(batch, "error", ("failed", "unrun"), ending)
+        ended = packed(
+            body, output_file_id=output, error_file_id=errors, **{f"{ending}_at": int(self._unix_time())}
+        )
+        if await store.change(
+            batch.batch_id, (batch.status,), status=ending, body=ended, owner=None, lease_until=None
+        ):
+            await store.forget_outputs(batch.batch_id)
+            self._log.info("batch ended", batch=batch.batch_id, status=ending)
+
+    async def _results(
+        self, batch: BatchRow, kind: str, statuses: tuple[str, ...], ending: str
+    ) -> str | None:
+        file_id = f"file-{batch.batch_id.removeprefix('batch_')}-{kind}"
+        with temporary() as written:
+            after, size = 0, 0
+            while page := await self._files.store.results(batch.batch_id, statuses, after, PAGE):
+                after = page[-1][0]
+                lines = [
+                    output or unrun_line(batch.batch_id, number, custom_id, ending)
+                    for number, _, custom_id, output in page
+                ]
+                data = b"".join(line + b"\n" for line in lines)
+                size += len(data)
+                await asyncio.to_thread(written.write, data)
+            if not size:
+                return None
+            written.seek(0)
+            await asyncio.to_thread(self._files.storage.put, file_id, written)
+        await self._files.add_result(
+            batch.tenant, file_id, f"{batch.batch_id}_{kind}.jsonl", size, _output_seconds(batch)
+        )
+        return file_id
+
+
+def _output_seconds(batch: BatchRow) -> float:
+    return float(orjson.loads(batch.body)["output_seconds"])
