@@ -1,4 +1,4 @@
-"""The tables of files, batches and their lines in the ledger's database.
+"""Reads and changes the tables of files, batches and their lines in the ledger's database.
 
 A line is claimed by a gateway for a time, its lease. Its result and its usage row are written in one
 transaction, which only the holder of the claim can do. So a line is answered and billed once, whichever
@@ -6,29 +6,23 @@ gateways end meanwhile.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import (
-    Column,
-    Double,
-    Index,
-    LargeBinary,
-    PrimaryKeyConstraint,
-    RowMapping,
-    Table,
-    Text,
-    and_,
-    delete,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import RowMapping, and_, delete, func, insert, or_, select, tuple_, update
 
+from accounting.batch_tables import (
+    BatchCounts,
+    BatchLine,
+    BatchRow,
+    FileRow,
+    LineTokens,
+    batches,
+    files,
+    lines,
+)
 from accounting.store import FurtherTables
-from accounting.tables import RowInsert, columns_of, metadata
+from accounting.tables import RowInsert
 from accounting.values import UsageRow
 
 TIMEOUT_S: Final = 10.0
@@ -38,118 +32,8 @@ ENDED: Final = ("completed", "failed", "expired", "cancelled")
 INSERTED_AT_ONCE: Final = 500
 
 
-@dataclass(frozen=True, slots=True)
-class FileRow:
-    """A file of a tenant; its content is in the file storage."""
-
-    file_id: str
-    tenant: str
-    filename: str
-    purpose: str
-    bytes: int
-    created_at: float
-    expires_at: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRow:
-    """A batch.
-
-    Args:
-        key_id, own_salt: whose rights its lines have, and whose prefixes they share.
-        ending: what it becomes when its lines have ended: completed, expired or cancelled.
-        body: what only clients read of it, as its owner packed it.
-    """
-
-    batch_id: str
-    tenant: str
-    key_id: str
-    own_salt: str | None
-    endpoint: str
-    input_file_id: str
-    status: str
-    created_at: float
-    expires_at: float
-    body: bytes
-    ending: str | None = None
-    total: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLine:
-    """One line of an input file: ``number`` counts from 1, ``start`` and ``size`` are bytes of the file.
-
-    ``place`` is its place in the order of execution, in which lines with a common prefix follow each other.
-
-    ``takeovers`` counts the gateways that ended while they ran it, ``failures`` the failures of backends.
-    """
-
-    batch_id: str
-    place: int
-    number: int
-    custom_id: str
-    start: int
-    size: int
-    takeovers: int = 0
-    failures: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LineTokens:
-    """The tokens of a line's answer, or of all lines of a batch."""
-
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    reasoning_tokens: int = 0
-
-
-files = Table(
-    "files",
-    metadata,
-    *columns_of(FileRow),
-    PrimaryKeyConstraint("file_id"),
-    Index("ix_files_tenant_created_at", "tenant", "created_at"),
-    Index("ix_files_expires_at", "expires_at"),
-)
-batches = Table(
-    "batches",
-    metadata,
-    *columns_of(BatchRow),
-    # The gateway that validates or finishes it, and until when.
-    Column("owner", Text),
-    Column("lease_until", Double),
-    PrimaryKeyConstraint("batch_id"),
-    Index("ix_batches_tenant_created_at", "tenant", "created_at"),
-    Index("ix_batches_status", "status"),
-)
-lines = Table(
-    "batch_lines",
-    metadata,
-    *columns_of(BatchLine),
-    Column("status", Text, nullable=False),
-    Column("owner", Text),
-    Column("lease_until", Double),
-    Column("output", LargeBinary),
-    *columns_of(LineTokens),
-    PrimaryKeyConstraint("batch_id", "place"),
-    Index("ix_batch_lines_status", "batch_id", "status", "place"),
-    Index("ix_batch_lines_owner", "owner"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class BatchCounts:
-    """The lines of a batch by status, and their tokens."""
-
-    by_status: Mapping[str, int] = field(default_factory=dict)
-    tokens: LineTokens = LineTokens()
-
-    def of(self, *statuses: str) -> int:
-        """Lines of these statuses."""
-        return sum(self.by_status.get(one, 0) for one in statuses)
-
-
+NOBODYS: Final = {"owner": None, "lease_until": None}
+"""Columns of what no gateway has claimed."""
 _TOKENS: Final = tuple(one.name for one in fields(LineTokens))
 Row = TypeVar("Row", FileRow, BatchRow, BatchLine)
 
@@ -191,11 +75,8 @@ class BatchStore(FurtherTables):
         query = select(files).where(files.c.tenant == tenant, _is_kept(files.c.expires_at, now))
         if purpose is not None:
             query = query.where(files.c.purpose == purpose)
-        query = _page(query, files.c.created_at, files.c.file_id, newest=newest)
-        if after is not None:
-            query = query.where(
-                _beyond(files.c.created_at, files.c.file_id, after.created_at, after.file_id, newest=newest)
-            )
+        last = None if after is None else (after.created_at, after.file_id)
+        query = _page(query, files.c.created_at, files.c.file_id, last, newest=newest)
         return await self._all(query.limit(limit), FileRow)
 
     async def delete_file(self, tenant: str, file_id: str) -> bool:
@@ -234,13 +115,8 @@ class BatchStore(FurtherTables):
     async def list_batches(self, tenant: str, *, after: BatchRow | None, limit: int) -> list[BatchRow]:
         """A page of batches, newest first."""
         query = select(batches).where(batches.c.tenant == tenant)
-        query = _page(query, batches.c.created_at, batches.c.batch_id, newest=True)
-        if after is not None:
-            query = query.where(
-                _beyond(
-                    batches.c.created_at, batches.c.batch_id, after.created_at, after.batch_id, newest=True
-                )
-            )
+        last = None if after is None else (after.created_at, after.batch_id)
+        query = _page(query, batches.c.created_at, batches.c.batch_id, last, newest=True)
         return await self._all(query.limit(limit), BatchRow)
 
     async def unfinished(self) -> list[BatchRow]:
@@ -304,7 +180,7 @@ class BatchStore(FurtherTables):
     async def release(self, batch_id: str) -> None:
         """This process does not work on the batch any more."""
         own = update(batches).where(batches.c.batch_id == batch_id, batches.c.owner == self._owner)
-        await self._change(own.values(owner=None, lease_until=None))
+        await self._change(own.values(**NOBODYS))
 
     async def claim_lines(
         self, batch_id: str, now: float, until: float, most: int, *, failed_before: bool = False
@@ -313,10 +189,7 @@ class BatchStore(FurtherTables):
         free = and_(
             lines.c.batch_id == batch_id,
             lines.c.failures > 0 if failed_before else lines.c.failures == 0,
-            or_(
-                lines.c.status == "pending",
-                and_(lines.c.status == "running", lines.c.lease_until < now),
-            ),
+            _waits(now),
         )
         query = select(lines).where(free).order_by(lines.c.place).limit(most)
         claimed: list[BatchLine] = []
@@ -336,19 +209,18 @@ class BatchStore(FurtherTables):
 
     async def give_back(self, line: BatchLine, failures: int = 0) -> None:
         """A line that this process has claimed waits again; ``failures`` more are counted."""
-        waits = {"status": "pending", "owner": None, "lease_until": None}
-        await self._change(self._own(line).values(**waits, failures=lines.c.failures + failures))
+        waits = self._own(line).values(status="pending", failures=lines.c.failures + failures, **NOBODYS)
+        await self._change(waits)
 
     async def give_all_back(self) -> None:
         """All that this process has claimed waits again."""
-        nobodys = {"owner": None, "lease_until": None}
         async with self._transaction() as connection:
             await connection.execute(
                 update(lines)
                 .where(lines.c.owner == self._owner, lines.c.status == "running")
-                .values(status="pending", **nobodys)
+                .values(status="pending", **NOBODYS)
             )
-            await connection.execute(update(batches).where(batches.c.owner == self._owner).values(**nobodys))
+            await connection.execute(update(batches).where(batches.c.owner == self._owner).values(**NOBODYS))
 
     async def finish(
         self, line: BatchLine, status: str, output: bytes, usage: UsageRow | None, tokens: LineTokens
@@ -356,9 +228,7 @@ class BatchStore(FurtherTables):
         """Store a result and its bill; false, and neither, when the claim was lost."""
         async with self._transaction() as connection:
             ended = await connection.execute(
-                self._own(line).values(
-                    status=status, owner=None, lease_until=None, output=output, **asdict(tokens)
-                )
+                self._own(line).values(status=status, output=output, **NOBODYS, **asdict(tokens))
             )
             if not ended.rowcount:
                 return False
@@ -373,14 +243,8 @@ class BatchStore(FurtherTables):
         async with self._transaction() as connection:
             await connection.execute(
                 update(lines)
-                .where(
-                    lines.c.batch_id == batch_id,
-                    or_(
-                        lines.c.status == "pending",
-                        and_(lines.c.status == "running", lines.c.lease_until < now),
-                    ),
-                )
-                .values(status="unrun", owner=None, lease_until=None)
+                .where(lines.c.batch_id == batch_id, _waits(now))
+                .values(status="unrun", **NOBODYS)
             )
             running = select(lines.c.place).where(lines.c.batch_id == batch_id, lines.c.status == "running")
             return (await connection.execute(running.limit(1))).first() is None
@@ -426,14 +290,17 @@ def _is_free(columns: Any, now: float) -> Any:
     return or_(columns.owner.is_(None), columns.lease_until < now)
 
 
-def _page(query: Any, at: Any, key: Any, *, newest: bool) -> Any:
+def _waits(now: float) -> Any:
+    """Of a line: nobody runs it, or the gateway that ran it is gone."""
+    return or_(lines.c.status == "pending", and_(lines.c.status == "running", lines.c.lease_until < now))
+
+
+def _page(query: Any, at: Any, key: Any, last: tuple[float, str] | None, *, newest: bool) -> Any:
+    """The rows in order of their time, those beyond the ``last`` one of the page before."""
+    if last is not None:
+        before, place = tuple_(at, key), tuple_(*last)
+        query = query.where(before < place if newest else before > place)
     return query.order_by(at.desc(), key.desc()) if newest else query.order_by(at, key)
-
-
-def _beyond(at: Any, key: Any, last_at: float, last_key: str, *, newest: bool) -> Any:
-    if newest:
-        return or_(at < last_at, and_(at == last_at, key < last_key))
-    return or_(at > last_at, and_(at == last_at, key > last_key))
 
 
 def _row(row: RowMapping | Mapping[str, Any], kind: type[Row]) -> Row:

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import orjson
 
-from accounting.batches import ENDED, BatchCounts, BatchRow, LineTokens
+from accounting.batch_tables import BatchCounts, BatchRow, LineTokens
+from accounting.batches import ENDED
 from gateway.batches.files import Files
 from gateway.contracts.batches import BatchBody, window_s
 from gateway.contracts.refusals import not_allowed

@@ -8,7 +8,8 @@ from typing import Any, BinaryIO, Final
 
 import structlog
 
-from accounting.batches import BatchStore, FileRow
+from accounting.batch_tables import FileRow
+from accounting.batches import BatchStore
 from accounting.errors import LedgerUnavailable
 from gateway.batches.storage import FileStorage
 from gateway.config.batches import BatchesSection

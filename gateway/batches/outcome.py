@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from accounting.batches import BatchLine
+from accounting.batch_tables import BatchLine
 from accounting.values import UsageRow
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from accounting.batches import BatchLine
+from accounting.batch_tables import BatchLine
 
 MAX_ERRORS: Final = 100
 """Most faults that are told of one file."""

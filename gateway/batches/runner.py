@@ -10,7 +10,7 @@ import orjson
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
 
-from accounting.batches import BatchLine, BatchRow, LineTokens
+from accounting.batch_tables import BatchLine, BatchRow, LineTokens
 from accounting.errors import LedgerUnavailable
 from gateway.batches.files import Files
 from gateway.batches.outcome import LineOutcome, at_fault, output_line

@@ -8,7 +8,7 @@ from typing import Final
 import orjson
 import structlog
 
-from accounting.batches import BatchRow
+from accounting.batch_tables import BatchRow
 from gateway.batches.batches import packed
 from gateway.batches.files import Files, temporary
 from gateway.batches.outcome import unrun_line

@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import structs
 
 from accounting.account import HeldRows
-from accounting.batches import BatchLine, BatchRow
+from accounting.batch_tables import BatchLine, BatchRow
 from gateway.batches.outcome import LineOutcome
 from gateway.batches.reading import LineFault
 from gateway.contracts.dialect import ParsedRequest

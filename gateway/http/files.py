@@ -7,7 +7,7 @@ from fastapi import Query, Request, Response
 from starlette.datastructures import UploadFile
 from starlette.responses import StreamingResponse
 
-from accounting.batches import FileRow
+from accounting.batch_tables import FileRow
 from gateway.batches.files import PURPOSES, expiry, file_body
 from gateway.contracts.batches import DeletedFileBody, FileBody, FilesBody
 from gateway.contracts.refusals import not_allowed

@@ -18,7 +18,8 @@ from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import accounting.shadow_pairs  # noqa: F401 - its table is one of the ledger's
-from accounting.batches import BatchLine, BatchRow, BatchStore, LineTokens
+from accounting.batch_tables import BatchLine, BatchRow, LineTokens
+from accounting.batches import BatchStore
 from accounting.errors import LedgerUnavailable
 from accounting.ledger import Ledger
 from accounting.options import LedgerOptions

@@ -16,7 +16,8 @@ from typing import Any
 import orjson
 import pytest
 
-from accounting.batches import BatchLine, BatchRow, BatchStore, FileRow
+from accounting.batch_tables import BatchLine, BatchRow, FileRow
+from accounting.batches import BatchStore
 from accounting.errors import LedgerUnavailable
 from accounting.store import GenerationStore
 from accounting.values import UsageRow
