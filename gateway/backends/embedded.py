@@ -34,8 +34,8 @@ from gateway.backends.port import (
     EmbedPart,
     Vectors,
     Work,
-    filled,
 )
+from gateway.backends.sampling import filled
 from gateway.contracts.events import Delta
 from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
 from gateway.contracts.values import (

@@ -5,12 +5,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import compress
-from typing import Any, Literal, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from adapters.values import Adapter
 from admission.values import BackendLoad
@@ -22,8 +20,6 @@ from gateway.contracts.images import ImageData
 from gateway.contracts.values import PLAIN_TEXT, Caller, FinishReason, ResponseFormat, Sampling, Usage
 from resilience.failures import BackendFailure, FailureKind
 from resilience.retry_budget import CallBudget
-
-T = TypeVar("T")
 
 
 class BackendState(StrEnum):
@@ -434,68 +430,3 @@ class Fleet:
 def configured_name(backend: str) -> str:
     """The name in the configuration of a backend: that of the pool where it is one of its models."""
     return backend.partition("/")[0]
-
-
-# In the order in which `features_asked` looks at the fields.
-_SAMPLING_FEATURES = (
-    Feature.TEMPERATURE,
-    Feature.TEMPERATURE_ABOVE_1,
-    Feature.TOP_P,
-    Feature.TOP_K,
-    Feature.MIN_P,
-    Feature.SEED,
-    Feature.STOP,
-    Feature.N,
-    Feature.PRESENCE_PENALTY,
-    Feature.FREQUENCY_PENALTY,
-    Feature.REPETITION_PENALTY,
-    Feature.LOGIT_BIAS,
-    Feature.LOGPROBS,
-    Feature.ECHO,
-    Feature.RESPONSE_FORMAT,
-)
-
-
-def features_asked(sampling: Sampling, response_format: ResponseFormat) -> frozenset[Feature]:
-    """The features that a request uses, by the fields that differ from their neutral value."""
-    temperature = sampling.temperature
-    used = (
-        temperature is not None,
-        temperature is not None and temperature > 1.0,
-        sampling.top_p not in (None, 1.0),
-        sampling.top_k not in (None, 0, -1),
-        sampling.min_p not in (None, 0.0),
-        sampling.seed is not None,
-        bool(sampling.stop),
-        sampling.n != 1,
-        sampling.presence_penalty != 0.0,
-        sampling.frequency_penalty != 0.0,
-        sampling.repetition_penalty != 1.0,
-        bool(sampling.logit_bias),
-        sampling.logprobs is not None,
-        sampling.echo,
-        response_format.type != "text",
-    )
-    return frozenset(compress(_SAMPLING_FEATURES, used))
-
-
-def filled(asked: Sampling, default: Sampling) -> Sampling:
-    """The request's sampling with gaps filled by the checkpoint's defaults, else by neutral values.
-
-    Raises BackendFailure: ``max_tokens`` is not set.
-    """
-    if asked.max_tokens is None:
-        raise BackendFailure(FailureKind.INVALID_INPUT, "max_tokens is not set; the budget stage sets it")
-    return replace(
-        asked,
-        temperature=_first(asked.temperature, default.temperature, 1.0),
-        top_p=_first(asked.top_p, default.top_p, 1.0),
-        top_k=max(0, _first(asked.top_k, default.top_k, 0)),
-        min_p=_first(asked.min_p, default.min_p, 0.0),
-    )
-
-
-def _first(asked: T | None, default: T | None, neutral: T) -> T:
-    if asked is not None:
-        return asked
-    return default if default is not None else neutral

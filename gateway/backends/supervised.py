@@ -10,6 +10,7 @@ from types import MappingProxyType
 import psutil
 
 from engine.errors import EngineDead, EngineStartError
+from gateway.backends.engine_processes import any_gone, any_stopped, kill
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
 from gateway.backends.port import Absence, Backend, BackendState
 from gateway.backends.supervised_backend import SupervisedBackend, Totals
@@ -30,32 +31,6 @@ from resilience.supervisor import (
     SupervisorEvent,
     SupervisorState,
 )
-
-
-def any_gone(processes: Sequence[psutil.Process]) -> bool:
-    """Whether one of them has ended."""
-    return any(_status(process) == psutil.STATUS_ZOMBIE for process in processes)
-
-
-def any_stopped(processes: Sequence[psutil.Process]) -> bool:
-    """Whether one of them is stopped by a signal."""
-    return any(_status(process) == psutil.STATUS_STOPPED for process in processes)
-
-
-def kill(processes: Sequence[psutil.Process]) -> None:
-    """Kill them, stopped ones included; does not wait."""
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-def _status(process: psutil.Process) -> str:
-    """A process's state; one that no longer exists counts as a zombie."""
-    try:
-        return str(process.status())
-    except psutil.NoSuchProcess:
-        return str(psutil.STATUS_ZOMBIE)
-
 
 # Interval of the checks of the engine's processes; the end of a process is noticed at once.
 LOOK_EVERY_S = 0.25

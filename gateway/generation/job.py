@@ -11,7 +11,8 @@ from admission.errors import Refused
 from budgeting.errors import BudgetError
 from budgeting.values import Plan
 from gateway.backends.lora_slots import PARAM
-from gateway.backends.port import Backend, Fleet, features_asked
+from gateway.backends.port import Backend, Fleet
+from gateway.backends.sampling import features_asked
 from gateway.contracts.features import Feature
 from gateway.contracts.images import ImageData
 from gateway.contracts.values import Contract, GenerateRequest

@@ -21,7 +21,8 @@ from admission.circuit import CircuitState
 from admission.controller import AdmissionController
 from admission.errors import Refused
 from budgeting.values import NO_KWARGS, Message, Plan, SectionCounts, Tool, ToolCall
-from gateway.backends.port import Backend, BackendState, Completion, Work, features_asked
+from gateway.backends.port import Backend, BackendState, Completion, Work
+from gateway.backends.sampling import features_asked
 from gateway.contracts.events import Delta
 from gateway.contracts.features import TOOL_FEATURES, Feature
 from gateway.contracts.values import Answer, Contract, FinishReason, GenerateRequest, Usage

@@ -11,7 +11,8 @@ from admission.values import BackendLoad
 from engine import errors
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest, resumed_seed
-from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work, filled
+from gateway.backends.port import BackendState, Completion, Continue, DeltaSink, Work
+from gateway.backends.sampling import filled
 from gateway.backends.vllm.adapters import VllmAdapters
 from gateway.backends.vllm.signals import SignalBoard
 from gateway.backends.vllm.values import EngineRequest, LoadedEngine
