@@ -7,10 +7,11 @@ from pathlib import Path
 import structlog
 
 from budgeting.counting import CACHE_BYTES, ChatTokenizer
-from budgeting.images import DEFAULT_COST
 from budgeting.values import SummaryKind
 from gateway.backends.port import Backend
+from gateway.config.engine import EngineSection
 from gateway.config.models import ModelSection
+from gateway.config.settings import Settings
 from gateway.generation.grammars import WORK, GrammarChecks
 from gateway.limited.process import LimitedProcess, Limits
 from gateway.prompts import bounded_templates, large_texts
@@ -104,56 +105,19 @@ class ModelParts:
 def make_model(base: Foundation) -> ModelParts:
     """Read the tokenizers and the prompt versions. Raises TokenizerError, PromptFileError."""
     settings, engine = base.settings, base.settings.engine
-    folders = {
-        model: Path(section.tokenizer) if section.tokenizer else engine.tokenizer_folder
-        for model, section in settings.models.items()
-    }
     engines = {one.model_id: one for one in settings.engines.values()}
-    tokenizers = Tokenizers(
-        {one.tokenizer_folder for one in settings.engine_sections.values()} | {*folders.values()},
-        max_body_bytes=settings.server.max_body_bytes,
-    )
-    tokenizer = tokenizers.of(engine.tokenizer_folder)
+    folders = {one.tokenizer_folder for one in settings.engine_sections.values()}
+    folders |= {Path(one.tokenizer) for one in settings.models.values() if one.tokenizer}
+    tokenizers = Tokenizers(folders, max_body_bytes=settings.server.max_body_bytes)
     canonicalizer = Canonicalizer(native=settings.prompts.volatile, openai=settings.prompts.openai_volatile)
-    served = settings.models.get(engine.model_id)
-    text = ModelText(
-        tokenizer,
-        engine.max_model_len,
-        canonicalizer,
-        block_size=engine.block_size,
-        images=DEFAULT_COST if served is None else served.image_cost,
-    )
-    own = {
-        model: ModelText(
-            tokenizers.of(folders[model]),
-            section.max_model_len or engine.max_model_len,
-            canonicalizer,
-            block_size=section.block_size or engine.block_size,
-            images=section.image_cost,
-        )
-        for model, section in settings.models.items()
-        if section.tokenizer
-        or section.max_model_len
-        or section.block_size
-        or (section.images and model != engine.model_id)
-    }
-    own |= {
-        model: ModelText(
-            tokenizers.of(section.tokenizer_folder),
-            section.max_model_len,
-            canonicalizer,
-            block_size=section.block_size,
-            images=settings.models.get(model, ModelSection()).image_cost,
-        )
-        for model, section in engines.items()
-    }
+    models = make_models(settings, tokenizers, canonicalizer)
     versions = PromptVersions.configured(settings.prompts.folder)
     published = StreamPublished(base.state.store, base.state.path)
     tokenizer_json = engine.tokenizer_folder / "tokenizer.json"
     return ModelParts(
-        tokenizer=tokenizer,
+        tokenizer=tokenizers.of(engine.tokenizer_folder),
         canonicalizer=canonicalizer,
-        text=text,
+        text=models.default,
         threads=TextThreads(),
         versions=versions,
         publishing=Publishing(versions, published, unix_time=base.unix_time),
@@ -163,13 +127,39 @@ def make_model(base: Foundation) -> ModelParts:
             LimitedProcess(WORK, str(tokenizer_json), limits=Limits()),
             binds_calls=calls_as_text(settings.engine),
         ),
-        models=Models(
-            text,
-            own,
-            {
-                model: section.budgets.sections
-                for model, section in settings.models.items()
-                if section.budgets is not None
-            },
-        ),
+        models=models,
     )
+
+
+def make_models(settings: Settings, tokenizers: Tokenizers, canonicalizer: Canonicalizer) -> Models:
+    """The text of each model: of those on engines in process, and of those with a section that says how."""
+    engine, sections = settings.engine, settings.models
+
+    def on_engine(section: EngineSection) -> ModelText:
+        return ModelText(
+            tokenizers.of(section.tokenizer_folder),
+            section.max_model_len,
+            canonicalizer,
+            block_size=section.block_size,
+            images=sections.get(section.model_id, ModelSection()).image_cost,
+        )
+
+    own = {
+        model: ModelText(
+            tokenizers.of(Path(section.tokenizer) if section.tokenizer else engine.tokenizer_folder),
+            section.max_model_len or engine.max_model_len,
+            canonicalizer,
+            block_size=section.block_size or engine.block_size,
+            images=section.image_cost,
+        )
+        for model, section in sections.items()
+        if section.tokenizer
+        or section.max_model_len
+        or section.block_size
+        or (section.images and model != engine.model_id)
+    }
+    own |= {section.model_id: on_engine(section) for section in settings.engines.values()}
+    budgets = {
+        model: section.budgets.sections for model, section in sections.items() if section.budgets is not None
+    }
+    return Models(on_engine(engine), own, budgets)
