@@ -93,8 +93,8 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A created key as it is stored: ``prefix`` is its public part, for its lookup; ``digest`` is of salt and
-    whole key; ``author`` is the id of the key that created it.
+    """A created key as it is stored: ``prefix`` is its public part, to look it up by; ``digest`` is the hash
+    of salt and whole key; ``author`` is the id of the key that created it.
     """
 
     record: KeyRecord

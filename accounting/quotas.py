@@ -44,7 +44,7 @@ LIMITS = (
 
 
 # Budgets are counted as tokens are, in accounts of their own. A window of one step and no further time is the
-# UTC day itself. An account is of one month (its id names it), so that none of its use ever leaves it.
+# UTC day itself. Each month has its own account (its id names the month), so use never leaves its window.
 BUDGETS = (
     Limit("requests", MINUTE_S, MINUTE_S, of_tokens=False),
     Limit("usd_per_day", 0, DAY_S, of_tokens=True),
@@ -53,7 +53,7 @@ BUDGETS = (
 
 
 def kinds_of(limits: KeyLimits | Budget) -> tuple[Limit, ...]:
-    """What the amounts of these limits are of."""
+    """The kinds of limit that the amounts of ``limits`` stand for, in their order."""
     return BUDGETS if isinstance(limits, Budget) else LIMITS
 
 

@@ -61,7 +61,7 @@ class Span:
     until: float | None = None
 
     def clauses(self) -> list[ColumnElement[bool]]:
-        """The same for a query; the hours, so that only the partitions concerned are read."""
+        """These bounds as conditions of a query; those of the hour limit the partitions that are read."""
         found: list[ColumnElement[bool]] = []
         if self.since is not None:
             found += [_table.started_at >= self.since, _table.hour >= int(self.since // HOUR_S)]

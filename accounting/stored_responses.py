@@ -31,12 +31,12 @@ class StoredResponse:
     """One response.
 
     Args:
-        previous_id: of the response whose conversation it goes on with.
+        previous_id: the response whose conversation it continues.
         input: its own input items, as its caller compressed them.
-        body: the response object, likewise.
-        events: of a background response: its stream, likewise.
-        alive_until: of an unfinished one: the gateway that runs it moves this on.
-        again: of an unfinished one: what another gateway runs it again by; ``None``: it must not.
+        body: the response object, compressed too.
+        events: the stream of a background response, compressed too.
+        alive_until: while it is unfinished, the gateway that runs it moves this time on.
+        again: while it is unfinished, what another gateway needs to run it again; ``None``: it must not.
     """
 
     tenant: str
@@ -85,11 +85,11 @@ class ResponseStore(FurtherTables):
         await self._change(insert(responses).values(_columns(response)))
 
     async def finish(self, response: StoredResponse) -> bool:
-        """Replace an unfinished one; false when it was deleted, cancelled or ended by somebody else."""
+        """Replace an unfinished one; false when it was deleted, or cancelled or ended elsewhere."""
         return await self._change(_unfinished(response).values(_columns(response)))
 
     async def keep_alive(self, response: StoredResponse, until: float) -> bool:
-        """The gateway still runs it; false when it was deleted, cancelled or ended by somebody else."""
+        """The gateway still runs it; false when it was deleted, or cancelled or ended elsewhere."""
         return await self._change(
             _unfinished(response).values(alive_until=until, status=response.status, body=response.body)
         )

@@ -96,7 +96,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """All versions and aliases; ``number`` is of the last event."""
+    """All versions and aliases; ``number`` is the last event's."""
 
     number: int = 0
     versions: Mapping[str, Version] = field(default_factory=lambda: MappingProxyType({}))

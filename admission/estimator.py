@@ -8,14 +8,14 @@ from admission.ticket import AdmissionTicket
 from admission.values import AdmissionLimits, Demand
 
 # Without ``max_wait_s`` a first token is due within this time of the arrival (12 times what an idle A10G
-# takes for the median prompt of Azure's trace), on a slow engine within so many times what it takes idle.
+# takes for the median prompt of Azure's trace), on a slow engine within PATIENCE_TIMES what it takes idle.
 PATIENCE_S, PATIENCE_TIMES = 5.0, 3.0
-# Before so many first tokens of an engine a request without a deadline is not refused by its speed: it may
-# still compile or load, and a forecast from a few is wrong by several times.
+# Until an engine has given this many first tokens, its speed refuses no request without a deadline: it may
+# still compile or load, and a forecast from a few tokens is wrong by several times.
 LEARNED_FROM = 8
 # The longest wait until then.
 COLD_WAIT_S = 60.0
-# A target that the engine misses with one answer alone is replaced by so many times that pace.
+# A target that the engine misses even with a single answer is replaced by that answer's pace times this.
 PACE_TIMES = 2.0
 # An idle engine without a first token for this long is tried again, whatever its estimates say.
 RELEARN_S = 5.0

@@ -15,7 +15,7 @@ STEPS = 32
 WEIGHT = 0.2
 # Windows before the pace counts; one is enough when it is over the target by this factor.
 ENOUGH_WINDOWS, LATE = 4, 1.25
-# Up to so many sequences on average an answer is taken to have run alone.
+# With at most this many sequences on average in a window, an answer is taken to have run alone.
 ALONE = 1.25
 # Tokens in flight are counted at most this often.
 LOOK_S = 0.05

@@ -35,7 +35,7 @@ from budgeting.vocabulary import EncodeElsewhere, Vocabulary
 
 # Bound of the caches: 500 conversations of 3,600 tokens (65 KiB each, texts and ids).
 CACHE_BYTES = 32 * 1024 * 1024
-# Share of it for texts whose number of tokens is kept, not their ids, and the same for tools.
+# One part in this many is for texts of which only the number of tokens is kept, and as much for tools.
 _COUNTS_SHARE = 8
 
 # The cost of a conversation that is rendered in another process: more than is ever done on the event loop.
@@ -48,7 +48,7 @@ FRAMED_MESSAGE_CHARS = 8
 _TIKTOKEN_SPEED = 4
 
 # Markup of one message, where it cannot be distinguished from its text: `<|im_start|>`, role, line end,
-# `<|im_end|>`, line end, and one for luck. Only estimates use it.
+# `<|im_end|>`, line end, and one to spare. Only estimates use it.
 _MARKUP_TOKENS = 6
 
 # Stands before a message to see what the message adds.

@@ -46,7 +46,7 @@ class Estimate:
 class _Learned:
     factor: float = 1.0
     reports: int = 0
-    # How far each of the last reports was above the estimate of its time, as a share of it.
+    # By what share each of the last reports exceeded the estimate made for it.
     above: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
 

@@ -21,7 +21,7 @@ class ImageRounding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ImageCost:
-    """A model's formula: the image is resized, then each square of ``unit`` pixels a side is some tokens.
+    """A model's formula: the image is resized, then each square of ``unit`` pixels a side takes some tokens.
 
     It is scaled down to ``max_edge`` (the longer side), ``max_short_edge`` and ``max_pixels``, or up to
     ``min_edge`` (the longer side) and ``min_pixels``. ``row_tokens`` are added for each row of squares,

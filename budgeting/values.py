@@ -84,7 +84,7 @@ class ImageContent(Struct, frozen=True, tag="image"):
     """An image in a message.
 
     ``url`` is an address or a ``data:`` URL, and ``param`` its field of the body; both are empty once the
-    image was read. Then ``sha256`` is of its bytes, and ``width`` and ``height`` are in pixels.
+    image was read. From then on ``sha256`` is the hash of its bytes; ``width`` and ``height`` are in pixels.
     """
 
     url: str = ""

@@ -51,7 +51,7 @@ def make_kernel(
     dtype: torch.dtype,
     device: torch.device,
 ) -> DecodeKernel | None:
-    """The kernel for this device and a cache of so many blocks; None where blocks are gathered."""
+    """The kernel for this device and a cache of ``cache_blocks``; None where blocks are gathered."""
     has_flash = find_spec("flash_attn") is not None
     kind = choose_kernel(device.type, dtype, block_size, has_flash=has_flash)
     if kind is Kernel.FLASH:

@@ -16,7 +16,7 @@ from resilience.failures import BackendFailure, FailureKind
 
 # Retry-After when all slots are in use: about the length of an answer.
 RETRY_AFTER_S = 1.0
-# The field at fault, in failures that are of the adapter and not of the engine.
+# The field at fault in failures that the adapter causes, not the engine.
 PARAM = "adapter_id"
 
 

@@ -54,7 +54,7 @@ class PartialAnswer:
 
 
 class ServerCall(Protocol):
-    """One call to a server of the backend's."""
+    """One call to one of the backend's servers."""
 
     @property
     def headers(self) -> bytes:
@@ -256,17 +256,17 @@ def generates(backend: Backend) -> bool:
 
 
 def makes_vectors(backend: Backend) -> TypeGuard["Embeds"]:
-    """Whether a backend makes vectors; what delegates does when its delegate does."""
+    """Whether a backend makes vectors; one that delegates does if its delegate does."""
     return hasattr(_innermost(backend), "embed")  # a protocol's ``isinstance`` takes 20 µs
 
 
 def scores_texts(backend: Backend) -> TypeGuard["Ranks"]:
-    """Whether a backend scores texts, likewise."""
+    """Whether a backend, or its delegate, scores texts."""
     return hasattr(_innermost(backend), "score")
 
 
 def transcribes(backend: Backend) -> TypeGuard["Transcribes"]:
-    """Whether a backend turns speech into text, likewise."""
+    """Whether a backend, or its delegate, turns speech into text."""
     return hasattr(_innermost(backend), "transcribe")
 
 

@@ -28,7 +28,7 @@ def message_body(
 
     Args:
         reasoning: the worker's name of that field, if any.
-        custom: whether custom tools are known; else their calls are of functions with one argument.
+        custom: whether the worker knows custom tools; else they are sent as functions with one argument.
         images: by the hash of their bytes. The URL of one has a mark, which :func:`parts_of_body` finds.
     """
     body: dict[str, Any] = {"role": message.role, "content": message.content}

@@ -23,7 +23,7 @@ EXPIRES_S: Final = (3_600, 2_592_000)
 _UNBOUNDED: Final = 1 << 62
 SWEPT_AT_ONCE: Final = 100
 UPLOAD_S: Final = 86_400.0
-"""A content older than this without a row is of a gateway that was killed."""
+"""A content older than this without a row was left by a gateway that was killed."""
 SWEEP_CONTENTS_S: Final = 3_600.0
 RETRY_MS: Final = 1_000
 

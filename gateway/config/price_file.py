@@ -29,7 +29,7 @@ class TariffEntry(Section):
     cached_nanousd: _Nanousd | None = None
 
     def tariff(self) -> Tariff:
-        """The same for the book; cached tokens cost as the others by default."""
+        """This entry as the price book has it; cached tokens cost as the others by default."""
         cached = self.input_nanousd if self.cached_nanousd is None else self.cached_nanousd
         per_token = (self.input_nanousd, self.output_nanousd, cached)
         return Tariff(

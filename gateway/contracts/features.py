@@ -32,7 +32,7 @@ class Feature(StrEnum):
     IMAGES = "messages with images"
     LORA = "adapter_id"
     UNKNOWN_FIELDS = "unknown_fields"
-    """The backend takes fields that Sluice does not know, be it that they are dropped."""
+    """The backend takes requests with fields that Sluice does not know; they may be dropped."""
     FIELDS_PASSED = "unknown_fields passed on"
 
     @property

@@ -96,7 +96,7 @@ def _own(one: ToolBody, index: int) -> FunctionBody | CustomToolBody:
 
 
 def named_tools(bodies: Iterable[tuple[str, FunctionBody | CustomToolBody]]) -> tuple[Tool, ...]:
-    """The same for tools that are found at these paths of a body."""
+    """The tools of these bodies, checked as all are; each has its path in the request's body."""
     tools: list[Tool] = []
     paths: list[str] = []
     for at, own in bodies:

@@ -89,7 +89,7 @@ class KeyLimiter:
         shared: all processes' counts; ``None``: this is the only process. While they cannot be reached, this
             process decides by their last answer and by its own counts, which it always updates.
         tenant_budgets: of tenants, besides those of their keys.
-        unix_time: tells the day and the month that a budget is of.
+        unix_time: tells which day's and month's budget is used.
     """
 
     def __init__(

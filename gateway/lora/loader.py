@@ -20,7 +20,7 @@ from resilience.failures import BackendFailure, FailureKind
 
 # How often adapters are checked, in addition to each change of the registry.
 TICK_S = 0.5
-# The same for workers; a pin, and a returned worker, may wait this long.
+# How often the workers' are checked; a pin, and a returned worker, may wait this long.
 WORKERS_TICK_S = 2.0
 # How often the demand is stored; a kill loses at most this much of it.
 SAVE_S = 30.0

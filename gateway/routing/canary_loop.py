@@ -37,13 +37,13 @@ from gateway.state.projection import FollowedStream
 
 AUTHOR = "canary"
 LEASE_WINDOWS = 3.0
-"""Another process takes over after so many windows without a record of the driver."""
+"""Windows without a record of the driver after which another process takes over."""
 IDLE_S = 1.0
 """How often a process without a canary checks for one."""
 MAX_TRIES = 5
 """Attempts to write an operator's order; the driver, which writes at each window, may be first."""
 FORGET_EVERY = 100
-"""Read samples and old states are deleted so many at a time; each deletion is one more write."""
+"""Read samples and old states that are deleted at once; each deletion is one more write."""
 STEPS_AT_ONCE = 4
 """A verdict and its routing, each with one conflict; more waits for the next window."""
 

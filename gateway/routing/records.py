@@ -34,7 +34,7 @@ class Draft:
 
     @property
     def settled(self) -> Mapping[str, Any]:
-        """The configuration without the share of a canary that was on its way."""
+        """The configuration without the share of a canary that had not ended."""
         if self.canary is None or self.canary.route not in self.config["routes"]:
             return self.config
         return with_weights(self.config, self.canary.route, self.canary.before)

@@ -187,7 +187,7 @@ class Asker:
                     with self.accounts.open(row) as account:
                         asked = await self._call(backend, work, stream, version)
                         account.settle(_closed(row, asked, stream))
-                    # The circuit and the learned limits are of callers' requests.
+                    # The circuit and the learned limits follow callers' requests alone.
                     slot.ignored()
                 usage = asked.usage
                 permit.settle(LegUsage(usage.input_tokens, usage.output_tokens, usage.cached_tokens))

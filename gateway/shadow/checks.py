@@ -202,7 +202,7 @@ def make_checks(names: Sequence[str], forbidden: Sequence[str] = ()) -> Checks:
 
 
 class HookError(Exception):
-    """A name is of no function; the message has the name and the reason."""
+    """A name leads to no function; the message has the name and the reason."""
 
 
 def load_hook(name: str, *, built_in: str) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ _FUNCTION_WORDS: Mapping[str, frozenset[str]] = {
     }.items()
 }
 _WORD = re.compile(r"[^\W\d_]+")
-# Least function words. The best language must also lead: "no" and "que" are of several.
+# Least function words. The best language must also lead: "no" and "que" belong to several.
 _LEAST_WORDS = 2
 MAX_CHARS = 2_000
 

@@ -76,7 +76,7 @@ class LocalCopy:
     def extend(self, records: Sequence[Record]) -> bool:
         """Add records; the first of them may be the file's last.
 
-        Returns whether the file now contains them; ``False`` when it is of another history.
+        Returns whether the file now contains them; ``False`` when it has another history.
 
         Raises OSError: the file cannot be written; the old one stays.
         """

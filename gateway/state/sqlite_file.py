@@ -85,7 +85,7 @@ class SqliteFile:
             except sqlite3.Error as error:
                 if not _is_locked(error):
                     self._disconnect()
-                    # This very class: its subclasses stand for a full disk and the like.
+                    # Exactly this class: its subclasses stand for a full disk and other faults that may pass.
                     if type(error) is sqlite3.DatabaseError and self._synchronous == "OFF":
                         for suffix in ("", "-wal", "-shm"):
                             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)

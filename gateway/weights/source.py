@@ -114,7 +114,7 @@ def _fetcher(location: Location, section: WeightsSection) -> Fetcher:
 def _url(location: HubModel | S3Prefix, folder: Path | None = None) -> str:
     if isinstance(location, S3Prefix):
         return location.url
-    # The snapshot's folder is named by its commit: the weights are of the same one as the tokenizer.
+    # The snapshot's folder is named by its commit: the weights come from the tokenizer's commit.
     revision = folder.name if folder is not None else location.revision
     return f"hf://{location.repo}" + (f"@{revision}" if revision else "")
 

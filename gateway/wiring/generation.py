@@ -72,7 +72,7 @@ def make_generation(
 
 @dataclass(frozen=True, slots=True)
 class Resilience:
-    """What the dispatcher needs; ``retries_left`` is of the retry budget, by backend.
+    """What the dispatcher needs; ``retries_left`` gives what is left of each backend's retry budget.
 
     ``on_engine_event`` takes the supervisor's events: an engine that ran out of memory is given less load.
     """

@@ -54,7 +54,7 @@ class ServedModels:
         # By model, the lengths at the pools that serve it.
         self._found: dict[str, dict[str, int | None]] = {}
         engine = settings.engine
-        # The section of an engine in process is of that engine alone.
+        # The section ``engine`` describes the workers' model only where there is no engine in process.
         self._given = engine.model_fields_set if engine.kind == "none" else set[str]()
         self._engine_names_one = bool(self._given & {"tokenizer", "model"})
         self._log = structlog.get_logger("gateway.workers")

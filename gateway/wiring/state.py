@@ -66,7 +66,7 @@ class StateParts:
         return follower
 
     def follow_latest(self, stream: str, apply: Callable[[Record], None]) -> LatestRecord:
-        """The same for a stream of which only the last record counts. Raises ValueError."""
+        """Follow a stream of which only the last record counts. Raises ValueError: it is followed already."""
         self._check_new(stream)
         latest = self.followers[stream] = LatestRecord(self.store, stream, apply)
         return latest

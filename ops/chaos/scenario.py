@@ -131,7 +131,7 @@ class FaultAction(Section):
 
 
 class Fault(Section):
-    """An action and its time: seconds after the load began, or when the average stream has so many pieces.
+    """An action and its time: seconds after the load began, or the pieces that an average stream has then.
 
     Actions at 0 are carried out before the first request is sent.
     """

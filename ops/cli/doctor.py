@@ -333,4 +333,4 @@ async def _bedrock(name: str, backend: BedrockBackend) -> DoctorCheck:
 
 
 async def _discard(delta: Delta) -> None:
-    """The answer to the test is of no interest."""
+    """Drop a piece of the test's answer."""

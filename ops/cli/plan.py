@@ -94,7 +94,7 @@ def _gpus(options: PlanOptions) -> list[Gpu]:
 
 
 def rows(plans: Sequence[EnginePlan]) -> list[tuple[str, ...]]:
-    """The table: a quantity a row, a GPU a column; all figures are of one GPU."""
+    """The table: a row for each quantity, a column for each kind of GPU; figures are for one GPU."""
     asked = plans[0].request
     spread = f" (1 of {asked.tensor_parallel * asked.pipeline_parallel} GPUs)"
     weights = "weights" + (spread if asked.tensor_parallel * asked.pipeline_parallel > 1 else "")

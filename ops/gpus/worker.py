@@ -16,9 +16,9 @@ from ops.gpus.layout import WORKER_DRAIN_S, WorkerPlacement
 
 # Waits before a restart, seconds; the last one repeats.
 BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-# A worker that ran so long was healthy: its failures count from zero again.
+# A worker that ran this long, in seconds, was healthy: its failures count from zero again.
 HEALTHY_S = 120.0
-# After so many short runs in a row a worker is given up.
+# Short runs in a row after which a worker is given up.
 MAX_SHORT_RUNS = 6
 # The drain, the engine's stop, and slack.
 STOP_S = WORKER_DRAIN_S + 25.0
@@ -27,7 +27,7 @@ PING_EVERY_S, PING_TIMEOUT_S, MOST_SILENT = 10.0, 30.0, 3
 PING = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 PR_SET_PDEATHSIG = 1
 
-# Whether the server on that port answers within so many seconds.
+# Whether the server on a port answers within a time, in seconds.
 Ping = Callable[[int, float], Awaitable[bool]]
 
 

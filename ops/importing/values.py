@@ -53,7 +53,7 @@ class ModelGroup:
 
 @dataclass(slots=True)
 class ImportedSetup:
-    """All of the configuration: ``sections`` are of sluice.yaml, ``route`` is of each route.
+    """All of the configuration: ``sections`` are those of sluice.yaml, ``route`` is part of each route.
 
     ``lengths`` are the context lengths of the models, ``None`` where the source does not say one.
     """

@@ -69,7 +69,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What fits; bytes are of one GPU, ``sequences`` counts each with its whole answer."""
+    """What fits; bytes are those of one GPU, ``sequences`` counts each with its whole answer."""
 
     request: PlanRequest
     budget_bytes: int

@@ -17,7 +17,7 @@ from gateway.contracts.events import Delta
 from resilience.classify_aws import aws_failure
 from resilience.failures import BackendFailure, FailureKind
 
-# A region that asks for a longer pause is asked again after so many seconds.
+# Longest time that a region is left alone, seconds, however long a pause it asks for.
 MAX_COOL_DOWN_S = 60.0
 # Longest Retry-After that is believed, seconds.
 MAX_RETRY_AFTER_S = 300.0

@@ -82,7 +82,7 @@ def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **o
 
 
 def _effort(body: CountRequest) -> str | None:
-    """How much the model thinks: as it is said, else by the budget of tokens for it."""
+    """How much the model thinks: the effort given, else the one that fits the budget of tokens given."""
     thinking, config = body.thinking, body.output_config
     if thinking is not None and thinking.type == "disabled":
         return "none"
