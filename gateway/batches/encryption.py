@@ -35,7 +35,7 @@ class AesCipher:
         for cipher in self._ciphers:
             try:
                 return cipher.decrypt(piece[:NONCE_BYTES], piece[NONCE_BYTES:], _bound_to(file_id, number))
-            except InvalidTag:
+            except (InvalidTag, ValueError):  # the latter: less than a nonce is left of the piece
                 continue
         raise OSError(f"{file_id} cannot be decrypted: it is damaged, or its key is not given")
 

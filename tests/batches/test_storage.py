@@ -74,6 +74,16 @@ def test_an_encrypted_file_shows_nothing_and_keys_are_replaced(tmp_path: Path) -
         list(LocalFiles(tmp_path, AesCipher([OLD])).chunks("file-cd"))
 
 
+@pytest.mark.parametrize("left", [1, 9, 27, 50])
+def test_a_damaged_file_cannot_be_decrypted(tmp_path: Path, left: int) -> None:
+    files = LocalFiles(tmp_path, AesCipher([NEW]))
+    files.put("file-ab", io.BytesIO(b"secret " * 9))
+    path = tmp_path / "ab" / "file-ab"
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(OSError, match="cannot be decrypted"):
+        list(files.chunks("file-ab"))
+
+
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[tuple[Any, S3Prefix]]:
     """A client of a real boto3 and a bucket of a server that speaks S3."""
