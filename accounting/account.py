@@ -44,7 +44,7 @@ class HeldRows:
         return True
 
     async def durable(self) -> bool:
-        """It is not, and need not be."""
+        """True: whoever takes the rows stores them with the work itself."""
         return True
 
     def take(self, generation_id: str) -> UsageRow | None:

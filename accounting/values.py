@@ -72,7 +72,7 @@ class UsageRow(msgspec.Struct, frozen=True):
         return int(self.started_at // HOUR_S)
 
     def delivered(self) -> Self:
-        """The same with all its tokens billable, where the kind is."""
+        """The row with all its tokens billable, if it is a request's."""
         if self.kind != "request":
             return self
         return replace(

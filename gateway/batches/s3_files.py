@@ -53,7 +53,7 @@ class S3Files:
             yield from self._pieces.part(file_id, start, size, read_from)
 
     def delete(self, file_id: str) -> None:
-        """Whether it was there is not told."""
+        """Delete the content, if it is there; S3 does not say whether it was."""
         with self._errors(file_id):
             self._client.delete_object(**self._object(file_id))
 

@@ -55,7 +55,7 @@ class UnknownFields(StrEnum):
 
     @property
     def features(self) -> frozenset[Feature]:
-        """What a backend takes by this."""
+        """The features that this gives a backend."""
         taken = [Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED]
         return frozenset(taken[: list(UnknownFields).index(self)])
 

@@ -183,7 +183,7 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
 
 
 def completion_request(body: CompletionRequest, origin: RequestOrigin) -> ParsedRequest:
-    """The same for text completions; each prompt of a list is a request."""
+    """The request of a text completion; each prompt of a list becomes a request of its own."""
     first, *others = _prompts(body)
     echo = bool(body.echo)
     if body.max_tokens == 0 and not echo:

@@ -65,7 +65,7 @@ def asked_tools(
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     in_history: bool,
 ) -> tuple[dict[str, Any], frozenset[Feature]]:
-    """The same of any contract's tools."""
+    """What the fields on tools ask for, in any contract."""
     asked = {
         Feature.TOOLS: bool(tools) or in_history,
         Feature.CUSTOM_TOOLS: any(tool.kind is ToolKind.CUSTOM for tool in tools),

@@ -29,7 +29,7 @@ def identify(services: Services, exchange: Exchange, *, reads: bool = False) -> 
 
 
 def caller_of(services: Services, exchange: Exchange, *, reads: bool = False) -> Caller:
-    """The same, and its limits are reported in the answer."""
+    """:func:`identify` the caller, and report its limits in the answer's headers."""
     caller = identify(services, exchange, reads=reads)
     exchange.caller = caller
     if caller.limits is not NO_LIMITS and caller.limits != NO_LIMITS:

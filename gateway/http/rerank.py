@@ -29,7 +29,7 @@ async def rerank(given: Json[RerankBody], services: Edge, exchange: Answering, c
 
 @router.post("/v2/rerank", response_model=RerankAnswerBody)
 async def rerank_v2(given: Json[RerankBody], services: Edge, exchange: Answering, caller: Asking) -> Reply:
-    """The same as Cohere's second version has it: without texts."""
+    """The documents in the order of their relevance, without texts, as in Cohere's second version."""
     return await _rerank(given, services, exchange, caller, documents=False)
 
 

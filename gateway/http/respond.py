@@ -43,7 +43,7 @@ def error_reply(error: PublicError, request_id: str, shape: ErrorShape) -> Reply
 
 
 def response_of(reply: Reply) -> Response:
-    """The same for FastAPI."""
+    """The reply as a response of FastAPI's."""
     headers = {name.decode(): value.decode() for name, value in reply.headers}
     return Response(reply.body, reply.status, headers, media_type=reply.content_type.decode())
 

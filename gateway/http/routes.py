@@ -122,7 +122,7 @@ class CountedRoute(CallerRoute):
 
 
 class DirectRoute(CountedRoute):
-    """The same for a function of (body, services, exchange, caller) that returns a Reply.
+    """A counted route whose function takes (body, services, exchange, caller) and returns a Reply.
 
     FastAPI documents it, and the app's posts go straight to :meth:`answer`: past the framework, whose layers
     are a quarter of what a request for vectors costs.

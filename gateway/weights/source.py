@@ -75,7 +75,7 @@ def prepare(settings: Settings) -> tuple[Settings, Weights]:
 
 
 def prepared(engine: EngineSection, section: WeightsSection) -> tuple[EngineSection, Weights]:
-    """The same of one engine."""
+    """:func:`prepare` for one engine's section."""
     cache = cache_folder(section)
     # Without an embedded engine the model is only used to count tokens.
     model_used = engine.kind != "none" or engine.tokenizer is None

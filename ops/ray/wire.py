@@ -73,7 +73,7 @@ class RouterHint(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def wish(self) -> Wish:
-        """The same, as a worker choice takes it."""
+        """The hint as a worker choice takes it."""
         return Wish(self.chain, self.stable_blocks, self.adapter)
 
 
