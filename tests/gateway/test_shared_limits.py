@@ -85,9 +85,9 @@ class FakeStore:
 
 
 class Process:
-    """A gateway process' limits over the store."""
+    """A gateway process' limits over the store; ``timeout_s`` is short for stores that hang."""
 
-    def __init__(self, store: FakeStore) -> None:
+    def __init__(self, store: FakeStore, timeout_s: float = 5.0) -> None:
         numbers = itertools.count(1)
         self.events: list[QuotaEvent] = []
         self.shared = SharedLimits(
@@ -96,7 +96,7 @@ class Process:
             unix_time=store.clock,
             emit=self.events.append,
             new_holder=lambda: f"{id(self)}.{next(numbers)}",
-            timeout_s=0.05,
+            timeout_s=timeout_s,
             cool_off_s=0.02,
             settle_every_s=0.001,
         )
@@ -196,7 +196,7 @@ async def test_a_caller_that_hammers_costs_the_store_nothing_until_its_time_has_
 async def test_while_the_store_is_away_the_process_goes_on_by_its_own_counts(
     store: FakeStore, how: str
 ) -> None:
-    one = Process(store)
+    one = Process(store, timeout_s=0.05)
     async with one.running():
         assert await one.enter()
         setattr(store, how, True)
@@ -251,7 +251,7 @@ async def test_what_the_store_said_last_holds_while_it_is_fresh_though_another_p
 
 
 async def test_a_store_that_hangs_is_tried_by_one_request_at_a_time(store: FakeStore) -> None:
-    one = Process(store)
+    one = Process(store, timeout_s=0.05)
     store.hangs = True
     await one.enter()
     asked = store.asked
@@ -264,7 +264,7 @@ async def test_a_store_that_hangs_is_tried_by_one_request_at_a_time(store: FakeS
 
 
 async def test_a_request_that_is_cancelled_while_it_asks_holds_nothing(store: FakeStore) -> None:
-    one = Process(store)
+    one = Process(store, timeout_s=0.05)
     async with one.running():
         store.hangs = True
         async with asyncio.TaskGroup() as group:
