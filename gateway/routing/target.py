@@ -12,7 +12,7 @@ from adapters.registry import AdapterRegistry
 from adapters.values import Selection
 from gateway.backends.port import Fleet, generates
 from gateway.contracts.features import Feature
-from gateway.contracts.values import CallerRole, Contract, GenerateRequest
+from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
 from gateway.errors import Forbidden, GatewayError, UnknownModel, UnknownRoute
 from gateway.routing.rank import weights_serving
 from gateway.routing.revision import DEFAULT_ROUTE, Revision, Route
@@ -104,7 +104,15 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
                 f"the key may name only backends of route {name!r} as model; allowed: {shown}", param="model"
             )
         return Target(route, version, model, request.adapter_id)
-    # Names that the key may not use are not shown.
+    known = nearest(request.model or "", _usable_names(caller, route, revision, fleet, adapters))
+    raise UnknownModel(f"model {request.model!r} is not served by route {name!r}; {known}", param="model")
+
+
+def _usable_names(
+    caller: Caller, route: Route, revision: Revision, fleet: Fleet, adapters: Collection[str]
+) -> set[str]:
+    """What the key may name as model on this route; other names are not shown to it."""
+    allowed = caller.routes
     named = {one for one in adapters if caller.adapters is None or one in caller.adapters}
     backends = {
         one
@@ -114,8 +122,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     served = {one for name in route.backends if caller.may_use(one := fleet.backends[name].model)}
     aliases = {alias for alias, of in (*fleet.aliases.items(), *caller.aliases) if of in served}
     others = [one for one, of in revision.route_of.items() if allowed is None or of in allowed]
-    known = nearest(request.model or "", {*served, *aliases, *named, *backends, *others})
-    raise UnknownModel(f"model {request.model!r} is not served by route {name!r}; {known}", param="model")
+    return {*served, *aliases, *named, *backends, *others}
 
 
 def nearest(name: str, known: Collection[str]) -> str:

@@ -183,15 +183,7 @@ async def inspect(
     latency_ms = None
     if generate:
         began = time.monotonic()
-        status, _ = await _post(
-            client, f"{client.prefix}/completions", {"model": model, "prompt": "test", "max_tokens": 1}
-        )
-        if status in (400, 404, 405):  # hosted services have chats alone, and some no answer of one token
-            body = {"model": model, "messages": [{"role": "user", "content": "test"}]}
-            status, _ = await _post(
-                client, f"{client.prefix}/chat/completions", {**body, "max_completion_tokens": 16}
-            )
-        if status != 200:
+        if (status := await _one_token(client, model)) != 200:
             return _unusable(url, f"generates nothing (status {status}); see its log")
         latency_ms = round((time.monotonic() - began) * 1000, 1)
     return Inspection(url, False, tuple(faults), model, longest, tokenizer, latency_ms)
@@ -199,6 +191,17 @@ async def inspect(
 
 def _unusable(url: str, fault: str) -> Inspection:
     return Inspection(url, True, (fault,))
+
+
+async def _one_token(client: WorkerClient, model: str) -> int:
+    """The status of a test."""
+    text = {"model": model, "prompt": "test", "max_tokens": 1}
+    status, _ = await _post(client, f"{client.prefix}/completions", text)
+    if status in (400, 404, 405):  # hosted services have chats alone, and some no answer of one token
+        messages = [{"role": "user", "content": "test"}]
+        chat = {"model": model, "messages": messages, "max_completion_tokens": 16}
+        status, _ = await _post(client, f"{client.prefix}/chat/completions", chat)
+    return status
 
 
 async def _tokenizer(client: WorkerClient, model: str, sample_ids: Sequence[int] | None) -> str:
