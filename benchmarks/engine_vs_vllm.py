@@ -28,7 +28,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -248,6 +248,7 @@ def print_tables(rows: list[Row], report: dict[str, Any]) -> None:
     """The medians for people, and how the first engine does against the second."""
     console = Console(width=120)
     console.print(f"{report['machine']}; {report['versions']}; flags {report['setup']}")
+    console.print(f"threads of vLLM: {report['vllm_threads']}")
     table = Table(title=f"medians of {report['rounds']} rounds, at least {report['requests']} requests a run")
     table.add_column("engine")
     for heading in (
@@ -294,6 +295,9 @@ def main(
     threads: Annotated[int, typer.Option(min=1, help="Threads of each engine.")] = max(
         1, (os.cpu_count() or 1) - 1
     ),
+    vllm_threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of vLLM, where they are not as many.")
+    ] = None,
     prefix_caching: Annotated[bool, typer.Option(help="On in both, or off in both.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -309,6 +313,7 @@ def main(
         prefix_caching=prefix_caching,
         threads=threads,
     )
+    setups = {"sluice": setup, "vllm": replace(setup, threads=vllm_threads or threads)}
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
     streams = [int(one) for one in concurrencies.split(",")]
 
@@ -320,7 +325,7 @@ def main(
         drivers = []
         for name in ENGINES:
             python = vllm_python if name == "vllm" else sys.executable
-            driver = Driver(name, python, setup, stack.enter_context(tempfile.TemporaryFile("w+")))
+            driver = Driver(name, python, setups[name], stack.enter_context(tempfile.TemporaryFile("w+")))
             stack.callback(driver.close)
             drivers.append(driver)
         rows, same_tokens = measure(drivers, jobs, [job(c, c, f"warm {c}") for c in streams])
@@ -330,6 +335,7 @@ def main(
             "versions": {driver.name: driver.version for driver in drivers},
             "start_s": {driver.name: round(driver.start_s, 1) for driver in drivers},
             "setup": asdict(setup),
+            "vllm_threads": setups["vllm"].threads,
             "rounds": rounds,
             "requests": requests,
             "scale": scale,
