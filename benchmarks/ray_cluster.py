@@ -36,6 +36,9 @@ RAY_ENV = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_DEDUP_LOGS": "0",
+    # A proxy that starts, or looks up, while others use the cores is not replaced.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
 }
 
 
