@@ -522,6 +522,7 @@ def _prepare_commands() -> None:
 
 def _import_tests() -> None:
     """All files of the tests, as pytest rewrites them: its processes find them imported when they collect."""
+    import hypothesis
     import pytest
     from _pytest.config import _prepareconfig
 
@@ -531,6 +532,7 @@ def _import_tests() -> None:
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
     config._ensure_unconfigure()
+    hypothesis.strategies.text().validate()  # reads what Unicode says of each character
 
 
 def _prepare_numba() -> None:

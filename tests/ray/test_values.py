@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from types import MappingProxyType
 
 import pytest
@@ -188,12 +186,6 @@ def test_without_figures_the_replicas_stay() -> None:
         target_num_replicas = 3
 
     assert QueueAndMemory(8, 0.9)(Context()) == (3, {})
-
-
-def test_nobody_who_does_not_deploy_imports_ray() -> None:
-    code = "import sys, gateway.app, gateway.wiring.build, ops.cli.main, ops.ray.ingress; print('ray' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 def test_a_choice_remembers_what_replicas_that_stay_were_sent() -> None:
