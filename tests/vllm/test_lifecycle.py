@@ -12,10 +12,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from engine.errors import EngineStartError, InvalidConfig, ModelNotFound
 from gateway.backends.port import BackendState, Work
+from gateway.backends.vllm.compat.engine import VllmEngine
 from gateway.backends.vllm.host import VllmHost
 from gateway.backends.vllm.processes import below
 from gateway.backends.vllm.start_errors import explain
@@ -122,6 +124,20 @@ async def test_the_facts_tell_what_really_holds_and_a_stop_ends_what_is_under_wa
             await host.stop(10.0)
         assert call.result() is FailureKind.ENGINE_DEAD
     assert host.state is BackendState.STOPPED
+
+
+def test_a_core_that_ends_while_vllm_looks_for_its_children_is_shut_down() -> None:
+    asked: list[float] = []
+
+    class Ending:
+        def shutdown(self, timeout: float) -> None:
+            asked.append(timeout)
+            raise psutil.NoSuchProcess(1)
+
+    engine = VllmEngine.__new__(VllmEngine)
+    engine._llm = Ending()
+    engine.shutdown(0.0)
+    assert asked == [0.0]
 
 
 async def outcome(call: Any) -> FailureKind | None:

@@ -119,7 +119,7 @@ async def test_a_worker_without_memory_restarts_with_a_smaller_pool_and_a_hung_o
         long = replace(work(400), token_ids=tuple(range(300, 380)))
         await rig.host.backend("local").generate(long, ignore)  # its steps are known now
         found_s = await rig.strike("hang_in_the_next_step")
-        assert found_s < 15, "1.3 s on an idle machine; the configured limit is 30"
+        assert found_s < 25, "1.3 s on an idle machine; the configured limit is 30"
         assert await rig.back() is Loss.NO_PROGRESS
         assert rig.blocks == int(BLOCKS * 0.7), "a hang says nothing about memory"
 

@@ -6,11 +6,12 @@ import asyncio
 import json
 from base64 import b64encode
 from collections.abc import Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from types import MappingProxyType
 from typing import Any
 
 import orjson
+import psutil
 from msgspec import structs
 
 from engine import errors
@@ -347,7 +348,9 @@ class VllmEngine:
 
     def shutdown(self, timeout_s: float) -> None:
         """End the core, by force after ``timeout_s``. Blocks."""
-        self._llm.shutdown(timeout=timeout_s)
+        # vLLM asks a core that it kills for its children, and does not expect that it ends meanwhile.
+        with suppress(psutil.NoSuchProcess):
+            self._llm.shutdown(timeout=timeout_s)
 
 
 def _shown(work: Work) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
