@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 import structlog
@@ -48,6 +49,8 @@ SWITCH_INTERVAL_S = 0.0005
 # when it frees a large block, and keeps twice as much from then on.
 MAPPED_BYTES = 1 << 20
 _M_MMAP_THRESHOLD = -3
+_MADV_COLLAPSE = 25
+_HUGE_BYTES = 2 << 20
 
 Around = Callable[[], contextlib.AbstractAsyncContextManager[None]]
 
@@ -142,6 +145,7 @@ async def _serve(
         _tune_garbage_collector()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         _give_large_blocks_back()
+        use_huge_pages()
         await server.serve(sockets=[one for one in (listener, admin) if one is not None])
         draining.cancel()
 
@@ -150,6 +154,25 @@ def _give_large_blocks_back() -> None:
     tune = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's alone
     if tune is not None:
         tune(_M_MMAP_THRESHOLD, MAPPED_BYTES)
+
+
+def use_huge_pages(maps: Path = Path("/proc/self/maps")) -> None:
+    """Move the memory of the start into pages of 2 MiB, where the kernel can: Linux, from 6.1 on.
+
+    A request touches so many places of it that finding their small pages took an eighth of its CPU in a
+    virtual machine (docs/performance.md). It takes no more memory, and 0.1 s.
+    """
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    if advise is None or not maps.exists():
+        return
+    for line in maps.read_text().splitlines():
+        span, access, _, _, inode, *name = line.split(maxsplit=5)
+        if not access.startswith("rw") or inode != "0" or name not in ([], ["[heap]"]):
+            continue  # code, files and stacks
+        start, end = (int(number, 16) for number in span.split("-"))
+        start, end = -(-start // _HUGE_BYTES) * _HUGE_BYTES, end // _HUGE_BYTES * _HUGE_BYTES
+        if start < end:  # what cannot be moved stays as it is: its error changes nothing
+            advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_COLLAPSE)
 
 
 def _raise_file_limit(connections: int) -> None:
