@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -108,7 +108,11 @@ def _app(gateway: Gateway, admin: socket.socket | None) -> ASGIApp:
 
 
 async def _serve(
-    gateway: Gateway, listener: socket.socket, admin: socket.socket | None, around: Around
+    gateway: Gateway,
+    listener: socket.socket,
+    admin: socket.socket | None,
+    around: Around,
+    signals: Sequence[int],
 ) -> None:
     bounds = gateway.settings.server
     limits = ConnectionLimits(
@@ -140,6 +144,8 @@ async def _serve(
     if threading.current_thread() is threading.main_thread():
         # Also handles a SIGTERM before uvicorn installs its handlers, or after it removes them.
         signal.signal(signal.SIGTERM, server.handle_exit)
+        for number in signals:
+            server.handle_exit(number, None)
     async with around(), gateway.running(), asyncio.TaskGroup() as tasks:
         draining = tasks.create_task(_drain(server, gateway), name="drain")
         _tune_garbage_collector()
@@ -234,5 +240,9 @@ def run(
     Raises BaseExceptionGroup: something that must not fail did; holds an EngineStartError when the engine
     could not start.
     """
+    signals: list[int] = []
+    if threading.current_thread() is threading.main_thread():
+        # A handler that raises, as that of the start does, would raise inside the event loop while it begins.
+        signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(gateway, listener, admin, around))
+        runner.run(_serve(gateway, listener, admin, around, signals))

@@ -22,6 +22,7 @@ from tests.state.servers import free_port
 
 pytestmark = [
     pytest.mark.timeout(900),
+    pytest.mark.serial,
     # Ray's own, from its own modules.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
