@@ -36,13 +36,20 @@ def children() -> frozenset[psutil.Process]:
 
 def cores(mine: Callable[[psutil.Process], bool] = lambda child: True) -> list[CoreProcess]:
     """The running cores of an engine: ``mine`` tells its processes from those of another."""
-    living = {one.pid for one in children() if mine(one) and one.status() != psutil.STATUS_ZOMBIE}
+    living = {one.pid for one in children() if mine(one) and runs(one)}
     # multiprocessing also lists processes that were reaped elsewhere.
     return [
         child
         for child in multiprocessing.active_children()
         if child.name.startswith(_CORE) and child.pid in living
     ]
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it has not ended; it may end in the moment in which it is asked for."""
+    with contextlib.suppress(psutil.Error):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def below(mine: Callable[[psutil.Process], bool] = lambda child: True) -> list[psutil.Process]:
