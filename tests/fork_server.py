@@ -425,6 +425,10 @@ def _become(request: dict[str, Any], files: Sequence[int], *, vllm: bool) -> Non
             arguments = dict(pair.split("=") for pair in spawned[1].split(", "))
             multiprocessing.spawn.spawn_main(**{name: int(value) for name, value in arguments.items()})
         elif words == _XDIST:
+            import torch
+
+            # A fork makes PyTorch's pool anew at its first use; two threads that use it first find none.
+            torch.set_num_threads(torch.get_num_threads())
             sys.argv, sys.path[0] = ["-c"], ""
             sys.modules["__main__"] = types.ModuleType("__main__")
             exec(words[-1], vars(sys.modules["__main__"]))
