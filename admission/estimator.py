@@ -122,6 +122,7 @@ class Estimator:
         really_s = now - ticket.waiting.arrived_at
         self.rates.ttft_error_s.learn(abs(really_s - ticket.estimated_first_token_s))
         if cached_tokens is not None:
+            ticket.cached_tokens = cached_tokens
             self.cached_shares.learn(ticket.kind, cached_tokens, ticket.demand.input_tokens)
         demand = ticket.demand
         if demand.generates:
@@ -139,6 +140,8 @@ class Estimator:
         """An answer is complete; ``in_flight`` sequences ran meanwhile on ``workers`` engines."""
         self.rates.hold_s.learn(now - ticket.handed_on_at)
         each = output_tokens // ticket.demand.sequences
+        if ticket.cached_at_end is not None:
+            self.cached_shares.learn(ticket.kind, ticket.cached_at_end, ticket.demand.input_tokens)
         if ticket.demand.generates:
             self.lengths.learn(ticket.kind, each)
         in_slo = self._in_slo(ticket, each, now)

@@ -17,6 +17,9 @@ PLACES_A_RESERVE = 16
 PLACES_A_LOW_RESERVE = 8
 # The least bound on prompt tokens handed on: below, an engine would run dry between two prompts.
 LEAST_PREFILL = 256
+# As many as an engine computes in this time are handed on whatever the bound: a request that comes after them
+# waits no longer for them than for one step of a decoding GPU.
+FREE_PREFILL_S = 0.02
 # They are taken to arrive for this long after the last one.
 RESERVE_FOR_S = 10.0
 # Without an arrival for this long no other request is served earlier for the refusal of a late one.
@@ -246,7 +249,10 @@ class InFlightWork:
 
     def _prefill_bound(self, limits: AdmissionLimits) -> int:
         rate, most = self.estimator.rates.s_per_token, limits.max_prefill_tokens
-        return int(min(most, max(LEAST_PREFILL, limits.max_prefill_s / rate))) if rate > 0.0 else most
+        if rate <= 0.0:
+            return most
+        bound = min(most, max(LEAST_PREFILL, limits.max_prefill_s / rate))
+        return int(max(bound, FREE_PREFILL_S / rate))
 
     def _first_token_s(self, tokens_ahead: int) -> float:
         return self.estimator.first_token_s(tokens_ahead, busy=bool(self.tickets))

@@ -54,8 +54,10 @@ class Slot:
         """The answer has its first token; ``cached_tokens`` as the backend reported."""
         self._queue.first_token(self.ticket, cached_tokens)
 
-    def succeeded(self) -> None:
-        """The answer is complete."""
+    def succeeded(self, cached_tokens: int | None = None) -> None:
+        """The answer is complete; many backends report ``cached_tokens`` only then."""
+        if self.ticket.cached_tokens is None:
+            self.ticket.cached_at_end = cached_tokens
         self._end(SlotOutcome.SUCCEEDED)
 
     def dropped(self) -> None:

@@ -70,3 +70,5 @@ class AdmissionTicket(Struct, eq=False):
     beyond: Beyond | None = None
     shrunk: bool = False  # whether the ladder shortened its answer
     refusal: Refusal | None = None
+    cached_tokens: int | None = None  # as reported with the first token
+    cached_at_end: int | None = None  # as reported with the last one, where the first one said nothing

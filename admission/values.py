@@ -63,7 +63,8 @@ class AdmissionLimits:
         max_prefill_tokens: while an engine has so many uncached prompt tokens still to compute, no further
             prompt is handed on; about one step's budget, so that an urgent request waits for one long prefill
             at most.
-        max_prefill_s: the same by the time that they are expected to take, but 256 tokens in any case.
+        max_prefill_s: the same by the time that they are expected to take, but 256 tokens in any case, and
+            as many as take 20 ms.
         max_in_flight: sequences handed on to a backend that does not report its maximum.
         output_share: quantile of the real output lengths that the forecast expects.
         aging_s: waiting so long raises a request by one class.

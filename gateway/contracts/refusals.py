@@ -21,6 +21,8 @@ MAX_PATH_PART: Final = 64
 
 MAX_FIELDS: Final = 50_000
 """Most fields of a body, all objects together; 300,000 unknown ones hold the event loop for 1 s."""
+_FEW_FIELDS_BYTES: Final = MAX_FIELDS * len(b'"":0,')
+"""A body up to this size cannot have more fields; counting them takes 1 % of an ordinary request."""
 # Runs of ordinary characters are matched at once: 6 ns a character where they are alternatives of one group,
 # 75 ms of the event loop for a text of 2.4 MB.
 _STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
@@ -31,8 +33,10 @@ T = TypeVar("T")
 
 def parse(model: type[ModelT], body: bytes) -> ModelT:
     """Validate ``body`` as ``model``. Raises InvalidRequest (InvalidJson when it is not JSON)."""
-    if body.count(b":") > MAX_FIELDS and (fields := _STRING.sub(b"", body).count(b":")) > MAX_FIELDS:
-        raise InvalidRequest(f"the body has {fields} fields; allowed: {MAX_FIELDS} or fewer")
+    if len(body) > _FEW_FIELDS_BYTES and body.count(b":") > MAX_FIELDS:
+        fields = _STRING.sub(b"", body).count(b":")
+        if fields > MAX_FIELDS:
+            raise InvalidRequest(f"the body has {fields} fields; allowed: {MAX_FIELDS} or fewer")
     try:
         return model.model_validate_json(body)
     except ValidationError as error:

@@ -102,7 +102,7 @@ class Dispatcher:
         )
         try:
             completion = await self._retries.run(partial(self._attempt, attempts, backend, stream), bounds)
-            slot.succeeded()
+            slot.succeeded(completion.usage.cached_tokens)
         except BackendFailure as failure:
             if not failure.counts:
                 slot.ignored()  # it says nothing about the backend, or its state says enough

@@ -316,6 +316,20 @@ async def test_the_first_token_is_told_with_what_was_expected_of_it() -> None:
     assert first.estimated_s == 0.0 and first.took_s >= 0.009
 
 
+@pytest.mark.parametrize(
+    ("at_first", "at_the_end", "uncached"), [(None, 75, 25), (40, 75, 60), (None, None, 100)]
+)
+async def test_a_cached_part_that_is_only_told_at_the_end_is_learned_then(
+    at_first: int | None, at_the_end: int | None, uncached: int
+) -> None:
+    desk = Desk()
+    async with desk.controller.admit(DEMAND) as slot:
+        slot.first_token(at_first)
+        slot.succeeded(at_the_end)
+    async with desk.controller.admit(DEMAND) as slot:
+        assert slot.ticket.uncached == uncached
+
+
 async def test_one_who_waits_goes_on_when_the_factor_rises_again() -> None:
     desk, done = Desk(load=replace(IDLE, max_running=2)), asyncio.Event()
     desk.controller.scale("local", 0.5)

@@ -314,6 +314,21 @@ def test_a_long_prefill_under_way_holds_back_the_next_until_its_first_token() ->
     assert door.gate.pump(door.now) == [second]
 
 
+@pytest.mark.parametrize(("tokens_a_second", "held"), [(1_000_000, False), (20_000, True)])
+def test_a_fast_engine_is_given_the_prompts_of_20_ms_whatever_their_number(
+    tokens_a_second: int, held: bool
+) -> None:
+    door = Door(plain(max_prefill_tokens=500))
+    for number in range(25):
+        tokens = 100 + 90 * (number % 7)
+        ticket = door.enter(ask(input_tokens=tokens))
+        door.now += tokens / tokens_a_second
+        door.gate.first_token(ticket, door.now, 0)
+        door.end(ticket)
+    door.enter(ask(input_tokens=900))
+    assert (door.enter(ask(input_tokens=900)).state is TicketState.WAITING) is held
+
+
 def test_prefill_holds_nobody_back_where_it_is_known_to_cost_nothing() -> None:
     door = Door(plain(max_prefill_tokens=1000))
     for number in range(25):
