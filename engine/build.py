@@ -27,6 +27,7 @@ from engine.paged import make_kernel
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.structured import Grammars
+from engine.threads import StepThreads
 from engine.values import GIB, EngineConfig, EngineInfo
 
 CPU_KV_BYTES = GIB
@@ -81,6 +82,7 @@ def assemble(
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
         fixed_decode=device.type == "cuda" and not config.enforce_eager,
+        threads=StepThreads(torch.get_num_threads(), model, operators) if device.type == "cpu" else None,
     )
     pool = BlockPool(num_blocks, config.block_size)
     info = EngineInfo(
@@ -135,6 +137,7 @@ def _choose_operators(
             operators = kernel = CompiledOperators(
                 *heads, model.rms_norm_eps, block_size=config.block_size, threads=torch.get_num_threads()
             )
+            operators.compile_parallel()
     return operators, GroupedAttention(*heads, kernel=kernel, **place)
 
 

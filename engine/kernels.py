@@ -6,7 +6,9 @@ define the same in PyTorch's operators. The model's shape is a constant in the c
 loops are unrolled. Compiled code is cached on disk next to this file, or in the user's cache folder.
 """
 
+import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numba
@@ -37,8 +39,32 @@ class CompiledOperators(Operators):
         self, heads: int, kv_heads: int, head_dim: int, eps: float, *, block_size: int, threads: int
     ) -> None:
         super().__init__(heads, kv_heads, head_dim, eps)
-        self._loops = compile_loops(heads, kv_heads, head_dim, block_size, threads)
+        shape = (heads, kv_heads, head_dim, block_size)
+        self._of_one = self._of_all = self._loops = compile_loops(*shape, parallel=False)
+        if threads > 1:
+            _start_threads(threads)
+            self._of_all = compile_loops(*shape, parallel=True)
         self._eps = np.float32(eps)
+
+    def take_threads(self, *, all_of_them: bool) -> None:
+        """See ``Operators``."""
+        self._loops = self._of_all if all_of_them else self._of_one
+
+    def compile_parallel(self) -> None:
+        """Compile or load the parallel loops, if there are any: small steps, a warm-up's too, do not call
+        them.
+        """
+        if self._of_all is self._of_one:
+            return
+        self.take_threads(all_of_them=True)
+        rows, no_rows = torch.zeros(1, 2 * self.head_dim), torch.zeros(0, dtype=torch.int64)
+        self.add_and_norm(rows, rows, rows[0])
+        self.gate(rows)
+        qkv = torch.zeros(0, self.query_size + 2 * self.key_size)
+        cache = torch.zeros(1, 2, 1, self.key_size)
+        self.rotate_and_store(qkv, rows[:0], rows[:0], no_rows, cache)
+        self.attend(qkv, cache, self.prepare(no_rows.view(0, 1), no_rows))
+        self.take_threads(all_of_them=False)
 
     def add_and_norm(self, x: torch.Tensor, added: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """See ``Operators``."""
@@ -81,20 +107,37 @@ class _Loops(NamedTuple):
     gate: Callable[..., None]
 
 
-def compile_loops(heads: int, kv_heads: int, head_dim: int, block_size: int, threads: int) -> _Loops:
-    """The loops for a model of this shape; each is compiled, or loaded, when it is first called."""
+def _start_threads(threads: int) -> None:
+    """Start the threads of parallel loops and leave PyTorch's as they were: both use one OpenMP library.
+
+    Numba sets the number of PyTorch's threads to that of the cores, and lets parallel regions nest. PyTorch's
+    attention calls matrix products in its region; each of those then made threads of its own and ended them,
+    and a prompt of 100 tokens took a second on two cores.
+    """
+    before = torch.get_num_threads()
+    # The library that PyTorch has loaded already, where there is one.
+    numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    with suppress(AttributeError, OSError):  # there is no OpenMP, or not in every library's reach
+        ctypes.CDLL(None).omp_set_max_active_levels(1)
+    torch.set_num_threads(before)
+
+
+def compile_loops(heads: int, kv_heads: int, head_dim: int, block_size: int, *, parallel: bool) -> _Loops:
+    """The loops for a model of this shape; each is compiled, or loaded, when it is first called.
+
+    Numba's cache on disk tells loops apart by their code and by the values that they close over, not by how
+    they are compiled. ``span`` is such a value, so that a serial loop is not loaded as a parallel one.
+    """
+    span = numba.prange if parallel else range
     group, half = heads // kv_heads, head_dim // 2
     query_size, key_size = heads * head_dim, kv_heads * head_dim
     scale = np.float32(float(_LOG2_E) / head_dim**0.5)
-    if threads > 1:
-        # The pool of threads that PyTorch has already, where there is one.
-        numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
-        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
 
     def attend(query: Array, cache: Array, tables: Array, contexts: Array, out: Array) -> None:
         # A block at a time, keys and then values, as they lie in memory. When a block has a larger score than
         # those before it, what they have brought is scaled down.
-        for row in numba.prange(query.shape[0]):
+        for row in span(query.shape[0]):
             weights = np.empty((heads, block_size), np.float32)
             most = np.full(heads, _NO_SCORE, np.float32)
             total = np.zeros(heads, np.float32)
@@ -130,7 +173,7 @@ def compile_loops(heads: int, kv_heads: int, head_dim: int, block_size: int, thr
                     out[row, head * head_dim + i] = result[head, i] / total[head]
 
     def add_and_norm(x: Array, added: Array, weight: Array, eps: Any, out: Array) -> None:
-        for row in numba.prange(x.shape[0]):
+        for row in span(x.shape[0]):
             squares = np.float32(0.0)
             for i in range(x.shape[1]):
                 value = x[row, i] + added[row, i]
@@ -141,7 +184,7 @@ def compile_loops(heads: int, kv_heads: int, head_dim: int, block_size: int, thr
                 out[row, i] = x[row, i] * factor * weight[i]
 
     def rotate_and_store(qkv: Array, cos: Array, sin: Array, slots: Array, cache: Array) -> None:
-        for row in numba.prange(qkv.shape[0]):
+        for row in span(qkv.shape[0]):
             for first in range(0, query_size + key_size, head_dim):
                 for i in range(half):
                     low, high = qkv[row, first + i], qkv[row, first + half + i]
@@ -153,13 +196,13 @@ def compile_loops(heads: int, kv_heads: int, head_dim: int, block_size: int, thr
                 cache[block, 1, place, i] = qkv[row, query_size + key_size + i]
 
     def gate(gate_up: Array, out: Array) -> None:
-        for row in numba.prange(out.shape[0]):
+        for row in span(out.shape[0]):
             for i in range(out.shape[1]):
                 value = gate_up[row, i]
                 out[row, i] = value / (_ONE + _exp2(-value * _LOG2_E)) * gate_up[row, out.shape[1] + i]
 
     loops = (attend, add_and_norm, rotate_and_store, gate)
-    return _Loops(*(_compile(loop, parallel=threads > 1) for loop in loops))
+    return _Loops(*(_compile(loop, parallel=parallel) for loop in loops))
 
 
 def _compile(loop: Callable[..., None], *, parallel: bool) -> Callable[..., None]:

@@ -43,6 +43,9 @@ class Operators:
         self.head_dim, self.eps = head_dim, eps
         self.query_size, self.key_size = heads * head_dim, kv_heads * head_dim
 
+    def take_threads(self, *, all_of_them: bool) -> None:
+        """What follows runs on one thread or on all. PyTorch's own operators do as PyTorch is told."""
+
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm of each row of ``x``."""
         return F.rms_norm(x, x.shape[-1:], weight, self.eps)

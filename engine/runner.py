@@ -17,6 +17,7 @@ from engine.lora import AdapterBank, LoraBatch
 from engine.model import Decoder, Ends, new_cache
 from engine.sampler import Draw, choose
 from engine.scheduler import Chunk
+from engine.threads import StepThreads
 from engine.values import TokenIdLogprob
 
 # What PyTorch's CPU allocator and oneDNN say: neither has an exception class of its own. oneDNN names no
@@ -54,7 +55,8 @@ class Runner(Protocol):
 
 class ModelRunner:
     """Runs a model over a paged cache; with ``fixed_decode`` steps that only decode go through ``graphs``,
-    where attention has a kernel for them.
+    where attention has a kernel for them. ``threads`` chooses those of each step; without it they stay as
+    they are.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         fixed_decode: bool = False,
+        threads: StepThreads | None = None,
     ) -> None:
         self._model = model
+        self._threads = threads
         self._adapters = adapters
         self._block_size = block_size
         # A block that the pool does not know, for what padding writes.
@@ -148,6 +152,8 @@ class ModelRunner:
         blocks = tables[np.repeat(np.arange(len(chunks)), lengths), places // self._block_size]
         slots = blocks * self._block_size + places % self._block_size
         contexts = starts + lengths
+        if self._threads is not None:
+            self._threads.take(len(token_ids), int(lengths @ contexts))
         lora = self._lora_batch(chunks, lengths)
         embeds = [at for at, chunk in enumerate(chunks) if chunk.sequence.request.embed]
         is_decode = len(token_ids) == len(chunks) and not embeds
