@@ -10,9 +10,9 @@ import torch
 from engine.model import ModelConfig
 from engine.operators import Operators
 
-# What a step must have to do before it takes all threads, in products of two numbers: about 3 ms of a core.
-# On free cores two threads take 0.85 times as long for less than that, and 0.75 and less for more.
-LEAST_WORK = 50_000_000
+# What a step must have to do before it takes all threads, in products of two numbers: about 10 ms of a core.
+# Smaller steps gain from two free cores too, but lose more on cores that others use: docs/performance.md.
+LEAST_WORK = 250_000_000
 # A step reads every weight once, however few its tokens. That takes one core as long as this many tokens do.
 _READING_IN_TOKENS = 8
 

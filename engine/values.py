@@ -169,10 +169,11 @@ class EngineConfig:
     wastes half a block a sequence, about 3 % at 256 tokens. ``max_num_batched_tokens`` bounds the step time,
     and so the gap that a long prompt makes between two tokens of the others; on a GPU 2,048 to 8,192.
     ``num_blocks`` None is as many as ``kv_cache_bytes`` holds; that None too is 1 GiB on the CPU, and on CUDA
-    the share ``gpu_memory_utilization`` of the free memory less weights and activations. ``num_threads`` None
-    leaves one core to the gateway. ``max_waiting`` bounds the queue. ``seed`` starts the seeds drawn for
-    requests without one. ``max_loras`` adapters can be loaded at once (0: none), of ranks up to
-    ``max_lora_rank``. ``enforce_eager`` leaves out what is compiled or captured: Numba's loops, CUDA graphs.
+    the share ``gpu_memory_utilization`` of the free memory less weights and activations. ``num_threads``, of
+    which small steps take one, leaves one core to the gateway when None. ``max_waiting`` bounds the queue.
+    ``seed`` starts the seeds drawn for requests without one. ``max_loras`` adapters can be loaded at once (0:
+    none), of ranks up to ``max_lora_rank``. ``enforce_eager`` leaves out what is compiled or captured:
+    Numba's loops, CUDA graphs.
     """
 
     model: str
