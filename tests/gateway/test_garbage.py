@@ -1,0 +1,65 @@
+"""When garbage is collected."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from gateway import server
+
+
+class Requests:
+    """So many are in flight."""
+
+    in_flight = 1
+
+
+class Cycle:
+    """An object that only a collection frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def cycles() -> int:
+    return sum(isinstance(one, Cycle) for one in gc.get_objects())
+
+
+@pytest.fixture
+def by_hand() -> Iterator[None]:
+    """Nothing is collected but by the task under test."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("by_hand")
+async def test_garbage_is_collected_once_no_request_is_in_flight() -> None:
+    requests = Requests()
+    async with asyncio.TaskGroup() as tasks:
+        collecting = tasks.create_task(server.collect_when_idle(requests, every_s=0.001))
+        for _ in range(2 * server.GC_WORTH_OBJECTS):
+            Cycle()
+        await asyncio.sleep(0.05)
+        assert cycles() == 2 * server.GC_WORTH_OBJECTS
+        requests.in_flight = 0
+        async with asyncio.timeout(10):
+            while cycles():  # noqa: ASYNC110  # a collection reports nothing
+                await asyncio.sleep(0.001)
+        collecting.cancel()
+
+
+@pytest.mark.usefixtures("by_hand")
+async def test_little_garbage_is_left_for_later() -> None:
+    requests = Requests()
+    requests.in_flight = 0
+    async with asyncio.TaskGroup() as tasks:
+        collecting = tasks.create_task(server.collect_when_idle(requests, every_s=0.001))
+        await asyncio.sleep(0.02)
+        gc.collect()
+        Cycle()
+        await asyncio.sleep(0.05)
+        assert cycles() == 1
+        collecting.cancel()
