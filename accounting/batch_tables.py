@@ -82,7 +82,6 @@ class BatchCounts:
     tokens: LineTokens = LineTokens()
 
     def of(self, *statuses: str) -> int:
-        """Lines of these statuses."""
         return sum(self.by_status.get(one, 0) for one in statuses)
 
 

@@ -84,11 +84,9 @@ class BatchStore(FurtherTables):
         return await self._change(delete(files).where(files.c.tenant == tenant, files.c.file_id == file_id))
 
     async def expired_files(self, now: float, most: int) -> list[FileRow]:
-        """Files to be deleted."""
         return await self._all(select(files).where(files.c.expires_at <= now).limit(most), FileRow)
 
     async def known_files(self, ids: Collection[str]) -> set[str]:
-        """Those of ``ids`` that are files."""
         query = select(files.c.file_id).where(files.c.file_id.in_(ids))
         return {row["file_id"] for row in await self._rows(query)}
 
@@ -104,7 +102,6 @@ class BatchStore(FurtherTables):
     # Batches
 
     async def add(self, row: BatchRow) -> None:
-        """Store a new batch."""
         await self._change(insert(batches).values(asdict(row)))
 
     async def get(self, tenant: str, batch_id: str) -> BatchRow | None:
@@ -144,7 +141,6 @@ class BatchStore(FurtherTables):
                 await connection.execute(held.values(lease_until=until))
 
     async def counts(self, batch_id: str) -> BatchCounts:
-        """How far it is."""
         sums = [func.coalesce(func.sum(lines.c[name]), 0) for name in _TOKENS]
         query = (
             select(lines.c.status, func.count(), *sums)

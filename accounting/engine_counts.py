@@ -38,7 +38,6 @@ class HourlyCounts:
         self._hours: dict[tuple[int, Engine], _Hour] = {}
 
     def record(self, readings: Readings, unix_s: float) -> None:
-        """Take a reading."""
         hour = int(unix_s // HOUR_S)
         for engine in self._last:
             self._at.setdefault(engine, unix_s)  # an own engine is watched before its first reading

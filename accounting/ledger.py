@@ -79,7 +79,6 @@ class Ledger:
 
     @property
     def journal_bytes(self) -> int:
-        """Bytes of this process' journal."""
         return 0 if self._journal is None else self._journal.size_bytes
 
     @property

@@ -66,7 +66,6 @@ class Tariff:
         return (self.adapter is not None, of_model, of_backend)
 
     def covers(self, backend: str | None, model: str | None, adapter: str | None) -> bool:
-        """Whether it covers such a generation."""
         return (
             self.backend in (None, backend, None if backend is None else backend.partition("/")[0])
             and (self.model in (None, model) or _like(self.model, model))
@@ -75,7 +74,6 @@ class Tariff:
 
 
 def _like(pattern: str | None, model: str | None) -> bool:
-    """Whether a model fits a pattern."""
     if pattern is None or model is None or "*" not in pattern:
         return False
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), model, re.DOTALL) is not None

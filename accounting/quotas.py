@@ -161,7 +161,6 @@ class QuotaWindow:
         self._used += amount
 
     def remaining(self, now: float, held: Sequence[_Held] = ()) -> int:
-        """The amount that may be used now."""
         self._drop(now)
         return max(0, self.limit - self._used - sum(one.tokens for one in self._counting(held, now)))
 
@@ -223,7 +222,6 @@ class KeyUsage:
         self._held = {HoldId(who, number): _Held(at, tokens) for who, number, at, tokens in state.held}
 
     def encode(self) -> bytes:
-        """To be stored."""
         windows = [[] if window is None else window.steps for window in self._windows]
         held = [(one.holder, one.number, hold.at, hold.tokens) for one, hold in self._held.items()]
         return msgspec.msgpack.encode(_Stored(windows, held))
@@ -293,15 +291,12 @@ class Quotas:
         self._tallies: OrderedDict[str, KeyUsage] = OrderedDict()
 
     def take(self, key_id: str, limits: KeyLimits | Budget, request: QuotaRequest) -> QuotaVerdict:
-        """Decide on a request."""
         return self._tally(key_id, limits).take(request, self._clock())
 
     def count(self, key_id: str, limits: KeyLimits | Budget, request: QuotaRequest) -> None:
-        """Count a request decided elsewhere."""
         self._tally(key_id, limits).count(request, self._clock())
 
     def settle(self, settlement: Settlement) -> None:
-        """Replace held tokens by the used ones."""
         self._tally(settlement.key_id, settlement.limits).settle(settlement, self._clock())
 
     def _tally(self, key_id: str, limits: KeyLimits | Budget) -> KeyUsage:

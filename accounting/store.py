@@ -238,7 +238,6 @@ class FurtherTables:
         self._transaction = partial(self._store.transaction, failure, timeout_s)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._store.close(None)
 
     async def _change(self, change: Executable) -> bool:

@@ -81,7 +81,6 @@ class ResponseStore(FurtherTables):
         self._tenant_bytes = tenant_bytes
 
     async def put(self, response: StoredResponse) -> None:
-        """Make it durable."""
         await self._change(insert(responses).values(_columns(response)))
 
     async def finish(self, response: StoredResponse) -> bool:

@@ -30,7 +30,6 @@ metadata = MetaData()
 
 
 def columns_of(row: type) -> list[Column[Any]]:
-    """A column for each field of a row."""
     kinds = {str: Text, int: BigInteger, float: Double, bytes: LargeBinary}
     found: list[Column[Any]] = []
     for name, hint in get_type_hints(row).items():
@@ -124,7 +123,6 @@ class RowInsert:
 
 
 def from_columns(columns: Mapping[str, Any]) -> UsageRow:
-    """The row of a table's line."""
     return UsageRow(**{name: columns[name] for name in _FIELDS})
 
 

@@ -49,7 +49,6 @@ def base_model(
     aliases: tuple[str, ...] = (),
     embedded: bool = False,
 ) -> BaseModel:
-    """The base model of a ``config.json``."""
     hidden, heads = int(config.get("hidden_size", 0)), int(config.get("num_attention_heads", 0))
     shapes: Mapping[str, tuple[int, int]] = {}
     if config.get("model_type") in LLAMA_LIKE and hidden and heads:

@@ -111,7 +111,6 @@ class Catalogue:
         return found
 
     def named_by(self, adapter_id: str) -> tuple[str, ...]:
-        """The aliases of a version."""
         return tuple(sorted(a.name for a in self.aliases.values() if adapter_id in (a.target, a.canary)))
 
 

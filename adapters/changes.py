@@ -171,12 +171,10 @@ def evaluate(catalogue: Catalogue, adapter_id: str, report: Mapping[str, Any], *
 
 
 def label(catalogue: Catalogue, adapter_id: str, labels: Mapping[str, str]) -> bytes:
-    """Give a version other labels."""
     return _checked(catalogue, _event("labelled", id=adapter_id, labels=_checked_labels(labels)))
 
 
 def pin(catalogue: Catalogue, adapter_id: str, pinned: bool) -> bytes:
-    """Keep a version loaded, or no longer."""
     return _checked(catalogue, _event("pinned", id=adapter_id, pinned=pinned))
 
 

@@ -24,7 +24,6 @@ class AdapterDemand:
         self._counts: dict[str, tuple[float, float]] = {}  # value, and the time of that value
 
     def touch(self, name: str, now: float) -> None:
-        """Count a request."""
         self._counts[name] = (self.of(name, now) + 1.0, now)
         if len(self._counts) > MAX_NAMES:
             self._forget(now)
@@ -154,7 +153,6 @@ class Residency:
         return self._resident.get(name) == folder
 
     def decide(self, name: str, folder: str, held: Collection[str], now: float) -> Decision:
-        """What to do so that ``name`` can be used."""
         if self.is_ready(name, folder):
             return Ready()
         failure = self._failures.get(name)
@@ -178,7 +176,6 @@ class Residency:
         )
 
     def loaded(self, name: str, folder: str, now: float) -> None:
-        """The engine has it."""
         self._resident[name] = folder
         self._used_at.setdefault(name, now)
         self._failures.pop(name, None)

@@ -34,7 +34,6 @@ class AdapterStore:
         return self.folder / sha256
 
     def has(self, sha256: str) -> bool:
-        """Whether it is stored."""
         return (self.path(sha256) / CONFIG_FILE).is_file()
 
     def take(self, source: Path, base: BaseModel, *, sha256: str | None = None) -> Verified:

@@ -25,7 +25,6 @@ _Read = Callable[[str], IO[bytes]]  # opens a member by its name
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the name is an archive's."""
     return path.name.lower().endswith(SUFFIXES)
 
 

@@ -129,7 +129,6 @@ class ChatTokenizer:
 
     @property
     def cache_bytes(self) -> int:
-        """What the caches hold now."""
         return self._cache.bytes + self._counts.bytes + self._tool_counts.bytes
 
     @property
@@ -352,7 +351,6 @@ class ChatTokenizer:
     def _keep(
         self, key: tuple[bool, Message], texts: tuple[str, ...], found: Sequence[int]
     ) -> tuple[int, ...]:
-        """Remember a message's ids."""
         ids = self._vocabulary.shared(found)
         size = getsizeof(key) + getsizeof(key[1]) + sum(map(getsizeof, texts))
         self._cache.put(key, ids, size + getsizeof(ids))

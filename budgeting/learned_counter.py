@@ -130,7 +130,6 @@ class LearnedCounter:
         return messages
 
     def message_tokens(self, message: Message) -> int:
-        """Tokens that a message adds, estimated."""
         return self._sized(rough_tokens((message,)) - rough_tokens(()))
 
     def tool_tokens(
@@ -147,7 +146,6 @@ class LearnedCounter:
         return added, added
 
     def text_tokens(self, text: str) -> int:
-        """Tokens of a text inside a message, estimated."""
         return self._sized(rough_text_tokens(text))
 
     def unseen_chars(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
@@ -164,7 +162,6 @@ class LearnedCounter:
         return self._had(ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids. Raises NoTokenizer, and ValueError for an id outside the vocabulary."""
         return self._had(None if self._workers is None else self._workers.decode(token_ids))
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:

@@ -45,7 +45,6 @@ def renders_each_message_alone(tree: nodes.Template, specials: frozenset[str]) -
 
 
 def reads(tree: nodes.Template, name: str) -> bool:
-    """Whether the template uses a variable of that name."""
     return any(used.name == name for used in tree.find_all(nodes.Name))
 
 
@@ -269,7 +268,6 @@ class Frame:
     trims: bool
 
     def around(self, text: str) -> str:
-        """The message as rendered."""
         return f"{self.before}{text.strip() if self.trims else text}{self.after}"
 
 

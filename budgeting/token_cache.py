@@ -40,7 +40,6 @@ class TokenCache(Generic[V]):
         return entry[0]
 
     def get_all(self, keys: Iterable[Hashable]) -> list[V | None]:
-        """:meth:`get` for each key."""
         found: list[V | None] = []
         young, old = self._young, self._old
         for key in keys:

@@ -127,12 +127,10 @@ class Message(Struct, frozen=True):
 
     @property
     def without_parts(self) -> "Message":
-        """The message of its text alone."""
         return replace(self, parts=())
 
     @property
     def images(self) -> tuple[ImageContent, ...]:
-        """The images of its content, in order."""
         return tuple([part for part in self.parts if isinstance(part, ImageContent)])
 
     @property

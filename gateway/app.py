@@ -132,7 +132,6 @@ class GatewayApp(FastAPI):
         return orjson.dumps({**self.openapi(), **servers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The ASGI entry."""
         await self.entry(scope, receive, send)
 
     def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:

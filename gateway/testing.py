@@ -105,7 +105,6 @@ class FakeJourney:
         self._resumed.set()
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
-        """See the class."""
         self.requests.append(request)
         self.running += 1
         self.started.set()
@@ -162,7 +161,6 @@ class FakeKeys:
         return caller
 
     def by_id(self, key_id: str) -> Caller:
-        """Raises InvalidKey."""
         for caller in self._callers.values():
             if caller.key_id == key_id:
                 return caller
@@ -221,7 +219,6 @@ class FakeText(TokenizerText):
         return bytes(token_ids).decode(errors="replace")
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """One string an id."""
         return [f"<{one}>" for one in token_ids]
 
 
@@ -239,15 +236,12 @@ class FakeHealth:
         self.is_ready = is_ready
 
     def ping(self) -> Mapping[str, object]:
-        """Always healthy."""
         return {"status": "healthy", "uptime_seconds": 1.5}
 
     def ready(self) -> tuple[bool, Mapping[str, object]]:
-        """As set."""
         return self.is_ready, {"ready": self.is_ready, "status": "ready", "checks": {"model_loaded": True}}
 
     async def deep(self) -> tuple[bool, Mapping[str, object]]:
-        """As set."""
         return self.is_ready, {"status": "healthy", "running": 0}
 
 
@@ -260,14 +254,12 @@ class MemoryIdempotency:
     broken_put: bool = False
 
     async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
-        """The kept reply, if any."""
         await asyncio.sleep(0)
         if self.broken_get:
             raise OSError("the disk is gone")
         return self.kept.get((tenant, key))
 
     async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> bool:
-        """Keep a reply."""
         await asyncio.sleep(0)
         if self.broken_put:
             raise OSError("the disk is full")

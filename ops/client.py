@@ -45,19 +45,15 @@ class AdminClient:
         return self._json("GET", path, query=query, accept=accept)
 
     def text(self, *path: str) -> str:
-        """The text at a path."""
         return self._call("GET", path).decode("utf-8", errors="replace")
 
     def post(self, *path: str, body: bytes) -> Any:
-        """The JSON answer to a JSON body."""
         return self._json("POST", path, body)
 
     def put(self, *path: str, body: bytes) -> Any:
-        """The JSON answer to a JSON body that replaces what is there."""
         return self._json("PUT", path, body)
 
     def delete(self, *path: str) -> None:
-        """Delete what is at a path."""
         self._call("DELETE", path)
 
     def upload(self, *path: str, file: Path, fields: Mapping[str, str]) -> Any:

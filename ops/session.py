@@ -68,7 +68,6 @@ class GatewaySession:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """The open session."""
         assert self._session is not None, "the caller is used inside `async with`"
         return self._session
 

@@ -48,7 +48,6 @@ class ThresholdScore:
     recall: float
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json``."""
         return asdict(self)
 
 

@@ -198,7 +198,6 @@ class BackendFailure(Exception):
 
     @property
     def policy(self) -> FailurePolicy:
-        """What this failure permits."""
         return POLICIES[self.kind]
 
     @property

@@ -153,7 +153,6 @@ class ResponseCache:
             await self.close()
 
     async def flush(self) -> None:
-        """Store what waits."""
         while self._outbox:
             await self._keep([self._outbox.popleft() for _ in range(min(BATCH, len(self._outbox)))])
 

@@ -24,7 +24,6 @@ class MemoryStore:
         self._bytes = 0
 
     async def get(self, key: str) -> StoredAnswer | None:
-        """The entry of that key."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -35,7 +34,6 @@ class MemoryStore:
         return entry
 
     async def shelf(self, shelf: str) -> Sequence[tuple[str, bytes]]:
-        """Keys and vectors of a shelf's entries, newest first."""
         return [(key, self._entries[key].vector) for key in reversed(self._shelves.get(shelf, ()))]
 
     async def put(self, entries: Sequence[StoredAnswer]) -> None:

@@ -50,7 +50,6 @@ class RedisStore:
     unix_time: Callable[[], float]
 
     async def get(self, key: str) -> StoredAnswer | None:
-        """The entry of that key."""
         try:
             data = cast(bytes | None, await self.client.get(self._name(key)))
             row = None if data is None else msgspec.msgpack.decode(data, type=_Row)
@@ -69,7 +68,6 @@ class RedisStore:
             raise StoreError(type(error).__name__) from error
 
     async def put(self, entries: Sequence[StoredAnswer]) -> None:
-        """Keep entries, in one trip."""
         ttl_ms = max(1, round(self.ttl_s * 1000))
         try:
             async with self.client.pipeline(transaction=False) as pipeline:
@@ -91,7 +89,6 @@ class RedisStore:
         return None
 
     async def close(self) -> None:
-        """Close the pool."""
         await self.client.aclose()
 
     def _age_s(self, put_at: float) -> float:

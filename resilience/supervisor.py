@@ -175,7 +175,6 @@ class Supervisor:
         self._heartbeat = Heartbeat(hang_s)
 
     def restarts_last_hour(self, now: float) -> int:
-        """Restarts of the last hour, the failed ones counted."""
         return self._policy.in_last_hour(now)
 
     def ready_in_s(self, now: float) -> float | None:
@@ -192,7 +191,6 @@ class Supervisor:
         self._reset()
 
     def started(self, now: float) -> None:
-        """It takes work."""
         if self.state in (SupervisorState.STARTING, SupervisorState.RESTARTING):
             self.state = SupervisorState.READY
             if self._load_from is not None:
@@ -213,11 +211,9 @@ class Supervisor:
         self.state = SupervisorState.STOPPED
 
     def working(self, now: float) -> None:
-        """The engine was given work."""
         self._heartbeat.working(now)
 
     def stepped(self, now: float, *, unfinished: bool, computed_tokens: int) -> None:
-        """The engine reported a step and its computed prompt tokens; ``unfinished``: work is left."""
         self._heartbeat.stepped(now, unfinished=unfinished, computed_tokens=computed_tokens)
 
     def observe(self, now: float, observed: Observation) -> Loss | None:

@@ -306,14 +306,12 @@ class AdapterAdmin:
         return await self._change(who, "pin" if pinned else "unpin", adapter_id, pinning)
 
     async def label(self, adapter_id: str, given: LabelsBody, *, who: str) -> AdapterOrAlias:
-        """Give a version other labels."""
         self._version(adapter_id)
         return await self._change(
             who, "label", adapter_id, lambda now: changes.label(now, adapter_id, given.labels)
         )
 
     async def evaluated(self, adapter_id: str, given: ReportBody, *, who: str) -> AdapterOrAlias:
-        """Store an evaluation's report with a version."""
         self._version(adapter_id)
         signed = is_signed(given.report, self.evaluation_key)
         return await self._change(

@@ -55,14 +55,12 @@ class AdmissionAdmin:
         self._gate_name = controller.gate_name
 
     def observe(self, event: AdmissionEvent) -> None:
-        """Store a decision."""
         if isinstance(event, Admitted):
             self._admitted.append((self._unix_time(), event))
         elif isinstance(event, RefusedEvent):
             self._refused.append((self._unix_time(), event))
 
     def figures(self) -> Iterable[GateFigures]:
-        """The gates' state, for metrics."""
         now, ladders = self._clock(), self._ladders()
         return [_figures(name, gate, ladders.get(name, {}), now) for name, gate in self._gates().items()]
 

@@ -43,7 +43,6 @@ class ChaosAdmin:
     audit: Audit
 
     def show(self) -> FaultsBody:
-        """The rules in force and the faults that they made."""
         plan = self.chaos.plan
         counts = sorted(plan.injected.items())
         return {

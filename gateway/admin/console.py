@@ -156,7 +156,6 @@ class ConsoleAdmin:
         store.hear(STREAM, self._heard)
 
     def observe(self, record: RequestRecord) -> None:
-        """A request has ended."""
         self._kept.append((self._unix_time(), record))
 
     async def run(self) -> None:
@@ -198,7 +197,6 @@ class ConsoleAdmin:
         )
 
     def _fleet(self, own: GatewaySummary) -> list[dict[str, Any]]:
-        """All gateways that are known, by name."""
         now = self._clock()
         known = [(now, self._unix_time(), own), *self._others.values()]
         return [

@@ -22,7 +22,6 @@ class DrainAdmin:
         self._audit = audit
 
     async def begin(self, who: str) -> DrainBody:
-        """Begin, unless it has begun."""
         if not self._requests.draining:
             self._requests.drain()
             await self._audit.record(who, "gateway.drain", "this process")

@@ -38,7 +38,6 @@ class EvaluationAdmin:
     audit: Audit
 
     def show(self) -> EvaluationsBody:
-        """Everything that is known."""
         faults = {name: self.evaluations.fault(name) for name in self.evaluations.digests}
         return {
             "backends": self.evaluations.digests,

@@ -216,7 +216,6 @@ class KeyAdmin:
 
 
 def limits_of(given: Mapping[str, float | None]) -> KeyLimits:
-    """The limits among these fields."""
     named = {one.name: given.get(one.name) for one in fields(KeyLimits)}
     return KeyLimits(**{name: None if limit is None else int(limit) for name, limit in named.items()})
 

@@ -96,12 +96,10 @@ class EmbeddedBackend:
 
     @property
     def state(self) -> BackendState:
-        """The engine's state."""
         return state_of(self.client)
 
     @property
     def load(self) -> BackendLoad | None:
-        """The engine's load after its last step."""
         signals = self.client.signals
         if signals is None:
             return None
@@ -251,12 +249,10 @@ _STATES: Mapping[EngineState, BackendState] = MappingProxyType(
 
 
 def state_of(client: EngineClient) -> BackendState:
-    """The engine's state in the port's terms."""
     return _STATES[client.state]
 
 
 def load_of(signals: EngineSignals, max_running: int) -> BackendLoad:
-    """The engine's signals in admission's terms."""
     return BackendLoad(
         running=signals.running,
         waiting=signals.waiting,

@@ -36,7 +36,6 @@ _SAMPLING: Final = frozenset(one.name for one in fields(Sampling))
 
 
 def failure_of(code: str, message: str | None = None) -> BackendFailure:
-    """The failure for an error of the engine."""
     kind = _KINDS.get(code, FailureKind.INTERNAL)
     return BackendFailure(kind, message or f"the engine reported {code}", param=_param(code, message or ""))
 

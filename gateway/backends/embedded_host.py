@@ -71,41 +71,33 @@ class EmbeddedHost:
 
     @property
     def state(self) -> BackendState:
-        """The engine's state."""
         return state_of(self._client)
 
     @property
     def unfinished(self) -> int:
-        """Sequences that the engine was given and has not ended."""
         return self._client.in_flight
 
     @property
     def pending_tokens(self) -> int:
-        """Most prompt tokens that the engine's current step may compute."""
         return min(self._client.pending_tokens, self._config.max_num_batched_tokens)
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens that its last step computed."""
         return 0 if self._client.signals is None else self._client.signals.tokens_scheduled
 
     @property
     def occupied(self) -> bool:
-        """Whether an adapter is loaded or unloaded."""
         return self._client.is_loading_adapters
 
     @property
     def last_error(self) -> str:
-        """The error that ended the engine's process."""
         return self._client.death
 
     @property
     def exit_code(self) -> int | None:
-        """Of the engine's process; negative for a signal."""
         return self._client.exit_code
 
     def find_processes(self) -> Sequence[psutil.Process]:
-        """The engine's process, while there is one."""
         found = []
         if (pid := self._client.pid) is not None and self._client.exit_code is None:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -113,7 +105,6 @@ class EmbeddedHost:
         return found
 
     async def start(self) -> EngineFacts:
-        """Start the engine's process; it loads there."""
         info = await self._client.start()
         self.facts = EngineFacts(
             info.max_model_len,
@@ -131,15 +122,12 @@ class EmbeddedHost:
         return self.facts
 
     async def stop(self, timeout_s: float) -> None:
-        """End the engine's process."""
         await self._client.stop(timeout_s)
 
     def backend(self, name: str) -> Backend:
-        """The engine as a backend; all of them share its adapters."""
         return replace(self._backend, name=name)
 
     def figures(self) -> EngineFigures | None:
-        """What the metrics show of it."""
         facts, signals, in_use = self.facts, self._client.signals, self._adapters.in_use
         if facts is None:
             return None
@@ -170,13 +158,10 @@ class HeldAdapters:
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """What is loaded: id and folder."""
         return self._client.adapters
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Load or replace."""
         await self._client.load_adapter(adapter.adapter_id, adapter.path)
 
     async def unload_adapter(self, adapter_id: str) -> None:
-        """Accept no new request for it."""
         await self._client.unload_adapter(adapter_id)

@@ -7,12 +7,10 @@ import psutil
 
 
 def any_gone(processes: Sequence[psutil.Process]) -> bool:
-    """Whether one of them has ended."""
     return any(_status(process) == psutil.STATUS_ZOMBIE for process in processes)
 
 
 def any_stopped(processes: Sequence[psutil.Process]) -> bool:
-    """Whether one of them is stopped by a signal."""
     return any(_status(process) == psutil.STATUS_STOPPED for process in processes)
 
 

@@ -91,7 +91,6 @@ class Chaos:
 
 
 def faulty(backend: Backend, plan: FaultPlan) -> Backend:
-    """``backend`` with the faults of ``plan``."""
     wrapper = _FaultyRestarting if isinstance(backend, Restarting) else FaultyBackend
     return wrapper(backend, plan)
 
@@ -105,11 +104,9 @@ class FaultyBackend(DelegatingBackend):
 
     @property
     def delegate(self) -> Backend:
-        """The wrapped backend."""
         return self._inner
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        """Generate, unless the plan injects a fault into this call."""
         rule = self._plan.next(self.name)
         if rule is None:
             return await self.delegate.generate(work, out)
@@ -130,16 +127,13 @@ class _FaultyRestarting(FaultyBackend):
 
     @property
     def ready_in_s(self) -> float | None:
-        """The wrapped backend's estimate."""
         return self._inner.ready_in_s
 
     @property
     def absence(self) -> Absence:
-        """The wrapped backend's."""
         return self._inner.absence
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Wait for the wrapped backend."""
         return await self._inner.wait_ready(timeout_s)
 
 

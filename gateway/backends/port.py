@@ -199,31 +199,31 @@ class DelegatingBackend(ABC):
         """The other backend."""
 
     @property
-    def name(self) -> str:  # noqa: D102
+    def name(self) -> str:
         return self.delegate.name
 
     @property
-    def kind(self) -> str:  # noqa: D102
+    def kind(self) -> str:
         return self.delegate.kind
 
     @property
-    def model(self) -> str:  # noqa: D102
+    def model(self) -> str:
         return self.delegate.model
 
     @property
-    def features(self) -> frozenset[Feature]:  # noqa: D102
+    def features(self) -> frozenset[Feature]:
         return self.delegate.features
 
     @property
-    def continues(self) -> frozenset[Continue]:  # noqa: D102
+    def continues(self) -> frozenset[Continue]:
         return self.delegate.continues
 
     @property
-    def state(self) -> BackendState:  # noqa: D102
+    def state(self) -> BackendState:
         return self.delegate.state
 
     @property
-    def load(self) -> BackendLoad | None:  # noqa: D102
+    def load(self) -> BackendLoad | None:
         return self.delegate.load
 
     @property

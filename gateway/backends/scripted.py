@@ -89,7 +89,6 @@ class ScriptedBackend:
         self._scripts = list(scripts)
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        """Play the next script."""
         script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
         self.calls.append(work)
         self._check_can_resume(work)

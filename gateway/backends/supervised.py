@@ -148,7 +148,6 @@ class SupervisedHost:
         return Absence(f"the engine of {name} {doing}", loading=True)
 
     def standing(self) -> EngineStanding:
-        """The supervisor's state and figures."""
         now, supervisor = self._clock(), self._supervisor
         restarts = supervisor.restarts_last_hour(now)
         return EngineStanding(supervisor.state, restarts, supervisor.ready_in_s(now))
@@ -384,7 +383,6 @@ class SupervisedHost:
         return life
 
     def _notify(self) -> None:
-        """Wake every caller that waits for a change."""
         self._news.set()
         self._news = asyncio.Event()
 

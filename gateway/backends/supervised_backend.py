@@ -97,12 +97,10 @@ class SupervisedBackend(DelegatingBackend):
 
     @property
     def delegate(self) -> Backend:
-        """The backend of that name on the engine that runs now."""
         return self._host.inner(self._name)
 
     @property
     def name(self) -> str:
-        """Its name in the configuration."""
         return self._name
 
     @property
@@ -112,7 +110,6 @@ class SupervisedBackend(DelegatingBackend):
 
     @property
     def state(self) -> BackendState:
-        """The engine's state; ``STARTING`` while it is to be restarted."""
         return self._host.state
 
     @property
@@ -122,7 +119,6 @@ class SupervisedBackend(DelegatingBackend):
 
     @property
     def ready_in_s(self) -> float | None:
-        """Estimate of seconds until a restart is complete; ``None`` without one."""
         return self._host.ready_in_s
 
     @property
@@ -131,7 +127,6 @@ class SupervisedBackend(DelegatingBackend):
         return self._host.absence(self._name)
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until it takes work; whether it does. At once if it never will."""
         return await self._host.wait_ready(timeout_s)
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:

@@ -129,7 +129,6 @@ class ToolCallReader:
         return calls is not None and bool(calls) and calls[-1].open
 
     def has_calls(self, choice: int) -> bool:
-        """Whether the choice has a call."""
         return bool(self._calls.get(choice))
 
     def _number(self, calls: list[_Call], delta: ToolCallDelta, called: ToolText) -> int:

@@ -63,7 +63,6 @@ class Batches:
         return batch_body(row, BatchCounts())
 
     async def show(self, tenant: str, batch_id: str) -> dict[str, Any]:
-        """A batch as it is now."""
         return await self._with_counts(await self._get(tenant, batch_id, "batch_id"))
 
     async def page(self, tenant: str, *, after: str | None, limit: int) -> list[dict[str, Any]]:

@@ -51,7 +51,6 @@ class Files:
 
     @property
     def enabled(self) -> bool:
-        """Whether there are files here."""
         return self._store is not None
 
     @property

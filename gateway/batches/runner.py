@@ -116,7 +116,6 @@ class BatchRunner:
         self._log = structlog.get_logger("gateway.batches")
 
     def run_by(self, runner: LineRunner) -> None:
-        """What runs the lines."""
         self._runner = runner
 
     def figures(self) -> BatchFigures:

@@ -94,11 +94,9 @@ class _Stream(io.RawIOBase):
         self._left = b""
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """The next bytes; 0 at the end."""
         if not self._left:
             self._left = next(self._pieces, b"")
         view = memoryview(buffer)

@@ -18,7 +18,6 @@ class RungConfig(Section):
     shed_all: bool = False
 
     def rung(self) -> Rung:
-        """The rung as admission has it."""
         return Rung(self.depth, self.max_tokens, self.shed_low, self.shed_all)
 
 

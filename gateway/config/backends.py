@@ -198,7 +198,6 @@ class OpenAIBackend(AffinitySection):
 
     @model_validator(mode="after")
     def _urls_differ(self) -> Self:
-        """Each worker is named once."""
         bare = [url.rstrip("/") for url in self.base_urls]
         if len(set(bare)) != len(bare):
             raise ValueError("base_urls: a worker is named twice; name each once")
@@ -243,7 +242,6 @@ class BedrockSection(Section):
 
     @model_validator(mode="after")
     def _regions_differ(self) -> Self:
-        """Each region is named once."""
         if len({self.region, *self.regions}) != 1 + len(self.regions):
             raise ValueError("regions: a region is named twice; region is asked first, regions after it")
         return self

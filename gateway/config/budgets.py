@@ -22,5 +22,4 @@ class BudgetsSection(Section):
 
     @property
     def sections(self) -> SectionBudgets:
-        """As the planner takes them."""
         return SectionBudgets(**self.model_dump())

@@ -40,5 +40,4 @@ class ModelImages(Section):
 
     @property
     def cost(self) -> ImageCost:
-        """The formula."""
         return ImageCost(**self.model_dump())

@@ -40,7 +40,6 @@ class RaySection(AffinitySection):
 
     @model_validator(mode="after")
     def _ranges(self) -> Self:
-        """No range is upside down."""
         for kind in ("gateways", "engines"):
             least, most = getattr(self, f"{kind}_min"), getattr(self, f"{kind}_max")
             if most < least:

@@ -30,7 +30,6 @@ class ResilienceSection(Section):
 
     @model_validator(mode="after")
     def _limits_fit(self) -> Self:
-        """The limits fit each other."""
         self.limits()
         return self
 

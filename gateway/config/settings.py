@@ -270,7 +270,6 @@ class Settings(Section):
 
     @property
     def priced(self) -> bool:
-        """Whether anything has a price."""
         own = any(section.price for section in self.models.values())
         return own or self.ledger.prices is not None or any(map(self.price, self.backends))
 

@@ -18,12 +18,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def evaluation_key(environ: Mapping[str, str]) -> bytes:
-    """The shared secret."""
     return next((environ[name] for name in KEY_VARIABLES if environ.get(name)), "").encode()
 
 
 def sign(report: Mapping[str, Any], key: bytes) -> dict[str, Any]:
-    """The report with its signature."""
     return {**report, SIGNATURE: _signature(report, key)}
 
 

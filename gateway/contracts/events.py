@@ -155,7 +155,6 @@ class AnswerFold:
             choice.ended = True
 
     def text(self, index: int = 0) -> str:
-        """A choice's text so far."""
         return "".join(self._choices[index].text)
 
     def reasoning(self, index: int = 0) -> str | None:

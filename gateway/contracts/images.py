@@ -49,7 +49,6 @@ class ImageData(Struct, frozen=True):
             yield piece if self.in_base64 else b64encode(piece)
 
     def decoded(self) -> bytes:
-        """Its bytes."""
         return b64decode(self.data) if self.in_base64 else bytes(self.data)
 
 

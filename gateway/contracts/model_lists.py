@@ -28,7 +28,6 @@ def anthropic_models(cards: Sequence[ModelCard], created: int) -> dict[str, Any]
 
 
 def anthropic_model(card: ModelCard, created: int) -> dict[str, Any]:
-    """Anthropic's model object."""
     return {
         "type": "model",
         "id": card.id,

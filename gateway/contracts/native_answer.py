@@ -92,7 +92,6 @@ def error_detail(error: PublicError, request_id: str) -> ErrorDetail:
 
 
 def error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
-    """Status and body of an error."""
     body: ErrorBody = {"error": error_detail(error, request_id)}
     return error.status, orjson.dumps(body)
 
@@ -114,7 +113,6 @@ def metadata(answer: Answer) -> dict[str, Any]:
 
 
 def answer_json(answer: Answer) -> bytes:
-    """The body of a whole answer; reasoning and calls only where there are any."""
     body = {**metadata(answer), "output_text": answer.output_text}
     if answer.reasoning is not None:
         body["reasoning"] = answer.reasoning
@@ -131,7 +129,6 @@ def _call_body(call: ToolCall) -> NativeCall:
 
 
 def answer_event(event: Delta) -> bytes:
-    """One event of a stream, as JSON."""
     match event:
         case Reasoning():
             body: dict[str, object] = {"type": "reasoning", "delta": event.text}
@@ -149,12 +146,10 @@ def answer_event(event: Delta) -> bytes:
 
 
 def done_event(answer: Answer) -> bytes:
-    """The last event of a whole stream, as JSON."""
     return orjson.dumps({"type": "done", **metadata(answer)})
 
 
 def error_event(error: PublicError, request_id: str, *, partial: bool) -> bytes:
-    """The last event of a broken stream, as JSON."""
     return orjson.dumps({"type": "error", "error": error_detail(error, request_id), "partial": partial})
 
 
@@ -175,15 +170,12 @@ class NativeFrames:
         return b'data: {"type":"token","delta":' + orjson.dumps(text) + b"}\n\n"
 
     def event(self, event: Delta) -> bytes:
-        """One event of reasoning or of a tool call."""
         return b"data: " + answer_event(event) + b"\n\n"
 
     def finish(self, answer: Answer) -> bytes:
-        """The ``done`` event."""
         return b"data: " + done_event(answer) + b"\n\n"
 
     def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
-        """The ``error`` event."""
         return b"data: " + error_event(error, request_id, partial=partial) + b"\n\n"
 
 
@@ -191,11 +183,9 @@ class NativeDialect:
     """The native contract, as the HTTP edge uses it."""
 
     def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
-        """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
         return ParsedRequest(to_request(parse(NativeRequest, body), origin))
 
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
-        """The JSON body of a whole answer."""
         return answer_json(answer)
 
     def headers(self, cuts: Cuts) -> Sequence[Header]:
@@ -205,9 +195,7 @@ class NativeDialect:
     def frames(
         self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
     ) -> NativeFrames:
-        """The frames of a stream."""
         return NativeFrames()
 
     def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
-        """HTTP status and JSON body of an error."""
         return error_json(error, request_id)

@@ -176,7 +176,6 @@ _CODES: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def tool_call_body(call: ToolCall) -> ToolCallBody:
-    """A whole call."""
     body: ToolCallBody = {"id": call.id, "type": call.kind.value}
     if call.kind is ToolKind.CUSTOM:
         return {**body, "custom": {"name": call.name, "input": call.arguments}}
@@ -214,7 +213,6 @@ def sluice_body(answer: Answer) -> dict[str, Any]:
 
 
 def completion_json(answer: Answer, *, id: str, object: str, choices: list[ChoiceBody]) -> bytes:
-    """The body of a whole answer."""
     body = {
         "id": id,
         "object": object,

@@ -192,7 +192,6 @@ class OpenAIDialect:
         self._kind = "chat.completion" if chat else "text_completion"
 
     def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
-        """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
         if self._chat:
             return chat_request(parse(ChatRequest, body), origin)
         return completion_request(parse(CompletionRequest, body), origin)
@@ -227,7 +226,6 @@ class OpenAIDialect:
         )
 
     def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
-        """OpenAI's error object."""
         return error_json(error, request_id)
 
     def _id(self, generation_id: str) -> str:

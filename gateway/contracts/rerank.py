@@ -205,7 +205,6 @@ def rerank_body(body: RerankBody, request: ScoreRequest, answer: ScoreAnswer, *,
 
 
 def score_body(request: ScoreRequest, answer: ScoreAnswer) -> bytes:
-    """The JSON body."""
     data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(answer.scores)]
     usage = {"prompt_tokens": answer.input_tokens, "total_tokens": answer.input_tokens}
     return orjson.dumps(

@@ -73,7 +73,6 @@ class Caller:
         object.__setattr__(self, "cache_salt", self.own_salt or self.tenant)
 
     def may_use(self, model: str) -> bool:
-        """Whether a model may answer its requests."""
         return self.models is None or model in self.models
 
 

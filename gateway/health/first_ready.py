@@ -26,11 +26,9 @@ class OnceReady:
         return self._health.ping()
 
     def ready(self) -> tuple[bool, Mapping[str, object]]:
-        """Readiness, unchanged."""
         return self._health.ready()
 
     async def deep(self) -> tuple[bool, Mapping[str, object]]:
-        """The deep check, unchanged."""
         return await self._health.deep()
 
 

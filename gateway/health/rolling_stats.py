@@ -82,7 +82,6 @@ class RollingStats:
         self._failed = 0
 
     def observe(self, record: RequestRecord) -> None:
-        """A request has ended."""
         now = self._clock()
         self._forget(before=now - WINDOW_S, most=MAX_SAMPLES - 1)
         sample = Sample(now, outcome(record), record.ttft_ms, record.time_per_output_token_ms)

@@ -38,7 +38,6 @@ class ImageAddress:
 
     @property
     def host_header(self) -> str:
-        """The value of the header ``host``."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 

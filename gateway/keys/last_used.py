@@ -32,7 +32,6 @@ class KeyUse:
         self._everywhere: dict[str, float] = {}
 
     def record(self, key_id: str) -> None:
-        """A request came with this key."""
         self._here[key_id] = self._unix_time()
 
     def last(self, key_id: str) -> float | None:
@@ -76,7 +75,6 @@ class KeyUse:
             self._log.info("keys' use is not published yet", reason=error.code)
 
     async def run(self) -> None:
-        """Publish once a minute until cancelled."""
         while True:
             await asyncio.sleep(PUBLISH_EVERY_S)
             await self.publish()

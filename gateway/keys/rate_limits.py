@@ -118,7 +118,6 @@ class KeyLimiter:
         await self._count(caller.key_id, caller.limits)
 
     async def _count(self, account: str, limits: KeyLimits) -> None:
-        """Count a request in an account."""
         quotas = self._quotas
         if quotas is None or limits.requests_per_minute is None:
             return

@@ -64,7 +64,6 @@ class Revoked(msgspec.Struct, tag="revoked", omit_defaults=True):
 
 
 def made_data(key: StoredKey) -> bytes:
-    """The record of a created key."""
     record = key.record
     made = Made(
         id=record.key_id,
@@ -85,7 +84,6 @@ def made_data(key: StoredKey) -> bytes:
 
 
 def revoked_data(key_id: str, comment: str) -> bytes:
-    """The record of a revoked key."""
     return msgspec.json.encode(Revoked(key_id, comment))
 
 

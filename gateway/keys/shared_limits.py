@@ -237,7 +237,6 @@ class SharedLimits:
             await self._store.close()
 
     async def run(self) -> None:
-        """Send settlements and renew the lease until cancelled."""
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._settle_all(), name="limits-settle")
             loops.create_task(self._renew_all(), name="limits-renew")

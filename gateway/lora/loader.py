@@ -87,7 +87,6 @@ class LoraLoader:
 
     @property
     def resident(self) -> tuple[str, ...]:
-        """The loaded adapters."""
         return self._slots.residency.resident if self._slots is not None else ()
 
     @property

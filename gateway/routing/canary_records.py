@@ -28,7 +28,6 @@ _BEAT: Final = TypeAdapter(Beat)
 
 
 def beat_data(beat: Beat) -> bytes:
-    """A record's content."""
     return orjson.dumps(beat)
 
 

@@ -52,7 +52,6 @@ class Stored:
 
 
 def to_data(draft: Draft, parent: int) -> bytes:
-    """A record's content."""
     canary = {} if draft.canary is None else {"canary": asdict(draft.canary)}
     return orjson.dumps(
         {"config": draft.config, "comment": draft.comment, "action": draft.action, "parent": parent, **canary}

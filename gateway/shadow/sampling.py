@@ -76,7 +76,6 @@ class ShadowQueue:
         self.size_bytes = 0
 
     def __len__(self) -> int:
-        """The number of copies."""
         return len(self._copies)
 
     def offer(self, copy: Copy) -> bool:

@@ -131,7 +131,6 @@ class Audit:
     async def record(
         self, who: str, action: str, target: str, *, comment: str = "", result: str = "done"
     ) -> None:
-        """Record that ``who`` (a key's id) did ``action`` to ``target``, with this ``result``."""
         try:
             await self._append(who, action, target, comment, result)
         except StateError as error:

@@ -91,11 +91,9 @@ class RedisIdempotencyStore:
         self._put: Callable[..., object] = client.register_script(_PUT)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._client.aclose()
 
     async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
-        """The body's fingerprint and the reply, when stored within the last 24 hours."""
         found = await ask(self._client, "get", self._client.get(self._prefix + _digest(tenant, key)))
         if found is None:
             return None
@@ -106,7 +104,6 @@ class RedisIdempotencyStore:
         return stored.fingerprint, StoredReply(stored.status, stored.content_type, stored.body)
 
     async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> bool:
-        """Store a reply; the first one under a key stays until it has expired. ``False``: it is too large."""
         if reply.size > self._bounds.reply:
             return False
         now, digest = self._unix_time(), _digest(tenant, key)

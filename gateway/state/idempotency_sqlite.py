@@ -51,11 +51,9 @@ class SqliteIdempotencyStore:
         self._unix_time = unix_time
 
     async def close(self) -> None:
-        """Close the file."""
         await self._file.close()
 
     async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
-        """The body's fingerprint and the reply, when stored within the last 24 hours."""
 
         def find(connection: sqlite3.Connection) -> tuple[str, int, str, bytes] | None:
             found: tuple[str, int, str, bytes] | None = connection.execute(
@@ -69,7 +67,6 @@ class SqliteIdempotencyStore:
         return None if row is None else (row[0], StoredReply(*row[1:]))
 
     async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> bool:
-        """Store a reply; the first one under a key stays until it has expired. ``False``: it is too large."""
         if reply.size > self._bounds.reply:
             return False
         now = self._unix_time()

@@ -191,13 +191,11 @@ class RedisLimitStore:
         self._renew: Callable[..., object] = client.register_script(_RENEW)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._client.aclose()
 
     async def take(
         self, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest, *, fresh: bool
     ) -> QuotaVerdict | None:
-        """Decide on a request."""
         own, kinds = amounts(limits), kinds_of(limits)
         hold = ask.hold or _NOBODY
         answer = await send(
@@ -219,7 +217,6 @@ class RedisLimitStore:
         return QuotaVerdict(_excess(answer, kinds, own, ask), figures, answer[1])
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Replace the held tokens by those used."""
         for kinds, settle in self._settle.items():
             own = [one for one in settlements if kinds_of(one.limits) == kinds]
             if own:
@@ -239,7 +236,6 @@ class RedisLimitStore:
         )
 
     async def renew(self, holder: str) -> bool:
-        """Renew the lease."""
         return bool(await send(self._client, "renew", self._renew(keys=(self._holders,), args=(holder,))))
 
 

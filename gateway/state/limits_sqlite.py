@@ -36,13 +36,11 @@ class SqliteLimitStore:
         self._unix_time = unix_time
 
     async def close(self) -> None:
-        """Close the file."""
         await self._file.close()
 
     async def take(
         self, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest, *, fresh: bool
     ) -> QuotaVerdict | None:
-        """Decide on a request."""
 
         def decide(connection: sqlite3.Connection) -> QuotaVerdict | None:
             now = self._unix_time()
@@ -60,7 +58,6 @@ class SqliteLimitStore:
         return await self._file.run("take", decide)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Replace the held tokens by those used."""
 
         def replace(connection: sqlite3.Connection) -> None:
             now = self._unix_time()

@@ -42,11 +42,9 @@ class MemoryStateStore(StateStore):
         self._streams.stores.add(self)
 
     async def close(self) -> None:
-        """Nothing to close."""
         self._streams.stores.discard(self)
 
     async def append(self, stream: str, data: bytes, *, author: str, expected: int | None = None) -> Record:
-        """Add a record."""
         check_record(stream, data, author)
         self._check("append")
         if self._streams.full:
@@ -64,7 +62,6 @@ class MemoryStateStore(StateStore):
     async def read(
         self, stream: str, *, after: int = 0, limit: int = MAX_READ, newest_first: bool = False
     ) -> Sequence[Record]:
-        """Records above ``after``."""
         check_read(after, limit)
         self._check("read")
         first = max(0, after - self._streams.forgotten.get(stream, 0))
@@ -72,7 +69,6 @@ class MemoryStateStore(StateStore):
         return records[-limit:][::-1] if newest_first else records[:limit]
 
     async def forget(self, stream: str, up_to: int) -> None:
-        """Delete records up to that number."""
         check_forget(up_to)
         self._check("forget")
         records = self._streams.records.get(stream, [])
@@ -81,7 +77,6 @@ class MemoryStateStore(StateStore):
         self._streams.forgotten[stream] = self._streams.forgotten.get(stream, 0) + gone
 
     async def heads(self) -> Mapping[str, int]:
-        """The last number of each stream."""
         self._check("heads")
         forgotten = self._streams.forgotten
         heads = {
@@ -90,7 +85,6 @@ class MemoryStateStore(StateStore):
         return {stream: head for stream, head in heads.items() if head}
 
     async def announce(self, stream: str, text: str) -> None:
-        """Tell all stores of these streams."""
         if not self._streams.down:
             for store in list(self._streams.stores):
                 store._heard(stream, text)

@@ -99,11 +99,9 @@ class LatestRecord(StreamProjection):
                 await self._catch_up()
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         await self._keep_up()
 
     async def _catch_up(self) -> None:
-        """Raises StateUnavailable."""
         page = await self._store.read(self.stream, limit=1, newest_first=True)
         last, newest = self._last, page[0] if page else None
         if last is not None and (newest is None or newest.number < last.number):

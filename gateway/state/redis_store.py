@@ -79,7 +79,6 @@ class RedisStateStore(StateStore):
         self._heads_key, self._channel, self._stream_key = f"{keys}heads", f"{keys}told", f"{keys}stream:"
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._client.aclose()
 
     async def append(self, stream: str, data: bytes, *, author: str, expected: int | None = None) -> Record:
@@ -101,7 +100,6 @@ class RedisStateStore(StateStore):
     async def read(
         self, stream: str, *, after: int = 0, limit: int = MAX_READ, newest_first: bool = False
     ) -> Sequence[Record]:
-        """Records above ``after``."""
         check_read(after, limit)
         arguments = (stream, after, limit, int(newest_first))
         keys = (f"{self._stream_key}{stream}", self._gone_key)
@@ -110,13 +108,11 @@ class RedisStateStore(StateStore):
         return records[::-1] if newest_first else records
 
     async def forget(self, stream: str, up_to: int) -> None:
-        """Delete records up to that number."""
         check_forget(up_to)
         keys = (f"{self._stream_key}{stream}", self._gone_key)
         await self._ask("forget", self._client.eval(_FORGET, 2, *keys, stream, str(up_to)))
 
     async def heads(self) -> Mapping[str, int]:
-        """The last number of each stream."""
         found = await self._ask("heads", self._client.hgetall(self._heads_key))
         return {stream.decode(): int(number) for stream, number in found.items()}
 

@@ -52,7 +52,6 @@ class SqliteFile:
         self._file: tuple[int, int] | None = None
 
     async def close(self) -> None:
-        """Close the connection and end the thread."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
         self._thread.shutdown(wait=False)
 

@@ -52,7 +52,6 @@ class SqliteStateStore(StateStore):
         self._reader = SqliteFile(path, _TABLES, synchronous="FULL", busy_timeout_s=busy_timeout_s)
 
     async def close(self) -> None:
-        """Close the file."""
         await self._writer.close()
         await self._reader.close()
 
@@ -78,7 +77,6 @@ class SqliteStateStore(StateStore):
     async def read(
         self, stream: str, *, after: int = 0, limit: int = MAX_READ, newest_first: bool = False
     ) -> Sequence[Record]:
-        """Records above ``after``."""
         check_read(after, limit)
         query = (
             "SELECT stream, number, at, author, data FROM state_records WHERE stream = ? AND number > ?"
@@ -90,7 +88,6 @@ class SqliteStateStore(StateStore):
         return [Record(*row) for row in rows]
 
     async def forget(self, stream: str, up_to: int) -> None:
-        """Delete records up to that number."""
         check_forget(up_to)
         statement = "DELETE FROM state_records WHERE stream = ? AND number <= ?"
         await self._run(
@@ -98,7 +95,6 @@ class SqliteStateStore(StateStore):
         )
 
     async def heads(self) -> Mapping[str, int]:
-        """The last number of each stream."""
         return await self._run(self._reader, "heads", _heads)
 
     async def run(self) -> None:

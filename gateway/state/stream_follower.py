@@ -81,7 +81,6 @@ class StreamFollower(StreamProjection):
         return self._verified_at is None or self._clock() - self._verified_at >= VERIFY_S
 
     async def _catch_up(self) -> None:
-        """Apply what is new. Raises StateUnavailable."""
         while True:
             last = self._last
             page = await self._store.read(self.stream, after=max(self.number - 1, 0), limit=PAGE)

@@ -75,7 +75,6 @@ class PartFile:
         os.pwrite(self._counts_file, count, _HEADER_BYTES + _COUNT_BYTES * index)
 
     def sync(self) -> None:
-        """Flush the bytes to the disk."""
         os.fsync(self._data)
 
     def finish(self, target: Path) -> None:
@@ -85,6 +84,5 @@ class PartFile:
         self._counts_path.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Delete the part."""
         self.path.unlink(missing_ok=True)
         self._counts_path.unlink(missing_ok=True)

@@ -96,7 +96,6 @@ def prepared(engine: EngineSection, section: WeightsSection) -> tuple[EngineSect
 
 
 def cache_folder(section: WeightsSection) -> Path:
-    """The folder of fetched files."""
     return Path(section.cache_folder).expanduser()
 
 

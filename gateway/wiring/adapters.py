@@ -43,7 +43,6 @@ class AdapterParts:
         return self.loader.warm
 
     def figures(self) -> AdapterFigures:
-        """For the metrics."""
         counts = Counter(state.value for state in self.registry.offered.states.values())
         states = {state.value: counts[state.value] for state in VersionState}
         return AdapterFigures(states, len(self.loader.resident), self.loader.places)

@@ -103,7 +103,6 @@ def keys_of(key: str, file: str | None, variable: str) -> tuple[bytes, ...]:
 
 
 def version() -> str:
-    """The installed version."""
     return importlib.metadata.version("sluice-gateway")
 
 

@@ -41,7 +41,6 @@ from observability.metrics import Metrics
 
 
 def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, metrics: Metrics) -> Services:
-    """Build what the HTTP edge uses."""
     base, models, control = core.base, core.model.models, core.control
     server, fleet, chaos = base.settings.server, core.backends.fleet, core.backends.chaos
     return Services(
@@ -171,7 +170,6 @@ def make_console(core: Core, admission: AdmissionAdmin) -> ConsoleAdmin:
 
 
 def make_adapter_admin(core: Core) -> AdapterAdmin:
-    """The operators' side of LoRA adapters."""
     parts, revision = core.adapters, core.control.revision
     return AdapterAdmin(
         projection=parts.projection,
@@ -187,13 +185,11 @@ def make_adapter_admin(core: Core) -> AdapterAdmin:
 
 
 def make_key_admin(core: Core) -> KeyAdmin:
-    """The operators' side of API keys."""
     keys = core.access.keys
     return KeyAdmin(keys.ring, keys.projection, keys.use, core.base.audit, core.base.unix_time)
 
 
 def make_prompt_admin(core: Core) -> PromptAdmin:
-    """The operators' side of prompts."""
     model = core.model
     return PromptAdmin(
         registry=model.versions,

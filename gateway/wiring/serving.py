@@ -138,7 +138,6 @@ def make_journey(
 
 
 def make_embeddings(core: Core, in_flight: InFlightRequests) -> EmbeddingJourney:
-    """The journey of requests for vectors."""
     base, control = core.base, core.control
     return EmbeddingJourney(
         in_flight=in_flight,
@@ -157,7 +156,6 @@ def make_embeddings(core: Core, in_flight: InFlightRequests) -> EmbeddingJourney
 
 
 def make_inspections(core: Core) -> WorkerInspections:
-    """Asks the workers of every pool."""
     pools, models = core.backends.engines.pools, core.model.models
 
     async def ask(generate: bool) -> dict[str, list[Inspection]]:
@@ -177,7 +175,6 @@ def make_inspections(core: Core) -> WorkerInspections:
 
 
 def make_health(core: Core, in_flight: InFlightRequests, inspections: WorkerInspections) -> HealthProbe:
-    """The three tiers of health."""
     base, engines, adapters = core.base, core.backends.engines, core.adapters
     models = core.model.models
     routing = core.control.routing.projection

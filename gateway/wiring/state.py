@@ -88,14 +88,12 @@ class StateParts:
                 starts.create_task(follower.start(), name=f"start-{follower.stream}")
 
     async def run(self) -> None:
-        """Watch the store and follow the streams until cancelled."""
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self.store.run(), name="state-store")
             for follower in self.followers.values():
                 loops.create_task(follower.run(), name=f"follower-{follower.stream}")
 
     async def close(self) -> None:
-        """Close connections."""
         try:
             await self.idempotency.close()
         finally:

@@ -30,7 +30,6 @@ class WorkerConnections:
     proxies: Mapping[str, Proxy | None]
 
     def client(self, url: str, timeouts: Timeouts, max_connections: int) -> WorkerClient:
-        """A client of one of the workers."""
         return WorkerClient(
             url,
             timeouts=timeouts,

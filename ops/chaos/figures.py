@@ -38,7 +38,6 @@ class Scrape:
 
 
 def read_metrics(text: str) -> Scrape:
-    """The figures of ``/metrics``."""
     counters: dict[str, float] = {}
     idle = dict.fromkeys(IDLE, 0.0)
     for family in text_string_to_metric_families(text):

@@ -106,7 +106,6 @@ class ChaosReport:
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for machines."""
         return {
             "about": self.scenario.about,
             "ok": self.ok,

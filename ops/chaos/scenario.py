@@ -77,7 +77,6 @@ class ScenarioLoad(Section):
 
     @model_validator(mode="after")
     def _has_requests(self) -> Self:
-        """There must be at least one request."""
         if not self.streams + self.whole:
             raise ValueError("streams and whole are both 0; at least one request is needed")
         return self
@@ -142,7 +141,6 @@ class Fault(Section):
 
     @model_validator(mode="after")
     def _one_time(self) -> Self:
-        """A fault has one time."""
         if (self.at_s is None) == (self.after_tokens is None):
             raise ValueError("at_s or after_tokens is needed, and only one")
         return self
@@ -157,7 +155,6 @@ class RandomFaults(Section):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        """The shorter time is first."""
         if self.every_s[0] > self.every_s[1]:
             raise ValueError("every_s: the first is larger than the second")
         return self

@@ -20,7 +20,6 @@ class ChaosRequest:
     stream: bool
 
     def body(self, max_tokens: int, deadline_ms: int | None) -> dict[str, object]:
-        """The native request."""
         body: dict[str, object] = {
             "request_id": self.request_id,
             "messages": [{"role": "user", "content": self.text}],

@@ -50,7 +50,6 @@ def table_of(*names: str, right: Iterable[str] = (), **options: Any) -> Table:
 
 
 def print_rows(console: Console, headings: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    """Print a table of texts."""
     table = table_of(*headings)
     for row in rows:
         table.add_row(*map(plain, row))
@@ -58,7 +57,6 @@ def print_rows(console: Console, headings: Sequence[str], rows: Iterable[Iterabl
 
 
 def print_json(answer: Any) -> None:
-    """Print JSON for people and machines."""
     print_text(json.dumps(answer, ensure_ascii=False, indent=2))
 
 

@@ -25,7 +25,6 @@ TIMEOUT_S = 10.0
 
 
 def init(workers: Sequence[str], *, force: bool) -> None:
-    """Write the file."""
     with one_line_errors():
         if FILE.exists() and not force:
             raise ConfigError(f"{FILE}: is there already; --force replaces it")

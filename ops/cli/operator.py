@@ -59,7 +59,6 @@ class Operator:
     as_json: bool
 
     def client(self, timeout_s: float = TIMEOUT_S) -> AdminClient:
-        """A client of the gateway."""
         return AdminClient(self.url, self.key, timeout_s)
 
     def get(self, *path: str, query: Mapping[str, str | int] | None = None) -> Any:

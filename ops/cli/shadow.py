@@ -35,7 +35,6 @@ def report(
 
 
 def print_report(console: Console, found: Any) -> None:
-    """Print a report as tables."""
     if not found["pairs"]:
         print("no pairs yet: give a route `shadow: {backend, sample}`")
         return

@@ -48,7 +48,6 @@ class Build:
         return max(1, math.ceil(tokens_per_day / self.replica_tokens_per_day)) + self.spare_replicas
 
     def usd_per_day(self, tokens_per_day: float) -> float:
-        """What that load costs a day."""
         return self.replicas(tokens_per_day) * self.replica_usd_per_day + self.usd_per_month / DAYS_A_MONTH
 
 
@@ -70,7 +69,6 @@ class Buy:
         return self.input_share * of_input + (1 - self.input_share) * self.output_usd
 
     def usd_per_day(self, tokens_per_day: float) -> float:
-        """What that load costs a day."""
         return tokens_per_day / 1e6 * self.usd_per_million
 
 

@@ -105,7 +105,6 @@ class RayBackend:
 
     @property
     def state(self) -> BackendState:
-        """Ready while a replica is; else it waits for one."""
         if self._stopped:
             return BackendState.STOPPED
         return BackendState.READY if self._ready else BackendState.STARTING

@@ -28,7 +28,6 @@ class Flow:
         self.over = False
 
     async def push(self, delta: Delta) -> None:
-        """Add a delta."""
         self._deltas.append(delta)
         if len(self._deltas) >= self._least:
             self._wake()

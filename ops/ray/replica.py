@@ -100,7 +100,6 @@ class EngineReplica:
         await started.wait()
 
     async def stop(self) -> None:
-        """End the engine; Serve has waited for the answers before it asks for this."""
         self._end.set()
         await self._host.stop(STOP_TIMEOUT_S)
         if self._life is not None:

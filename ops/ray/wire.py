@@ -27,11 +27,9 @@ class Failed(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, failure: BackendFailure) -> Failed:
-        """The failure's fields."""
         return cls(failure.kind, str(failure), failure.retry_after_s, failure.param, failure.final)
 
     def failure(self) -> BackendFailure:
-        """The failure, again."""
         return BackendFailure(
             self.kind, self.message, retry_after_s=self.retry_after_s, param=self.param, final=self.final
         )
@@ -98,5 +96,4 @@ def decode_hint(data: bytes) -> RouterHint:
 
 
 def encode(value: Work | ReplicaPiece | ReplicaSignals | RouterHint) -> bytes:
-    """The bytes of one of these."""
     return _encoder.encode(value)

@@ -28,7 +28,6 @@ class Native:
         self._route = {} if route is None else {"route": route}
 
     def body(self, text: str, max_tokens: int) -> dict[str, object]:
-        """One user turn."""
         return {
             **self._route,
             "messages": [{"role": "user", "content": text}],

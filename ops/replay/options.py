@@ -85,7 +85,6 @@ class Options:
     no_fallback: bool = False
 
     def __post_init__(self) -> None:
-        """Check every value."""
         for name, value in (
             ("--speed", self.speed),
             ("--scale-tokens", self.scale_tokens),

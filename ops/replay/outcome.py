@@ -90,7 +90,6 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Count, mean, percentiles and maximum of ``values``."""
     if not values:
         return Spread(0)
     return Spread(

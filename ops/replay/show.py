@@ -34,7 +34,6 @@ class _Live(ProgressColumn):
         self._run = run
 
     def render(self, task: Task) -> RenderableType:
-        """One line of figures."""
         recent = self._run.outcomes[-RECENT:]
         errors = sum(not outcome.ok for outcome in recent)
         times = sorted(outcome.ttft_s for outcome in recent if outcome.ttft_s is not None)

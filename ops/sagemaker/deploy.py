@@ -36,11 +36,9 @@ class Aws:
 
     @property
     def sagemaker(self) -> Any:
-        """SageMaker's own client."""
         return self.clients["sagemaker"]
 
     def make(self, call: AwsCall) -> Any:
-        """Make a call."""
         return getattr(self.clients[call.service], call.method)(**call.arguments)
 
 

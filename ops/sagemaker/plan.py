@@ -38,7 +38,6 @@ class EndpointState:
 
 
 def model_call(spec: EndpointSpec) -> AwsCall:
-    """``create_model``."""
     container: dict[str, Any] = {
         "Image": spec.image,
         "Environment": {**spec.environment, ENDPOINT_ENV: spec.name, VARIANT_ENV: VARIANT},

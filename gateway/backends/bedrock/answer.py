@@ -177,7 +177,6 @@ class ConverseReader:
 
     @property
     def stopped(self) -> bool:
-        """Whether the model has ended."""
         return self._reason is not None
 
     @property
@@ -187,7 +186,6 @@ class ConverseReader:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing further is needed."""
         return self.cut or (self.stopped and self.usage is not None)
 
     def feed(self, events: Iterable[Event]) -> list[Delta]:

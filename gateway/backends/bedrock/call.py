@@ -42,7 +42,6 @@ class Lanes:
         self.busy += 1
 
     def leave(self) -> None:
-        """Give a lane back."""
         self.busy -= 1
         self._free.release()
 
@@ -113,7 +112,6 @@ class EventBatches:
             self._wake()
 
     def end(self, failure: BackendFailure | None) -> None:
-        """No further event comes."""
         with self._room:
             self._over, self._failure = True, failure
             self._wake()

@@ -53,7 +53,6 @@ class Regions:
         self._back_at[name] = now + min(max(self._cool_down_s, retry_after_s or 0.0), MAX_COOL_DOWN_S)
 
     def answered(self, name: str) -> None:
-        """A region has answered."""
         self._back_at.pop(name, None)
 
 

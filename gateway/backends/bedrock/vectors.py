@@ -77,7 +77,6 @@ class EmbeddingFamily:
 
 
 def invoke_request(model_id: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters of InvokeModel."""
     kind = "application/json"
     return {"modelId": model_id, "contentType": kind, "accept": kind, "body": orjson.dumps(body)}
 

@@ -34,7 +34,6 @@ class VllmAdapters:
         return MappingProxyType({name: lora.path for name, lora in self._loaded.items()})
 
     def get(self, adapter_id: str) -> Lora:
-        """A loaded adapter."""
         return self._loaded[adapter_id]
 
     async def load_adapter(self, adapter: Adapter) -> None:
@@ -52,7 +51,6 @@ class VllmAdapters:
             await engine.remove_lora(old.number)
 
     async def unload_adapter(self, adapter_id: str) -> None:
-        """Accept no new request for it. Raises EngineError."""
         lora = self._loaded.pop(adapter_id, None)
         if lora is None:
             raise AdapterNotLoaded(f"adapter {adapter_id} is not loaded")

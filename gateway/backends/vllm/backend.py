@@ -80,12 +80,10 @@ class OnVllm:
 
     @property
     def state(self) -> BackendState:
-        """The engine's state."""
         return self.state_of()
 
     @property
     def load(self) -> BackendLoad | None:
-        """The engine's load after its last step."""
         engine = self.engine()
         return None if engine is None else self.board.load(engine.shape)
 

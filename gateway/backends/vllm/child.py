@@ -60,7 +60,6 @@ class LogSender(logging.Handler):
         self._socket.setblocking(False)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one record."""
         error = trace = ""
         if record.exc_info and record.exc_info[1] is not None:
             error = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"[:MAX_TEXT]
@@ -68,7 +67,6 @@ class LogSender(logging.Handler):
         self.send(record.levelno, record.name, record.getMessage(), error, trace)
 
     def send(self, level: int, logger: str, message: str, error: str = "", trace: str = "") -> None:
-        """Send one line."""
         name = multiprocessing.current_process().name
         line = {"process": name, "pid": os.getpid(), "level": level, "logger": logger}
         line |= {"message": message[:MAX_TEXT], "error": error, "trace": trace}
@@ -99,7 +97,6 @@ class Lines(io.TextIOBase):
         return 2
 
     def writable(self) -> bool:
-        """It can be written to."""
         return True
 
 

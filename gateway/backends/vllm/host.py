@@ -119,19 +119,16 @@ class VllmHost:
 
     @property
     def state(self) -> BackendState:
-        """The engine's state."""
         if self._state is BackendState.READY and self._engine is not None and self._engine.dead:
             return BackendState.DEAD
         return self._state
 
     @property
     def unfinished(self) -> int:
-        """Sequences that vLLM has not ended, whether or not their callers have read them."""
         return self._engine.unfinished if self._engine is not None else 0
 
     @property
     def pending_tokens(self) -> int:
-        """Most prompt tokens that the engine's current step may compute."""
         return self._engine.pending_tokens if self._engine is not None else 0
 
     @property
@@ -141,7 +138,6 @@ class VllmHost:
 
     @property
     def occupied(self) -> bool:
-        """Whether its core executes a call that is no generation."""
         return self._engine is not None and self._engine.occupied
 
     @property
@@ -155,7 +151,6 @@ class VllmHost:
         return next((code for core in self._cores if (code := core.exitcode) is not None), None)
 
     def find_processes(self) -> Sequence[psutil.Process]:
-        """Its processes."""
         return processes.below(self._is_own)
 
     def _is_own(self, child: psutil.Process) -> bool:
@@ -163,13 +158,11 @@ class VllmHost:
         return child not in self._others if self._own is None else child in self._own
 
     def figures(self) -> EngineFigures | None:
-        """Its figures for the metrics."""
         if self.facts is None or self._engine is None:
             return None
         return self.board.figures(self._section.model_id, self._engine.shape)
 
     def backend(self, name: str) -> Backend:
-        """The engine as a backend; all of them share its adapters."""
         if self._pools:
             return VllmPoolingBackend(
                 name=name,

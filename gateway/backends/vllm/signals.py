@@ -137,7 +137,6 @@ class SignalBoard:
         return running, waiting, kv_usage if self.in_flight else 0.0
 
     def load(self, shape: EngineShape) -> BackendLoad:
-        """The load for admission."""
         running, waiting, kv_usage = self._now()
         return BackendLoad(
             running=running,
@@ -149,7 +148,6 @@ class SignalBoard:
         )
 
     def figures(self, model: str, shape: EngineShape) -> EngineFigures:
-        """The figures for the metrics."""
         running, waiting, kv_usage = self._now()
         active = self._loras if self.in_flight else ((), ())
         return EngineFigures(

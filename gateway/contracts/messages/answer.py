@@ -108,7 +108,6 @@ def stop_reason(asked: ParsedRequest, answer: Answer) -> str:
 
 
 def message_usage(usage: Usage) -> MessageUsage:
-    """The count of tokens."""
     return {
         "input_tokens": usage.input_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -132,7 +131,6 @@ def message_head(asked: ParsedRequest, model: str, content: list[AnswerBlock]) -
 
 
 def message_json(asked: ParsedRequest, answer: Answer) -> bytes:
-    """The body of a whole answer."""
     content: list[AnswerBlock] = []
     if answer.reasoning is not None:
         signature = signature_of(asked)
@@ -193,5 +191,4 @@ def messages_error(error: PublicError, request_id: str) -> MessagesErrorBody:
 
 
 def messages_error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
-    """Status and body of an error."""
     return _STATUS.get(error.status, error.status), orjson.dumps(messages_error(error, request_id))

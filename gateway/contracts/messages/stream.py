@@ -71,7 +71,6 @@ class BlockFrames:
         return self._opened("text") + self._prefix + orjson.dumps(text) + b"}}\n\n"
 
     def event(self, one: Delta) -> bytes:
-        """A piece of reasoning, or of a call."""
         match one:
             case Reasoning() if one.text:
                 opened = b"" if self._block == "thinking" else self._opened("thinking")
@@ -125,7 +124,6 @@ class BlockFrames:
 
 
 def event(kind: str, body: Mapping[str, Any]) -> bytes:
-    """One event."""
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **body}))
 
 
@@ -133,11 +131,9 @@ class MessagesDialect:
     """Anthropic's Messages, as the HTTP edge uses it."""
 
     def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
-        """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
         return messages_request(parse(MessagesRequest, body), origin)
 
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
-        """A message."""
         return message_json(asked, answer)
 
     def headers(self, cuts: Cuts) -> Sequence[Header]:
@@ -147,11 +143,9 @@ class MessagesDialect:
     def frames(
         self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
     ) -> BlockFrames:
-        """A stream of blocks."""
         tokens = 0 if plan is None else plan.counts.total
         usage = Usage(tokens, 0, min(cached_tokens, tokens))
         return BlockFrames(asked, model or asked.request.model or "", usage)
 
     def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
-        """Anthropic's error object."""
         return messages_error_json(error, request_id)

@@ -140,7 +140,6 @@ def reasoning_item(asked: ResponsesRequest, item_id: str, text: str, status: str
 
 
 def text_part(text: str, logprobs: Sequence[TokenLogprob] = ()) -> Item:
-    """The part of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": text_logprobs(logprobs)}
 
 
@@ -150,7 +149,6 @@ def text_logprobs(logprobs: Sequence[TokenLogprob]) -> list[ChatLogprob]:
 
 
 def message_item(item_id: str, text: str, status: str, logprobs: Sequence[TokenLogprob] = ()) -> Item:
-    """The answer's text."""
     content = [text_part(text, logprobs)] if status != "in_progress" else []
     return {"type": "message", "id": item_id, "status": status, "role": "assistant", "content": content}
 

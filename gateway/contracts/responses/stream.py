@@ -66,7 +66,6 @@ class ResponseFrames:
 
     @property
     def opening(self) -> bytes:
-        """The response as it begins."""
         begun = response_body(self._asked, "in_progress", self._model)
         return b"".join(
             _frame(f"response.{kind}", number, response=begun)
@@ -89,7 +88,6 @@ class ResponseFrames:
         return b'%b%b%d,"delta":%b,"logprobs":%b}\n\n' % (opened, item.head, number, orjson.dumps(text), told)
 
     def event(self, event: Delta) -> bytes:
-        """A piece of reasoning, or of a call."""
         match event:
             case ToolBegin():
                 return self._close() + self._begin(
@@ -212,11 +210,9 @@ class ResponsesDialect:
     """OpenAI's Responses, as the HTTP edge uses it."""
 
     def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
-        """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
         return responses_request(parse(ResponsesBody, body), origin)
 
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
-        """A response object."""
         own = cast("ResponsesRequest", asked)
         return orjson.dumps(ended(own, answer, output_of(own, answer)))
 
@@ -231,5 +227,4 @@ class ResponsesDialect:
         return ResponseFrames(cast("ResponsesRequest", asked), model or asked.request.model or "")
 
     def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:
-        """OpenAI's error object."""
         return error_json(error, request_id)

@@ -104,22 +104,18 @@ class VllmEngine:
 
     @property
     def dead(self) -> bool:
-        """Whether its core has ended by itself."""
         return bool(self._llm.errored)
 
     @property
     def unfinished(self) -> int:
-        """Requests that it was given and has not ended."""
         return int(self._llm.get_num_unfinished_requests())
 
     @property
     def pending_tokens(self) -> int:
-        """Most prompt tokens that its current step may compute."""
         return min(sum(self._pending.values()), self._step_tokens)
 
     @property
     def occupied(self) -> bool:
-        """Whether its core executes a call that is no generation."""
         return bool(self._llm.engine_core.utility_results)
 
     async def run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
@@ -307,7 +303,6 @@ class VllmEngine:
         return BackendFailure(FailureKind.INVALID_INPUT, text, param=param)
 
     async def add_lora(self, lora: Lora) -> None:
-        """Load an adapter next to the others."""
         try:
             loaded = await self._llm.add_lora(self._lora(lora.key, lora.number, lora.path))
         except self._dead_error as error:
