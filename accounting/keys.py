@@ -122,10 +122,10 @@ class NewSecret:
     digest: bytes = field(repr=False)
 
 
-def draw_key(random_bytes: Callable[[int], bytes] = os.urandom) -> NewSecret:
+def draw_key() -> NewSecret:
     """A new key, ``slc_<prefix>_<secret>`` with a secret of 32 random bytes."""
-    prefix, salt = random_bytes(PREFIX_BYTES).hex(), random_bytes(SALT_BYTES)
-    key = f"{_MARK}_{prefix}_{random_bytes(SECRET_BYTES).hex()}"
+    prefix, salt = os.urandom(PREFIX_BYTES).hex(), os.urandom(SALT_BYTES)
+    key = f"{_MARK}_{prefix}_{os.urandom(SECRET_BYTES).hex()}"
     return NewSecret(prefix, key, salt, salted_digest(salt, key.encode()))
 
 

@@ -68,16 +68,15 @@ class EncodedChat(Struct, frozen=True):
 class ChatTokenizer:
     """A model's tokenizer and chat template. Synchronous and thread-safe.
 
-    Messages cannot contain control tokens (:mod:`budgeting.controls`). ``now`` is for templates that print
-    the date; ``cache_bytes`` bounds the caches of texts and ids; ``elsewhere`` renders costly templates, and
-    ``encode_elsewhere`` encodes large texts, in other processes. Raises TokenizerError for unusable files.
+    Messages cannot contain control tokens (:mod:`budgeting.controls`). ``cache_bytes`` bounds the caches of
+    texts and ids; ``elsewhere`` renders costly templates, and ``encode_elsewhere`` encodes large texts, in
+    other processes. Raises TokenizerError for unusable files.
     """
 
     def __init__(
         self,
         files: TokenizerFiles,
         *,
-        now: Callable[[], datetime] = datetime.now,
         cache_bytes: int = CACHE_BYTES,
         elsewhere: RenderElsewhere | None = None,
         encode_elsewhere: EncodeElsewhere | None = None,
@@ -85,7 +84,9 @@ class ChatTokenizer:
         self._vocabulary = Vocabulary(files, elsewhere=encode_elsewhere)
         self._controls = self._vocabulary.controls
         try:
-            self._template = ChatTemplate(files.template, files.specials, now=now, elsewhere=elsewhere)
+            self._template = ChatTemplate(
+                files.template, files.specials, now=datetime.now, elsewhere=elsewhere
+            )
         except TemplateSyntaxError as error:
             raise TokenizerError(files.folder, f"the chat template is malformed: {error}") from error
         self._form = learn_form(lambda messages: self._template.render(messages, add_generation_prompt=False))
@@ -108,7 +109,6 @@ class ChatTokenizer:
         cls,
         path: str | Path,
         *,
-        now: Callable[[], datetime] = datetime.now,
         cache_bytes: int = CACHE_BYTES,
         elsewhere: RenderElsewhere | None = None,
         encode_elsewhere: EncodeElsewhere | None = None,
@@ -116,7 +116,6 @@ class ChatTokenizer:
         """Load a model folder; blocks on disk. Raises TokenizerError naming the file."""
         return cls(
             read_tokenizer_files(path),
-            now=now,
             cache_bytes=cache_bytes,
             elsewhere=elsewhere,
             encode_elsewhere=encode_elsewhere,

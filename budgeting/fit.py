@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from msgspec import Struct
 
@@ -79,6 +80,7 @@ class _Selection(Struct, frozen=True):
     summary: bool
 
 
+@dataclass(eq=False)
 class Fitting:
     """One request's prompt and the room for it.
 
@@ -89,42 +91,34 @@ class Fitting:
         images: the tokens of an image.
     """
 
-    def __init__(
-        self,
-        tokenizer: PromptCounter,
-        request: BudgetRequest,
-        *,
-        allowed: int,
-        max_model_len: int,
-        reserve: int | None,
-        summarizer: Summarizer | None,
-        images: ImageCost,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._request = request
-        self._prompt = request.prompt
-        self._allowed = allowed
-        self._max_model_len = max_model_len
-        self._reserve = reserve
-        self._budgets = request.budgets or _BUDGETS
-        self._summarizer = summarizer
-        self._images = images
-        prompt = request.prompt
+    tokenizer: PromptCounter
+    request: BudgetRequest
+    _: KW_ONLY
+    allowed: int
+    max_model_len: int
+    reserve: int | None
+    summarizer: Summarizer | None
+    images: ImageCost
+
+    def __post_init__(self) -> None:
+        self._prompt = self.request.prompt
+        self._budgets = self.request.budgets or _BUDGETS
+        prompt = self.request.prompt
         self._tools = (0, 0)
         if prompt.tools:
-            self._tools = tokenizer.tool_tokens(
+            self._tools = self.tokenizer.tool_tokens(
                 prompt.tools, prompt.template_kwargs, system=bool(prompt.system)
             )
-        self._merged = merge_chunks(request.prompt.evidence)
-        self._latest = latest_turn(request.prompt.turns)
+        self._merged = merge_chunks(self.request.prompt.evidence)
+        self._latest = latest_turn(self.request.prompt.turns)
 
     def whole(self) -> Plan | None:
         """The plan that sends everything; ``None`` when that does not fit. Raises TemplateRefused."""
-        if _chars(self._prompt) > self._allowed * _HOPELESS_CHARS_PER_TOKEN:
+        if _chars(self._prompt) > self.allowed * _HOPELESS_CHARS_PER_TOKEN:
             return None
         everything = self._everything()
         sent = self._encode(everything)
-        return self._plan(sent, everything, 0) if sent.tokens <= self._allowed else None
+        return self._plan(sent, everything, 0) if sent.tokens <= self.allowed else None
 
     def _everything(self) -> _Selection:
         return _Selection(dict.fromkeys(range(len(self._merged.kept))), 0, False)
@@ -134,27 +128,27 @@ class Fitting:
             section=_largest(sent.counts),
             needed=sent.tokens,
             allowed=allowed,
-            reserve=self._reserve or 1,
+            reserve=self.reserve or 1,
         )
 
     def trimmed(self) -> Plan:
         """The plan that leaves something out. Raises ContextTooLong when what is always sent does not fit."""
-        if self._request.budgets is None:
-            raise self._too_long(self._encode(self._everything()), self._allowed)
+        if self.request.budgets is None:
+            raise self._too_long(self._encode(self._everything()), self.allowed)
         least = self._encode(_Selection({}, self._latest, False))
         # Only what does not fit the model is too long: the limit on prompts bends for what may not be cut.
-        room = self._max_model_len - (self._reserve or 1)
+        room = self.max_model_len - (self.reserve or 1)
         if least.tokens > room:
             raise self._too_long(least, room)
-        self._allowed = max(self._allowed, least.tokens)
-        taken, guess = self._affordable(least.counts, self._allowed - least.tokens)
+        self.allowed = max(self.allowed, least.tokens)
+        taken, guess = self._affordable(least.counts, self.allowed - least.tokens)
         tried = {0: least}
 
         def fits(number: int) -> bool:
             selected = self._selection(taken[:number])
             if number not in tried:
                 tried[number] = self._encode(selected)
-            return tried[number].tokens + self._summary_tokens(selected) <= self._allowed
+            return tried[number].tokens + self._summary_tokens(selected) <= self.allowed
 
         number = largest_that_fits(guess, len(taken), fits)
         # The summary takes what room there is, when it comes next and its whole budget does not fit.
@@ -169,7 +163,7 @@ class Fitting:
             self._prompt,
             self._budgets,
             self._merged,
-            self._tokenizer,
+            self.tokenizer,
         )
         starts = exchanges(prompt.turns)
         ends = [*starts[1:], self._latest]
@@ -180,20 +174,20 @@ class Fitting:
                 if prompt.context
                 else tokenizer.message_tokens(Message(Role.SYSTEM, f"{EVIDENCE_TITLE}\n"))
             )
-        summary_room = budgets.older_summary if self._summarizer is not None and starts else 0
+        summary_room = budgets.older_summary if self.summarizer is not None and starts else 0
         in_order = offers(
             ranked_chunks=merged.ranked,
             exchange_starts=starts,
             chunk_tokens=lambda at: self._line_tokens(merged.kept[at]),
             exchange_tokens=lambda place: (
                 sum(tokenizer.message_tokens(turn) for turn in prompt.turns[starts[place] : ends[place]])
-                + self._images.of(prompt.turns[starts[place] : ends[place]])
+                + self.images.of(prompt.turns[starts[place] : ends[place]])
             ),
             evidence_room=budgets.retrieval - least.retrieval - title,
             turns_room=budgets.recent_turns - least.recent_turns,
             summary_room=summary_room,
             cut=self._cut,
-            spare=self._request.spare,
+            spare=self.request.spare,
         )
         # Estimates may be a little high, and room for a summary comes back when no turn is left to summarize:
         # look somewhat further than they say, and one item more.
@@ -212,7 +206,7 @@ class Fitting:
         return taken, guess
 
     def _line_tokens(self, chunk: EvidenceChunk) -> int:
-        return self._tokenizer.text_tokens(evidence_line(chunk) + "\n")
+        return self.tokenizer.text_tokens(evidence_line(chunk) + "\n")
 
     def _cut(self, position: int, room: int) -> tuple[str, int] | None:
         """As many whole sentences of a chunk as fit in ``room``, and their tokens; none when none does."""
@@ -246,28 +240,28 @@ class Fitting:
         its own.
         """
         budget = self._budgets.older_summary
-        if not selected.summary or not self._tokenizer.per_message:
+        if not selected.summary or not self.tokenizer.per_message:
             return budget if selected.summary else 0
         tokens = 0
         for turn in reversed(self._prompt.turns[: selected.first_turn]):
-            tokens += self._tokenizer.message_tokens(turn)
+            tokens += self.tokenizer.message_tokens(turn)
             if tokens >= budget:
                 return budget
         return tokens
 
     def _with_summary(self, sent: _Candidate, selected: _Selection) -> tuple[_Candidate, int]:
         """The same with a summary of the turns not sent, where one fits, and how many it stands for."""
-        room = min(self._budgets.older_summary, self._allowed - sent.tokens)
-        if self._summarizer is None or not selected.summary or selected.first_turn == 0:
+        room = min(self._budgets.older_summary, self.allowed - sent.tokens)
+        if self.summarizer is None or not selected.summary or selected.first_turn == 0:
             return sent, 0
         turns = self._prompt.turns[: selected.first_turn]
-        text_room = room - self._tokenizer.message_tokens(Message(Role.SYSTEM, f"{SUMMARY_TITLE}\n"))
+        text_room = room - self.tokenizer.message_tokens(Message(Role.SYSTEM, f"{SUMMARY_TITLE}\n"))
         for _ in range(_SUMMARY_TRIES):
-            summary = self._summarizer.summarize(
+            summary = self.summarizer.summarize(
                 turns,
                 max_tokens=text_room,
-                count=self._tokenizer.text_tokens,
-                owner=self._request.owner,
+                count=self.tokenizer.text_tokens,
+                owner=self.request.owner,
             )
             if summary is None:
                 break
@@ -275,7 +269,7 @@ class Fitting:
                 longer = self._encode(selected, summary.text)
             except TemplateRefused:
                 break  # it takes the conversation, but no summary in front of it
-            over = max(longer.tokens - self._allowed, longer.counts.older_summary - room)
+            over = max(longer.tokens - self.allowed, longer.counts.older_summary - room)
             if over <= 0:
                 return longer, summary.turns
             text_room -= over
@@ -288,10 +282,10 @@ class Fitting:
             chunks.append(chunk if text is None else dataclasses.replace(chunk, text=text))
         arrangement = arrange(self._prompt, chunks, selected.first_turn, summary)
         prompt = self._prompt
-        chat = self._tokenizer.encode_parts(
+        chat = self.tokenizer.encode_parts(
             arrangement.messages, arrangement.cuts, tools=prompt.tools, kwargs=prompt.template_kwargs
         )
-        images = self._images.of(arrangement.messages)
+        images = self.images.of(arrangement.messages)
         return _Candidate(arrangement, chat, self._tools, images, len(chat.token_ids) + images)
 
     def _plan(self, sent: _Candidate, selected: _Selection, summarized: int) -> Plan:
@@ -310,20 +304,20 @@ class Fitting:
             )
             sent_as = {name for at in selected.chunks for name in merged.ids[at][1:]}
             twins = tuple(name for name in in_order if name in sent_as)
-        room = self._max_model_len - sent.tokens
-        bounded = self._request.max_tokens if self._request.lenient else None
+        room = self.max_model_len - sent.tokens
+        bounded = self.request.max_tokens if self.request.lenient else None
         return Plan(
-            messages=tuple(self._tokenizer.as_sent(sent.arrangement.messages, sent.arrangement.cuts[0])),
+            messages=tuple(self.tokenizer.as_sent(sent.arrangement.messages, sent.arrangement.cuts[0])),
             token_ids=sent.chat.token_ids,
             counts=sent.counts,
-            generation_reserve=self._reserve or min(room, bounded or room),
+            generation_reserve=self.reserve or min(room, bounded or room),
             prefix_tokens=sent.chat.ends[0],
             dropped_chunks=dropped,
             dropped_turns=selected.first_turn,
             cut_chunks=cut,
             merged_chunks=twins,
             summarized_turns=summarized,
-            open_ended=self._reserve is None and (bounded or room) >= room,
+            open_ended=self.reserve is None and (bounded or room) >= room,
             tools=self._prompt.tools,
             image_tokens=sent.image_tokens,
         )

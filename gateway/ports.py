@@ -102,7 +102,6 @@ class Services:
     Args:
         may_use: whether the request would get past its route, model and adapter now.
         emit_edge: is called with each request that never reached the journey.
-        text: the tokenizer of a model.
         counted_by: how a model's prompts are counted, in words.
         recordings: the files of ``/v1/audio``, which lie on the disk.
         uploads: those of ``/v1/files``, until they are stored.

@@ -257,8 +257,6 @@ def run(
     """Serve until a signal, then drain.
 
     Args:
-        gateway: what to serve.
-        listener: the port.
         admin: the operators' port, if it is a separate one.
         around: what runs from before the start to after the drain.
 

@@ -86,7 +86,6 @@ def classify(error: Exception, *, delivered: bool = False) -> BackendFailure:
     a prompt; ``__cause__`` is the exception itself, for the log.
 
     Args:
-        error: what an attempt raised.
         delivered: whether a part of the answer had arrived.
     """
     return _classified(error, delivered, 0)

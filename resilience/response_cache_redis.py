@@ -39,7 +39,6 @@ class RedisStore:
 
     Args:
         client: bounded, with timeouts; closed with the store.
-        prefix: of all keys.
         ttl_s: age from which an entry is expired, seconds.
         unix_time: seconds since 1970; all processes must roughly agree on it.
     """

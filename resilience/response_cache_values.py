@@ -15,7 +15,6 @@ class Question:
 
     Args:
         shelf: digest of all that they must have in common; questions of two shelves are never compared.
-        tenant: whose question it is.
         model: the embedding model that makes its vector.
         threshold: least cosine with the question of an answer that it is given.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,7 @@ def test_a_backend_of_any_kind_lacks_what_its_model_cannot_do(tmp_path: Path, ki
 
     def features(model: Mapping[str, object]) -> frozenset[Feature]:
         found = settings(tmp_path, {"small": model}, **changes)
-        core = make_core(found, KEY, None, clock=time.monotonic, unix_time=time.time)
+        core = make_core(found, KEY, None)
         return core.backends.fleet.backends["chat"].features
 
     everything = features({})

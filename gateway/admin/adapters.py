@@ -155,10 +155,7 @@ class AdapterAdmin:
     state store is away) and BackendFailure (the engine).
 
     Args:
-        registry: counts leases.
         loader: what is loaded in this process.
-        orders: to the other processes.
-        source: brings and checks.
         routed: the paths of the rules, in the routing in force, that name an adapter.
         evaluation_key: signs the reports that count.
     """

@@ -1,7 +1,8 @@
 """The canary for operators: start, pause, resume, abort; each order is audited."""
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, NotRequired
 
@@ -118,6 +119,7 @@ class CanaryShownBody(TypedDict):
     changes: NotRequired[list[ConfigChange]]
 
 
+@dataclass(frozen=True, slots=True)
 class CanaryAdmin:
     """Orders for the canary; there is one at a time. ``who`` is the key's id.
 
@@ -127,35 +129,23 @@ class CanaryAdmin:
     Args:
         driver: of this process; an order makes this process the one that drives.
         store: where the samples are.
-        new_id: a name for a canary.
         evaluation_fault: why a backend has no evaluation that counts; ``None``: it passed one.
         guardrails: names of the checks of answers' content.
     """
 
-    def __init__(
-        self,
-        driver: CanaryDriver,
-        routing: RoutingProjection,
-        store: StateStore,
-        audit: Audit,
-        *,
-        new_id: Callable[[], str],
-        unix_time: Callable[[], float],
-        evaluation_fault: Callable[[str], str | None],
-        guardrails: Sequence[str] = (),
-    ) -> None:
-        self._driver = driver
-        self._evaluation_fault = evaluation_fault
-        self._routing = routing
-        self._store = store
-        self._audit = audit
-        self._new_id = new_id
-        self._unix_time = unix_time
-        self._guardrails = tuple(guardrails)
+    driver: CanaryDriver
+    routing: RoutingProjection
+    store: StateStore
+    audit: Audit
+    _: KW_ONLY
+    new_id: Callable[[], str]
+    unix_time: Callable[[], float]
+    evaluation_fault: Callable[[str], str | None]
+    guardrails: tuple[str, ...] = ()
 
     def show(self) -> CanaryShownBody:
         """The last canary, as this process knows it."""
-        beat = self._driver.beat
+        beat = self.driver.beat
         if beat is None:
             return {"canary": None}
         return {"canary": _shown(beat.standing), "driven_by": beat.holder}
@@ -164,10 +154,10 @@ class CanaryAdmin:
         """Give a backend the first step of a route, and more as it proves itself."""
         if given.dry_run:
             with operator_errors():
-                return self._preview(await self._begin(self._driver.state, given, who))
+                return self._preview(await self._begin(self.driver.state, given, who))
 
         def starting() -> Awaitable[None]:
-            return self._driver.change(lambda last: self._begin(last, given, who))
+            return self.driver.change(lambda last: self._begin(last, given, who))
 
         action = "start.forced" if given.force else "start"
         return await self._audited(action, f"{given.route}: {given.backend}", who, given.comment, starting)
@@ -193,10 +183,10 @@ class CanaryAdmin:
                 f"a canary of {now.plan.backend!r} on {now.plan.route!r} is {now.phase.value}; "
                 "abort it, or wait for its end"
             )
-        last = self._routing.last()
+        last = self.routing.last()
         before = weights_of(last.draft.config, given.route)
         required = last.draft.config["routes"][given.route].get("requires_evaluation", False)
-        if required and not given.force and (fault := self._evaluation_fault(given.backend)) is not None:
+        if required and not given.force and (fault := self.evaluation_fault(given.backend)) is not None:
             raise NotEvaluatedError(f"{fault}; run `sluice evaluate variant`, or force it as an admin")
         has = before.get(given.backend, 0.0)
         if has >= given.steps[0]:
@@ -206,7 +196,7 @@ class CanaryAdmin:
             )
         bounds = (given.min_samples, given.step_seconds, given.window_seconds)
         plan = CanaryPlan(
-            self._new_id(),
+            self.new_id(),
             given.route,
             given.backend,
             before,
@@ -214,22 +204,22 @@ class CanaryAdmin:
             given.comment,
             given.steps,
             *bounds,
-            guardrails=self._guardrails,
+            guardrails=self.guardrails,
         )
         first = with_weights(last.draft.config, given.route, weights_at(plan, given.steps[0]))
-        self._routing.check(Draft(first, "", "canary"), "config")
-        read_to = (await self._store.heads()).get(SAMPLES, 0)
-        return start(plan, read_to=read_to, now=self._unix_time())
+        self.routing.check(Draft(first, "", "canary"), "config")
+        read_to = (await self.store.heads()).get(SAMPLES, 0)
+        return start(plan, read_to=read_to, now=self.unix_time())
 
     def _current(self, action: str) -> CanaryState:
-        state = self._driver.state
+        state = self.driver.state
         if state is None:
             raise RevisionConflict(f"there is no canary to {action}")
         return state
 
     def _preview(self, state: CanaryState) -> CanaryShownBody:
         """The canary and the routing's changes as they would be; a dry run is not audited."""
-        now = self._routing.last().draft.config
+        now = self.routing.last().draft.config
         then = with_weights(now, state.plan.route, state.wanted)
         return {"dry_run": True, "canary": _shown(state), "changes": differences(now, then)}
 
@@ -241,13 +231,13 @@ class CanaryAdmin:
     async def _resume(self, state: CanaryState, _: str) -> CanaryState:
         if state.phase is not Phase.PAUSED:
             raise _wrong_phase(state, "a paused one")
-        read_to = (await self._store.heads()).get(SAMPLES, 0)
-        return resume(state, read_to=read_to, now=self._unix_time())
+        read_to = (await self.store.heads()).get(SAMPLES, 0)
+        return resume(state, read_to=read_to, now=self.unix_time())
 
     async def _abort(self, state: CanaryState, comment: str) -> CanaryState:
         if state.ended:
             raise _wrong_phase(state, "a running or paused one")
-        return end(state, Phase.ABORTED, comment or "by an operator", self._unix_time())
+        return end(state, Phase.ABORTED, comment or "by an operator", self.unix_time())
 
     async def _ordered(
         self,
@@ -259,7 +249,7 @@ class CanaryAdmin:
         state = self._current(action)
 
         def changing() -> Awaitable[None]:
-            return self._driver.change(lambda last: make(last or state, comment))
+            return self.driver.change(lambda last: make(last or state, comment))
 
         return await self._audited(
             action, f"{state.plan.route}: {state.plan.backend}", who, comment, changing
@@ -272,9 +262,9 @@ class CanaryAdmin:
             with operator_errors():
                 await begin()
 
-        await self._audit.attempt(who, f"canary.{action}", target, translated, comment=comment)
+        await self.audit.attempt(who, f"canary.{action}", target, translated, comment=comment)
         # This process carries the order out now; should the store go away here, any process' next tick does.
-        await self._driver.tick()
+        await self.driver.tick()
         return self.show()
 
 

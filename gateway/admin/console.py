@@ -7,7 +7,7 @@ theirs. Announcements are not stored, and nothing is announced while no view is 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import msgspec
@@ -106,6 +106,7 @@ class RequestsBody(TypedDict):
     requests: list[FinishedRequest]
 
 
+@dataclass(eq=False, kw_only=True)
 class ConsoleAdmin:
     """Answers from memory alone. :meth:`run` announces this gateway to others while a live view is open.
 
@@ -118,32 +119,19 @@ class ConsoleAdmin:
         store: where gateways announce themselves.
     """
 
-    def __init__(
-        self,
-        *,
-        admission: Callable[[], Mapping[str, Any]],
-        figures: Callable[[], Mapping[str, Any]],
-        backends: Callable[[], Sequence[Mapping[str, Any]]],
-        workers: Callable[[], Mapping[str, Sequence[WorkerStatus]]],
-        targets: Callable[[], Mapping[str, SloTargets]],
-        store: StateStore,
-        audit: Audit,
-        name: str,
-        version: str,
-        clock: Callable[[], float],
-        unix_time: Callable[[], float],
-    ) -> None:
-        self._admission = admission
-        self._figures = figures
-        self._backends = backends
-        self._workers = workers
-        self._targets = targets
-        self._store = store
-        self._audit = audit
-        self._name = name
-        self._version = version
-        self._clock = clock
-        self._unix_time = unix_time
+    admission: Callable[[], Mapping[str, Any]]
+    figures: Callable[[], Mapping[str, Any]]
+    backends: Callable[[], Sequence[Mapping[str, Any]]]
+    workers: Callable[[], Mapping[str, Sequence[WorkerStatus]]]
+    targets: Callable[[], Mapping[str, SloTargets]]
+    store: StateStore
+    audit: Audit
+    name: str
+    version: str
+    clock: Callable[[], float]
+    unix_time: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._kept: deque[tuple[float, RequestRecord]] = deque(maxlen=KEPT)
         self.pause_s, self.most_streams = PAUSE_S, MOST_STREAMS
         self.streams = 0  # open live views
@@ -153,10 +141,10 @@ class ConsoleAdmin:
         self._others: dict[str, tuple[float, float, GatewaySummary]] = {}
         self._asks = False
         self._due = asyncio.Event()
-        store.hear(STREAM, self._heard)
+        self.store.hear(STREAM, self._heard)
 
     def observe(self, record: RequestRecord) -> None:
-        self._kept.append((self._unix_time(), record))
+        self._kept.append((self.unix_time(), record))
 
     async def run(self) -> None:
         """Announce this gateway while a live view is open, here or elsewhere, once in ``pause_s`` at most."""
@@ -165,7 +153,7 @@ class ConsoleAdmin:
             self._due.clear()
             asks, self._asks = self._asks, False
             summary = msgspec.structs.replace(self._aggregate()[0], asks=asks)
-            await self._store.announce(STREAM, msgspec.json.encode(summary).decode())
+            await self.store.announce(STREAM, msgspec.json.encode(summary).decode())
             await asyncio.sleep(self.pause_s)
 
     def _heard(self, text: str) -> None:
@@ -176,10 +164,10 @@ class ConsoleAdmin:
             summary = msgspec.json.decode(text, type=GatewaySummary)
         except msgspec.DecodeError:
             return
-        if summary.gateway == self._name:
+        if summary.gateway == self.name:
             return
         self._others.pop(summary.gateway, None)  # so that the order is that of the last announcement
-        self._others[summary.gateway] = (self._clock(), self._unix_time(), summary)
+        self._others[summary.gateway] = (self.clock(), self.unix_time(), summary)
         if len(self._others) > MOST_GATEWAYS:
             del self._others[next(iter(self._others))]
         if summary.asks:
@@ -187,9 +175,9 @@ class ConsoleAdmin:
 
     def _summary(self, gates: Mapping[str, Any], figures: Mapping[str, Any]) -> GatewaySummary:
         return GatewaySummary(
-            self._name,
+            self.name,
             False,
-            self._version,
+            self.version,
             sum(gate["in_flight"]["requests"] for gate in gates.values()),
             sum(gate["queue"]["requests"] for gate in gates.values()),
             *(figures[name] for name in _COUNTED),
@@ -197,8 +185,8 @@ class ConsoleAdmin:
         )
 
     def _fleet(self, own: GatewaySummary) -> list[dict[str, Any]]:
-        now = self._clock()
-        known = [(now, self._unix_time(), own), *self._others.values()]
+        now = self.clock()
+        known = [(now, self.unix_time(), own), *self._others.values()]
         return [
             {**msgspec.to_builtins(one), "at": at, "gone": now - heard_at > GONE_S}
             for heard_at, at, one in sorted(known, key=lambda entry: entry[2].gateway)
@@ -211,22 +199,22 @@ class ConsoleAdmin:
         return self._aggregate()[1]
 
     def _aggregate(self) -> tuple[GatewaySummary, Mapping[str, Any]]:
-        if self._clock() - self._made_at >= FRESH_S:
-            self._made_at, now = self._clock(), self._unix_time()
-            shown, figures, recent = self._admission(), self._figures(), list(self._recent(now))
+        if self.clock() - self._made_at >= FRESH_S:
+            self._made_at, now = self.clock(), self.unix_time()
+            shown, figures, recent = self.admission(), self.figures(), list(self._recent(now))
             own = self._summary(shown["backends"], figures)
             self._made = (
                 own,
                 {
                     "at": now,
-                    "gateway": self._name,
+                    "gateway": self.name,
                     "fleet": self._fleet(own),
                     "figures": dict(figures),
-                    "targets": _against(self._targets(), recent),
-                    "backends": [dict(one) for one in self._backends()],
+                    "targets": _against(self.targets(), recent),
+                    "backends": [dict(one) for one in self.backends()],
                     "workers": [
                         {"pool": pool, **asdict(one)}
-                        for pool, found in self._workers().items()
+                        for pool, found in self.workers().items()
                         for one in found
                     ],
                     "prefix_hits": _prefix_hits(recent),
@@ -267,7 +255,7 @@ class ConsoleAdmin:
 
     async def signed_in(self, who: str, address: str) -> None:
         """A key was exchanged for a session."""
-        await self._audit.record(who, "console.sign_in", address or "unknown address")
+        await self.audit.record(who, "console.sign_in", address or "unknown address")
 
 
 _COUNTED = ("requests_per_second", "errors_last_minute", "fallbacks_last_minute", "shed_last_minute")

@@ -1,5 +1,7 @@
 """Taking this process out of service, for operators."""
 
+from dataclasses import dataclass
+
 from typing_extensions import TypedDict
 
 from gateway.requests.in_flight import InFlightRequests
@@ -14,15 +16,15 @@ class DrainBody(TypedDict):
     in_flight: int
 
 
+@dataclass(frozen=True, slots=True)
 class DrainAdmin:
     """Begins the drain; the first order is audited."""
 
-    def __init__(self, requests: InFlightRequests, audit: Audit) -> None:
-        self._requests = requests
-        self._audit = audit
+    requests: InFlightRequests
+    audit: Audit
 
     async def begin(self, who: str) -> DrainBody:
-        if not self._requests.draining:
-            self._requests.drain()
-            await self._audit.record(who, "gateway.drain", "this process")
-        return {"draining": True, "closed": self._requests.closed, "in_flight": self._requests.in_flight}
+        if not self.requests.draining:
+            self.requests.drain()
+            await self.audit.record(who, "gateway.drain", "this process")
+        return {"draining": True, "closed": self.requests.closed, "in_flight": self.requests.in_flight}

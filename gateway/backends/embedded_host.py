@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import psutil
@@ -44,7 +44,10 @@ class EmbeddedHost:
         encode: EncodePart,
         calls_tools: bool = False,
         generates: bool = True,
+        kv_blocks: int | None = None,
     ) -> None:
+        if kv_blocks is not None:
+            config = replace(config, num_blocks=kv_blocks)
         self._config = config
         self._model = model
 
@@ -150,18 +153,18 @@ class EmbeddedHost:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class HeldAdapters:
     """The engine's adapters as :class:`LoraSlots` needs them; the engine numbers each load itself."""
 
-    def __init__(self, client: EngineClient) -> None:
-        self._client = client
+    client: EngineClient
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        return self._client.adapters
+        return self.client.adapters
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        await self._client.load_adapter(adapter.adapter_id, adapter.path)
+        await self.client.load_adapter(adapter.adapter_id, adapter.path)
 
     async def unload_adapter(self, adapter_id: str) -> None:
-        await self._client.unload_adapter(adapter_id)
+        await self.client.unload_adapter(adapter_id)

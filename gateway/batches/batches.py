@@ -1,6 +1,7 @@
 """What callers do with batches: create, look, cancel."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -17,6 +18,7 @@ LINE_BYTES: Final = 1_024
 """Of a line whose file has not been read yet, to foretell how long it takes."""
 
 
+@dataclass(frozen=True, slots=True)
 class Batches:
     """Each batch is its tenant's; another tenant's id is as an unknown one.
 
@@ -24,22 +26,16 @@ class Batches:
         lines_per_s: how fast lines end now; ``None``: not known.
     """
 
-    def __init__(
-        self,
-        files: Files,
-        unix_time: Callable[[], float] = lambda: 0.0,
-        lines_per_s: Callable[[], float | None] = lambda: None,
-    ) -> None:
-        self.files = files
-        self._unix_time = unix_time
-        self._lines_per_s = lines_per_s
+    files: Files
+    unix_time: Callable[[], float] = lambda: 0.0
+    lines_per_s: Callable[[], float | None] = lambda: None
 
     async def create(self, caller: Caller, batch_id: str, asked: BatchBody) -> dict[str, Any]:
         """A new batch, which a gateway validates soon. Raises UnknownFile, InvalidRequest, WindowTooShort."""
         file = await self.files.get(caller.tenant, asked.input_file_id, "input_file_id")
         if file.purpose != "batch":
             raise not_allowed("input_file_id", f"is a file for {file.purpose}", "a file for batch")
-        now, window = self._unix_time(), window_s(asked.completion_window) or 0.0
+        now, window = self.unix_time(), window_s(asked.completion_window) or 0.0
         after = asked.output_expires_after
         kept = {
             "completion_window": asked.completion_window,
@@ -74,7 +70,7 @@ class Batches:
     async def cancel(self, tenant: str, batch_id: str) -> dict[str, Any]:
         """Start no further line; one that has ended is shown as it is."""
         row = await self._get(tenant, batch_id, "batch_id")
-        body = packed(row.body, cancelling_at=int(self._unix_time()))
+        body = packed(row.body, cancelling_at=int(self.unix_time()))
         await self.files.store.change(
             batch_id, ("validating", "in_progress"), status="cancelling", ending="cancelled", body=body
         )
@@ -82,7 +78,7 @@ class Batches:
 
     async def _check_window(self, file_bytes: int, window: float) -> None:
         """Refuse a promise that cannot be kept, as far as it can be foretold."""
-        speed = self._lines_per_s()
+        speed = self.lines_per_s()
         if not speed:
             return
         waiting = await self.files.store.waiting_lines()

@@ -1,10 +1,12 @@
 """How much of the engines nobody asks for, by the gates of admission."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from admission.gate import BackendGate
 
 
+@dataclass(frozen=True, slots=True)
 class IdleCapacity:
     """Leaves ``headroom``, a share of each engine, for requests of callers.
 
@@ -12,26 +14,23 @@ class IdleCapacity:
         gates: those of the backends that have had a request.
     """
 
-    def __init__(
-        self, gates: Callable[[], Mapping[str, BackendGate]], clock: Callable[[], float], headroom: float
-    ) -> None:
-        self._gates = gates
-        self._clock = clock
-        self._headroom = headroom
+    gates: Callable[[], Mapping[str, BackendGate]]
+    clock: Callable[[], float]
+    headroom: float
 
     def room(self) -> int:
         """Requests that may start now without anybody waiting for it."""
-        now, free = self._clock(), []
-        for gate in self._gates().values():
+        now, free = self.clock(), []
+        for gate in self.gates().values():
             if gate.queued:
                 return 0  # a line of a batch waits itself, or a caller
             work = gate.work
             at_work = work.sequences + work.foreign
-            most = max(1, int(work.capacity(now) * (1.0 - self._headroom)))
+            most = max(1, int(work.capacity(now) * (1.0 - self.headroom)))
             _, peak = work.memory.usage(now)
-            free.append(0 if at_work and peak > 1.0 - self._headroom else most - at_work)
+            free.append(0 if at_work and peak > 1.0 - self.headroom else most - at_work)
         return max(0, *free) if free else 1
 
     def waiting(self) -> int:
         """Requests of callers that wait now."""
-        return sum(ticket.demand.priority >= 0 for gate in self._gates().values() for ticket in gate.waiting)
+        return sum(ticket.demand.priority >= 0 for gate in self.gates().values() for ticket in gate.waiting)

@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -19,15 +19,12 @@ class AesCipher:
 
     overhead: Final = NONCE_BYTES + TAG_BYTES
 
-    def __init__(
-        self, keys: Sequence[bytes], *, random_bytes: Callable[[int], bytes] = secrets.token_bytes
-    ) -> None:
+    def __init__(self, keys: Sequence[bytes]) -> None:
         self._ciphers = [AESGCM(hmac.digest(key, _PURPOSE, hashlib.sha256)) for key in keys]
-        self._random_bytes = random_bytes
 
     def encrypt(self, file_id: str, number: int, piece: bytes) -> bytes:
         """The piece, bound to its file and place."""
-        nonce = self._random_bytes(NONCE_BYTES)
+        nonce = secrets.token_bytes(NONCE_BYTES)
         return nonce + self._ciphers[0].encrypt(nonce, piece, _bound_to(file_id, number))
 
     def decrypt(self, file_id: str, number: int, piece: bytes) -> bytes:

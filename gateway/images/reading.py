@@ -5,6 +5,7 @@ import hashlib
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -31,6 +32,7 @@ _PIECE_CHARS: Final = 1 << 20
 _NO_IMAGES: Final[Mapping[str, ImageData]] = MappingProxyType({})
 
 
+@dataclass(frozen=True, slots=True)
 class ImageReader:
     """Reads the images of requests.
 
@@ -39,15 +41,9 @@ class ImageReader:
         fetcher: fetches those that are addresses; ``None``: only ``data:`` URLs are served.
     """
 
-    def __init__(
-        self,
-        bounds: ImagesSection,
-        holding: Callable[[str], AbstractContextManager[Hold]],
-        fetcher: ImageFetcher | None = None,
-    ) -> None:
-        self._bounds = bounds
-        self._holding = holding
-        self._fetcher = fetcher
+    bounds: ImagesSection
+    holding: Callable[[str], AbstractContextManager[Hold]]
+    fetcher: ImageFetcher | None = None
 
     def of(self, request: GenerateRequest) -> AbstractContextManager["RequestImages"]:
         """The images of a request, in memory while the block runs."""
@@ -57,8 +53,8 @@ class ImageReader:
 
     @contextmanager
     def _of(self, request: GenerateRequest) -> Iterator["RequestImages"]:
-        with self._holding(request.caller.tenant) as hold:
-            yield _Images(request, self._bounds, self._fetcher, hold)
+        with self.holding(request.caller.tenant) as hold:
+            yield _Images(request, self.bounds, self.fetcher, hold)
 
 
 class RequestImages(Protocol):

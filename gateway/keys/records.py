@@ -83,8 +83,8 @@ def made_data(key: StoredKey) -> bytes:
     return msgspec.json.encode(made)
 
 
-def revoked_data(key_id: str, comment: str) -> bytes:
-    return msgspec.json.encode(Revoked(key_id, comment))
+def revoked_data(key_id: str) -> bytes:
+    return msgspec.json.encode(Revoked(key_id))
 
 
 def key_event(record: Record) -> StoredKey | Revoked:

@@ -26,7 +26,6 @@ class KeyProjection(FollowedStream):
 
     Args:
         ring: authenticates requests.
-        use: when keys were used.
         folder: of local copies.
     """
 
@@ -69,7 +68,7 @@ class KeyProjection(FollowedStream):
             # The record is written, and the secret can be shown only now.
             self._log.warning("a new key is not accepted here yet", key_id=key.record.key_id)
 
-    async def revoke(self, key_id: str, *, author: str, comment: str = "") -> None:
+    async def revoke(self, key_id: str, *, author: str) -> None:
         """Revoke a key: refused here at once, and in every process within a second when this returns.
 
         Raises:
@@ -80,7 +79,7 @@ class KeyProjection(FollowedStream):
         if self._ring.get(key_id) is None and not self.revocations.unstored(key_id):
             raise NoSuchKey(f"there is no key {key_id[:64]!r}", param="id")
         try:
-            record = await self.revocations.revoke(key_id, author, comment)
+            record = await self.revocations.revoke(key_id, author)
         except StateUnavailable as error:
             raise BackendUnavailable(
                 f"the revocation is not stored: {error}. This gateway refuses the key from now on, has told "

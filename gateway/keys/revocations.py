@@ -64,11 +64,11 @@ class Revocations:
         """Whether the store has not taken the revocation yet."""
         return key_id in self._unstored
 
-    async def revoke(self, key_id: str, author: str, comment: str = "") -> Record:
+    async def revoke(self, key_id: str, author: str) -> Record:
         """Refuse a key from now on, and store that. Raises StateError: it is not stored yet."""
         self._refuse(key_id, author)
         try:
-            return await self._append(key_id, comment)
+            return await self._append(key_id)
         except StateError:
             self._log.error("a revocation is not stored yet; this gateway refuses the key", key_id=key_id)
             await asyncio.to_thread(self._note)
@@ -117,9 +117,9 @@ class Revocations:
                 # Not stored, or in a stream that has lost records and that gateways follow no further.
                 await self._store.announce(STREAM, f"{key_id} {author}")
 
-    async def _append(self, key_id: str, comment: str = "") -> Record:
+    async def _append(self, key_id: str) -> Record:
         author = self._unstored.get(key_id, "gateway")
-        record = await self._store.append(STREAM, revoked_data(key_id, comment), author=author)
+        record = await self._store.append(STREAM, revoked_data(key_id), author=author)
         self._written.add(key_id)
         return record
 

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import orjson
@@ -23,15 +23,12 @@ class AesReasoningSeal:
     A sealed text is bound to its tenant and model: of others it cannot be opened.
     """
 
-    def __init__(
-        self, keys: Sequence[bytes], *, random_bytes: Callable[[int], bytes] = secrets.token_bytes
-    ) -> None:
+    def __init__(self, keys: Sequence[bytes]) -> None:
         self._ciphers = [AESGCM(hmac.digest(key, _PURPOSE, hashlib.sha256)) for key in keys]
-        self._random_bytes = random_bytes
 
     def seal(self, tenant: str, model: str, text: str) -> str:
         """The text, sealed."""
-        nonce = self._random_bytes(NONCE_BYTES)
+        nonce = secrets.token_bytes(NONCE_BYTES)
         sealed = self._ciphers[0].encrypt(nonce, text.encode(), _bound_to(tenant, model))
         return base64.urlsafe_b64encode(_VERSION + nonce + sealed).decode()
 

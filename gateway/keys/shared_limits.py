@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import structlog
 
@@ -75,6 +75,7 @@ class _Known:
         )
 
 
+@dataclass(eq=False)
 class SharedLimits:
     """Asks the store for decisions. Lives on the event loop.
 
@@ -83,27 +84,18 @@ class SharedLimits:
         new_holder: makes a unique name under which this process holds tokens.
     """
 
-    def __init__(
-        self,
-        store: LimitStore,
-        *,
-        clock: Callable[[], float],
-        unix_time: Callable[[], float],
-        emit: Callable[[QuotaEvent], None],
-        new_holder: Callable[[], str],
-        timeout_s: float = TIMEOUT_S,
-        cool_off_s: float = COOL_OFF_S,
-        settle_every_s: float = SETTLE_EVERY_S,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._unix_time = unix_time
-        self._emit = emit
-        self._new_holder = new_holder
-        self._timeout_s = timeout_s
-        self._cool_off_s = cool_off_s
-        self._settle_every_s = settle_every_s
-        self._holder = new_holder()
+    store: LimitStore
+    _: KW_ONLY
+    clock: Callable[[], float]
+    unix_time: Callable[[], float]
+    emit: Callable[[QuotaEvent], None]
+    new_holder: Callable[[], str]
+    timeout_s: float = TIMEOUT_S
+    cool_off_s: float = COOL_OFF_S
+    settle_every_s: float = SETTLE_EVERY_S
+
+    def __post_init__(self) -> None:
+        self._holder = self.new_holder()
         self._numbers = itertools.count(1)
         self._held = 0
         self._away_until: float | None = None
@@ -128,14 +120,14 @@ class SharedLimits:
         A key that the store has refused is refused here until its next request may pass. Requests are never
         given back, so this is exact, and a caller that keeps sending costs the store nothing.
         """
-        known, now = self._known.get(key_id), self._clock()
+        known, now = self._known.get(key_id), self.clock()
         if known is not None and known.blocked_until > now:
             limit = limits.requests_per_minute or 0
             excess = Excess(LIMITS[0].name, limit, 1, known.blocked_until - now)
-            return QuotaVerdict(excess, known.figures, int(self._unix_time()))
+            return QuotaVerdict(excess, known.figures, int(self.unix_time()))
         verdict = await self._take(key_id, limits, QuotaRequest(requests=1))
         if verdict is not None and verdict.excess is not None and verdict.excess.wait_s is not None:
-            self._known[key_id].blocked_until = self._clock() + verdict.excess.wait_s
+            self._known[key_id].blocked_until = self.clock() + verdict.excess.wait_s
         return verdict
 
     async def hold(
@@ -169,7 +161,7 @@ class SharedLimits:
         An answer older than :data:`LAST_KNOWN_S` is not used.
         """
         known = self._known.get(key_id)
-        if known is None or self._clock() - known.answered_at > LAST_KNOWN_S:
+        if known is None or self.clock() - known.answered_at > LAST_KNOWN_S:
             return None
         # The longest window is last and checked first: it blocks the request for longest.
         for kind, one in reversed(tuple(zip(known.kinds, known.figures, strict=True))):
@@ -188,12 +180,12 @@ class SharedLimits:
         """The figures of the limits, two seconds old at most; ``None``: the store does not answer now."""
         if self.away:
             return None
-        known, now = self._known.get(key_id), self._clock()
+        known, now = self._known.get(key_id), self.clock()
         if known is None or now - known.at > FIGURES_FOR_S:
             if await self._take(key_id, limits, QuotaRequest()) is None:
                 return None
             known = self._known[key_id]
-        gone = self._clock() - known.at
+        gone = self.clock() - known.at
         return tuple(
             None if one is None else replace(one, reset_s=max(0.0, one.reset_s - gone))
             for one in known.figures
@@ -211,7 +203,7 @@ class SharedLimits:
         """Send what a request used; without ``hold`` the store did not decide on it."""
         if hold is None and not used:
             return
-        at = int(self._unix_time()) if verdict is None else verdict.at
+        at = int(self.unix_time()) if verdict is None else verdict.at
         self._put(Settlement(key_id, limits, hold, at, used))
         if hold is None or hold.holder != self._holder:
             # The figures do not include its tokens. Figures of an unreachable store are the last ones and
@@ -223,7 +215,7 @@ class SharedLimits:
         known = self._known.get(key_id)
         if known is not None:
             known.use(0, used - tokens)
-            known.at = self._clock()
+            known.at = self.clock()
 
     async def close(self) -> None:
         """Send the remaining settlements, if the store answers, and close it."""
@@ -234,7 +226,7 @@ class SharedLimits:
         except TimeoutError:
             self._lost(len(self._outbox))
         finally:
-            await self._store.close()
+            await self.store.close()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as loops:
@@ -242,23 +234,23 @@ class SharedLimits:
             loops.create_task(self._renew_all(), name="limits-renew")
 
     async def _take(self, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest) -> QuotaVerdict | None:
-        begun = self._clock()
+        begun = self.clock()
         if self._cooling_off():
             return None
         if self.away:
             # This request tries; the others do without the store until it has an answer.
-            self._away_until = begun + self._cool_off_s
+            self._away_until = begun + self.cool_off_s
         try:
-            async with asyncio.timeout(self._timeout_s):
-                verdict = await self._store.take(key_id, limits, ask, fresh=not self._held)
+            async with asyncio.timeout(self.timeout_s):
+                verdict = await self.store.take(key_id, limits, ask, fresh=not self._held)
         except (TimeoutError, StateUnavailable) as error:
             self._missed(error)
             return None
-        self._answered(self._clock() - begun)
+        self._answered(self.clock() - begun)
         if verdict is not None:
             before = self._known.get(key_id)
             blocked_until = 0.0 if before is None else before.blocked_until
-            now = self._clock()
+            now = self.clock()
             self._known[key_id] = _Known(kinds_of(limits), verdict.figures, now, now, blocked_until)
             self._known.move_to_end(key_id)
             while len(self._known) > MAX_KEYS:
@@ -266,13 +258,13 @@ class SharedLimits:
         return verdict
 
     def _cooling_off(self) -> bool:
-        return self._away_until is not None and self._clock() < self._away_until
+        return self._away_until is not None and self.clock() < self._away_until
 
     def _rename(self, holder: str) -> None:
         """Take a new name: the store has dropped what the old one held. A second call changes nothing."""
         if self._holder == holder:
             self._log.warning("the store dropped the tokens held for keys", held=self._held)
-            self._holder, self._held = self._new_holder(), 0
+            self._holder, self._held = self.new_holder(), 0
 
     def _put(self, settlement: Settlement) -> None:
         if len(self._outbox) >= MAX_OUTBOX:
@@ -284,20 +276,20 @@ class SharedLimits:
     async def _settle_all(self) -> None:
         while True:
             await self._wake.wait()
-            await asyncio.sleep(self._settle_every_s)
+            await asyncio.sleep(self.settle_every_s)
             self._wake.clear()
             while self._outbox:
                 # An unreachable store is first asked for a renewal: a settlement that was tried once is no
                 # longer sure.
                 if (self.away and not await self._renewed()) or not await self._settle_batch():
-                    await asyncio.sleep(self._cool_off_s)
+                    await asyncio.sleep(self.cool_off_s)
 
     async def _settle_batch(self) -> bool:
         batch = [self._outbox.popleft() for _ in range(min(BATCH, len(self._outbox)))]
         done, self._settling = False, len(batch)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._store.settle(batch)
+            async with asyncio.timeout(self.timeout_s):
+                await self.store.settle(batch)
             done = True
         except (TimeoutError, StateUnavailable) as error:
             self._missed(error)
@@ -316,36 +308,36 @@ class SharedLimits:
     async def _renewed(self) -> bool:
         """Renew the lease; whether the store answered."""
         holder = self._holder
-        begun = self._clock()
+        begun = self.clock()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                renewed = await self._store.renew(holder)
+            async with asyncio.timeout(self.timeout_s):
+                renewed = await self.store.renew(holder)
         except (TimeoutError, StateUnavailable) as error:
             self._missed(error)
             return False
-        self._answered(self._clock() - begun)
+        self._answered(self.clock() - begun)
         if not renewed and self._held:
             self._rename(holder)
         return True
 
     def _missed(self, error: Exception) -> None:
         reason = "timeout" if isinstance(error, TimeoutError) else "unavailable"
-        self._emit(LimitStoreMissed(reason))
+        self.emit(LimitStoreMissed(reason))
         if not self.away:
             shown = (
-                error.reason if isinstance(error, StateUnavailable) else f"no answer in {self._timeout_s:g} s"
+                error.reason if isinstance(error, StateUnavailable) else f"no answer in {self.timeout_s:g} s"
             )
             self._log.error(
                 "keys' limits are counted by this process alone: their store is away", reason=shown
             )
-        self._away_until = self._clock() + self._cool_off_s
+        self._away_until = self.clock() + self.cool_off_s
 
     def _answered(self, took_s: float) -> None:
-        self._emit(LimitStoreAnswered(took_s))
+        self.emit(LimitStoreAnswered(took_s))
         if self.away:
             self._log.warning("keys' limits are shared again", settlements_waiting=len(self._outbox))
         self._away_until = None
 
     def _lost(self, count: int) -> None:
         if count:
-            self._emit(SettlementsLost(count))
+            self.emit(SettlementsLost(count))

@@ -46,9 +46,7 @@ class LoraLoader:
 
     Args:
         registry: what requests lease from.
-        projection: the registry's versions.
         demand: stored in ``folder``, so that a restart keeps it.
-        bring: brings an adapter's files to this machine.
         preload_timeout_s: longest that readiness waits for preloading.
     """
 

@@ -98,7 +98,6 @@ class CanaryState:
         read_to: the last sample record that is counted.
         counts: of the step.
         evidence: of the step.
-        canary_requests: since the start.
         reason: why it is no longer running.
     """
 

@@ -63,7 +63,6 @@ class RoutingProjection(FollowedStream):
 
     Args:
         known: the names that a revision may use in this process.
-        seed: the first revision.
     """
 
     def __init__(

@@ -12,7 +12,6 @@ class RouteBudgets:
     """A route's budgets; ``None`` and missing sections: as in the prompt version.
 
     Args:
-        sections: tokens by section.
         reserve: tokens reserved for the answer.
         spare: sections that may use the spare tokens of others, in order.
         max_input_tokens: the longest prompt; ``None``: as long as fits the model.

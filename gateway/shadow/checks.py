@@ -29,12 +29,10 @@ class Exam:
     """The input of a check.
 
     Args:
-        text: the answer.
         question: the caller's latest turn.
         said: all messages of the caller without the evidence.
         evidence: the retrieval chunks' texts.
         wanted: the response format of the request.
-        locale: of the request.
         called: whether it calls tools.
     """
 

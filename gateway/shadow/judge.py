@@ -35,7 +35,6 @@ class Judge:
 
     Args:
         asker: sends the question like a shadow request: only to idle capacity, within the same limits.
-        backend: the judge's.
         sample: share of the pairs that are judged.
         max_tokens: of its reply.
         random: decides the order of the answers, and which pairs are judged.

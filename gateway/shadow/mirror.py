@@ -6,8 +6,8 @@ raises nothing. Background loops do the rest, and start nothing while the event 
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
@@ -48,6 +48,7 @@ class KeepsPairs(Protocol):
         """Close the database."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Shadow:
     """The shadow of one gateway process.
 
@@ -57,30 +58,17 @@ class Shadow:
         deadline_s: longest time that a copy waits for idle capacity.
     """
 
-    def __init__(
-        self,
-        *,
-        queue: ShadowQueue,
-        asker: Asker,
-        comparer: Comparer,
-        pairs: KeepsPairs,
-        judge: Judge | None,
-        concurrency: int,
-        deadline_s: float,
-        clock: Callable[[], float],
-        unix_time: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._queue = queue
-        self._asker = asker
-        self._comparer = comparer
-        self._pairs = pairs
-        self._judge = judge
-        self._concurrency = concurrency
-        self._deadline_s = deadline_s
-        self._clock = clock
-        self._unix_time = unix_time
-        self._sleep = sleep
+    queue: ShadowQueue
+    asker: Asker
+    comparer: Comparer
+    pairs: KeepsPairs
+    judge: Judge | None
+    concurrency: int
+    deadline_s: float
+    clock: Callable[[], float]
+    unix_time: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._log = structlog.get_logger("shadow")
         self._outcomes: Counter[ShadowOutcome] = Counter()
         self._not_empty = asyncio.Event()
@@ -101,9 +89,9 @@ class Shadow:
         if not whole or answer.backend_name == rule.backend or not plain:
             return
         copy = Copy(
-            job.request, job.target, outcome.plan, answer, outcome.adapter, rule.backend, self._clock()
+            job.request, job.target, outcome.plan, answer, outcome.adapter, rule.backend, self.clock()
         )
-        if self._queue.offer(copy):
+        if self.queue.offer(copy):
             self._not_empty.set()
         else:
             self._outcomes[ShadowOutcome.QUEUE_FULL] += 1
@@ -112,33 +100,33 @@ class Shadow:
         """For the metrics; the limits know what was spent."""
         return ShadowShown(
             {outcome.value: self._outcomes[outcome] for outcome in ShadowOutcome},
-            len(self._queue),
-            self._queue.size_bytes,
+            len(self.queue),
+            self.queue.size_bytes,
             self._active,
             self._written,
             self._lost,
             spent_nanousd,
-            dict(self._comparer.checks.errors),
+            dict(self.comparer.checks.errors),
         )
 
     async def run(self) -> None:
         """Process copies until cancelled; waiting copies are dropped then, compared pairs are written."""
         try:
             async with asyncio.TaskGroup() as loops:
-                for number in range(self._concurrency):
+                for number in range(self.concurrency):
                     loops.create_task(self._work(), name=f"shadow-{number}")
                 loops.create_task(self._write_loop(), name="shadow-pairs")
         finally:
             try:
                 async with asyncio.timeout(LAST_WRITE_S):
                     await self._write()
-                    await self._pairs.close()
+                    await self.pairs.close()
             except TimeoutError:
                 self._log.warning("shadow pairs not written at the end", count=len(self._unwritten))
 
     async def _work(self) -> None:
         while True:
-            copy = self._queue.take()
+            copy = self.queue.take()
             if copy is None:
                 self._not_empty.clear()
                 await self._not_empty.wait()
@@ -154,22 +142,22 @@ class Shadow:
                 self._active -= 1
 
     async def _one(self, copy: Copy) -> ShadowOutcome:
-        while await self._late() or not self._asker.idle(copy.backend):
-            if self._clock() - copy.made_at >= self._deadline_s:
+        while await self._late() or not self.asker.idle(copy.backend):
+            if self.clock() - copy.made_at >= self.deadline_s:
                 return ShadowOutcome.TOO_OLD
-            await self._sleep(POLL_S)
+            await asyncio.sleep(POLL_S)
         try:
-            asked = await self._asker.ask(copy)
+            asked = await self.asker.ask(copy)
         except NotAsked as refused:
             return refused.outcome
         return await self._compare(copy, asked)
 
     async def _compare(self, copy: Copy, asked: ShadowAnswer) -> ShadowOutcome:
-        pair, texts = await asyncio.to_thread(self._comparer.compare, copy, asked)
+        pair, texts = await asyncio.to_thread(self.comparer.compare, copy, asked)
         # A judge reads texts alone.
         called = pair.primary.tool_calls or pair.shadow.tool_calls
-        if self._judge is not None and asked.failure is None and not called:
-            pair = replace(pair, judged=await self._judge.judge(copy, texts))
+        if self.judge is not None and asked.failure is None and not called:
+            pair = replace(pair, judged=await self.judge.judge(copy, texts))
         if len(self._unwritten) < MAX_UNWRITTEN:
             self._unwritten.append(pair)
         else:
@@ -178,16 +166,16 @@ class Shadow:
 
     async def _late(self) -> bool:
         """Whether the event loop is overloaded."""
-        began = self._clock()
-        await self._sleep(0.0)
-        return self._clock() - began > LATE_S
+        began = self.clock()
+        await asyncio.sleep(0.0)
+        return self.clock() - began > LATE_S
 
     async def _write_loop(self) -> None:
-        delete_at = self._clock() + DELETE_S
+        delete_at = self.clock() + DELETE_S
         while True:
-            await self._sleep(WRITE_S)
+            await asyncio.sleep(WRITE_S)
             await self._write()
-            if self._clock() >= delete_at:
+            if self.clock() >= delete_at:
                 delete_at += DELETE_S
                 await self._put(())
 
@@ -203,7 +191,7 @@ class Shadow:
 
     async def _put(self, batch: Sequence[ShadowPair]) -> bool:
         try:
-            await self._pairs.write(batch, now=self._unix_time())
+            await self.pairs.write(batch, now=self.unix_time())
         except AccountingError as error:
             self._log.warning("shadow pairs not written", reason=str(error), count=len(self._unwritten))
             return False

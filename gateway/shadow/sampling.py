@@ -61,12 +61,7 @@ def chosen(generation_id: str, sample: float) -> bool:
 
 
 class ShadowQueue:
-    """Copies in order of arrival; when it is full, a new copy is rejected.
-
-    Args:
-        most: copies that may wait.
-        most_bytes: the most bytes of all copies.
-    """
+    """Copies in order of arrival; when it is full, a new copy is rejected."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most = most

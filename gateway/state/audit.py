@@ -38,10 +38,8 @@ class AuditChain:
     """What a whole audit log was found to be.
 
     Args:
-        records: how many.
         unchained: how many of them, the first ones, an earlier version wrote without a hash.
         unsigned: how many of them, the first ones, were written before there was a key; 0 without one.
-        hashes: of every record.
     """
 
     records: int

@@ -27,7 +27,6 @@ class MemoryStateStore(StateStore):
 
     Args:
         streams: shared records; new ones when absent.
-        poll_s: longest time between two calls of a listener.
     """
 
     def __init__(

@@ -31,7 +31,6 @@ class Record:
     """One record of a stream.
 
     Args:
-        stream: the name of its stream.
         number: its position there, from 1.
         at: when it was written, seconds since 1970 by the writer's clock; may decrease.
         author: who wrote it: a key's id, or a part of the gateway.

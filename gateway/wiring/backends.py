@@ -156,12 +156,9 @@ def make_backends(
     engines: Sequence[EngineParts] = ()
     if engine_pool is None:
         engines = make_engines(
-            base.settings,
-            base.weights,
+            base,
             tokenizer=model.engine_tokenizer,
-            clock=base.clock,
             on_step=stepped,
-            emit=base.events.emit,
             make_slots=adapters.loader.make_slots,
             encode=partial(part_encoder, model.threads),
         )

@@ -1,6 +1,5 @@
 """The composition root: the only room that knows concrete classes and constructs them."""
 
-import time
 from collections.abc import Callable
 
 from gateway.config.settings import Settings
@@ -19,8 +18,6 @@ def build(
     settings: Settings,
     *,
     admin_key: str | None,
-    clock: Callable[[], float] = time.monotonic,
-    unix_time: Callable[[], float] = time.time,
     observe: Callable[[RequestRecord], None] | None = None,
     engine_pool: MakeEnginePool | None = None,
     dropped_log_lines: Callable[[], int] | None = None,
@@ -37,7 +34,7 @@ def build(
         ConfigError, RoutingFileError, RegistryFileError, PromptFileError, TokenizerError: something the
             configuration names cannot be used; the message is ready to print.
     """
-    core = make_core(settings, admin_key, engine_pool, clock=clock, unix_time=unix_time)
+    core = make_core(settings, admin_key, engine_pool)
     serving = make_serving(core, observe)
     admission = make_admission_admin(core)
     metrics = make_metrics(core, serving, admission, dropped_log_lines)

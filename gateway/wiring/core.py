@@ -1,6 +1,5 @@
 """The layers below the one that serves, built in order: each uses only those before it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.config.settings import Settings
@@ -28,17 +27,10 @@ class Core:
     generation: GenerationParts
 
 
-def make_core(
-    settings: Settings,
-    admin_key: str | None,
-    engine_pool: MakeEnginePool | None,
-    *,
-    clock: Callable[[], float],
-    unix_time: Callable[[], float],
-) -> Core:
+def make_core(settings: Settings, admin_key: str | None, engine_pool: MakeEnginePool | None) -> Core:
     """Build the layers. Raises as :func:`gateway.wiring.build.build`."""
     require_first_key(settings, admin_key)
-    base = make_foundation(settings, clock=clock, unix_time=unix_time)
+    base = make_foundation(settings)
     model = make_model(base)
     access = make_access(base, admin_key)
     adapters = make_adapters(base)
@@ -46,13 +38,4 @@ def make_core(
     accounts = make_accounts(base, backends.engines)
     control = make_control(base, model, adapters, backends)
     generation = make_generation(base, model, backends, accounts, control)
-    return Core(
-        base=base,
-        model=model,
-        access=access,
-        adapters=adapters,
-        backends=backends,
-        accounts=accounts,
-        control=control,
-        generation=generation,
-    )
+    return Core(base, model, access, adapters, backends, accounts, control, generation)

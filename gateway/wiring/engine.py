@@ -2,18 +2,18 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 
 from budgeting.counting import ChatTokenizer
 from budgeting.tokenizer_files import read_tokenizer_files
-from engine.errors import EngineDead
 from engine.values import EngineConfig
 from gateway.backends.embedded_host import EmbeddedHost
 from gateway.backends.embedded_vectors import EncodePart, ids_alone
 from gateway.backends.hermes import CALL_START
-from gateway.backends.host import EngineHost, MakeHost
+from gateway.backends.host import MakeHost
 from gateway.backends.lora_slots import LoraSlots, MakeSlots
 from gateway.backends.supervised import SupervisedHost
 from gateway.backends.vllm.host import VllmHost
@@ -22,6 +22,7 @@ from gateway.config.engine import EngineSection
 from gateway.config.settings import Settings
 from gateway.prompts.text import sampling_defaults
 from gateway.weights.source import Weights
+from gateway.wiring.foundation import Foundation
 from resilience.supervisor import Supervisor, SupervisorEvent
 
 
@@ -46,13 +47,10 @@ class EngineParts:
 
 
 def make_engines(
-    settings: Settings,
-    weights: Mapping[str | None, Weights],
+    base: Foundation,
     *,
     tokenizer: Callable[[str], ChatTokenizer],
-    clock: Callable[[], float],
     on_step: Callable[[str, int], None],
-    emit: Callable[[SupervisorEvent], None],
     make_slots: MakeSlots,
     encode: Callable[[ChatTokenizer], EncodePart],
 ) -> Sequence[EngineParts]:
@@ -61,7 +59,7 @@ def make_engines(
     ``on_step`` takes the gate, and all preemptions; ``tokenizer`` is of a model. Adapters are loaded on
     ``engine`` alone.
     """
-    starting = asyncio.Lock()
+    starting, settings, emit = asyncio.Lock(), base.settings, base.events.emit
     found = []
     for name, section in settings.engine_sections.items():
         own = tokenizer(section.model_id)
@@ -72,34 +70,25 @@ def make_engines(
             continue
         backends = [one for one, of in settings.backends.items() if of.kind == "engine" and of.engine == name]
         gate = min(backends, default="")
-        host = _supervised(make, section, gate, clock=clock, on_step=on_step, emit=emit, starting=starting)
-        found.append(EngineParts(name, section, weights[name], backends, host))
+        host = SupervisedHost(
+            make,
+            supervisor=Supervisor(
+                max_restarts_per_hour=section.max_restarts_per_hour,
+                hang_s=section.hang_seconds,
+                stopped_s=section.stopped_seconds,
+            ),
+            start_timeout_s=section.start_timeout_seconds,
+            on_step=partial(on_step, gate),
+            emit=partial(_emit_of, emit, gate),
+            clock=base.clock,
+            starting=starting,
+        )
+        found.append(EngineParts(name, section, base.weights[name], backends, host))
     return found
 
 
-def _supervised(
-    make: MakeHost,
-    section: EngineSection,
-    gate: str,
-    *,
-    clock: Callable[[], float],
-    on_step: Callable[[str, int], None],
-    emit: Callable[[SupervisorEvent], None],
-    starting: asyncio.Lock,
-) -> SupervisedHost:
-    return SupervisedHost(
-        make,
-        supervisor=Supervisor(
-            max_restarts_per_hour=section.max_restarts_per_hour,
-            hang_s=section.hang_seconds,
-            stopped_s=section.stopped_seconds,
-        ),
-        start_timeout_s=section.start_timeout_seconds,
-        on_step=lambda preemptions: on_step(gate, preemptions),
-        emit=lambda event: emit(replace(event, backend=gate)),
-        clock=clock,
-        starting=starting,
-    )
+def _emit_of(emit: Callable[[SupervisorEvent], None], gate: str, event: SupervisorEvent) -> None:
+    emit(replace(event, backend=gate))
 
 
 def engine_maker(
@@ -117,50 +106,28 @@ def engine_maker(
         config = engine_config(section)
         if section is not settings.engine:
             config = replace(config, max_loras=0)
-        calls_tools = calls_as_text(section)
-
-        def embedded(
-            *,
-            on_step: Callable[[int], None],
-            on_death: Callable[[EngineDead], None],
-            kv_blocks: int | None = None,
-        ) -> EngineHost:
-            return EmbeddedHost(
-                config if kv_blocks is None else replace(config, num_blocks=kv_blocks),
-                model=section.model_id,
-                defaults=defaults,
-                token_bytes=token_bytes,
-                share_prefixes=section.share_prefix_across_tenants,
-                calls_tools=calls_tools,
-                generates=section.task == "generate",
-                on_step=on_step,
-                on_death=on_death,
-                make_slots=make_slots,
-                encode=encode,
-            )
-
-        return embedded
-    adapters_registered = section is settings.engine and _any_adapters(settings)
-
-    def vllm(
-        *,
-        on_step: Callable[[int], None],
-        on_death: Callable[[EngineDead], None],
-        kv_blocks: int | None = None,
-    ) -> EngineHost:
-        return VllmHost(
-            section if kv_blocks is None else section.model_copy(update={"num_blocks": kv_blocks}),
-            adapters_registered=adapters_registered,
+        return partial(
+            EmbeddedHost,
+            config,
+            model=section.model_id,
             defaults=defaults,
             token_bytes=token_bytes,
-            on_step=on_step,
-            on_death=on_death,
-            new_seed=lambda: secrets.randbits(31),
+            share_prefixes=section.share_prefix_across_tenants,
+            calls_tools=calls_as_text(section),
+            generates=section.task == "generate",
             make_slots=make_slots,
             encode=encode,
         )
-
-    return vllm
+    return partial(
+        VllmHost,
+        section,
+        adapters_registered=section is settings.engine and _any_adapters(settings),
+        defaults=defaults,
+        token_bytes=token_bytes,
+        new_seed=lambda: secrets.randbits(31),
+        make_slots=make_slots,
+        encode=encode,
+    )
 
 
 def calls_as_text(section: EngineSection) -> bool:

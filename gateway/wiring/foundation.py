@@ -49,13 +49,9 @@ class Foundation:
     turns: Turns
 
 
-def make_foundation(
-    settings: Settings,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    unix_time: Callable[[], float] = time.time,
-) -> Foundation:
+def make_foundation(settings: Settings) -> Foundation:
     """Fetch the model's small files, and build what needs no other layer. Raises ConfigError, FetchError."""
+    clock, unix_time = time.monotonic, time.time
     settings, main_weights = prepare(settings)
     weights: dict[str | None, Weights] = {None: main_weights}
     engines = {}
@@ -82,16 +78,12 @@ def make_foundation(
             state.store,
             unix_time=unix_time,
             required=settings.audit.required,
-            keys=_audit_keys(settings),
+            keys=keys_of("audit.key_file", settings.audit.key_file, KEY_VARIABLE),
         ),
         bodies=bodies,
         images=make_image_reader(settings, bodies),
         turns=Turns(),
     )
-
-
-def _audit_keys(settings: Settings) -> tuple[bytes, ...]:
-    return keys_of("audit.key_file", settings.audit.key_file, KEY_VARIABLE)
 
 
 def keys_of(key: str, file: str | None, variable: str) -> tuple[bytes, ...]:

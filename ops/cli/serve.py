@@ -34,8 +34,6 @@ def serve(
     """Start the gateway and serve until a signal; the exit code.
 
     Args:
-        config: the YAML file.
-        log_level: of this process and of its workers.
         gpus: a worker process for each of them: ``all``, or indices.
         workers: so many worker processes that choose their device themselves.
         urls: of running workers; the configuration is learned from them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import structlog
 from msgspec import structs
@@ -51,6 +51,7 @@ _REPLICAS_FAULT = frozenset(
 )
 
 
+@dataclass(eq=False)
 class RayBackend:
     """Generates on the engine replica that Serve's router chooses; before a first token it may try another.
 
@@ -66,42 +67,29 @@ class RayBackend:
         on_max_model_len: receives the longest sequence that the replicas' engines take, in tokens.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        kind: str,
-        model: str,
-        replicas: EngineReplicas,
-        features: frozenset[Feature],
-        continues: frozenset[Continue],
-        section: RaySection,
-        max_running: int,
-        teller: str,
-        queued: Callable[[], int],
-        on_max_model_len: Callable[[int], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self.name = name
-        self.kind = kind
-        self.model = model
-        self.features = features
-        self.continues = continues
-        self._replicas = replicas
-        self._section = section
-        self._max_running = max_running
-        self._teller = teller
-        self._queued = queued
-        self._on_max_model_len = on_max_model_len
-        self._clock = clock
-        self._load = WorkerLoad(interval_s=section.signals_seconds)
+    name: str
+    _: KW_ONLY
+    kind: str
+    model: str
+    replicas: EngineReplicas
+    features: frozenset[Feature]
+    continues: frozenset[Continue]
+    section: RaySection
+    max_running: int
+    teller: str
+    queued: Callable[[], int]
+    on_max_model_len: Callable[[int], None]
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._load = WorkerLoad(interval_s=self.section.signals_seconds)
         self._ready: tuple[ReplicaSignals, ...] = ()
         # Replicas that reported their figures once and did not in the last rounds, with the number of these.
         self._missing: Mapping[str, int] = {}
-        self._heard_at = clock()  # of the last figures, or of a piece of an answer
+        self._heard_at = self.clock()  # of the last figures, or of a piece of an answer
         self._stopped = False
         self._news = asyncio.Event()
-        self._log = structlog.get_logger("ops.ray").bind(backend=name)
+        self._log = structlog.get_logger("ops.ray").bind(backend=self.name)
 
     @property
     def state(self) -> BackendState:
@@ -112,10 +100,10 @@ class RayBackend:
     @property
     def load(self) -> BackendLoad | None:
         """The load of all replicas; ``None`` while none has reported its figures."""
-        reported = self._load.current(self._clock())
+        reported = self._load.current(self.clock())
         if reported is None or not self._ready:
             return None
-        room = self._max_running * len(self._ready)
+        room = self.max_running * len(self._ready)
         running = min(reported.running + reported.waiting, room)
         waiting = reported.running + reported.waiting - running
         return replace(reported, running=running, waiting=waiting, max_running=room, workers=len(self._ready))
@@ -142,7 +130,7 @@ class RayBackend:
         try:
             while True:
                 await self.ask()
-                await asyncio.sleep(self._section.signals_seconds)
+                await asyncio.sleep(self.section.signals_seconds)
         finally:
             self._stopped = True
             self._news.set()
@@ -150,17 +138,17 @@ class RayBackend:
     async def ask(self) -> None:
         """One round of signals."""
         least_s = LEAST_TIMEOUT_S if self._ready else FIRST_TIMEOUT_S
-        timeout_s = max(least_s, 2 * self._section.signals_seconds)
+        timeout_s = max(least_s, 2 * self.section.signals_seconds)
         try:
-            reported = await self._replicas.signals(self._teller, self._queued(), timeout_s)
+            reported = await self.replicas.signals(self.teller, self.queued(), timeout_s)
             reason, limit_s = "no replica is there", NO_REPLICAS_S
         except (ReplicaLost, ReplicasFull) as error:
             reported, reason, limit_s = (), str(error), LATE_S
         if reported:
-            self._heard_at = self._clock()
+            self._heard_at = self.clock()
             self._heard(reported)
             return
-        silent_s = self._clock() - self._heard_at
+        silent_s = self.clock() - self._heard_at
         if self._ready and silent_s >= limit_s:
             self._log.warning("engine replicas are silent", seconds=round(silent_s), reason=reason)
             self._heard(())
@@ -180,19 +168,19 @@ class RayBackend:
             self._news.clear()
             return
         self._news.set()
-        self._load.scraped(together(self._ready), self._clock())
+        self._load.scraped(together(self._ready), self.clock())
         lengths = [one.max_model_len for one in self._ready if one.max_model_len]
         if lengths:
-            self._on_max_model_len(min(lengths))
+            self.on_max_model_len(min(lengths))
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate; leaving early, in whatever way, ends the call on its replica."""
         check_partial(work, self.continues, self.name)
         adapter = work.adapter.adapter_id if work.adapter is not None else None
         chain = chain_of(
-            work.token_ids, self._section.affinity_block_tokens, salt_number(work.cache_salt, adapter)
+            work.token_ids, self.section.affinity_block_tokens, salt_number(work.cache_salt, adapter)
         )
-        stable_blocks = work.prefix_tokens // self._section.affinity_block_tokens
+        stable_blocks = work.prefix_tokens // self.section.affinity_block_tokens
         route = RouterHint(tuple(chain), stable_blocks, adapter, tuple(self._missing))
         data = encode(work if work.calls is None else structs.replace(work, calls=None))
         ticket = self._load.sent(len(work.token_ids))
@@ -202,7 +190,7 @@ class RayBackend:
             self._load.ended(ticket)
 
     async def _tried(self, route: RouterHint, data: bytes, calls: CallBudget, out: DeltaSink) -> Completion:
-        for number in range(1, self._section.max_attempts + 1):
+        for number in range(1, self.section.max_attempts + 1):
             attempt = _Attempt(out)
             try:
                 return await self._attempt(route, data, attempt)
@@ -210,7 +198,7 @@ class RayBackend:
                 # Serve replaces a replica that fails; the circuit is for all of them.
                 several = len(self._ready) + len(self._missing) > 1
                 failure.isolated = failure.kind in _REPLICAS_FAULT and several
-                last = number == self._section.max_attempts
+                last = number == self.section.max_attempts
                 if last or attempt.delivered or not failure.policy.other_backend or not calls.take_extra():
                     raise
                 self._log.info("tried another replica", replica=attempt.replica, failure=failure.kind.value)
@@ -222,10 +210,10 @@ class RayBackend:
 
     async def _attempt(self, route: RouterHint, data: bytes, attempt: _Attempt) -> Completion:
         try:
-            async with self._replicas.call(route, data) as pieces:
+            async with self.replicas.call(route, data) as pieces:
                 while True:
                     piece = await self._next(pieces, attempt)
-                    self._heard_at = self._clock()
+                    self._heard_at = self.clock()
                     if piece.replica:
                         attempt.replica = piece.replica
                     for delta in piece.deltas:
@@ -244,9 +232,9 @@ class RayBackend:
 
     async def _next(self, pieces: AsyncIterator[ReplicaPiece], attempt: _Attempt) -> ReplicaPiece:
         limit_s = (
-            self._section.idle_timeout_seconds
+            self.section.idle_timeout_seconds
             if attempt.delivered
-            else self._section.first_token_timeout_seconds
+            else self.section.first_token_timeout_seconds
         )
         try:
             async with asyncio.timeout(limit_s):

@@ -4,6 +4,7 @@ Serve calls the policy in its controller and applies its own delays and bounds t
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -21,16 +22,16 @@ def wanted(metrics: Mapping[str, Mapping[Any, float]], *, target_sequences: floa
     return max(sequences / target_sequences, sum(figures("kv_usage")) / target_kv)
 
 
+@dataclass(frozen=True, slots=True)
 class QueueAndMemory:
     """Serve's autoscaling policy for the engine deployment; the targets are of one replica."""
 
-    def __init__(self, target_sequences: float, target_kv: float) -> None:
-        self._target_sequences = target_sequences
-        self._target_kv = target_kv
+    target_sequences: float
+    target_kv: float
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
         """The replicas wanted now; without figures, as many as there are."""
         metrics = context.aggregated_metrics or {}
         if not metrics.get("running"):
             return context.target_num_replicas, {}
-        return wanted(metrics, target_sequences=self._target_sequences, target_kv=self._target_kv), {}
+        return wanted(metrics, target_sequences=self.target_sequences, target_kv=self.target_kv), {}

@@ -62,7 +62,6 @@ class Options:
         scale_tokens: factor on both lengths.
         concurrency: most requests in flight.
         model: for OpenAI's contract, else the gateway's first.
-        timeout_s: longest one request may take.
         max_model_len: prompt and answer together; ``None`` to ask the gateway.
         no_fallback: ask for errors instead of fallback answers.
     """

@@ -29,7 +29,6 @@ class Replayed:
     Args:
         lexicon: what was learned from the gateway first.
         max_model_len: the limit that lengths were clamped to.
-        outcomes: every request that ended.
         below_overhead: prompts that are shorter in the trace than the overhead of every prompt of this
             contract; they are sent with one word.
     """
@@ -73,10 +72,8 @@ async def replay_trace(
     """Read, calibrate, send, count.
 
     Args:
-        options: what to do.
         stop: set it to end early; the figures so far are returned.
         watch: gets the live run and the number of requests; entered while the load runs.
-        clock: seconds, monotonic.
 
     Raises ReplayError: the trace, an option or the gateway does not allow a start.
     """

@@ -35,7 +35,6 @@ def plan(trace: Trace, *, speed: float, scale_tokens: float, max_model_len: int)
     """The requests of ``trace`` in order.
 
     Args:
-        trace: what was read.
         speed: times are divided by it.
         scale_tokens: lengths are multiplied by it; none falls below 1.
         max_model_len: prompt and answer together stay below it. The answer is cut to what the prompt leaves,

@@ -141,12 +141,10 @@ class ConverseReader:
     Calls get the caller's names of tools; those that the answer may not have are left out.
 
     Args:
-        tools: the request's.
         queue_wait_s: how long the request waited for a thread.
         estimated_input: the prompt's tokens, used when Bedrock reports none.
         share: the share of the request's own prompt in the input that Bedrock counts; the rest is a partial
             answer.
-        stops: the request's stop strings.
     """
 
     def __init__(

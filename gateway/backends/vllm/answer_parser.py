@@ -37,7 +37,6 @@ class AnswerParser:
         request: vLLM's request, as its parser adjusted it.
         prompt_ids: the prompt; reasoning may begin or end in it.
         generation_id: unique, for the ids of calls that have none.
-        token_bytes: the bytes of a token.
         singly: whether the parsers take one token at a time.
         allowed: the names of the tools that may be called; empty: any.
     """
@@ -70,9 +69,6 @@ class AnswerParser:
         """The events of a choice's next text, without tokens.
 
         Args:
-            index: the choice.
-            text: the text.
-            ids: its tokens.
             finished: it is the choice's last one.
             whole: and the choice was not cut short.
 

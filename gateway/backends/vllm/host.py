@@ -62,7 +62,6 @@ class VllmHost:
     vLLM is imported and the model is loaded in a thread: the event loop still answers ``/ping``.
 
     Args:
-        adapters_registered: whether the registry lists any adapter.
         defaults: sampling of the checkpoint, used where the caller sets none.
         on_step: takes the counter of preemptions after each step.
         on_death: called once, when the engine's core dies.
@@ -83,7 +82,10 @@ class VllmHost:
         clock: Callable[[], float] = time.monotonic,
         make_slots: MakeSlots = LoraSlots,
         encode: EncodePart = ids_alone,
+        kv_blocks: int | None = None,
     ) -> None:
+        if kv_blocks is not None:
+            section = section.model_copy(update={"num_blocks": kv_blocks})
         self._section = section
         self._defaults = defaults
         self._token_bytes = token_bytes
