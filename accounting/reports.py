@@ -7,19 +7,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from sqlalchemy import (
-    ColumnElement,
-    CompoundSelect,
-    Select,
-    and_,
-    func,
-    literal,
-    literal_column,
-    or_,
-    select,
-    union,
-    union_all,
-)
+import sqlalchemy as sa
 
 from accounting.day_sums import CUBES, VALUES
 from accounting.tables import generations, open_days, usage_sums
@@ -34,10 +22,10 @@ MAX_PAGE: Final = 10_000
 _table = generations.c
 
 # Dimensions of the sums: name and column.
-DIMENSIONS: Final[Mapping[str, ColumnElement[Any]]] = MappingProxyType(
+DIMENSIONS: Final[Mapping[str, sa.ColumnElement[Any]]] = MappingProxyType(
     {
         # No bare column: SQLite would group by the index of tenants, and read every row at random.
-        "tenant": _table.tenant.op("||")(literal_column("''")),
+        "tenant": _table.tenant.op("||")(sa.literal_column("''")),
         "org": _table.org,
         "user": _table.user_id,
         "key": _table.key_id,
@@ -60,9 +48,9 @@ class Span:
     since: float | None = None
     until: float | None = None
 
-    def clauses(self) -> list[ColumnElement[bool]]:
+    def clauses(self) -> list[sa.ColumnElement[bool]]:
         """These bounds as conditions of a query; those of the hour limit the partitions that are read."""
-        found: list[ColumnElement[bool]] = []
+        found: list[sa.ColumnElement[bool]] = []
         if self.since is not None:
             found += [_table.started_at >= self.since, _table.hour >= int(self.since // HOUR_S)]
         if self.until is not None:
@@ -78,10 +66,10 @@ class UsageReport:
     span: Span = field(default_factory=Span)
     kind: Kind = "request"
 
-    def query(self) -> Select[Any]:
+    def query(self) -> sa.Select[Any]:
         """At most one line more than :data:`MAX_LINES`, so that too many are detected."""
         columns = {name: DIMENSIONS[name] for name in self.by}
-        found = select(
+        found = sa.select(
             *(column.label(f"by_{name}") for name, column in columns.items()),
             *(value.label(name) for name, value in VALUES.items()),
             # Not equal: SQLite would make an index of the kinds of all rows first.
@@ -90,14 +78,14 @@ class UsageReport:
         cube = next((name for name, has in CUBES.items() if wanted <= {*has}), None)
         rows = (found if cube is None else self._with_sums(cube, found)).subquery()
         groups = [rows.c[f"by_{name}"] for name in self.by]
-        sums = [func.sum(rows.c[name]).label(name) for name in VALUES]
-        return select(*groups, *sums).group_by(*groups).order_by(*groups).limit(MAX_LINES + 1)
+        sums = [sa.func.sum(rows.c[name]).label(name) for name in VALUES]
+        return sa.select(*groups, *sums).group_by(*groups).order_by(*groups).limit(MAX_LINES + 1)
 
-    def _with_sums(self, cube: str, rows: Select[Any]) -> CompoundSelect[Any]:
+    def _with_sums(self, cube: str, rows: sa.Select[Any]) -> sa.CompoundSelect[Any]:
         """The rows of open days and of those that the span cuts, and the sums of the others."""
         cuts = [at for at in (self.span.since, self.span.until) if at is not None]
-        days = select(open_days.c.day)
-        sums = select(
+        days = sa.select(open_days.c.day)
+        sums = sa.select(
             *(usage_sums.c[_COLUMNS.get(name, name)] for name in self.by),
             *(usage_sums.c[name] for name in VALUES),
         ).where(usage_sums.c.cube == cube, usage_sums.c.kind == self.kind)
@@ -107,17 +95,17 @@ class UsageReport:
         if self.span.until is not None:
             end = math.ceil(self.span.until / DAY_S)
             days, sums = days.where(open_days.c.day < end), sums.where(usage_sums.c.day < end)
-        cut = [select(literal(int(at // DAY_S))) for at in cuts if at % DAY_S]
-        read = union(days, *cut).cte("read_days")
+        cut = [sa.select(sa.literal(int(at // DAY_S))) for at in cuts if at % DAY_S]
+        read = sa.union(days, *cut).cte("read_days")
         begin = read.c.day * DAY_S
-        return union_all(
+        return sa.union_all(
             # By the index for a few days; the sum is for PostgreSQL, which reads the table once for many.
             rows.where(
                 _table.started_at >= begin,
                 _table.started_at < begin + DAY_S,
                 _table.hour // _HOURS_A_DAY == read.c.day + 0,
             ),
-            sums.where(usage_sums.c.day.not_in(select(read.c.day))),
+            sums.where(usage_sums.c.day.not_in(sa.select(read.c.day))),
         )
 
     def line(self, found: Mapping[str, Any]) -> dict[str, object]:
@@ -139,15 +127,15 @@ class Page:
     limit: int = MAX_PAGE
     after: tuple[float, str] | None = None
 
-    def query(self) -> Select[Any]:
+    def query(self) -> sa.Select[Any]:
         """Rows in the order of start and generation."""
-        found = select(generations).where(*self.span.clauses())
+        found = sa.select(generations).where(*self.span.clauses())
         if self.after is not None:
             at, generation_id = self.after
             found = found.where(
-                or_(
+                sa.or_(
                     _table.started_at > at,
-                    and_(_table.started_at == at, _table.generation_id > generation_id),
+                    sa.and_(_table.started_at == at, _table.generation_id > generation_id),
                 )
             )
         return found.order_by(_table.started_at, _table.generation_id).limit(self.limit)

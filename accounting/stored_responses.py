@@ -3,19 +3,7 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Index,
-    PrimaryKeyConstraint,
-    RowMapping,
-    Table,
-    delete,
-    func,
-    insert,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from accounting.store import FurtherTables
 from accounting.tables import columns_of, metadata
@@ -57,15 +45,15 @@ class StoredResponse:
         return len(self.input) + len(self.body) + len(self.events or b"") + len(self.again or b"")
 
 
-responses = Table(
+responses = sa.Table(
     "responses",
     metadata,
     *columns_of(StoredResponse),
-    Column("size", BigInteger, nullable=False),
-    PrimaryKeyConstraint("tenant", "response_id"),
-    Index("ix_responses_alive_until", "alive_until"),
-    Index("ix_responses_expires_at", "expires_at"),
-    Index("ix_responses_tenant_created_at", "tenant", "created_at"),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("tenant", "response_id"),
+    sa.Index("ix_responses_alive_until", "alive_until"),
+    sa.Index("ix_responses_expires_at", "expires_at"),
+    sa.Index("ix_responses_tenant_created_at", "tenant", "created_at"),
 )
 _FIELDS: Final = tuple(one.name for one in fields(StoredResponse))
 
@@ -81,7 +69,7 @@ class ResponseStore(FurtherTables):
         self._tenant_bytes = tenant_bytes
 
     async def put(self, response: StoredResponse) -> None:
-        await self._change(insert(responses).values(_columns(response)))
+        await self._change(sa.insert(responses).values(_columns(response)))
 
     async def finish(self, response: StoredResponse) -> bool:
         """Replace an unfinished one; false when it was deleted, or cancelled or ended elsewhere."""
@@ -115,7 +103,7 @@ class ResponseStore(FurtherTables):
         wanted: str | None = response_id
         async with self._transaction() as connection:
             while wanted is not None and len(found) < most and most_bytes >= 0:
-                query = select(*columns).where(
+                query = sa.select(*columns).where(
                     responses.c.tenant == tenant,
                     responses.c.response_id == wanted,
                     responses.c.expires_at > now,
@@ -130,7 +118,7 @@ class ResponseStore(FurtherTables):
 
     async def get(self, tenant: str, response_id: str, now: float) -> StoredResponse | None:
         """The response, with its stream; ``None`` when it is not there, or is another tenant's."""
-        query = select(responses).where(
+        query = sa.select(responses).where(
             responses.c.tenant == tenant,
             responses.c.response_id == response_id,
             responses.c.expires_at > now,
@@ -141,13 +129,13 @@ class ResponseStore(FurtherTables):
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Whether it was there."""
         return await self._change(
-            delete(responses).where(responses.c.tenant == tenant, responses.c.response_id == response_id)
+            sa.delete(responses).where(responses.c.tenant == tenant, responses.c.response_id == response_id)
         )
 
     async def abandoned(self, now: float, most: int) -> list[StoredResponse]:
         """Unfinished ones whose gateway has not said for a while that it runs them."""
         query = (
-            select(responses)
+            sa.select(responses)
             .where(responses.c.status.in_(UNFINISHED), responses.c.alive_until < now)
             .limit(most)
         )
@@ -156,12 +144,14 @@ class ResponseStore(FurtherTables):
     async def sweep(self, now: float) -> None:
         """Delete what has expired, and the oldest of tenants over their share."""
         async with self._transaction() as connection:
-            await connection.execute(delete(responses).where(responses.c.expires_at <= now))
-            taken = func.sum(responses.c.size)
-            over = select(responses.c.tenant).group_by(responses.c.tenant).having(taken > self._tenant_bytes)
+            await connection.execute(sa.delete(responses).where(responses.c.expires_at <= now))
+            taken = sa.func.sum(responses.c.size)
+            over = (
+                sa.select(responses.c.tenant).group_by(responses.c.tenant).having(taken > self._tenant_bytes)
+            )
             for (tenant,) in (await connection.execute(over)).all():
                 newest = (
-                    select(responses.c.created_at, responses.c.size)
+                    sa.select(responses.c.created_at, responses.c.size)
                     .where(responses.c.tenant == tenant)
                     .order_by(responses.c.created_at.desc(), responses.c.response_id)
                 )
@@ -171,7 +161,7 @@ class ResponseStore(FurtherTables):
                     if room < 0:
                         break
                     oldest = created_at
-                surplus = delete(responses).where(responses.c.tenant == tenant)
+                surplus = sa.delete(responses).where(responses.c.tenant == tenant)
                 if oldest is not None:
                     surplus = surplus.where(responses.c.created_at < oldest)
                 await connection.execute(surplus)
@@ -182,12 +172,12 @@ def _columns(response: StoredResponse) -> dict[str, Any]:
 
 
 def _unfinished(response: StoredResponse) -> Any:
-    return update(responses).where(
+    return sa.update(responses).where(
         responses.c.tenant == response.tenant,
         responses.c.response_id == response.response_id,
         responses.c.status.in_(UNFINISHED),
     )
 
 
-def _response(row: RowMapping) -> StoredResponse:
+def _response(row: sa.RowMapping) -> StoredResponse:
     return StoredResponse(**{name: row[name] for name in _FIELDS if name in row})

@@ -12,20 +12,7 @@ from typing_extensions import TypedDict
 from adapters.changes import NotEvaluatedError
 from gateway.contracts.fields import Body
 from gateway.errors import InvalidRequest, RevisionConflict
-from gateway.routing.canary import (
-    MIN_SAMPLES,
-    STEP_S,
-    STEPS,
-    WINDOW_S,
-    CanaryPlan,
-    CanaryState,
-    Phase,
-    end,
-    pause,
-    resume,
-    start,
-    weights_at,
-)
+from gateway.routing import canary
 from gateway.routing.canary_loop import CanaryDriver
 from gateway.routing.canary_records import SAMPLES
 from gateway.routing.change import WHOLE, ConfigChange, differences, weights_of, with_weights
@@ -55,10 +42,10 @@ class CanaryStartBody(CanaryAbortBody):
 
     route: str
     backend: str
-    steps: Annotated[tuple[Annotated[float, Field(gt=0, le=WHOLE)], ...], Field(max_length=20)] = STEPS
-    min_samples: Annotated[int, Field(ge=1, le=1_000_000)] = MIN_SAMPLES
-    step_seconds: Annotated[float, Field(ge=0, le=43_200)] = STEP_S
-    window_seconds: Annotated[float, Field(ge=1, le=60)] = WINDOW_S
+    steps: Annotated[tuple[Annotated[float, Field(gt=0, le=WHOLE)], ...], Field(max_length=20)] = canary.STEPS
+    min_samples: Annotated[int, Field(ge=1, le=1_000_000)] = canary.MIN_SAMPLES
+    step_seconds: Annotated[float, Field(ge=0, le=43_200)] = canary.STEP_S
+    window_seconds: Annotated[float, Field(ge=1, le=60)] = canary.WINDOW_S
     force: bool = False
     """On a route that requires an evaluation: without one."""
 
@@ -177,7 +164,9 @@ class CanaryAdmin:
                 return self._preview(await self._abort(self._current("abort"), given.comment))
         return await self._ordered("abort", who, given.comment, self._abort)
 
-    async def _begin(self, now: CanaryState | None, given: CanaryStartBody, who: str) -> CanaryState:
+    async def _begin(
+        self, now: canary.CanaryState | None, given: CanaryStartBody, who: str
+    ) -> canary.CanaryState:
         if now is not None and (not now.ended or not now.applied):
             raise RevisionConflict(
                 f"a canary of {now.plan.backend!r} on {now.plan.route!r} is {now.phase.value}; "
@@ -195,7 +184,7 @@ class CanaryAdmin:
                 param="steps",
             )
         bounds = (given.min_samples, given.step_seconds, given.window_seconds)
-        plan = CanaryPlan(
+        plan = canary.CanaryPlan(
             self.new_id(),
             given.route,
             given.backend,
@@ -206,45 +195,45 @@ class CanaryAdmin:
             *bounds,
             guardrails=self.guardrails,
         )
-        first = with_weights(last.draft.config, given.route, weights_at(plan, given.steps[0]))
+        first = with_weights(last.draft.config, given.route, canary.weights_at(plan, given.steps[0]))
         self.routing.check(Draft(first, "", "canary"), "config")
         read_to = (await self.store.heads()).get(SAMPLES, 0)
-        return start(plan, read_to=read_to, now=self.unix_time())
+        return canary.start(plan, read_to=read_to, now=self.unix_time())
 
-    def _current(self, action: str) -> CanaryState:
+    def _current(self, action: str) -> canary.CanaryState:
         state = self.driver.state
         if state is None:
             raise RevisionConflict(f"there is no canary to {action}")
         return state
 
-    def _preview(self, state: CanaryState) -> CanaryShownBody:
+    def _preview(self, state: canary.CanaryState) -> CanaryShownBody:
         """The canary and the routing's changes as they would be; a dry run is not audited."""
         now = self.routing.last().draft.config
         then = with_weights(now, state.plan.route, state.wanted)
         return {"dry_run": True, "canary": _shown(state), "changes": differences(now, then)}
 
-    async def _pause(self, state: CanaryState, comment: str) -> CanaryState:
-        if state.phase is not Phase.RUNNING:
+    async def _pause(self, state: canary.CanaryState, comment: str) -> canary.CanaryState:
+        if state.phase is not canary.Phase.RUNNING:
             raise _wrong_phase(state, "a running one")
-        return pause(state, comment)
+        return canary.pause(state, comment)
 
-    async def _resume(self, state: CanaryState, _: str) -> CanaryState:
-        if state.phase is not Phase.PAUSED:
+    async def _resume(self, state: canary.CanaryState, _: str) -> canary.CanaryState:
+        if state.phase is not canary.Phase.PAUSED:
             raise _wrong_phase(state, "a paused one")
         read_to = (await self.store.heads()).get(SAMPLES, 0)
-        return resume(state, read_to=read_to, now=self.unix_time())
+        return canary.resume(state, read_to=read_to, now=self.unix_time())
 
-    async def _abort(self, state: CanaryState, comment: str) -> CanaryState:
+    async def _abort(self, state: canary.CanaryState, comment: str) -> canary.CanaryState:
         if state.ended:
             raise _wrong_phase(state, "a running or paused one")
-        return end(state, Phase.ABORTED, comment or "by an operator", self.unix_time())
+        return canary.end(state, canary.Phase.ABORTED, comment or "by an operator", self.unix_time())
 
     async def _ordered(
         self,
         action: str,
         who: str,
         comment: str,
-        make: Callable[[CanaryState, str], Awaitable[CanaryState]],
+        make: Callable[[canary.CanaryState, str], Awaitable[canary.CanaryState]],
     ) -> CanaryShownBody:
         state = self._current(action)
 
@@ -268,11 +257,11 @@ class CanaryAdmin:
         return self.show()
 
 
-def _wrong_phase(state: CanaryState, allowed: str) -> RevisionConflict:
+def _wrong_phase(state: canary.CanaryState, allowed: str) -> RevisionConflict:
     return RevisionConflict(f"the canary is {state.phase.value}; allowed: {allowed}")
 
 
-def _shown(state: CanaryState) -> CanaryStatus:
+def _shown(state: canary.CanaryState) -> CanaryStatus:
     plan = state.plan
     return {
         "id": plan.id,
@@ -316,8 +305,8 @@ def _interval(bad: int, requests: int) -> tuple[float, float] | None:
     return found.low or 0.0, found.high or 0.0
 
 
-def _waiting(state: CanaryState) -> str:
-    if state.phase is Phase.PAUSED:
+def _waiting(state: canary.CanaryState) -> str:
+    if state.phase is canary.Phase.PAUSED:
         return "an operator"
     requests = state.counts.get("error")
     least = 0 if requests is None else min(requests.canary, requests.baseline)
