@@ -132,7 +132,6 @@ class ChatTokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """One more than the largest token id."""
         return self._vocabulary.size
 
     def encode_chat(
@@ -143,7 +142,6 @@ class ChatTokenizer:
         tools: Sequence[Tool] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
-        """Ids of the rendered conversation. Raises TemplateRefused."""
         return self.encode_parts(
             messages, (), add_generation_prompt=add_generation_prompt, tools=tools, kwargs=kwargs
         ).token_ids
@@ -286,11 +284,9 @@ class ChatTokenizer:
         return tuple(self._vocabulary.raw_ids(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids, control tokens shown. Raises ValueError for an id outside the vocabulary."""
         return self._vocabulary.decode(token_ids)
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """The vocabulary's own string for each id. Raises ValueError for an id outside the vocabulary."""
         return self._vocabulary.tokens(token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -298,7 +294,6 @@ class ChatTokenizer:
         return self._vocabulary.token_bytes(token_id)
 
     def unknown_id(self, token_ids: Sequence[int]) -> int | None:
-        """The first id that the vocabulary does not have, if any."""
         return self._vocabulary.unknown_id(token_ids)
 
     def _learn_shape(self) -> bool:

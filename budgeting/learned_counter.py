@@ -107,7 +107,6 @@ class LearnedCounter:
         tools: Sequence[Tool] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> EncodedChat:
-        """Ids of the conversation, and where the first ``cuts[i]`` messages end in them."""
         estimated = self._estimated(messages, cuts, tools, kwargs)
         ids = self._asked(messages, tools, kwargs, add_generation_prompt=add_generation_prompt)
         if ids is None:
@@ -135,7 +134,6 @@ class LearnedCounter:
     def tool_tokens(
         self, tools: tuple[Tool, ...], kwargs: Mapping[str, object], *, system: bool
     ) -> tuple[int, int]:
-        """Tokens that tools add to a short conversation, all of them in front of its first turn."""
         if not tools:
             return 0, 0
         with_tools, bare = [

@@ -152,7 +152,6 @@ class FakeKeys:
         }
 
     def authenticate(self, bearer: str | None) -> Caller:
-        """Raises MissingKey or InvalidKey."""
         if bearer is None:
             raise MissingKey("no key was sent; allowed: Authorization: Bearer KEY")
         caller = self._callers.get(bearer)

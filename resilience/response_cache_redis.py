@@ -59,7 +59,6 @@ class RedisStore:
         return StoredAnswer(key, CachedAnswer(row.text, row.finish_reason, row.reasoning), row.put_at)
 
     async def shelf(self, shelf: str) -> Sequence[tuple[str, bytes]]:
-        """Keys and vectors of a shelf, newest first."""
         try:
             rows = await cast("Awaitable[list[bytes]]", self.client.lrange(self._shelf(shelf), 0, -1))
             return [_read_place(row) for row in rows]

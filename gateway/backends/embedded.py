@@ -146,7 +146,6 @@ class EmbeddedBackend:
         return _joined([ends[index] for index in range(work.sampling.n)])
 
     async def embed(self, part: EmbedPart) -> Vectors:
-        """The vectors; leaving early aborts the sequences at once. Raises BackendFailure, RateLimited."""
         try:
             return await self.vectors.of(part, self.model)
         except errors.EngineError as error:

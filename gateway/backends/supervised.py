@@ -138,11 +138,9 @@ class SupervisedHost:
 
     @property
     def ready_in_s(self) -> float | None:
-        """Seconds until a restart is through, as far as is known; ``None`` when none is under way."""
         return self._supervisor.ready_in_s(self._clock())
 
     def absence(self, name: str) -> Absence:
-        """Why the engine of backend ``name`` takes no work."""
         first = self._supervisor.state is SupervisorState.STARTING
         doing = "loads its model" if first else "is being restarted"
         return Absence(f"the engine of {name} {doing}", loading=True)
@@ -187,7 +185,6 @@ class SupervisedHost:
             )
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until the engine takes work; whether it does."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -224,7 +221,6 @@ class SupervisedHost:
         return self.facts
 
     async def stop(self, timeout_s: float) -> None:
-        """Stop the engine for good: gracefully, by force after ``timeout_s``."""
         self._supervisor.stop()
         self._notify()
         await self._life.host.stop(timeout_s)

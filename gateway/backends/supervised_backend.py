@@ -123,7 +123,6 @@ class SupervisedBackend(DelegatingBackend):
 
     @property
     def absence(self) -> Absence:
-        """Why it takes no work: its engine loads or is restarted."""
         return self._host.absence(self._name)
 
     async def wait_ready(self, timeout_s: float) -> bool:

@@ -19,7 +19,6 @@ class IdleCapacity:
     headroom: float
 
     def room(self) -> int:
-        """Requests that may start now without anybody waiting for it."""
         now, free = self.clock(), []
         for gate in self.gates().values():
             if gate.queued:
@@ -32,5 +31,4 @@ class IdleCapacity:
         return max(0, *free) if free else 1
 
     def waiting(self) -> int:
-        """Requests of callers that wait now."""
         return sum(ticket.demand.priority >= 0 for gate in self.gates().values() for ticket in gate.waiting)

@@ -23,12 +23,10 @@ class AesCipher:
         self._ciphers = [AESGCM(hmac.digest(key, _PURPOSE, hashlib.sha256)) for key in keys]
 
     def encrypt(self, file_id: str, number: int, piece: bytes) -> bytes:
-        """The piece, bound to its file and place."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         return nonce + self._ciphers[0].encrypt(nonce, piece, _bound_to(file_id, number))
 
     def decrypt(self, file_id: str, number: int, piece: bytes) -> bytes:
-        """The piece again. Raises OSError."""
         for cipher in self._ciphers:
             try:
                 return cipher.decrypt(piece[:NONCE_BYTES], piece[NONCE_BYTES:], _bound_to(file_id, number))

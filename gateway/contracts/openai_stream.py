@@ -144,7 +144,6 @@ class ChunkFrames:
         return closing + self._tail + self._base + b'],"usage":' + usage + extra + DONE
 
     def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
-        """OpenAI's error object as an event, which its clients raise."""
         return b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
 
     def _closing(self, index: int, choice: Choice) -> bytes:
@@ -197,7 +196,6 @@ class OpenAIDialect:
         return completion_request(parse(CompletionRequest, body), origin)
 
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
-        """A ``chat.completion`` or ``text_completion``."""
         return completion_json(
             answer,
             id=self._id(answer.generation_id),
@@ -215,7 +213,6 @@ class OpenAIDialect:
     def frames(
         self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
     ) -> ChunkFrames:
-        """A stream of ``chat.completion.chunk`` or ``text_completion`` objects."""
         return ChunkFrames(
             asked,
             id=self._id(asked.request.generation_id),

@@ -98,17 +98,14 @@ class EmbeddingJourney:
     turns: Turns
 
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
-        """The vectors. Raises GatewayError, Refused, BackendFailure, NotRecorded."""
         parts = list(split(request.inputs, input_tokens))
         return EmbeddingsAnswer(*await self._run(_VECTORS, request, parts))
 
     async def score(self, request: ScoreRequest) -> ScoreAnswer:
-        """The scores. Raises the same."""
         parts = list(split(request.pairs, _pair_tokens))
         return ScoreAnswer(*await self._run(_SCORES, request, parts))
 
     async def transcribe(self, request: AudioRequest, out: EventSink) -> TranscriptAnswer:
-        """The text of a recording; the data of a stream's events goes to ``out``. Raises the same."""
         parts = [InputPart((request.recording,), request.recording.tokens)]
         model, [body], _ = await self._run(_transcript(request, out), request, parts)
         return TranscriptAnswer(model, body)

@@ -87,7 +87,6 @@ class HealthProbe:
         }
 
     def ready(self) -> tuple[bool, Mapping[str, object]]:
-        """Readiness: whether traffic should come here, and each check."""
         checks = self.checks()
         ready = all(checks.values())
         engines = {name: one() for name, one in self.engines.items()}

@@ -41,7 +41,6 @@ class Keys:
         raise InvalidKey("the key is not known here, was revoked or has expired")
 
     def by_id(self, key_id: str) -> Caller:
-        """Who has this key, with its present rights. Raises InvalidKey."""
         record = self._ring.by_id(key_id)
         if record is None:
             raise InvalidKey("the key of the request was revoked or has expired")

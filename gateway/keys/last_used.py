@@ -40,7 +40,6 @@ class KeyUse:
         return max(known, default=None)
 
     def forget(self, key_id: str) -> None:
-        """The key is revoked."""
         self._here.pop(key_id, None)
         self._everywhere.pop(key_id, None)
 

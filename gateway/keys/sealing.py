@@ -27,13 +27,11 @@ class AesReasoningSeal:
         self._ciphers = [AESGCM(hmac.digest(key, _PURPOSE, hashlib.sha256)) for key in keys]
 
     def seal(self, tenant: str, model: str, text: str) -> str:
-        """The text, sealed."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         sealed = self._ciphers[0].encrypt(nonce, text.encode(), _bound_to(tenant, model))
         return base64.urlsafe_b64encode(_VERSION + nonce + sealed).decode()
 
     def opened(self, tenant: str, model: str, sealed: str) -> str | None:
-        """The text; ``None`` when it is damaged, or was sealed elsewhere or for another tenant or model."""
         try:
             data = base64.b64decode(sealed, altchars=b"-_", validate=True)
         except ValueError:

@@ -101,7 +101,6 @@ class LimitedProcess:
                 raise NoProcess(str(error)) from error
 
     def close(self) -> None:
-        """End the server; the next job would start another."""
         with self._lock:
             if self._control is not None:
                 self._control.close()

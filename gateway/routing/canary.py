@@ -117,7 +117,6 @@ class CanaryState:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over."""
         return self.phase not in (Phase.RUNNING, Phase.PAUSED)
 
     @property

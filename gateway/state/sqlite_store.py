@@ -98,7 +98,6 @@ class SqliteStateStore(StateStore):
         return await self._run(self._reader, "heads", _heads)
 
     async def run(self) -> None:
-        """Watch the file and notify listeners."""
         seen: tuple[object, int] | None = None
         notified_at = -math.inf
         while True:

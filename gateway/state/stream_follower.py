@@ -71,7 +71,6 @@ class StreamFollower(StreamProjection):
             )
 
     async def run(self) -> None:
-        """Follow the stream and write the local copy, until cancelled."""
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._keep_up(), name=f"follow-{self.stream}")
             if self._copy is not None:

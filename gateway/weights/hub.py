@@ -45,7 +45,6 @@ class HubFetcher:
         on_progress: OnProgress = ignore,
         stop: threading.Event | None = None,
     ) -> Path:
-        """Fetch all files of the model, or the small ones; the returned folder is one commit's snapshot."""
         location = locate(url)
         if not isinstance(location, HubModel):
             raise errors.UnknownLocation(f"{url!r} is not hf://org/name")

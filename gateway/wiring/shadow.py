@@ -38,7 +38,6 @@ class ShadowParts:
     checks: Checks
 
     def figures(self) -> ShadowShown:
-        """For the metrics."""
         spent = self.limits.figures().values()
         return self.shadow.figures(sum(one.spent_nanousd + one.reserved_nanousd for one in spent))
 

@@ -99,7 +99,6 @@ class RayBackend:
 
     @property
     def load(self) -> BackendLoad | None:
-        """The load of all replicas; ``None`` while none has reported its figures."""
         reported = self._load.current(self.clock())
         if reported is None or not self._ready:
             return None
@@ -119,14 +118,12 @@ class RayBackend:
         return Absence(f"no replica of {self.name} is ready", loading=True)
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Wait until a replica takes work, at most so long; whether one does."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._news.wait()
         return self.state is BackendState.READY
 
     async def run(self) -> None:
-        """Ask for the signals until cancelled."""
         try:
             while True:
                 await self.ask()
@@ -136,7 +133,6 @@ class RayBackend:
             self._news.set()
 
     async def ask(self) -> None:
-        """One round of signals."""
         least_s = LEAST_TIMEOUT_S if self._ready else FIRST_TIMEOUT_S
         timeout_s = max(least_s, 2 * self.section.signals_seconds)
         try:

@@ -50,7 +50,6 @@ class ServeReplicas:
 
     @asynccontextmanager
     async def call(self, route: RouterHint, work: bytes) -> AsyncIterator[AsyncIterator[ReplicaPiece]]:
-        """Ask one of them to generate."""
         response: Any = self._streaming.remote(encode(route), work)
         try:
             yield _pieces(response)
@@ -59,7 +58,6 @@ class ServeReplicas:
             response.cancel()
 
     async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
-        """Send the queue length; every replica's figures."""
         try:
             async with asyncio.timeout(timeout_s):
                 # Serve's public method waits for all results: one replica that hangs would block the others'.

@@ -63,7 +63,6 @@ class OpenAI:
             self._fixed["sluice"] = {"route": route}
 
     def body(self, text: str, max_tokens: int) -> dict[str, object]:
-        """One user turn, usage asked for."""
         return {
             **self._fixed,
             "messages": [{"role": "user", "content": text}],

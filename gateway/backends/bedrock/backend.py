@@ -252,7 +252,6 @@ class BedrockReranker(_InvokingBackend):
     """Implements :class:`gateway.backends.port.Ranks` too."""
 
     async def score(self, part: ScorePart) -> Scores:
-        """The scores of a query's documents."""
         request = rerank_request(self.model, part)
         async with self._in_time():
             return scores_of(await self._invoked(request), part)

@@ -127,7 +127,6 @@ class VllmBackend(OnVllm):
         return features if self.slots.places else features - {Feature.LORA}
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        """Generate; cancelling aborts the sequences at once."""
         partial = check_partial(work, self.continues, self.name)
         if partial is None:
             return await self._generate(work, out)

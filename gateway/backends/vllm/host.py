@@ -135,7 +135,6 @@ class VllmHost:
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens that its last step computed."""
         return self.board.computed_tokens
 
     @property
@@ -149,7 +148,6 @@ class VllmHost:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the first core that has ended; negative for a signal."""
         return next((code for core in self._cores if (code := core.exitcode) is not None), None)
 
     def find_processes(self) -> Sequence[psutil.Process]:
@@ -286,7 +284,6 @@ class VllmHost:
             self._on_death(EngineDead("vLLM's core process has ended"))
 
     async def stop(self, timeout_s: float) -> None:
-        """End the engine, also while it starts; no process of it is left."""
         self._given_up.set()
         if self._state is not BackendState.DEAD:
             self._state = BackendState.STOPPED

@@ -28,11 +28,9 @@ class VllmPoolingBackend(OnVllm):
     encode: EncodePart
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        """Raises BackendFailure."""
         raise generates_nothing(self.name)
 
     async def embed(self, part: EmbedPart) -> Vectors:
-        """The vectors; leaving early aborts the sequences. Raises BackendFailure."""
         engine = self.running()
         longest = longest_input(part, engine.shape.max_model_len)
         inputs = [tuple(ids[:longest]) for ids in await self.encode(part)]

@@ -86,7 +86,6 @@ class BlockFrames:
                 return b""
 
     def finish(self, answer: Answer) -> bytes:
-        """The end of the last block, and of the message."""
         body = {
             "delta": {"stop_reason": stop_reason(self._asked, answer), "stop_sequence": answer.stop_sequence},
             "usage": message_usage(answer.usage),
@@ -95,7 +94,6 @@ class BlockFrames:
         return self._closed() + event("message_delta", body) + event("message_stop", {})
 
     def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
-        """Anthropic's error as an event, which its clients raise."""
         return b"event: error\ndata: " + orjson.dumps(messages_error(error, request_id)) + b"\n\n"
 
     def _opened(self, kind: str, block: Mapping[str, Any] | None = None) -> bytes:

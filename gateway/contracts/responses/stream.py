@@ -125,7 +125,6 @@ class ResponseFrames:
         return self._close("incomplete") + _frame("response.incomplete", self._next(), response=response)
 
     def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
-        """``response.failed`` with what there is."""
         closing = self._close("incomplete")
         broken = failed(self._asked, error, self._model, self._items)
         return closing + _frame("response.failed", self._next(), response=broken)
@@ -223,7 +222,6 @@ class ResponsesDialect:
     def frames(
         self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
     ) -> ResponseFrames:
-        """A stream of typed events."""
         return ResponseFrames(cast("ResponsesRequest", asked), model or asked.request.model or "")
 
     def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:

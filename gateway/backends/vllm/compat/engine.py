@@ -119,7 +119,6 @@ class VllmEngine:
         return bool(self._llm.engine_core.utility_results)
 
     async def run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
-        """Generate; cancelling aborts the request, all of its sequences."""
         self._pending[ask.request_id] = ask.prompt_tokens
         try:
             return await self._run(ask, out)
@@ -218,7 +217,6 @@ class VllmEngine:
             raise self._failure(error, ask) from error
 
     async def embed(self, request_id: str, token_ids: tuple[int, ...], dimensions: int | None) -> str:
-        """The vector of a text; cancelling aborts the request."""
         params = self._pooling(task="embed", dimensions=dimensions)
         self._pending[request_id] = len(token_ids)
         try:
@@ -320,7 +318,6 @@ class VllmEngine:
             raise errors.EngineDead("vLLM's core has ended") from error
 
     async def pin_lora(self, number: int) -> None:
-        """Keep a loaded adapter in a place of the batch until it is removed."""
         try:
             pinned = await self._llm.pin_lora(number)
         except self._dead_error as error:
@@ -342,7 +339,6 @@ class VllmEngine:
                 result.set_exception(self._dead_error())
 
     def shutdown(self, timeout_s: float) -> None:
-        """End the core, by force after ``timeout_s``. Blocks."""
         # vLLM asks a core that it kills for its children, and does not expect that it ends meanwhile.
         with suppress(psutil.NoSuchProcess):
             self._llm.shutdown(timeout=timeout_s)
