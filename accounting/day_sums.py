@@ -5,7 +5,6 @@ its rows in the same transaction: a day that is not noted has the sums of its ro
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, case, delete, func, insert, literal, select, text
@@ -16,28 +15,24 @@ from accounting.values import DAY_S
 
 _table = generations.c
 # What is summed: name and a row's value.
-VALUES: Final[Mapping[str, ColumnElement[Any]]] = MappingProxyType(
-    {
-        "requests": literal(1),
-        "input_tokens": _table.input_tokens,
-        "output_tokens": _table.output_tokens,
-        "cached_tokens": _table.cached_tokens,
-        "cost_nanousd": _table.cost_nanousd,
-        "unpriced_tokens": case(
-            (_table.price_version.is_(None), _table.input_tokens + _table.output_tokens), else_=0
-        ),
-        "billed_tokens": _table.billable_input_tokens + _table.billable_output_tokens,
-    }
-)
+VALUES: Final[Mapping[str, ColumnElement[Any]]] = {
+    "requests": literal(1),
+    "input_tokens": _table.input_tokens,
+    "output_tokens": _table.output_tokens,
+    "cached_tokens": _table.cached_tokens,
+    "cost_nanousd": _table.cost_nanousd,
+    "unpriced_tokens": case(
+        (_table.price_version.is_(None), _table.input_tokens + _table.output_tokens), else_=0
+    ),
+    "billed_tokens": _table.billable_input_tokens + _table.billable_output_tokens,
+}
 # The columns that are summed by together: a key mostly has one tenant, and a route one or two backends, so
 # each has far fewer combinations than all columns have together.
-CUBES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "caller": ("tenant", "org", "key_id", "model"),
-        "place": ("route", "adapter_id", "backend_name"),
-        "user": ("user_id",),
-    }
-)
+CUBES: Final[Mapping[str, tuple[str, ...]]] = {
+    "caller": ("tenant", "org", "key_id", "model"),
+    "place": ("route", "adapter_id", "backend_name"),
+    "user": ("user_id",),
+}
 
 
 async def sum_a_day(connection: AsyncConnection, before: int) -> bool:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -22,21 +21,19 @@ MAX_PAGE: Final = 10_000
 _table = generations.c
 
 # Dimensions of the sums: name and column.
-DIMENSIONS: Final[Mapping[str, sa.ColumnElement[Any]]] = MappingProxyType(
-    {
-        # No bare column: SQLite would group by the index of tenants, and read every row at random.
-        "tenant": _table.tenant.op("||")(sa.literal_column("''")),
-        "org": _table.org,
-        "user": _table.user_id,
-        "key": _table.key_id,
-        "route": _table.route,
-        "model": _table.model,
-        "adapter": _table.adapter_id,
-        "backend": _table.backend_name,
-        "day": _table.hour // _HOURS_A_DAY,
-        "hour": _table.hour,
-    }
-)
+DIMENSIONS: Final[Mapping[str, sa.ColumnElement[Any]]] = {
+    # No bare column: SQLite would group by the index of tenants, and read every row at random.
+    "tenant": _table.tenant.op("||")(sa.literal_column("''")),
+    "org": _table.org,
+    "user": _table.user_id,
+    "key": _table.key_id,
+    "route": _table.route,
+    "model": _table.model,
+    "adapter": _table.adapter_id,
+    "backend": _table.backend_name,
+    "day": _table.hour // _HOURS_A_DAY,
+    "hour": _table.hour,
+}
 # Where a column has another name.
 _COLUMNS: Final = {"user": "user_id", "key": "key_id", "adapter": "adapter_id", "backend": "backend_name"}
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -101,12 +100,10 @@ _FIELDS = tuple(field.name for field in msgspec.structs.fields(UsageRow))
 _KEY = ("generation_id", "hour")
 
 # By dialect. An existing row stays, so that a batch may be written again; any other conflict is an error.
-INSERTS: Mapping[str, Insert] = MappingProxyType(
-    {
-        "sqlite": sqlite.insert(generations).on_conflict_do_nothing(index_elements=_KEY),
-        "postgresql": postgresql.insert(generations).on_conflict_do_nothing(index_elements=_KEY),
-    }
-)
+INSERTS: Mapping[str, Insert] = {
+    "sqlite": sqlite.insert(generations).on_conflict_do_nothing(index_elements=_KEY),
+    "postgresql": postgresql.insert(generations).on_conflict_do_nothing(index_elements=_KEY),
+}
 
 
 class RowInsert:

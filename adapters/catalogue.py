@@ -29,14 +29,12 @@ class AdapterState(StrEnum):
 
 # A retired version does not return: its replacement is registered under another name, so that no engine can
 # answer from the old version's cache.
-TRANSITIONS: Mapping[AdapterState, frozenset[AdapterState]] = MappingProxyType(
-    {
-        AdapterState.STAGED: frozenset({AdapterState.CANARY, AdapterState.ACTIVE, AdapterState.RETIRED}),
-        AdapterState.CANARY: frozenset({AdapterState.STAGED, AdapterState.ACTIVE, AdapterState.RETIRED}),
-        AdapterState.ACTIVE: frozenset({AdapterState.ACTIVE, AdapterState.RETIRED}),
-        AdapterState.RETIRED: frozenset(),
-    }
-)
+TRANSITIONS: Mapping[AdapterState, frozenset[AdapterState]] = {
+    AdapterState.STAGED: frozenset({AdapterState.CANARY, AdapterState.ACTIVE, AdapterState.RETIRED}),
+    AdapterState.CANARY: frozenset({AdapterState.STAGED, AdapterState.ACTIVE, AdapterState.RETIRED}),
+    AdapterState.ACTIVE: frozenset({AdapterState.ACTIVE, AdapterState.RETIRED}),
+    AdapterState.RETIRED: frozenset(),
+}
 
 
 class CatalogueError(AdapterError):
@@ -64,10 +62,10 @@ class Version:
     author: str
     at: float
     base_revision: str | None = None
-    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    labels: Mapping[str, str] = field(default_factory=dict)
     state: AdapterState = AdapterState.STAGED
     pinned: bool = False
-    report: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    report: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -99,8 +97,8 @@ class Catalogue:
     """All versions and aliases; ``number`` is the last event's."""
 
     number: int = 0
-    versions: Mapping[str, Version] = field(default_factory=lambda: MappingProxyType({}))
-    aliases: Mapping[str, Alias] = field(default_factory=lambda: MappingProxyType({}))
+    versions: Mapping[str, Version] = field(default_factory=dict)
+    aliases: Mapping[str, Alias] = field(default_factory=dict)
 
     def version(self, adapter_id: str) -> Version:
         """Raises CatalogueError for a name that is not registered."""

@@ -42,9 +42,12 @@ def _wide(item: int, rest: int) -> Callable[[bytes], bool]:
     return finite
 
 
-_CHECKS: Mapping[str, Callable[[bytes], bool]] = MappingProxyType(
-    {"F16": _half, "BF16": _wide(2, 0x80), "F32": _wide(4, 0x80), "F64": _wide(8, 0xF0)}
-)
+_CHECKS: Mapping[str, Callable[[bytes], bool]] = {
+    "F16": _half,
+    "BF16": _wide(2, 0x80),
+    "F32": _wide(4, 0x80),
+    "F64": _wide(8, 0xF0),
+}
 
 
 def is_finite(file: BinaryIO, tensor: TensorPlace) -> bool:
@@ -66,7 +69,7 @@ MAX_TENSORS = 100_000
 METADATA = "__metadata__"
 
 # Bytes per number. Integers and 8-bit floats are not used for adapters' weights.
-ITEM_BYTES: Mapping[str, int] = MappingProxyType({"F64": 8, "F32": 4, "F16": 2, "BF16": 2})
+ITEM_BYTES: Mapping[str, int] = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -22,10 +21,10 @@ class AdapterOffer:
     """What can be selected: every registered version with its state, the aliases, and the names in the
     registry's file that failed the checks, with the reason."""
 
-    adapters: Mapping[str, Adapter] = field(default_factory=lambda: MappingProxyType({}))
-    states: Mapping[str, AdapterState] = field(default_factory=lambda: MappingProxyType({}))
-    aliases: Mapping[str, Alias] = field(default_factory=lambda: MappingProxyType({}))
-    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    states: Mapping[str, AdapterState] = field(default_factory=dict)
+    aliases: Mapping[str, Alias] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def served(self) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ The errors of the other packages are no subclasses of :class:`GatewayError`; :da
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from accounting.errors import LedgerUnavailable, NotRecorded
@@ -191,12 +190,10 @@ def _refused(error: Refused) -> PublicError:
     return PublicError(503, code, why, retry_after_ms=_ms(error.retry_after_s))
 
 
-_FAILURE_STATUS: Mapping[FailureKind, tuple[int, str]] = MappingProxyType(
-    {
-        FailureKind.INVALID_INPUT: (422, "invalid_request"),
-        FailureKind.TOKEN_LIMIT_EXCEEDED: (422, "context_too_long"),
-    }
-)
+_FAILURE_STATUS: Mapping[FailureKind, tuple[int, str]] = {
+    FailureKind.INVALID_INPUT: (422, "invalid_request"),
+    FailureKind.TOKEN_LIMIT_EXCEEDED: (422, "context_too_long"),
+}
 
 
 def _backend_failure(error: BackendFailure) -> PublicError:
@@ -207,31 +204,29 @@ def _backend_failure(error: BackendFailure) -> PublicError:
 
 
 # One row per error class of the leaves; a test walks the leaves' trees against it.
-LEAF_ERRORS: Mapping[type[Exception], Callable[[Any], PublicError]] = MappingProxyType(
-    {
-        ContextTooLong: lambda e: PublicError(422, "context_too_long", str(e), "messages"),
-        EmptyPrompt: lambda e: PublicError(422, "invalid_request", str(e), "prompt"),
-        InvalidReserve: lambda e: PublicError(422, "invalid_request", str(e), "max_tokens"),
-        NoTokenizer: lambda e: (
-            PublicError(503, "backend_unavailable", str(e), retry_after_ms=1_000)
-            if e.later
-            else PublicError(422, "invalid_request", str(e), "prompt")
-        ),
-        TemplateRefused: lambda e: PublicError(422, "invalid_request", str(e), "messages"),
-        UnknownTokenId: lambda e: PublicError(422, "invalid_request", str(e), "prompt"),
-        UnknownAdapter: lambda e: PublicError(404, "unknown_adapter", str(e), "adapter_id"),
-        AdapterForbidden: lambda e: PublicError(403, "forbidden", str(e), "adapter_id"),
-        AdapterRejected: lambda e: PublicError(422, "adapter_rejected", str(e), "location"),
-        AdapterNotHere: lambda e: PublicError(503, "adapter_not_here", str(e), "location"),
-        CatalogueError: lambda e: PublicError(409, "adapter_conflict", str(e)),
-        NotEvaluatedError: lambda e: PublicError(409, "not_evaluated", str(e)),
-        Refused: _refused,
-        LedgerUnavailable: lambda e: PublicError(503, "backend_unavailable", str(e), retry_after_ms=1_000),
-        NotRecorded: lambda e: PublicError(503, "backend_unavailable", str(e), retry_after_ms=1_000),
-        DeadlinePassed: lambda e: PublicError(504, "deadline_exceeded", "the deadline passed"),
-        BackendFailure: _backend_failure,
-    }
-)
+LEAF_ERRORS: Mapping[type[Exception], Callable[[Any], PublicError]] = {
+    ContextTooLong: lambda e: PublicError(422, "context_too_long", str(e), "messages"),
+    EmptyPrompt: lambda e: PublicError(422, "invalid_request", str(e), "prompt"),
+    InvalidReserve: lambda e: PublicError(422, "invalid_request", str(e), "max_tokens"),
+    NoTokenizer: lambda e: (
+        PublicError(503, "backend_unavailable", str(e), retry_after_ms=1_000)
+        if e.later
+        else PublicError(422, "invalid_request", str(e), "prompt")
+    ),
+    TemplateRefused: lambda e: PublicError(422, "invalid_request", str(e), "messages"),
+    UnknownTokenId: lambda e: PublicError(422, "invalid_request", str(e), "prompt"),
+    UnknownAdapter: lambda e: PublicError(404, "unknown_adapter", str(e), "adapter_id"),
+    AdapterForbidden: lambda e: PublicError(403, "forbidden", str(e), "adapter_id"),
+    AdapterRejected: lambda e: PublicError(422, "adapter_rejected", str(e), "location"),
+    AdapterNotHere: lambda e: PublicError(503, "adapter_not_here", str(e), "location"),
+    CatalogueError: lambda e: PublicError(409, "adapter_conflict", str(e)),
+    NotEvaluatedError: lambda e: PublicError(409, "not_evaluated", str(e)),
+    Refused: _refused,
+    LedgerUnavailable: lambda e: PublicError(503, "backend_unavailable", str(e), retry_after_ms=1_000),
+    NotRecorded: lambda e: PublicError(503, "backend_unavailable", str(e), retry_after_ms=1_000),
+    DeadlinePassed: lambda e: PublicError(504, "deadline_exceeded", "the deadline passed"),
+    BackendFailure: _backend_failure,
+}
 
 
 def public_error(error: BaseException) -> PublicError:

@@ -2,28 +2,25 @@
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from resilience.classify_aws import aws_failure, kind_of_status, names_of
 from resilience.failures import BackendFailure, FailureKind
 
 # Classes that cannot be imported here, by package and name. The first of an exception's ancestors in this
 # table decides, so it may hold a base class and classes derived from it.
-_BY_NAME: Mapping[str, FailureKind] = MappingProxyType(
-    {
-        "torch.OutOfMemoryError": FailureKind.CUDA_OOM,
-        "torch.DistBackendError": FailureKind.CUDA_DRIVER_ERROR,
-        "vllm.EngineDeadError": FailureKind.ENGINE_DEAD,
-        "vllm.QueueOverflowError": FailureKind.THROTTLED,
-        "vllm.MaxQueuedTokensError": FailureKind.THROTTLED,
-        "vllm.RetryableRequestError": FailureKind.BACKEND_UNAVAILABLE,
-        "vllm.VLLMNotFoundError": FailureKind.MODEL_NOT_FOUND,
-        "vllm.VLLMClientError": FailureKind.INVALID_INPUT,
-        "aiohttp.ClientPayloadError": FailureKind.STREAM_BROKEN,
-        "aiohttp.ContentTypeError": FailureKind.BACKEND_UNAVAILABLE,
-        "aiohttp.InvalidURL": FailureKind.INTERNAL,
-    }
-)
+_BY_NAME: Mapping[str, FailureKind] = {
+    "torch.OutOfMemoryError": FailureKind.CUDA_OOM,
+    "torch.DistBackendError": FailureKind.CUDA_DRIVER_ERROR,
+    "vllm.EngineDeadError": FailureKind.ENGINE_DEAD,
+    "vllm.QueueOverflowError": FailureKind.THROTTLED,
+    "vllm.MaxQueuedTokensError": FailureKind.THROTTLED,
+    "vllm.RetryableRequestError": FailureKind.BACKEND_UNAVAILABLE,
+    "vllm.VLLMNotFoundError": FailureKind.MODEL_NOT_FOUND,
+    "vllm.VLLMClientError": FailureKind.INVALID_INPUT,
+    "aiohttp.ClientPayloadError": FailureKind.STREAM_BROKEN,
+    "aiohttp.ContentTypeError": FailureKind.BACKEND_UNAVAILABLE,
+    "aiohttp.InvalidURL": FailureKind.INTERNAL,
+}
 # Raised around another exception, which is what happened.
 _WRAPPERS = frozenset({"vllm.EngineGenerateError"})
 _CLIENT_ERROR_OF_VLLM = "vllm.VLLMClientError"
@@ -56,23 +53,21 @@ _DEVICE_ERROR = "torch.AcceleratorError"
 _TOO_LONG = ("maximum model length", "maximum context length", "max_model_len")
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]]{0,63}\Z")
 
-_MESSAGES: Mapping[FailureKind, str] = MappingProxyType(
-    {
-        FailureKind.CUDA_OOM: "the backend ran out of memory",
-        FailureKind.CUDA_DRIVER_ERROR: "the device or its driver failed",
-        FailureKind.ENGINE_DEAD: "the engine is dead",
-        FailureKind.NAN_OUTPUT: "the model computed something that is not a number",
-        FailureKind.TIMEOUT: "the backend did not answer in time",
-        FailureKind.THROTTLED: "the backend is busy",
-        FailureKind.BACKEND_UNAVAILABLE: "the backend is away or out of service",
-        FailureKind.STREAM_BROKEN: "the answer broke off",
-        FailureKind.ACCESS_DENIED: "the backend refused the gateway's credentials",
-        FailureKind.INVALID_INPUT: "the backend refused the request",
-        FailureKind.MODEL_NOT_FOUND: "the backend does not have the model",
-        FailureKind.TOKEN_LIMIT_EXCEEDED: "prompt and answer are longer than the backend takes",
-        FailureKind.INTERNAL: "the backend failed in an unknown way",
-    }
-)
+_MESSAGES: Mapping[FailureKind, str] = {
+    FailureKind.CUDA_OOM: "the backend ran out of memory",
+    FailureKind.CUDA_DRIVER_ERROR: "the device or its driver failed",
+    FailureKind.ENGINE_DEAD: "the engine is dead",
+    FailureKind.NAN_OUTPUT: "the model computed something that is not a number",
+    FailureKind.TIMEOUT: "the backend did not answer in time",
+    FailureKind.THROTTLED: "the backend is busy",
+    FailureKind.BACKEND_UNAVAILABLE: "the backend is away or out of service",
+    FailureKind.STREAM_BROKEN: "the answer broke off",
+    FailureKind.ACCESS_DENIED: "the backend refused the gateway's credentials",
+    FailureKind.INVALID_INPUT: "the backend refused the request",
+    FailureKind.MODEL_NOT_FOUND: "the backend does not have the model",
+    FailureKind.TOKEN_LIMIT_EXCEEDED: "prompt and answer are longer than the backend takes",
+    FailureKind.INTERNAL: "the backend failed in an unknown way",
+}
 
 # Deeper nesting of groups does not come from task groups.
 MAX_GROUP_DEPTH = 8

@@ -4,7 +4,6 @@ Messages name AWS's own code, never its text, which may hold a part of the promp
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from resilience.failures import FailureKind
@@ -19,24 +18,22 @@ def names_of(error: BaseException) -> tuple[str, ...]:
 
 
 # Bedrock's and the signature check's codes. In streams they begin with a small letter.
-_CODES: Mapping[str, FailureKind] = MappingProxyType(
-    {
-        "ThrottlingException": FailureKind.THROTTLED,
-        "TooManyRequestsException": FailureKind.THROTTLED,
-        "ServiceQuotaExceededException": FailureKind.THROTTLED,
-        "ModelTimeoutException": FailureKind.TIMEOUT,
-        "ModelNotReadyException": FailureKind.BACKEND_UNAVAILABLE,
-        "ModelErrorException": FailureKind.BACKEND_UNAVAILABLE,
-        "ModelStreamErrorException": FailureKind.STREAM_BROKEN,
-        "InternalServerException": FailureKind.BACKEND_UNAVAILABLE,
-        "ServiceUnavailableException": FailureKind.BACKEND_UNAVAILABLE,
-        "ResourceNotFoundException": FailureKind.MODEL_NOT_FOUND,
-        "AccessDeniedException": FailureKind.ACCESS_DENIED,
-        "UnrecognizedClientException": FailureKind.ACCESS_DENIED,
-        "InvalidSignatureException": FailureKind.ACCESS_DENIED,
-        "ExpiredTokenException": FailureKind.ACCESS_DENIED,
-    }
-)
+_CODES: Mapping[str, FailureKind] = {
+    "ThrottlingException": FailureKind.THROTTLED,
+    "TooManyRequestsException": FailureKind.THROTTLED,
+    "ServiceQuotaExceededException": FailureKind.THROTTLED,
+    "ModelTimeoutException": FailureKind.TIMEOUT,
+    "ModelNotReadyException": FailureKind.BACKEND_UNAVAILABLE,
+    "ModelErrorException": FailureKind.BACKEND_UNAVAILABLE,
+    "ModelStreamErrorException": FailureKind.STREAM_BROKEN,
+    "InternalServerException": FailureKind.BACKEND_UNAVAILABLE,
+    "ServiceUnavailableException": FailureKind.BACKEND_UNAVAILABLE,
+    "ResourceNotFoundException": FailureKind.MODEL_NOT_FOUND,
+    "AccessDeniedException": FailureKind.ACCESS_DENIED,
+    "UnrecognizedClientException": FailureKind.ACCESS_DENIED,
+    "InvalidSignatureException": FailureKind.ACCESS_DENIED,
+    "ExpiredTokenException": FailureKind.ACCESS_DENIED,
+}
 
 # What a ValidationException is about shows only in its text (lower case here).
 _TOO_LONG = (

@@ -6,7 +6,6 @@ The waits follow how long each kind of failure lasts. A backend raises nothing b
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 
 
 class FailureKind(StrEnum):
@@ -82,89 +81,87 @@ _COUNTED = frozenset({HealthEffect.COUNTS_AGAINST, HealthEffect.SHRINK_LOAD, Hea
 _THREE_RETRIES = (3, 0.1, 5.0)
 _ONE_RETRY = (1, 0.1, 0.1)
 
-POLICIES: Mapping[FailureKind, FailurePolicy] = MappingProxyType(
-    {
-        FailureKind.CUDA_OOM: FailurePolicy(
-            "Memory was too short for this request's part of a step; the engine goes on.",
-            HealthEffect.SHRINK_LOAD,
-            *_THREE_RETRIES,
-            retry_with=Remedy.SHORTER_CONTEXT,
-        ),
-        FailureKind.CUDA_DRIVER_ERROR: FailurePolicy(
-            "The device or its driver failed; nothing that the process computes can be trusted.",
-            HealthEffect.RESTART_ENGINE,
-        ),
-        FailureKind.ENGINE_DEAD: FailurePolicy(
-            "The engine's process has ended or hangs.", HealthEffect.RESTART_ENGINE
-        ),
-        FailureKind.PREEMPTED: FailurePolicy(
-            "The engine pushed the request out of its batch and did not take it back.",
-            HealthEffect.COUNTS_AGAINST,
-            *_THREE_RETRIES,
-        ),
-        FailureKind.NAN_OUTPUT: FailurePolicy(
-            "The model computed something that is not a number.",
-            HealthEffect.COUNTS_AGAINST,
-            *_ONE_RETRY,
-            retry_with=Remedy.OTHER_SEED,
-        ),
-        # Prompts can ask for repetition: a tenant who does must not be able to open the circuit for others.
-        FailureKind.DEGENERATE_OUTPUT: FailurePolicy(
-            "The answer ran into an endless repetition or into replacement characters.",
-            HealthEffect.NOTHING,
-            *_ONE_RETRY,
-            retry_with=Remedy.OTHER_SEED,
-            resumes=False,  # the rest of a repetition repeats too
-        ),
-        FailureKind.TIMEOUT: FailurePolicy(
-            "The backend did not answer in its time.",
-            HealthEffect.COUNTS_AGAINST,
-            *(2, 1.0, 10.0),
-        ),
-        FailureKind.WORKER_RESTARTED: FailurePolicy(
-            "The worker that had the request has restarted.",
-            HealthEffect.COUNTS_AGAINST,
-            *(2, 5.0, 5.0),
-        ),
-        FailureKind.THROTTLED: FailurePolicy(
-            "The backend is busy, or a quota there is used up.", HealthEffect.COUNTS_AGAINST
-        ),
-        FailureKind.BACKEND_UNAVAILABLE: FailurePolicy(
-            "The backend cannot be reached, or says that it is out of service.", HealthEffect.COUNTS_AGAINST
-        ),
-        FailureKind.STREAM_BROKEN: FailurePolicy(
-            "The answer broke off in the middle.", HealthEffect.COUNTS_AGAINST
-        ),
-        FailureKind.ACCESS_DENIED: FailurePolicy(
-            "The backend refuses the gateway's credentials, or there are none.", HealthEffect.MISCONFIGURED
-        ),
-        FailureKind.INVALID_INPUT: FailurePolicy(
-            "The request cannot be honoured as it is.",
-            HealthEffect.NOTHING,
-            other_backend=False,
-            resumes=False,
-        ),
-        # One tenant's adapter may be what is missing: no reason to keep the others away.
-        FailureKind.MODEL_NOT_FOUND: FailurePolicy(
-            "The backend does not have the model or the adapter.", HealthEffect.NOTHING
-        ),
-        FailureKind.TOKEN_LIMIT_EXCEEDED: FailurePolicy(
-            "Prompt and answer are longer than the model takes.",
-            HealthEffect.NOTHING,
-            other_backend=False,
-            resumes=False,
-        ),
-        FailureKind.CANCELLED_BY_CLIENT: FailurePolicy(
-            "The caller left, or the gateway stopped, before the answer was whole.",
-            HealthEffect.NOTHING,
-            other_backend=False,
-            resumes=False,
-        ),
-        FailureKind.INTERNAL: FailurePolicy(
-            "The backend failed in a way that has no name here.", HealthEffect.COUNTS_AGAINST
-        ),
-    }
-)
+POLICIES: Mapping[FailureKind, FailurePolicy] = {
+    FailureKind.CUDA_OOM: FailurePolicy(
+        "Memory was too short for this request's part of a step; the engine goes on.",
+        HealthEffect.SHRINK_LOAD,
+        *_THREE_RETRIES,
+        retry_with=Remedy.SHORTER_CONTEXT,
+    ),
+    FailureKind.CUDA_DRIVER_ERROR: FailurePolicy(
+        "The device or its driver failed; nothing that the process computes can be trusted.",
+        HealthEffect.RESTART_ENGINE,
+    ),
+    FailureKind.ENGINE_DEAD: FailurePolicy(
+        "The engine's process has ended or hangs.", HealthEffect.RESTART_ENGINE
+    ),
+    FailureKind.PREEMPTED: FailurePolicy(
+        "The engine pushed the request out of its batch and did not take it back.",
+        HealthEffect.COUNTS_AGAINST,
+        *_THREE_RETRIES,
+    ),
+    FailureKind.NAN_OUTPUT: FailurePolicy(
+        "The model computed something that is not a number.",
+        HealthEffect.COUNTS_AGAINST,
+        *_ONE_RETRY,
+        retry_with=Remedy.OTHER_SEED,
+    ),
+    # Prompts can ask for repetition: a tenant who does must not be able to open the circuit for others.
+    FailureKind.DEGENERATE_OUTPUT: FailurePolicy(
+        "The answer ran into an endless repetition or into replacement characters.",
+        HealthEffect.NOTHING,
+        *_ONE_RETRY,
+        retry_with=Remedy.OTHER_SEED,
+        resumes=False,  # the rest of a repetition repeats too
+    ),
+    FailureKind.TIMEOUT: FailurePolicy(
+        "The backend did not answer in its time.",
+        HealthEffect.COUNTS_AGAINST,
+        *(2, 1.0, 10.0),
+    ),
+    FailureKind.WORKER_RESTARTED: FailurePolicy(
+        "The worker that had the request has restarted.",
+        HealthEffect.COUNTS_AGAINST,
+        *(2, 5.0, 5.0),
+    ),
+    FailureKind.THROTTLED: FailurePolicy(
+        "The backend is busy, or a quota there is used up.", HealthEffect.COUNTS_AGAINST
+    ),
+    FailureKind.BACKEND_UNAVAILABLE: FailurePolicy(
+        "The backend cannot be reached, or says that it is out of service.", HealthEffect.COUNTS_AGAINST
+    ),
+    FailureKind.STREAM_BROKEN: FailurePolicy(
+        "The answer broke off in the middle.", HealthEffect.COUNTS_AGAINST
+    ),
+    FailureKind.ACCESS_DENIED: FailurePolicy(
+        "The backend refuses the gateway's credentials, or there are none.", HealthEffect.MISCONFIGURED
+    ),
+    FailureKind.INVALID_INPUT: FailurePolicy(
+        "The request cannot be honoured as it is.",
+        HealthEffect.NOTHING,
+        other_backend=False,
+        resumes=False,
+    ),
+    # One tenant's adapter may be what is missing: no reason to keep the others away.
+    FailureKind.MODEL_NOT_FOUND: FailurePolicy(
+        "The backend does not have the model or the adapter.", HealthEffect.NOTHING
+    ),
+    FailureKind.TOKEN_LIMIT_EXCEEDED: FailurePolicy(
+        "Prompt and answer are longer than the model takes.",
+        HealthEffect.NOTHING,
+        other_backend=False,
+        resumes=False,
+    ),
+    FailureKind.CANCELLED_BY_CLIENT: FailurePolicy(
+        "The caller left, or the gateway stopped, before the answer was whole.",
+        HealthEffect.NOTHING,
+        other_backend=False,
+        resumes=False,
+    ),
+    FailureKind.INTERNAL: FailurePolicy(
+        "The backend failed in a way that has no name here.", HealthEffect.COUNTS_AGAINST
+    ),
+}
 
 
 class BackendFailure(Exception):

@@ -144,18 +144,16 @@ class StepKind(Enum):
 
 # The steps to try in this order, by what can be expected of the primary and whether it comes before the legs.
 # The degraded text follows every row.
-STEPS: Mapping[tuple[Primary, bool], tuple[StepKind, ...]] = MappingProxyType(
-    {
-        (Primary.READY, True): (StepKind.PRIMARY,),
-        (Primary.READY, False): (StepKind.LEGS, StepKind.PRIMARY),
-        (Primary.SOON, True): (StepKind.SHORT_WAIT,),
-        (Primary.SOON, False): (StepKind.LEGS, StepKind.LONG_WAIT, StepKind.SHORT_WAIT),
-        (Primary.LATE, True): (StepKind.LEGS, StepKind.LONG_WAIT),
-        (Primary.LATE, False): (StepKind.LEGS, StepKind.LONG_WAIT),
-        (Primary.GONE, True): (StepKind.LEGS,),
-        (Primary.GONE, False): (StepKind.LEGS,),
-    }
-)
+STEPS: Mapping[tuple[Primary, bool], tuple[StepKind, ...]] = {
+    (Primary.READY, True): (StepKind.PRIMARY,),
+    (Primary.READY, False): (StepKind.LEGS, StepKind.PRIMARY),
+    (Primary.SOON, True): (StepKind.SHORT_WAIT,),
+    (Primary.SOON, False): (StepKind.LEGS, StepKind.LONG_WAIT, StepKind.SHORT_WAIT),
+    (Primary.LATE, True): (StepKind.LEGS, StepKind.LONG_WAIT),
+    (Primary.LATE, False): (StepKind.LEGS, StepKind.LONG_WAIT),
+    (Primary.GONE, True): (StepKind.LEGS,),
+    (Primary.GONE, False): (StepKind.LEGS,),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import ClassVar
 
 from msgspec import structs
@@ -50,13 +49,11 @@ from gateway.contracts.values import (
 FEATURES = KNOWN_FEATURES
 CONTINUES = frozenset({Continue.TOKENS, Continue.SHAPED, Continue.EVENTS})
 
-_FINISH: Mapping[EngineFinish, FinishReason] = MappingProxyType(
-    {
-        EngineFinish.STOP: FinishReason.STOP,
-        EngineFinish.LENGTH: FinishReason.LENGTH,
-        EngineFinish.ABORTED: FinishReason.CANCELLED,
-    }
-)
+_FINISH: Mapping[EngineFinish, FinishReason] = {
+    EngineFinish.STOP: FinishReason.STOP,
+    EngineFinish.LENGTH: FinishReason.LENGTH,
+    EngineFinish.ABORTED: FinishReason.CANCELLED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,15 +233,13 @@ def _wrapped(seed: int) -> int:
     return (seed + 2**63) % 2**64 - 2**63
 
 
-_STATES: Mapping[EngineState, BackendState] = MappingProxyType(
-    {
-        EngineState.NEW: BackendState.STARTING,
-        EngineState.STARTING: BackendState.STARTING,
-        EngineState.READY: BackendState.READY,
-        EngineState.DEAD: BackendState.DEAD,
-        EngineState.STOPPED: BackendState.STOPPED,
-    }
-)
+_STATES: Mapping[EngineState, BackendState] = {
+    EngineState.NEW: BackendState.STARTING,
+    EngineState.STARTING: BackendState.STARTING,
+    EngineState.READY: BackendState.READY,
+    EngineState.DEAD: BackendState.DEAD,
+    EngineState.STOPPED: BackendState.STOPPED,
+}
 
 
 def state_of(client: EngineClient) -> BackendState:

@@ -1,7 +1,6 @@
 """The embedded engine's errors in the gateway's terms."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from msgspec.structs import fields
@@ -11,25 +10,23 @@ from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure, FailureKind
 
 # The engine's stable codes, by what they mean to the gateway; any other code is ``internal``.
-_KINDS: Mapping[str, FailureKind] = MappingProxyType(
-    {
-        "nan_output": FailureKind.NAN_OUTPUT,
-        "out_of_memory": FailureKind.CUDA_OOM,
-        errors.EngineDead.code: FailureKind.ENGINE_DEAD,
-        errors.PromptTooLong.code: FailureKind.TOKEN_LIMIT_EXCEEDED,
-        errors.NoPromptTokens.code: FailureKind.INVALID_INPUT,
-        errors.UnknownToken.code: FailureKind.INVALID_INPUT,
-        errors.InvalidSampling.code: FailureKind.INVALID_INPUT,
-        errors.InvalidGrammar.code: FailureKind.INVALID_INPUT,
-        errors.EngineBusy.code: FailureKind.THROTTLED,
-        errors.NoAdapterRoom.code: FailureKind.THROTTLED,
-        errors.AdapterNotFound.code: FailureKind.MODEL_NOT_FOUND,
-        errors.AdapterUnreadable.code: FailureKind.MODEL_NOT_FOUND,
-        errors.AdapterUnsupported.code: FailureKind.MODEL_NOT_FOUND,
-        errors.AdapterMismatch.code: FailureKind.MODEL_NOT_FOUND,
-        errors.RequestedAdapterMissing.code: FailureKind.MODEL_NOT_FOUND,
-    }
-)
+_KINDS: Mapping[str, FailureKind] = {
+    "nan_output": FailureKind.NAN_OUTPUT,
+    "out_of_memory": FailureKind.CUDA_OOM,
+    errors.EngineDead.code: FailureKind.ENGINE_DEAD,
+    errors.PromptTooLong.code: FailureKind.TOKEN_LIMIT_EXCEEDED,
+    errors.NoPromptTokens.code: FailureKind.INVALID_INPUT,
+    errors.UnknownToken.code: FailureKind.INVALID_INPUT,
+    errors.InvalidSampling.code: FailureKind.INVALID_INPUT,
+    errors.InvalidGrammar.code: FailureKind.INVALID_INPUT,
+    errors.EngineBusy.code: FailureKind.THROTTLED,
+    errors.NoAdapterRoom.code: FailureKind.THROTTLED,
+    errors.AdapterNotFound.code: FailureKind.MODEL_NOT_FOUND,
+    errors.AdapterUnreadable.code: FailureKind.MODEL_NOT_FOUND,
+    errors.AdapterUnsupported.code: FailureKind.MODEL_NOT_FOUND,
+    errors.AdapterMismatch.code: FailureKind.MODEL_NOT_FOUND,
+    errors.RequestedAdapterMissing.code: FailureKind.MODEL_NOT_FOUND,
+}
 
 
 _SAMPLING: Final = frozenset(one.name for one in fields(Sampling))

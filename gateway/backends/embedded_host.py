@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import psutil
 
@@ -113,14 +112,12 @@ class EmbeddedHost:
             info.max_model_len,
             info.block_size,
             info.total_blocks,
-            MappingProxyType(
-                {
-                    "parameters": info.parameters,
-                    "dtype": info.dtype,
-                    "device": info.device,
-                    "load_s": round(info.load_s, 2),
-                }
-            ),
+            {
+                "parameters": info.parameters,
+                "dtype": info.dtype,
+                "device": info.device,
+                "load_s": round(info.load_s, 2),
+            },
         )
         return self.facts
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Protocol
 
 import psutil
@@ -19,7 +18,7 @@ class EngineFacts:
     max_model_len: int
     block_size: int
     total_blocks: int
-    details: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    details: Mapping[str, object] = field(default_factory=dict)
 
 
 class EngineHost(Protocol):

@@ -5,7 +5,6 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import psutil
 
@@ -39,14 +38,12 @@ OOM_WINDOW_S = 10.0
 # Longest that what is left of a dead engine may take to end before the next one is started.
 RETIRE_TIMEOUT_S = 15.0
 
-_STATES: Mapping[SupervisorState, BackendState] = MappingProxyType(
-    {
-        SupervisorState.STARTING: BackendState.STARTING,
-        SupervisorState.RESTARTING: BackendState.STARTING,
-        SupervisorState.GIVEN_UP: BackendState.DEAD,
-        SupervisorState.STOPPED: BackendState.STOPPED,
-    }
-)
+_STATES: Mapping[SupervisorState, BackendState] = {
+    SupervisorState.STARTING: BackendState.STARTING,
+    SupervisorState.RESTARTING: BackendState.STARTING,
+    SupervisorState.GIVEN_UP: BackendState.DEAD,
+    SupervisorState.STOPPED: BackendState.STOPPED,
+}
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -43,19 +42,17 @@ DEMO_MODEL = "models/demo"
 # Data that is installed with the package: the demo model, the prompt versions. In a clone these are links.
 BUNDLED = Path(__file__).parents[1] / "bundled"
 # The environment variables that operators of vLLM set in their containers, mapped to our keys.
-ENGINE_ENV: Mapping[str, str] = MappingProxyType(
-    {
-        "TENSOR_PARALLEL_SIZE": "tensor_parallel_size",
-        "GPU_MEMORY_UTILIZATION": "gpu_memory_utilization",
-        "MAX_MODEL_LEN": "max_model_len",
-        "MAX_NUM_SEQS": "max_num_seqs",
-        "MAX_NUM_BATCHED_TOKENS": "max_num_batched_tokens",
-        "BLOCK_SIZE": "block_size",
-        "ENABLE_PREFIX_CACHING": "enable_prefix_caching",
-        "QUANTIZATION": "quantization",
-        "ENFORCE_EAGER": "enforce_eager",
-    }
-)
+ENGINE_ENV: Mapping[str, str] = {
+    "TENSOR_PARALLEL_SIZE": "tensor_parallel_size",
+    "GPU_MEMORY_UTILIZATION": "gpu_memory_utilization",
+    "MAX_MODEL_LEN": "max_model_len",
+    "MAX_NUM_SEQS": "max_num_seqs",
+    "MAX_NUM_BATCHED_TOKENS": "max_num_batched_tokens",
+    "BLOCK_SIZE": "block_size",
+    "ENABLE_PREFIX_CACHING": "enable_prefix_caching",
+    "QUANTIZATION": "quantization",
+    "ENFORCE_EAGER": "enforce_eager",
+}
 
 # Keys that one kind of engine alone can honour.
 VLLM_ONLY = (

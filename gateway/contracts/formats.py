@@ -1,7 +1,6 @@
 """From the many ways to ask for a shape to one :class:`ResponseFormat`."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import orjson
@@ -18,7 +17,7 @@ from gateway.errors import GrammarTooComplex, InvalidRequest
 MAX_PROPERTIES: Final = 5_000
 MAX_ENUM_VALUES: Final = 5_000
 MAX_PATTERN_CHARS: Final = 8_192
-_MOST: Final = MappingProxyType({"properties": MAX_PROPERTIES, "enum": MAX_ENUM_VALUES})
+_MOST: Final[Mapping[str, int]] = {"properties": MAX_PROPERTIES, "enum": MAX_ENUM_VALUES}
 
 _WRAPPER_FIELDS: Final = frozenset({"name", "schema", "strict", "description"})
 

@@ -1,7 +1,6 @@
 """The native contract's request: strict pydantic at the edge, :class:`GenerateRequest` inside."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, Tag
@@ -120,9 +119,7 @@ class NativeRequest(SluiceFields, ToolFields):
     stream: bool = False
 
 
-_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
-    {name: f"sampling.{name}" for name in NativeSampling.model_fields}
-)
+_FIELDS: Final[Mapping[str, str]] = {name: f"sampling.{name}" for name in NativeSampling.model_fields}
 """Inside, errors name these fields without a prefix; in this contract they are part of ``sampling``."""
 
 

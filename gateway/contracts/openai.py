@@ -33,9 +33,7 @@ from gateway.contracts.tool_fields import CallFields, ToolFields
 from gateway.contracts.tools import holds_calls, message_of, tool_request
 from gateway.contracts.values import EMPTY, Contract
 
-_ROLES: Final[Mapping[str, Role]] = MappingProxyType(
-    {**{role.value: role for role in Role}, "developer": Role.SYSTEM}
-)
+_ROLES: Final[Mapping[str, Role]] = {**{role.value: role for role in Role}, "developer": Role.SYSTEM}
 T = TypeVar("T")
 COMPLETION_MAX_TOKENS: Final = 16
 """Length of a text completion that names none: the default of OpenAI's completions and of vLLM's."""

@@ -1,7 +1,6 @@
 """OpenAI's answers and errors, and what Sluice adds to them in the one object ``sluice``."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, Literal, NotRequired
 
 import orjson
@@ -138,41 +137,35 @@ class OpenAIErrorBody(TypedDict):
     error: OpenAIErrorDetail
 
 
-FINISH_REASONS: Final[Mapping[FinishReason, str]] = MappingProxyType(
-    {
-        FinishReason.STOP: "stop",
-        FinishReason.LENGTH: "length",
-        FinishReason.TOOL_CALLS: "tool_calls",
-        FinishReason.DEADLINE: "length",
-        FinishReason.CANCELLED: "length",
-        FinishReason.ERROR: "length",
-        FinishReason.DEGRADED: "stop",
-    }
-)
+FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
+    FinishReason.STOP: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+    FinishReason.DEADLINE: "length",
+    FinishReason.CANCELLED: "length",
+    FinishReason.ERROR: "length",
+    FinishReason.DEGRADED: "stop",
+}
 """OpenAI's clients know two ends of a text, a whole one and one cut short, and tool calls."""
 
-_ERROR_TYPES: Final[Mapping[int, str]] = MappingProxyType(
-    {
-        401: "authentication_error",
-        403: "permission_error",
-        404: "not_found_error",
-        429: "rate_limit_error",
-        503: "service_unavailable_error",
-    }
-)
+_ERROR_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
 
 
-_CODES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "context_too_long": "context_length_exceeded",
-        "unknown_model": "model_not_found",
-        "rate_limited": "rate_limit_exceeded",
-        "quota_exceeded": "insufficient_quota",
-        "budget_exceeded": "insufficient_quota",
-        "missing_key": "invalid_api_key",
-        "invalid_key": "invalid_api_key",
-    }
-)
+_CODES: Final[Mapping[str, str]] = {
+    "context_too_long": "context_length_exceeded",
+    "unknown_model": "model_not_found",
+    "rate_limited": "rate_limit_exceeded",
+    "quota_exceeded": "insufficient_quota",
+    "budget_exceeded": "insufficient_quota",
+    "missing_key": "invalid_api_key",
+    "invalid_key": "invalid_api_key",
+}
 
 
 def tool_call_body(call: ToolCall) -> ToolCallBody:

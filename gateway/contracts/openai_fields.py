@@ -5,7 +5,6 @@ refused by name with any other. ``ANYTHING`` marks labels that have no effect on
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from gateway.contracts.fields import ANYTHING, Instead
@@ -71,57 +70,50 @@ PASSABLE: Final = RENDERING | frozenset(
 )
 """vLLM's fields that go to workers that take unknown fields; none changes an answer's form."""
 
-CHAT: Final[Neutral] = MappingProxyType(
-    {
-        **_SHARED,
-        "add_generation_prompt": _TRUE,
-        "audio": _NULL,
-        "chat_template": _NULL,
-        "continue_final_message": _FALSE,
-        "documents": _NO_LIST,
-        "echo": _FALSE,
-        "function_call": (None, "none", "auto", Instead("tool_choice")),
-        "functions": (*_NO_LIST, Instead("tools")),
-        "include_reasoning": (None, True, False),
-        "mm_processor_kwargs": (None, {}),
-        "modalities": (None, ["text"]),
-        "prediction": (ANYTHING,),
-        "prompt": _NULL,
-        "verbosity": (None, "medium"),
-        "web_search_options": _NULL,
-    }
-)
+CHAT: Final[Neutral] = {
+    **_SHARED,
+    "add_generation_prompt": _TRUE,
+    "audio": _NULL,
+    "chat_template": _NULL,
+    "continue_final_message": _FALSE,
+    "documents": _NO_LIST,
+    "echo": _FALSE,
+    "function_call": (None, "none", "auto", Instead("tool_choice")),
+    "functions": (*_NO_LIST, Instead("tools")),
+    "include_reasoning": (None, True, False),
+    "mm_processor_kwargs": (None, {}),
+    "modalities": (None, ["text"]),
+    "prediction": (ANYTHING,),
+    "prompt": _NULL,
+    "verbosity": (None, "medium"),
+    "web_search_options": _NULL,
+}
 
-COMPLETIONS: Final[Neutral] = MappingProxyType(
-    {
-        **_SHARED,
-        "add_special_tokens": _TRUE,
-        "messages": _NULL,
-        "prompt_embeds": _NULL,
-        "suffix": (None, ""),
-    }
-)
+COMPLETIONS: Final[Neutral] = {
+    **_SHARED,
+    "add_special_tokens": _TRUE,
+    "messages": _NULL,
+    "prompt_embeds": _NULL,
+    "suffix": (None, ""),
+}
 
 # What the official client's own message objects carry when they are sent back as history; ``parsed`` is the
 # content again, as the client read it.
-MESSAGE: Final[Neutral] = MappingProxyType(
-    {
-        "annotations": _NO_LIST,
-        "audio": _NULL,
-        "function_call": (None, Instead("tool_calls")),
-        "parsed": (ANYTHING,),
-        "refusal": _NULL,
-    }
-)
+MESSAGE: Final[Neutral] = {
+    "annotations": _NO_LIST,
+    "audio": _NULL,
+    "function_call": (None, Instead("tool_calls")),
+    "parsed": (ANYTHING,),
+    "refusal": _NULL,
+}
 
-TOKENIZE: Final[Neutral] = MappingProxyType(
-    {
-        "chat_template": _NULL,
-        "continue_final_message": _FALSE,
-        "mm_processor_kwargs": (None, {}),
-    }
-)
+TOKENIZE: Final[Neutral] = {
+    "chat_template": _NULL,
+    "continue_final_message": _FALSE,
+    "mm_processor_kwargs": (None, {}),
+}
 
-STREAM_OPTIONS: Final[Neutral] = MappingProxyType(
-    {"continuous_usage_stats": _FALSE, "include_obfuscation": (None, True, False)}
-)
+STREAM_OPTIONS: Final[Neutral] = {
+    "continuous_usage_stats": _FALSE,
+    "include_obfuscation": (None, True, False),
+}

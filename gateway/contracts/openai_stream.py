@@ -1,7 +1,6 @@
 """OpenAI's stream of chunks, written around one JSON string a token, and the two dialects."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Final
 
 import orjson
@@ -33,9 +32,7 @@ from gateway.errors import PublicError
 DONE: Final = b"data: [DONE]\n\n"
 
 
-_WITHOUT_CALLS: Final[Mapping[FinishReason, str]] = MappingProxyType(
-    {**FINISH_REASONS, FinishReason.TOOL_CALLS: "stop"}
-)
+_WITHOUT_CALLS: Final[Mapping[FinishReason, str]] = {**FINISH_REASONS, FinishReason.TOOL_CALLS: "stop"}
 
 
 class ChunkFrames:

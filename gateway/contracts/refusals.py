@@ -7,7 +7,6 @@ It never repeats text from the body, except the name of a field, shortened.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -189,36 +188,34 @@ def allowed(kind: str, context: Mapping[str, Any]) -> str:
 
 _A_TIME: Final = "an ISO 8601 time with an offset, or seconds since 1970"
 
-_ALLOWED: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
-    {
-        "string_type": lambda c: "a string",
-        "int_type": lambda c: "an integer",
-        "float_type": lambda c: "a number",
-        "bool_type": lambda c: "true or false",
-        "list_type": lambda c: "an array",
-        "dict_type": lambda c: "an object",
-        "model_type": lambda c: "an object",
-        "model_attributes_type": lambda c: "an object",
-        "finite_number": lambda c: "a finite number",
-        "greater_than_equal": lambda c: f"{c['ge']} or more",
-        "greater_than": lambda c: f"more than {c['gt']}",
-        "less_than_equal": lambda c: f"{c['le']} or less",
-        "less_than": lambda c: f"less than {c['lt']}",
-        "literal_error": lambda c: str(c["expected"]),
-        "enum": lambda c: str(c["expected"]),
-        "datetime_type": lambda c: _A_TIME,
-        "datetime_parsing": lambda c: _A_TIME,
-        "datetime_from_date_parsing": lambda c: _A_TIME,
-        "timezone_aware": lambda c: _A_TIME,
-        "tuple_type": lambda c: "an array",
-        "int_parsing": lambda c: "an integer",
-        "int_from_float": lambda c: "an integer",
-        "float_parsing": lambda c: "a number",
-        "bool_parsing": lambda c: "true or false",
-        "too_short": lambda c: f"{_many(c['min_length'], 'item')} or more",
-        "too_long": lambda c: f"{_many(c['max_length'], 'item')} or fewer",
-        "string_too_short": lambda c: f"{_many(c['min_length'], 'character')} or more",
-        "string_too_long": lambda c: f"{_many(c['max_length'], 'character')} or fewer",
-        "string_pattern_mismatch": lambda c: f"what matches {c['pattern']}",
-    }
-)
+_ALLOWED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "string_type": lambda c: "a string",
+    "int_type": lambda c: "an integer",
+    "float_type": lambda c: "a number",
+    "bool_type": lambda c: "true or false",
+    "list_type": lambda c: "an array",
+    "dict_type": lambda c: "an object",
+    "model_type": lambda c: "an object",
+    "model_attributes_type": lambda c: "an object",
+    "finite_number": lambda c: "a finite number",
+    "greater_than_equal": lambda c: f"{c['ge']} or more",
+    "greater_than": lambda c: f"more than {c['gt']}",
+    "less_than_equal": lambda c: f"{c['le']} or less",
+    "less_than": lambda c: f"less than {c['lt']}",
+    "literal_error": lambda c: str(c["expected"]),
+    "enum": lambda c: str(c["expected"]),
+    "datetime_type": lambda c: _A_TIME,
+    "datetime_parsing": lambda c: _A_TIME,
+    "datetime_from_date_parsing": lambda c: _A_TIME,
+    "timezone_aware": lambda c: _A_TIME,
+    "tuple_type": lambda c: "an array",
+    "int_parsing": lambda c: "an integer",
+    "int_from_float": lambda c: "an integer",
+    "float_parsing": lambda c: "a number",
+    "bool_parsing": lambda c: "true or false",
+    "too_short": lambda c: f"{_many(c['min_length'], 'item')} or more",
+    "too_long": lambda c: f"{_many(c['max_length'], 'item')} or fewer",
+    "string_too_short": lambda c: f"{_many(c['min_length'], 'character')} or more",
+    "string_too_long": lambda c: f"{_many(c['max_length'], 'character')} or fewer",
+    "string_pattern_mismatch": lambda c: f"what matches {c['pattern']}",
+}

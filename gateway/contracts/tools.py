@@ -197,7 +197,7 @@ def _missing(param: str) -> NoReturn:
 
 
 _FIRST: Final = ("type", "description", "enum", "items", "properties", "required")
-_ORDER: Final = MappingProxyType({name: place for place, name in enumerate(_FIRST)})
+_ORDER: Final[Mapping[str, int]] = {name: place for place, name in enumerate(_FIRST)}
 _MAPS: Final = frozenset({"properties", "$defs", "definitions", "patternProperties"})
 
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Final
 
 from adapters.registry import AdapterRegistry
 from gateway.backends.port import Fleet
 from gateway.contracts.model_card import CardKind, ModelCard
 
-POOLING: Final[Mapping[str, str]] = MappingProxyType({"embedded": "mean"})
+POOLING: Final[Mapping[str, str]] = {"embedded": "mean"}
 """How engines in process make vectors, by their kind."""
 
 

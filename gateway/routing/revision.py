@@ -74,7 +74,7 @@ class Revision:
     author: str = "file"
     comment: str = ""
     # The route of each model that a route names.
-    route_of: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    route_of: Mapping[str, str] = field(default_factory=dict)
 
 
 def answering(revision: Revision) -> Mapping[str, Collection[str]]:

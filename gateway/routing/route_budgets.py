@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from budgeting.values import PromptSection
 
@@ -18,7 +17,7 @@ class RouteBudgets:
         trim_in: the contracts whose prompts may be trimmed.
     """
 
-    sections: Mapping[PromptSection, int] = field(default_factory=lambda: MappingProxyType({}))
+    sections: Mapping[PromptSection, int] = field(default_factory=dict)
     reserve: int | None = None
     spare: tuple[PromptSection, ...] | None = None
     max_input_tokens: int | None = None

@@ -1,7 +1,6 @@
 """The service levels of the routes in force, as the metrics read them."""
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 from gateway.routing.revision import Revision
 from observability.slo_metrics import NO_TARGETS, SloTargets
@@ -19,11 +18,9 @@ class RevisionTargets:
         """By route."""
         revision = self._revision()
         if revision is not self._of:
-            self._targets = MappingProxyType(
-                {
-                    name: SloTargets(route.ttft_slo_ms, route.total_slo_ms)
-                    for name, route in revision.routes.items()
-                }
-            )
+            self._targets = {
+                name: SloTargets(route.ttft_slo_ms, route.total_slo_ms)
+                for name, route in revision.routes.items()
+            }
             self._of = revision
         return self._targets

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -176,15 +175,13 @@ class Checks:
             return None
 
 
-BUILT_IN: Mapping[str, Check] = MappingProxyType(
-    {
-        "shape": shape,
-        "language": language,
-        "grounding": grounding,
-        "pii": no_personal_data,
-        "no_refusal": no_refusal,
-    }
-)
+BUILT_IN: Mapping[str, Check] = {
+    "shape": shape,
+    "language": language,
+    "grounding": grounding,
+    "pii": no_personal_data,
+    "no_refusal": no_refusal,
+}
 
 
 def make_checks(names: Sequence[str], forbidden: Sequence[str] = ()) -> Checks:

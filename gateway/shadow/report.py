@@ -9,7 +9,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from accounting.shadow_values import ShadowPair, ShadowSide
@@ -24,17 +23,15 @@ SEED = 0
 
 Measure = Callable[[ShadowSide], float | None]
 
-NUMBERS: Mapping[str, Measure] = MappingProxyType(
-    {
-        "ttft_ms": lambda side: side.ttft_ms,
-        "total_ms": lambda side: side.total_ms,
-        "output_tokens": lambda side: side.output_tokens,
-        "chars": lambda side: side.chars,
-        "tool_calls": lambda side: side.tool_calls,
-        "reasoning_chars": lambda side: side.reasoning_chars,
-        "cost_nanousd": lambda side: side.cost_nanousd,
-    }
-)
+NUMBERS: Mapping[str, Measure] = {
+    "ttft_ms": lambda side: side.ttft_ms,
+    "total_ms": lambda side: side.total_ms,
+    "output_tokens": lambda side: side.output_tokens,
+    "chars": lambda side: side.chars,
+    "tool_calls": lambda side: side.tool_calls,
+    "reasoning_chars": lambda side: side.reasoning_chars,
+    "cost_nanousd": lambda side: side.cost_nanousd,
+}
 """What is measured of one answer. A pair whose shadow failed is not compared."""
 
 

@@ -28,9 +28,11 @@ from resilience.turns import Turns
 # A Sluice as worker must not answer with a fallback: this gateway has its own fallback chain and ledger.
 NO_FALLBACK = ("prefer", "sluice-no-fallback")
 # Paths that check readiness, not only liveness. Servers without them are asked for their models.
-PROBE_PATHS: Mapping[Dialect, str] = MappingProxyType(
-    {Dialect.VLLM: "/health", Dialect.SLUICE: "/ready", Dialect.OPENAI: "/health"}
-)
+PROBE_PATHS: Mapping[Dialect, str] = {
+    Dialect.VLLM: "/health",
+    Dialect.SLUICE: "/ready",
+    Dialect.OPENAI: "/health",
+}
 
 
 async def already_there(adapter: Adapter) -> None:

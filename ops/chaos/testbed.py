@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -31,27 +30,26 @@ BEDROCK_MODEL = "anthropic.claude-3-haiku-20240307-v1:0"
 BEDROCK_MODULE = "benchmarks.bedrock"
 DEMO_MODEL, PROMPTS = str(BUNDLED / "demo"), str(BUNDLED / "prompts")
 # Credentials for the stand-in; the machine's own are not used.
-CREDENTIALS: Mapping[str, str] = MappingProxyType(
-    {
-        "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
-        "AWS_SECRET_ACCESS_KEY": "not-a-secret",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-    }
-)
+CREDENTIALS: Mapping[str, str] = {
+    "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
+    "AWS_SECRET_ACCESS_KEY": "not-a-secret",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
 # The stand-in's answer takes about a second, so that it can be interrupted.
 BEDROCK_DELAY_S = 0.05
-EMBEDDED: Mapping[str, Any] = MappingProxyType(
-    {"kind": "embedded", "model": DEMO_MODEL, "num_threads": 1, "kv_cache_bytes": 64 << 20}
-)
-VLLM: Mapping[str, Any] = MappingProxyType(
-    {
-        "kind": "vllm", "model": DEMO_MODEL, "block_size": 32, "max_model_len": 1024, "max_num_seqs": 64,
-        "enforce_eager": True,
-    }
-)  # fmt: skip
-ENVIRONMENT: Mapping[str, str] = MappingProxyType({"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"})
+EMBEDDED: Mapping[str, Any] = {
+    "kind": "embedded",
+    "model": DEMO_MODEL,
+    "num_threads": 1,
+    "kv_cache_bytes": 64 << 20,
+}
+VLLM: Mapping[str, Any] = {
+    "kind": "vllm", "model": DEMO_MODEL, "block_size": 32, "max_model_len": 1024, "max_num_seqs": 64,
+    "enforce_eager": True,
+}  # fmt: skip
+ENVIRONMENT: Mapping[str, str] = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 POLL_S = 0.1
 # The stand-in for Bedrock is not part of the wheel; in a clone it lies next to this package.
 CLONE = Path(__file__).resolve().parents[2]

@@ -13,31 +13,29 @@ from ops.importing.values import Deployment, ImportedSetup, ImportOutcome, Model
 
 FROM_ENVIRONMENT = "os.environ/"
 # Providers whose services speak OpenAI's contract, and where each is when the file does not say.
-OPENAI_CONTRACT: Mapping[str, str | None] = MappingProxyType(
-    {
-        "openai": "https://api.openai.com/v1",
-        "text-completion-openai": "https://api.openai.com/v1",
-        "groq": "https://api.groq.com/openai/v1",
-        "deepseek": "https://api.deepseek.com/v1",
-        "mistral": "https://api.mistral.ai/v1",
-        "together_ai": "https://api.together.xyz/v1",
-        "fireworks_ai": "https://api.fireworks.ai/inference/v1",
-        "openrouter": "https://openrouter.ai/api/v1",
-        "perplexity": "https://api.perplexity.ai",
-        "xai": "https://api.x.ai/v1",
-        "cerebras": "https://api.cerebras.ai/v1",
-        "deepinfra": "https://api.deepinfra.com/v1/openai",
-        "nvidia_nim": "https://integrate.api.nvidia.com/v1",
-        "gemini": "https://generativelanguage.googleapis.com/v1beta/openai",
-        "ollama": "http://localhost:11434",
-        "ollama_chat": "http://localhost:11434",
-        "hosted_vllm": None,
-        "litellm_proxy": None,
-        "lm_studio": None,
-        "llamafile": None,
-        "openai_like": None,
-    }
-)
+OPENAI_CONTRACT: Mapping[str, str | None] = {
+    "openai": "https://api.openai.com/v1",
+    "text-completion-openai": "https://api.openai.com/v1",
+    "groq": "https://api.groq.com/openai/v1",
+    "deepseek": "https://api.deepseek.com/v1",
+    "mistral": "https://api.mistral.ai/v1",
+    "together_ai": "https://api.together.xyz/v1",
+    "fireworks_ai": "https://api.fireworks.ai/inference/v1",
+    "openrouter": "https://openrouter.ai/api/v1",
+    "perplexity": "https://api.perplexity.ai",
+    "xai": "https://api.x.ai/v1",
+    "cerebras": "https://api.cerebras.ai/v1",
+    "deepinfra": "https://api.deepinfra.com/v1/openai",
+    "nvidia_nim": "https://integrate.api.nvidia.com/v1",
+    "gemini": "https://generativelanguage.googleapis.com/v1beta/openai",
+    "ollama": "http://localhost:11434",
+    "ollama_chat": "http://localhost:11434",
+    "hosted_vllm": None,
+    "litellm_proxy": None,
+    "lm_studio": None,
+    "llamafile": None,
+    "openai_like": None,
+}
 # Servers of one's own, which may be without a key.
 _KEYLESS = frozenset({"hosted_vllm", "ollama", "ollama_chat", "lm_studio", "llamafile", "openai_like"})
 _NO_KEY = frozenset({"none", "empty", "dummy", "fake-key", "sk-none", "not-needed", "no-key"})
@@ -55,51 +53,47 @@ _OTHER_CONTRACTS = frozenset(
 _D, _U, _C = ImportOutcome.DIFFERENT, ImportOutcome.UNSUPPORTED, ImportOutcome.CARRIED
 NOT_SENT = (_U, "is not added to requests; callers send it themselves")
 # Settings that need no value of ours: what became of them, and what to do.
-PARAMS: Mapping[str, tuple[ImportOutcome, str]] = MappingProxyType(
-    {
-        "max_retries": (_D, _RETRIES),
-        "num_retries": (_D, _RETRIES),
-        "tags": (_U, "no selection by tag; callers name a model or a route"),
-        "api_version": (_U, "give api_base as .../openai/v1, which needs no version"),
-        "cooldown_time": (
-            _D,
-            "backends.<name>.eject_seconds is of the whole pool; a Retry-After holds",
-        ),
-    }
-)
-SETTINGS: Mapping[str, tuple[ImportOutcome, str]] = MappingProxyType(
-    {
-        "num_retries": (_D, _RETRIES),
-        "max_retries": (_D, _RETRIES),
-        "retry_policy": (_D, f"each kind of failure has its own: docs/resilience.md; {_RETRIES}"),
-        "context_window_fallbacks": (
-            _U,
-            "prompts are counted before they are sent; one too long is refused with the numbers",
-        ),
-        "content_policy_fallbacks": (_U, "an answer that a service filters is passed on as it is"),
-        "enable_pre_call_checks": (_C, "prompts are always counted first"),
-        "cache": (_D, "kept answers are for outages: add response_cache to a route's fallback"),
-        "cache_params": (_D, "response_cache.url and response_cache.ttl_seconds; see cache"),
-        "set_verbose": (_D, "sluice serve --log-level debug"),
-        "master_key": (_D, "set the variable SLUICE_ADMIN_KEY; it was not copied"),
-        "database_url": (
-            _D,
-            "set SLUICE_LEDGER__URL to postgresql+asyncpg://...; it was not copied",
-        ),
-        "redis_host": (_D, "set SLUICE_STATE__URL to redis://... where several gateways share limits"),
-        "redis_port": (_D, "see redis_host"),
-        "redis_password": (_D, "see redis_host; it was not copied"),
-        "redis_url": (_D, "see redis_host; it was not copied"),
-        "store_model_in_db": (
-            _U,
-            "models are in this file; routes change by `sluice routes`",
-        ),
-        "max_parallel_requests": (_D, "admission limits what runs at once: docs/admission.md"),
-        "global_max_parallel_requests": (_D, "admission limits what runs at once: docs/admission.md"),
-        "alerting": (_D, "alert on /metrics; rules are in deploy/"),
-        "tag_filtering": (_U, "no selection by tag"),
-    }
-)
+PARAMS: Mapping[str, tuple[ImportOutcome, str]] = {
+    "max_retries": (_D, _RETRIES),
+    "num_retries": (_D, _RETRIES),
+    "tags": (_U, "no selection by tag; callers name a model or a route"),
+    "api_version": (_U, "give api_base as .../openai/v1, which needs no version"),
+    "cooldown_time": (
+        _D,
+        "backends.<name>.eject_seconds is of the whole pool; a Retry-After holds",
+    ),
+}
+SETTINGS: Mapping[str, tuple[ImportOutcome, str]] = {
+    "num_retries": (_D, _RETRIES),
+    "max_retries": (_D, _RETRIES),
+    "retry_policy": (_D, f"each kind of failure has its own: docs/resilience.md; {_RETRIES}"),
+    "context_window_fallbacks": (
+        _U,
+        "prompts are counted before they are sent; one too long is refused with the numbers",
+    ),
+    "content_policy_fallbacks": (_U, "an answer that a service filters is passed on as it is"),
+    "enable_pre_call_checks": (_C, "prompts are always counted first"),
+    "cache": (_D, "kept answers are for outages: add response_cache to a route's fallback"),
+    "cache_params": (_D, "response_cache.url and response_cache.ttl_seconds; see cache"),
+    "set_verbose": (_D, "sluice serve --log-level debug"),
+    "master_key": (_D, "set the variable SLUICE_ADMIN_KEY; it was not copied"),
+    "database_url": (
+        _D,
+        "set SLUICE_LEDGER__URL to postgresql+asyncpg://...; it was not copied",
+    ),
+    "redis_host": (_D, "set SLUICE_STATE__URL to redis://... where several gateways share limits"),
+    "redis_port": (_D, "see redis_host"),
+    "redis_password": (_D, "see redis_host; it was not copied"),
+    "redis_url": (_D, "see redis_host; it was not copied"),
+    "store_model_in_db": (
+        _U,
+        "models are in this file; routes change by `sluice routes`",
+    ),
+    "max_parallel_requests": (_D, "admission limits what runs at once: docs/admission.md"),
+    "global_max_parallel_requests": (_D, "admission limits what runs at once: docs/admission.md"),
+    "alerting": (_D, "alert on /metrics; rules are in deploy/"),
+    "tag_filtering": (_U, "no selection by tag"),
+}
 _TIMEOUTS = MappingProxyType(
     {"timeout": "total_timeout_seconds", "stream_timeout": "first_token_timeout_seconds"}
 )

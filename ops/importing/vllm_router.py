@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from gateway.config.yaml_file import load_yaml
@@ -12,35 +11,31 @@ from ops.importing.values import Deployment, ImportedSetup, ImportOutcome, Model
 _D, _U, _C = ImportOutcome.DIFFERENT, ImportOutcome.UNSUPPORTED, ImportOutcome.CARRIED
 _SESSION = (_D, "callers of the native contract send session_id, of OpenAI's sluice.session_id, not a header")
 _AFFINITY = "a prompt goes where its beginning is cached"
-_LOGIC: Mapping[str, tuple[ImportOutcome, str]] = MappingProxyType(
-    {
-        "roundrobin": (_D, "backends.<name>.affinity: false, and the least loaded worker"),
-        "session": (_D, f"{_AFFINITY}, which turns of one session share"),
-        "prefixaware": (_C, f"backends.<name>.affinity: {_AFFINITY}"),
-        "kvaware": (_D, f"{_AFFINITY}, from what was sent there; no controller is asked"),
-        "disaggregated_prefill": (_U, "prefill and decoding are not sent to different workers"),
-        "priority": (_D, "backends.<name>.send_priority"),
-    }
-)
+_LOGIC: Mapping[str, tuple[ImportOutcome, str]] = {
+    "roundrobin": (_D, "backends.<name>.affinity: false, and the least loaded worker"),
+    "session": (_D, f"{_AFFINITY}, which turns of one session share"),
+    "prefixaware": (_C, f"backends.<name>.affinity: {_AFFINITY}"),
+    "kvaware": (_D, f"{_AFFINITY}, from what was sent there; no controller is asked"),
+    "disaggregated_prefill": (_U, "prefill and decoding are not sent to different workers"),
+    "priority": (_D, "backends.<name>.send_priority"),
+}
 # Arguments that need no value of ours.
-ARGUMENTS: Mapping[str, tuple[ImportOutcome, str]] = MappingProxyType(
-    {
-        "session-key": _SESSION,
-        "service-discovery": (_D, "workers are listed in base_urls"),
-        "static-backend-health-checks": (_C, "every worker is probed, and asked for its model"),
-        "static-model-types": (_D, "workers are probed by /health, whatever their models do"),
-        "backend-health-check-timeout-seconds": (_D, "backends.<name>.probe_timeout_seconds"),
-        "request-stats-window": (_D, "figures are in /metrics"),
-        "log-stats": (_D, "figures are in /metrics"),
-        "log-stats-interval": (_D, "figures are in /metrics"),
-        "log-level": (_D, "sluice serve --log-level"),
-        "enable-batch-api": (_D, "see docs/api.md for what is served"),
-        "otel-service-name": (_D, "tracing.service_name"),
-        "dynamic-config-yaml": (_D, "import that file's arguments; routes change by `sluice routes`"),
-        "dynamic-config-json": (_D, "import that file's arguments; routes change by `sluice routes`"),
-        "sentry-dsn": (_U, "no Sentry; spans go to tracing.otlp_endpoint"),
-    }
-)
+ARGUMENTS: Mapping[str, tuple[ImportOutcome, str]] = {
+    "session-key": _SESSION,
+    "service-discovery": (_D, "workers are listed in base_urls"),
+    "static-backend-health-checks": (_C, "every worker is probed, and asked for its model"),
+    "static-model-types": (_D, "workers are probed by /health, whatever their models do"),
+    "backend-health-check-timeout-seconds": (_D, "backends.<name>.probe_timeout_seconds"),
+    "request-stats-window": (_D, "figures are in /metrics"),
+    "log-stats": (_D, "figures are in /metrics"),
+    "log-stats-interval": (_D, "figures are in /metrics"),
+    "log-level": (_D, "sluice serve --log-level"),
+    "enable-batch-api": (_D, "see docs/api.md for what is served"),
+    "otel-service-name": (_D, "tracing.service_name"),
+    "dynamic-config-yaml": (_D, "import that file's arguments; routes change by `sluice routes`"),
+    "dynamic-config-json": (_D, "import that file's arguments; routes change by `sluice routes`"),
+    "sentry-dsn": (_U, "no Sentry; spans go to tracing.otlp_endpoint"),
+}
 
 
 def read_arguments(words: Sequence[str]) -> ImportedSetup:

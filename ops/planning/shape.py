@@ -4,35 +4,30 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 # Bytes a number takes in each format; 4-bit formats keep a 16-bit scale and a 4-bit zero for each group of
 # 128 weights (AWQ's and GPTQ's usual group).
 _GROUP = 128
 _FOUR_BIT = 0.5 + (2 + 0.5) / _GROUP
-LINEAR_BYTES: Mapping[str, float] = MappingProxyType(
-    {
-        "float32": 4.0,
-        "float16": 2.0,
-        "bfloat16": 2.0,
-        "fp8": 1.0,
-        "int8": 1.0,
-        "awq": _FOUR_BIT,
-        "gptq": _FOUR_BIT,
-    }
-)
+LINEAR_BYTES: Mapping[str, float] = {
+    "float32": 4.0,
+    "float16": 2.0,
+    "bfloat16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "awq": _FOUR_BIT,
+    "gptq": _FOUR_BIT,
+}
 # What vLLM calls the same formats.
-_ALIASES: Mapping[str, str] = MappingProxyType(
-    {
-        "awq_marlin": "awq",
-        "gptq_marlin": "gptq",
-        "w8a8": "int8",
-        "half": "float16",
-        "float": "float32",
-        "auto": "bfloat16",
-    }
-)
+_ALIASES: Mapping[str, str] = {
+    "awq_marlin": "awq",
+    "gptq_marlin": "gptq",
+    "w8a8": "int8",
+    "half": "float16",
+    "float": "float32",
+    "auto": "bfloat16",
+}
 # Their KV cache or their layers are not what the arithmetic below counts.
 _OTHER_KINDS = (
     "kv_lora_rank",
@@ -57,12 +52,10 @@ class Gpu:
 
 # What CUDA reports, rounded down: less than the name says, since the driver and error correction take some.
 # `nvidia-smi` shows a little more; another card, or another driver, needs --gpu-memory-gib.
-GPUS: Mapping[str, Gpu] = MappingProxyType(
-    {
-        name: Gpu(name, int(gib * GIB))
-        for name, gib in (("A10G", 22.0), ("A100-40GB", 39.4), ("A100-80GB", 79.1), ("H100-80GB", 79.1))
-    }
-)
+GPUS: Mapping[str, Gpu] = {
+    name: Gpu(name, int(gib * GIB))
+    for name, gib in (("A10G", 22.0), ("A100-40GB", 39.4), ("A100-80GB", 79.1), ("H100-80GB", 79.1))
+}
 
 
 class PlanError(Exception):
@@ -132,14 +125,10 @@ _LLAMA_3_1_8B = ModelShape(
     weights_format="bfloat16",
 )
 # The figures of Meta's published config.json.
-PRESETS: Mapping[str, ModelShape] = MappingProxyType(
-    {
-        "llama-3.1-8b": _LLAMA_3_1_8B,
-        "llama-3-8b-awq": replace(
-            _LLAMA_3_1_8B, name="Llama-3-8B AWQ", max_position=8192, weights_format="awq"
-        ),
-    }
-)
+PRESETS: Mapping[str, ModelShape] = {
+    "llama-3.1-8b": _LLAMA_3_1_8B,
+    "llama-3-8b-awq": replace(_LLAMA_3_1_8B, name="Llama-3-8B AWQ", max_position=8192, weights_format="awq"),
+}
 
 
 def find_model(given: str, *, dtype: str = "auto", quantization: str | None = None) -> ModelShape:

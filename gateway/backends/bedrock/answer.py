@@ -20,18 +20,16 @@ from resilience.failures import BackendFailure, FailureKind
 BYTES_A_TOKEN = 8
 
 # A guardrail's text is the answer that the operator wants; an answer that a filter has cut is incomplete.
-_FINISH: Mapping[str, FinishReason] = MappingProxyType(
-    {
-        "end_turn": FinishReason.STOP,
-        "stop_sequence": FinishReason.STOP,
-        "tool_use": FinishReason.STOP,
-        "guardrail_intervened": FinishReason.STOP,
-        "max_tokens": FinishReason.LENGTH,
-        "model_context_window_exceeded": FinishReason.LENGTH,
-        "content_filtered": FinishReason.ERROR,
-        "malformed_model_output": FinishReason.ERROR,
-    }
-)
+_FINISH: Mapping[str, FinishReason] = {
+    "end_turn": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "tool_use": FinishReason.STOP,
+    "guardrail_intervened": FinishReason.STOP,
+    "max_tokens": FinishReason.LENGTH,
+    "model_context_window_exceeded": FinishReason.LENGTH,
+    "content_filtered": FinishReason.ERROR,
+    "malformed_model_output": FinishReason.ERROR,
+}
 # Pieces that are never joined with others.
 _ALONE = frozenset({ToolBegin, ToolEnd})
 # The reasons after which a caller is to answer the calls of an answer that has some.

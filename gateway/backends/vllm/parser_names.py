@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from budgeting.errors import TokenizerError
@@ -23,17 +22,15 @@ class ParserNames:
     reasoning: str | None = None
 
 
-_BY_TYPE: Mapping[str, ParserNames] = MappingProxyType(
-    {
-        "gpt_oss": ParserNames("openai", "openai_gptoss"),
-        "glm4_moe": ParserNames("glm45", "glm45"),
-        "kimi_k2": ParserNames("kimi_k2"),
-        "minimax_m2": ParserNames("minimax_m2", "minimax_m2"),
-        "seed_oss": ParserNames("seed_oss", "seed_oss"),
-        "gemma4": ParserNames("gemma4", "gemma4"),
-        "llama4": ParserNames("llama4_pythonic"),
-    }
-)
+_BY_TYPE: Mapping[str, ParserNames] = {
+    "gpt_oss": ParserNames("openai", "openai_gptoss"),
+    "glm4_moe": ParserNames("glm45", "glm45"),
+    "kimi_k2": ParserNames("kimi_k2"),
+    "minimax_m2": ParserNames("minimax_m2", "minimax_m2"),
+    "seed_oss": ParserNames("seed_oss", "seed_oss"),
+    "gemma4": ParserNames("gemma4", "gemma4"),
+    "llama4": ParserNames("llama4_pythonic"),
+}
 # What a template has of a format of calls; in this order.
 _TOOL_MARKS = (
     (("<tool_call>", "<function="), "qwen3_coder"),

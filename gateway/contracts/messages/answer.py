@@ -1,7 +1,6 @@
 """Anthropic's message and error."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final, Literal, NotRequired
 
 import orjson
@@ -67,34 +66,30 @@ class MessagesErrorBody(TypedDict):
     request_id: str
 
 
-STOP_REASONS: Final[Mapping[FinishReason, str]] = MappingProxyType(
-    {
-        FinishReason.STOP: "end_turn",
-        FinishReason.LENGTH: "max_tokens",
-        FinishReason.TOOL_CALLS: "tool_use",
-        FinishReason.DEADLINE: "max_tokens",
-        FinishReason.CANCELLED: "max_tokens",
-        FinishReason.ERROR: "max_tokens",
-        FinishReason.DEGRADED: "end_turn",
-    }
-)
+STOP_REASONS: Final[Mapping[FinishReason, str]] = {
+    FinishReason.STOP: "end_turn",
+    FinishReason.LENGTH: "max_tokens",
+    FinishReason.TOOL_CALLS: "tool_use",
+    FinishReason.DEADLINE: "max_tokens",
+    FinishReason.CANCELLED: "max_tokens",
+    FinishReason.ERROR: "max_tokens",
+    FinishReason.DEGRADED: "end_turn",
+}
 """Anthropic's clients know whole texts, those cut short, and calls; ``sluice`` has the true reason."""
 
 OVERLOADED: Final = 529
 """Anthropic's status for what is 503 elsewhere."""
-_STATUS: Final[Mapping[int, int]] = MappingProxyType({422: 400, 503: OVERLOADED})
-_ERROR_TYPES: Final[Mapping[int, str]] = MappingProxyType(
-    {
-        401: "authentication_error",
-        402: "billing_error",
-        403: "permission_error",
-        404: "not_found_error",
-        413: "request_too_large",
-        429: "rate_limit_error",
-        504: "timeout_error",
-        OVERLOADED: "overloaded_error",
-    }
-)
+_STATUS: Final[Mapping[int, int]] = {422: 400, 503: OVERLOADED}
+_ERROR_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    504: "timeout_error",
+    OVERLOADED: "overloaded_error",
+}
 
 
 def stop_reason(asked: ParsedRequest, answer: Answer) -> str:

@@ -1,7 +1,6 @@
 """From blocks to the typed conversation and its tools."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic_core import to_json
@@ -25,9 +24,11 @@ ATTRIBUTION: Final = "x-anthropic-billing-header"
 """How the block of a system prompt begins that names the client's session. It differs between conversations,
 so no two of them would share a cached prefix."""
 
-_MODES: Final[Mapping[str, ToolChoiceMode]] = MappingProxyType(
-    {"auto": ToolChoiceMode.AUTO, "any": ToolChoiceMode.REQUIRED, "none": ToolChoiceMode.NONE}
-)
+_MODES: Final[Mapping[str, ToolChoiceMode]] = {
+    "auto": ToolChoiceMode.AUTO,
+    "any": ToolChoiceMode.REQUIRED,
+    "none": ToolChoiceMode.NONE,
+}
 
 
 def conversation(body: CountRequest) -> tuple[Message, ...]:

@@ -50,15 +50,13 @@ class ResponsesRequest(ParsedRequest, frozen=True):
     again: bytes | None = None
 
 
-_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "messages": "input",
-        "max_tokens": "max_output_tokens",
-        "response_format": "text.format",
-        "adapter_id": "model",
-        "reasoning_effort": "reasoning.effort",
-    }
-)
+_FIELDS: Final[Mapping[str, str]] = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "adapter_id": "model",
+    "reasoning_effort": "reasoning.effort",
+}
 _NO_FIELDS: Final = SluiceFields()
 
 

@@ -7,7 +7,6 @@ import json
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
-from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -36,13 +35,11 @@ from resilience.failures import BackendFailure, FailureKind
 # How soon there may be room again in an engine that bounds its own queue.
 RETRY_AFTER_S = 1.0
 
-_REASONS: Mapping[str, FinishReason] = MappingProxyType(
-    {
-        "stop": FinishReason.STOP,
-        "repetition": FinishReason.STOP,
-        "length": FinishReason.LENGTH,
-    }
-)
+_REASONS: Mapping[str, FinishReason] = {
+    "stop": FinishReason.STOP,
+    "repetition": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+}
 
 
 class VllmEngine:
@@ -89,17 +86,15 @@ class VllmEngine:
             max_loras=max_loras,
             takes_images=bool(config.model_config.is_multimodal_model),
             pools=config.model_config.runner_type == "pooling",
-            details=MappingProxyType(
-                {
-                    "vllm": version,
-                    "device": str(config.device_config.device_type),
-                    "dtype": str(config.model_config.dtype).removeprefix("torch."),
-                    "quantization": config.model_config.quantization,
-                    "block_size": int(config.cache_config.block_size),
-                    "tool_parser": names.tool,
-                    "reasoning_parser": names.reasoning,
-                }
-            ),
+            details={
+                "vllm": version,
+                "device": str(config.device_config.device_type),
+                "dtype": str(config.model_config.dtype).removeprefix("torch."),
+                "quantization": config.model_config.quantization,
+                "block_size": int(config.cache_config.block_size),
+                "tool_parser": names.tool,
+                "reasoning_parser": names.reasoning,
+            },
         )
 
     @property
