@@ -1,10 +1,12 @@
 """Connects the metrics: what each part shows when scraped, and the events that are counted."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.registry import Collector
 
 from gateway.admin.admission import AdmissionAdmin
+from gateway.health.first_ready import FirstReady
+from gateway.health.probe import HealthProbe
 from gateway.routing.slo_targets import RevisionTargets
 from gateway.wiring.core import Core
 from gateway.wiring.serving import ServingParts
@@ -91,5 +93,11 @@ def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> 
     yield ScrapeCollector(state_families, base.state.figures)
     yield ScrapeCollector(trace_families, lambda: base.tracing.figures)
     yield ScrapeCollector(shadow_families, serving.shadow.figures)
-    health, first = serving.health, serving.first_ready
-    yield ScrapeCollector(health_families, lambda: (health.checks(), first.after_s()))
+    yield health_collector(serving.health, serving.first_ready)
+
+
+def health_collector(
+    health: HealthProbe, first: FirstReady
+) -> ScrapeCollector[tuple[Mapping[str, bool], float | None]]:
+    """Shows the checks of ``/ready``, and how long they took to pass."""
+    return ScrapeCollector(health_families, lambda: (health.checks(), first.after_s()))

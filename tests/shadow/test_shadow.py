@@ -296,7 +296,7 @@ def test_the_sample_is_the_same_everywhere_and_as_large_as_asked() -> None:
 async def test_a_line_is_bounded_by_what_its_copies_take(watch: Watch, ask: Ask) -> None:
     watched = watch()
     await watched.run(ask())
-    copy = watched.shadow._queue.take()
+    copy = watched.shadow.queue.take()
     assert isinstance(copy, Copy)
     line = ShadowQueue(1_000, 3 * copy.size_bytes)
     assert [line.offer(copy) for _ in range(4)] == [True, True, True, False]
