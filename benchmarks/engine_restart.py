@@ -141,7 +141,7 @@ async def measure(
     """Seconds of the first start, the figures of each run, and what was held before and after each."""
     watch = Watch()
     tokenizer = ChatTokenizer.from_folder(Path(settings.engine.model))
-    make = engine_maker(settings, tokenizer.token_bytes)
+    make = engine_maker(settings, settings.engine, tokenizer.token_bytes)
     if make is None:
         raise RuntimeError("engine.kind is none")
     host = SupervisedHost(

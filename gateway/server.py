@@ -42,10 +42,10 @@ CUT_TIMEOUT_S = 3.0
 # with fewer new container objects it is left for later.
 GC_LOOK_S = 0.05
 GC_WORTH_OBJECTS = 200
-# A gateway that is never idle collects by Python's own rule, after so many new objects: more than the some 180
-# of each of 64 requests in flight, whose coming and going would otherwise set off a collection every 15
-# requests, for nothing. One of them takes 7 ms of the event loop, once in some 3,000 requests. A full one, of
-# all that came since the start, comes where that has grown by a quarter.
+# A gateway that is never idle collects by Python's own rule, after so many new objects: more than those of 64
+# requests in flight, some 180 each, whose coming and going would else set off a collection every 15 requests,
+# for nothing. One of them takes 7 ms of the event loop, once in some 3,000 requests. A full one, of all that
+# came since the start, comes where that has grown by a quarter.
 GC_ALLOCATIONS = 20_000
 GC_YOUNG_PER_MIDDLE = 5
 GC_MIDDLE_PER_FULL = 1_000
