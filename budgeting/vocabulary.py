@@ -4,6 +4,7 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Final
 
 from tokenizers import Tokenizer
@@ -92,6 +93,9 @@ class Vocabulary:
 
     def shared(self, ids: Sequence[int]) -> tuple[int, ...]:
         """The same ids, as objects that every holder of an id has in common."""
+        if 1 < len(ids) <= _NUMBERS_AT_ONCE:
+            shared: tuple[int, ...] = itemgetter(*ids)(self._shared)  # in half the time
+            return shared
         return tuple(_in_parts(ids, self._shared.__getitem__))
 
     def rendered_ids(self, rendered: str, *, guarded: bool) -> list[int]:
