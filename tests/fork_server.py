@@ -37,6 +37,7 @@ import threading
 import time
 import traceback
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -459,6 +460,8 @@ def _run_module(name: str, words: Sequence[str]) -> None:
     if name == "engine.process":
         sys.exit(sys.modules[name].main(list(words)))
     if name == "ops.cli":
+        # It shares the pages of the one that it was forked off. To move them copies all, for half a second of a core.
+        sys.modules["gateway.server"].use_huge_pages = lambda: None  # type: ignore[attr-defined]
         sys.exit(sys.modules["ops.cli.main"].main())
     sys.modules.pop(name, None)
     runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -581,6 +584,9 @@ def main(fd: int, *, vllm: bool, tests: bool) -> None:
         _prepare_numba()
     if tests:
         _import_tests()
+    # What libraries end with a process is this one's: a forked one would only copy its pages to end it.
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False
     gc.freeze()
     _in_huge_pages()
     gc.enable()
