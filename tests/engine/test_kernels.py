@@ -103,10 +103,13 @@ def test_without_numba_the_engine_starts_says_so_and_answers(tiny_model: Path) -
     script = (
         "import logging, sys; sys.modules['numba'] = None; logging.basicConfig()\n"
         "from engine.build import build_engine\n"
-        "from engine.values import EngineConfig\n"
-        "from tests.engine.support import greedy, run_prompts\n"
+        "from engine.values import EngineConfig, GenerationRequest, SamplingParams\n"
         "engine = build_engine(EngineConfig(sys.argv[1], num_blocks=16, num_threads=1))\n"
-        "print(run_prompts(engine, [(5, 6, 7)], greedy(8)))\n"
+        "engine.add(GenerationRequest('alone', (5, 6, 7), SamplingParams(8, temperature=0.0)))\n"
+        "said = []\n"
+        "while engine.has_work:\n"
+        "    said += [token for output in engine.step() for token in output.token_ids]\n"
+        "print([said])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tiny_model)], capture_output=True, text=True, check=True
