@@ -24,12 +24,13 @@ SLOW = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed (its CPU build needs Linux on x86-64)"),
 ]
+# The cheap ones are one group: what they are compared with is computed once for a process of the tests.
 PARAMS = [
-    pytest.param("scripted", marks=pytest.mark.xdist_group("conformance-scripted")),
-    pytest.param("embedded", marks=pytest.mark.xdist_group("conformance-embedded")),
-    pytest.param("ray-replica", marks=pytest.mark.xdist_group("conformance-embedded")),
-    pytest.param("bedrock", marks=pytest.mark.xdist_group("conformance-bedrock")),
-    pytest.param("sluice-worker", marks=pytest.mark.xdist_group("conformance-sluice")),
+    pytest.param("scripted", marks=pytest.mark.xdist_group("conformance")),
+    pytest.param("embedded", marks=pytest.mark.xdist_group("conformance")),
+    pytest.param("ray-replica", marks=pytest.mark.xdist_group("conformance")),
+    pytest.param("bedrock", marks=pytest.mark.xdist_group("conformance")),
+    pytest.param("sluice-worker", marks=pytest.mark.xdist_group("conformance")),
     pytest.param("vllm-worker-messages", marks=[pytest.mark.xdist_group("conformance-vllm-worker"), *SLOW]),
     pytest.param("vllm-worker-token-ids", marks=[pytest.mark.xdist_group("conformance-vllm-worker"), *SLOW]),
     pytest.param("vllm-in-process", marks=[pytest.mark.xdist_group("vllm"), *SLOW]),
