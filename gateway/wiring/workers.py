@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Set
-from functools import partial
 from types import MappingProxyType
 
 from adapters.values import Adapter
@@ -22,7 +21,7 @@ from gateway.backends.workers.worker import WatchRules, Worker
 from gateway.backends.workers.worker_choice import WorkerChoice
 from gateway.config.backends import OpenAIBackend
 from gateway.contracts.features import Feature
-from gateway.wiring.worker_connections import make_connections
+from gateway.wiring.worker_connections import WorkerConnections, make_connections
 from resilience.turns import Turns
 
 # A Sluice as worker must not answer with a fallback: this gateway has its own fallback chain and ledger.
@@ -76,20 +75,9 @@ def make_workers(
     connections = make_connections(name, section, headers, environ)
     lists_models = dialect is Dialect.VLLM and Feature.LORA in features
     watch = _watch_rules(section, dialect, lists_models)
-    timeouts, rules = _timeouts(section), _health_rules(section)
+    loras = _lora_maker(section, bring, clock) if section.load_adapters else None
     workers = [
-        Worker(
-            url,
-            make_client=connections.client,
-            timeouts=timeouts,
-            max_connections=section.max_connections,
-            rules=rules,
-            watch=watch,
-            max_running=section.max_running,
-            clock=clock,
-            on_return=choice.forget,
-            make_loras=_lora_maker(section, bring, clock) if section.load_adapters else None,
-        )
+        _make_worker(url, section, connections, watch, on_return=choice.forget, loras=loras, clock=clock)
         for url in urls
     ]
 
@@ -129,6 +117,30 @@ def make_workers(
     return pool
 
 
+def _make_worker(
+    url: str,
+    section: OpenAIBackend,
+    connections: WorkerConnections,
+    watch: WatchRules,
+    *,
+    on_return: Callable[[str], None],
+    loras: Callable[[WorkerClient], WorkerLoras] | None,
+    clock: Callable[[], float],
+) -> Worker:
+    return Worker(
+        url,
+        make_client=connections.client,
+        timeouts=_timeouts(section),
+        max_connections=section.max_connections,
+        rules=_health_rules(section),
+        watch=watch,
+        max_running=section.max_running,
+        clock=clock,
+        on_return=on_return,
+        make_loras=loras,
+    )
+
+
 def _writer(
     section: OpenAIBackend, model: str, dialect: Dialect, templates: tuple[HeaderTemplate, ...]
 ) -> CompletionWriter:
@@ -155,14 +167,17 @@ def _hedging(section: OpenAIBackend) -> HedgePolicy | None:
 def _lora_maker(
     section: OpenAIBackend, bring: Callable[[Adapter], Awaitable[None]], clock: Callable[[], float]
 ) -> Callable[[WorkerClient], WorkerLoras]:
-    return partial(
-        WorkerLoras,
-        places=section.max_loaded_adapters,
-        folder=section.adapters_folder,
-        bring=bring,
-        clock=clock,
-        fixed=section.adapters,
-    )
+    def make(client: WorkerClient) -> WorkerLoras:
+        return WorkerLoras(
+            client,
+            places=section.max_loaded_adapters,
+            folder=section.adapters_folder,
+            bring=bring,
+            clock=clock,
+            fixed=section.adapters,
+        )
+
+    return make
 
 
 def _timeouts(section: OpenAIBackend) -> Timeouts:
