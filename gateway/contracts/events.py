@@ -4,7 +4,8 @@ Per choice: ``(Delta | Reasoning | ToolBegin ToolArgs* ToolEnd)*``, then its fin
 A choice begins with its first event.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Generator, Sequence
+from typing import Final, cast
 
 from msgspec import Struct
 
@@ -13,6 +14,16 @@ from gateway.contracts.values import FinishReason, TokenLogprob
 
 # The most calls in one choice: more are a fault of the model or of a parser.
 MAX_CALLS = 128
+
+
+class _Taken:
+    def __await__(self) -> Generator[None, None, None]:
+        return _ENDED
+
+
+_ENDED: Final = cast("Generator[None, None, None]", iter(()))
+TAKEN: Final[Awaitable[None]] = _Taken()
+"""Returned in place of a coroutine by what has taken an event at once: it need not be awaited."""
 
 
 class Delta(Struct, frozen=True, tag=True):

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from admission.controller import Slot
 from admission.errors import Refused
 from budgeting.values import Plan, ToolCall
-from gateway.contracts.events import AnswerFold, Delta, IllegalEvent, Reasoning
+from gateway.contracts.events import TAKEN, AnswerFold, Delta, IllegalEvent, Reasoning
 from gateway.contracts.values import FinishReason, GenerateRequest, TokenLogprob
 from gateway.generation.commit_buffer import CommitBuffer
-from gateway.generation.sink import NOTHING, Sink
+from gateway.generation.sink import Sink
 from gateway.generation.tool_calls import CallOutcome
 from gateway.generation.trace_steps import TraceSteps
 from observability.events import ResumeFact
@@ -142,7 +142,7 @@ class AnswerStream:
         if delta.logprobs:
             delta = self._store_logprobs(delta)
         if not self._streamed:
-            return NOTHING
+            return TAKEN
         if self._buffer is not None and self._buffer.holding:
             return self._buffer.take(delta)
         if not self.committed and (delta.text or delta.logprobs):

@@ -1,23 +1,12 @@
 """Where a request's events go: JSON, SSE and WebSocket each implement it."""
 
-from collections.abc import Awaitable, Generator
-from typing import Final, Protocol, cast
+from collections.abc import Awaitable
+from typing import Protocol
 
 from budgeting.values import Plan
 from gateway.contracts.events import Delta
 from gateway.contracts.values import Answer
 from gateway.errors import PublicError
-
-
-class _Nothing:
-    """Awaited at once; one for all, where a coroutine would be made for each token."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        return _ENDED
-
-
-_ENDED: Final = cast("Generator[None, None, None]", iter(()))
-NOTHING: Final[Awaitable[None]] = _Nothing()
 
 
 class Sink(Protocol):
@@ -35,7 +24,7 @@ class Sink(Protocol):
         """
 
     def delta(self, delta: Delta) -> Awaitable[None]:
-        """A piece of the answer; its text may be empty."""
+        """A piece of the answer; its text may be empty. ``TAKEN`` where nothing has to be awaited."""
 
     async def finish(self, answer: Answer) -> None:
         """The answer is whole (``answer.output_text`` holds all of it)."""

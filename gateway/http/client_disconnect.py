@@ -1,7 +1,7 @@
 """How the server notifies the request in progress on a connection of its caller's disconnect."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 SCOPE_KEY: Final = "sluice.disconnect"
 
@@ -14,12 +14,22 @@ class ReaderTooSlow(ClientGone):
     """The caller has read nothing for :data:`gateway.http.disconnect_watch.STALL_S`; treated as gone."""
 
 
+class Flow(Protocol):
+    """What the server knows of the bytes on their way to a caller."""
+
+    write_paused: bool
+
+
 class ClientDisconnect:
-    """The disconnect of one connection: calls ``listener``, set by one request at a time, with its kind."""
+    """The disconnect of one connection: calls ``listener``, set by one request at a time, with its kind.
 
-    __slots__ = ("listener", "why")
+    ``flow`` says whether the caller is behind with reading.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("flow", "listener", "why")
+
+    def __init__(self, flow: Flow | None = None) -> None:
+        self.flow = flow
         self.why: type[ClientGone] | None = None
         self.listener: Callable[[type[ClientGone]], None] | None = None
 

@@ -143,6 +143,26 @@ class Exchange:
             }
         )
 
+    def write(self, data: bytes) -> bool:
+        """Send a piece of the body at once; False where that has to wait, or the server is another one.
+
+        Our own server's ``send`` waits only while the caller is behind.
+        """
+        flow = None if self.disconnect is None else self.disconnect.flow
+        if flow is None or flow.write_paused:
+            return False
+        if self.client_gone:
+            return True
+        sending = self.raw_send({"type": "http.response.body", "body": data, "more_body": True}).__await__()
+        try:
+            next(sending)
+        except StopIteration:
+            return True
+        except OSError:
+            self.client_gone = True
+            return True
+        raise RuntimeError("the server waits although the caller is not behind")
+
     def body(self, data: bytes, *, more: bool) -> Awaitable[None]:
         """Send a piece of the body."""
         return self.send({"type": "http.response.body", "body": data, "more_body": more})

@@ -8,11 +8,10 @@ import orjson
 
 from budgeting.values import Plan
 from gateway.contracts.dialect import ContractDialect, Frames, Header, ParsedRequest
-from gateway.contracts.events import Delta
+from gateway.contracts.events import TAKEN, Delta
 from gateway.contracts.native_answer import answer_event, done_event, error_event
 from gateway.contracts.values import Answer
 from gateway.errors import PublicError
-from gateway.generation.sink import NOTHING
 from gateway.http.exchange import EVENT_STREAM, Exchange
 from gateway.http.respond import error_reply
 
@@ -98,12 +97,12 @@ class StreamSink:
         elif delta.text or delta.logprobs or (delta.token_ids and self._asked.token_ids):
             data = self._frames.delta(delta.text, delta.index, delta.logprobs, delta.token_ids)
         else:
-            return NOTHING
+            return TAKEN
         if not data:
-            return NOTHING
+            return TAKEN
         if self._open and self._pinging is None:  # as _send would, without a coroutine of its own
             self._sent += 1
-            return self._exchange.body(data, more=True)
+            return TAKEN if self._exchange.write(data) else self._exchange.body(data, more=True)
         return self._send(data)
 
     @property

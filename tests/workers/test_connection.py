@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -88,6 +89,108 @@ def test_an_answer_reads_the_same_however_it_is_cut(kind: str, cuts: list[int]) 
         assert told == ["made", "free", "free"]
 
     asyncio.run(scenario())
+
+
+class Taker:
+    """Takes pieces until it has ``most`` of them."""
+
+    def __init__(self, most: int = 1_000) -> None:
+        self.pieces: list[bytes] = []
+        self.most = most
+
+    def take(self, data: bytes) -> bool:
+        self.pieces.append(data)
+        return len(self.pieces) < self.most
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.sampled_from(sorted(BODIES)), st.lists(st.integers(0, 120), max_size=12), st.integers(1, 4))
+def test_an_answer_is_passed_on_the_same_however_it_is_cut(kind: str, cuts: list[int], most: int) -> None:
+    async def scenario() -> None:
+        raw, (connection, _, told) = BODIES[kind], connected()
+        send(connection)
+        taken: list[bytes] = []
+
+        async def read() -> None:
+            await connection.head()
+            more = True
+            while more:
+                taker = Taker(most)
+                more = await connection.pass_on(taker.take)
+                taken.extend(taker.pieces)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(read())
+            bounds = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
+            for start, end in itertools.pairwise(bounds):
+                if end > start:
+                    connection.data_received(raw[start:end])
+                if end % 2:
+                    await asyncio.sleep(0)
+        assert b"".join(taken) == b"hello there"
+        connection.release()
+        assert told == ["made", "free"]
+
+    asyncio.run(scenario())
+
+
+async def test_pieces_are_taken_as_they_come_and_the_reader_is_woken_for_the_end_alone() -> None:
+    connection, _, _ = connected()
+    send(connection)
+    connection.data_received(HEAD + b"content-length: 11\r\n\r\n")
+    await connection.head()
+    taker = Taker()
+    async with asyncio.TaskGroup() as tasks:
+        reading = tasks.create_task(connection.pass_on(taker.take))
+        await asyncio.sleep(0)
+        for piece in (b"hello", b" the"):
+            connection.data_received(piece)
+            assert taker.pieces[-1] == piece  # before the loop had a turn
+        await asyncio.sleep(0)
+        assert not reading.done()
+        connection.data_received(b"re")
+    assert not reading.result() and b"".join(taker.pieces) == b"hello there"
+
+
+async def test_what_is_not_taken_at_once_waits_for_the_reader() -> None:
+    connection, _, _ = connected()
+    send(connection)
+    connection.data_received(HEAD + b"content-length: 11\r\n\r\nhel")
+    first, second = Taker(2), Taker()
+    async with asyncio.TaskGroup() as tasks:
+        reading = tasks.create_task(connection.pass_on(first.take))
+        await asyncio.sleep(0)
+        connection.data_received(b"lo")
+        connection.data_received(b" there")
+    assert reading.result() and first.pieces == [b"hel", b"lo"]
+    assert not await connection.pass_on(second.take) and second.pieces == [b" there"]
+
+
+async def test_a_reader_that_leaves_takes_nothing_more_and_a_broken_connection_is_an_error() -> None:
+    connection, _, _ = connected()
+    send(connection)
+    connection.data_received(HEAD + b"content-length: 11\r\n\r\n")
+    taker = Taker()
+    reading = asyncio.get_running_loop().create_task(connection.pass_on(taker.take))
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    connection.data_received(b"hello")
+    assert not taker.pieces
+    async with asyncio.TaskGroup() as tasks:
+        again = tasks.create_task(_raises(connection.pass_on(taker.take)))
+        await asyncio.sleep(0)
+        connection.connection_lost(None)
+    assert taker.pieces == [b"hello"] and isinstance(again.result(), ConnectionLost)
+
+
+async def _raises(work: Awaitable[object]) -> BaseException | None:
+    try:
+        await work
+    except TransportError as error:
+        return error
+    return None
 
 
 @settings(deadline=None, max_examples=80)

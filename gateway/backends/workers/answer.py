@@ -117,7 +117,7 @@ class CompletionReader:
         self._running_counts = running_counts
         self._counts: dict[int, int] = {}
         self._ids: dict[int, list[int]] = {}
-        self._fault: BadHttp | BackendFailure | None = None
+        self.fault: BadHttp | BackendFailure | None = None
         self._events = EventReader(MAX_ECHO_BYTES if work.sampling.echo else MAX_EVENT_BYTES)
         self._logprobs = LogprobReader(work.sampling.logprobs or 0, token_bytes)
         self._warnings: tuple[str, ...] = ()
@@ -165,10 +165,10 @@ class CompletionReader:
             try:
                 chunk = _chunk(event)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                self._fault = BadHttp("an event of the stream is not a chunk of OpenAI's contract")
+                self.fault = BadHttp("an event of the stream is not a chunk of OpenAI's contract")
                 break
             if chunk.error != _NULL:
-                self._fault = failure_in_stream(bytes(chunk.error))
+                self.fault = failure_in_stream(bytes(chunk.error))
                 break
             chunks.append(chunk)
         if len(chunks) == 1 and not self._ids and (choice := _plain_choice(chunks[0])) is not None:
@@ -294,8 +294,8 @@ class CompletionReader:
             BadHttp: it is not a stream of chunks.
             BackendFailure: the stream carries an error.
         """
-        if self._fault is not None:
-            raise self._fault
+        if self.fault is not None:
+            raise self.fault
 
     def finish(self) -> tuple[Delta | None, Completion]:
         """A last delta with the tokens not counted yet, and the completion. Call after the stream's end.

@@ -1,7 +1,9 @@
 """One HTTP/1.1 connection to a worker: one request at a time, the body read in pieces as received.
 
 The transport's callbacks append to a buffer and wake the reader, which takes the whole buffer: a burst of
-events costs one turn of the loop. One timer serves all timeouts of a request; pieces do not rearm it.
+events costs one turn of the loop. A reader may also take pieces in the callback itself, and is not woken for
+them then: a token costs no turn of the loop at all. One timer serves all timeouts of a request; pieces do not
+rearm it.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class Connection(asyncio.Protocol):
         self._gone = gone
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._take: Callable[[bytes], bool] | None = None
+        self._passes = False  # whether `_take` takes what comes
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._error: TransportError | None = None
@@ -138,13 +142,37 @@ class Connection(asyncio.Protocol):
             if self._error is not None:
                 raise self._error
             await self._wait()
+        data = self._received()
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+        return data
+
+    async def pass_on(self, take: Callable[[bytes], bool]) -> bool:
+        """Give each piece of the body to ``take`` as it arrives, until that returns False.
+
+        ``take`` runs in the transport's callback; it does not wait, and does not raise. False at the end of
+        the body. Raises TransportError.
+        """
+        if self._body and not take(await self.read()):
+            return True
+        self._take, self._passes = take, True
+        try:
+            while self._passes:
+                if self._done:
+                    return False
+                if self._error is not None:
+                    raise self._error
+                await self._wait()
+        finally:
+            self._take, self._passes = None, False
+        return True
+
+    def _received(self) -> bytes:
         body = self._body
         data = body[0] if len(body) == 1 else b"".join(body)
         body.clear()
         self._buffered = 0
-        if self._paused and self._transport is not None:
-            self._paused = False
-            self._transport.resume_reading()
         return data
 
     def flowing(self) -> None:
@@ -227,6 +255,10 @@ class Connection(asyncio.Protocol):
             self._fail(BadHttp("the answer is not HTTP"))
         if not self._head_done and self._head_bytes > MAX_HEAD_BYTES:
             self._fail(BadHttp(f"the answer's head is longer than {MAX_HEAD_BYTES} bytes"))
+        if self._passes and self._take is not None and self._body:
+            self._passes = self._take(self._received())
+            if self._passes and not self._done and self._error is None:
+                return
         transport = self._transport
         if self._buffered > HIGH_WATER_BYTES and self._body and not self._paused and transport is not None:
             self._paused = True
