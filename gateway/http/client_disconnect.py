@@ -14,7 +14,7 @@ class ReaderTooSlow(ClientGone):
     """The caller has read nothing for :data:`gateway.http.disconnect_watch.STALL_S`; treated as gone."""
 
 
-class Flow(Protocol):
+class WriteFlow(Protocol):
     """What the server knows of the bytes on their way to a caller."""
 
     write_paused: bool
@@ -28,7 +28,7 @@ class ClientDisconnect:
 
     __slots__ = ("flow", "listener", "why")
 
-    def __init__(self, flow: Flow | None = None) -> None:
+    def __init__(self, flow: WriteFlow | None = None) -> None:
         self.flow = flow
         self.why: type[ClientGone] | None = None
         self.listener: Callable[[type[ClientGone]], None] | None = None
