@@ -46,6 +46,7 @@ from gateway.backends.workers.hedging import HedgePolicy, Run, race
 from gateway.backends.workers.in_service import LOOK_S, WorkersInService
 from gateway.backends.workers.inspection import Inspection, ServedModel
 from gateway.backends.workers.loras import WorkerLoras
+from gateway.backends.workers.passing_on import PassingOn
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.pool_model import ModelReading, PoolModel
 from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of_transport, refusal_of
@@ -57,7 +58,7 @@ from gateway.backends.workers.vectors import answer_of, body_of, vectors_of
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
 from gateway.backends.workers.worker_choice import NO_WISH, Wish
 from gateway.contracts.audio import EventSink, Recording
-from gateway.contracts.events import TAKEN, Delta
+from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
 from gateway.contracts.front_headers import front_headers
 from gateway.contracts.values import Caller, FormatType
@@ -519,7 +520,7 @@ class WorkersBackend:
         return completion
 
     async def _stream(self, connection: Connection, reader: CompletionReader, attempt: _Attempt) -> None:
-        passing = _Passing(connection, reader, attempt)
+        passing = PassingOn(connection, reader, attempt.push)
         while await connection.pass_on(passing.take):
             await passing.rest()
             if reader.done:
@@ -578,50 +579,6 @@ class _Attempt:
     def push(self, delta: Delta) -> Awaitable[None]:
         self.delivered = True
         return self._out(delta)
-
-
-class _Passing:
-    """Passes a worker's answer on, piece by piece: at once where nobody has to be waited for."""
-
-    __slots__ = ("_attempt", "_connection", "_error", "_flowing", "_reader", "_waiting")
-
-    def __init__(self, connection: Connection, reader: CompletionReader, attempt: _Attempt) -> None:
-        self._connection = connection
-        self._reader = reader
-        self._attempt = attempt
-        self._error: Exception | None = None
-        self._flowing = False
-        # What has to be awaited, and the pieces after it.
-        self._waiting: tuple[Awaitable[None], list[Delta]] | None = None
-
-    def take(self, data: bytes) -> bool:
-        """Take a part of the answer; False when the rest is for :meth:`rest`."""
-        reader, push = self._reader, self._attempt.push
-        try:
-            deltas = reader.feed(data)
-            if reader.started and not self._flowing:
-                self._flowing = True
-                self._connection.flowing()
-            for number, delta in enumerate(deltas, 1):
-                sent = push(delta)
-                if sent is not TAKEN:
-                    self._waiting = sent, deltas[number:]
-                    return False
-        except Exception as error:
-            self._error = error  # raised where the answer is awaited
-            return False
-        return not reader.done and reader.fault is None
-
-    async def rest(self) -> None:
-        """Wait for what could not be passed on at once, and pass the rest on. Raises what reading raised."""
-        if self._error is not None:
-            raise self._error
-        if self._waiting is not None:
-            (sent, deltas), self._waiting = self._waiting, None
-            await sent
-            for delta in deltas:
-                await self._attempt.push(delta)
-        self._reader.check()
 
 
 def _printable(content_type: str) -> str:
