@@ -521,11 +521,14 @@ class WorkersBackend:
 
     async def _stream(self, connection: Connection, reader: CompletionReader, attempt: _Attempt) -> None:
         passing = PassingOn(connection, reader, attempt.push)
-        while await connection.pass_on(passing.take):
-            await passing.rest()
-            if reader.done:
-                connection.linger()
-                return
+        try:
+            while await connection.pass_on(passing.take):
+                await passing.rest()
+                if reader.done:
+                    connection.linger()
+                    return
+        finally:
+            passing.close()
 
     def _wish(self, work: Work) -> Wish:
         if len(self._workers) == 1:

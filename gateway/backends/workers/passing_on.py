@@ -1,6 +1,6 @@
 """A worker's answer on its way to the caller: in the transport's callback, or in the request's task."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 
 from gateway.backends.port import DeltaSink
 from gateway.backends.workers.answer import CompletionReader
@@ -50,3 +50,9 @@ class PassingOn:
             for delta in deltas:
                 await self._push(delta)
         self._reader.check()
+
+    def close(self) -> None:
+        """End what still waits to be passed on: its request was cancelled before its task had a turn."""
+        if self._waiting is not None and isinstance(self._waiting[0], Coroutine):
+            self._waiting[0].close()
+        self._waiting = None
