@@ -1,10 +1,11 @@
 """One account per generation: opened before the work, settled exactly once whatever happens."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Protocol, Self
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from accounting.errors import AlreadySettled, NotRecorded
@@ -26,7 +27,7 @@ class Outbox(Protocol):
     def append(self, row: UsageRow) -> bool:
         """Take a row to be written."""
 
-    async def durable(self) -> bool:
+    def durable(self) -> Awaitable[bool]:
         """Wait until the rows so far are durable; ``False``: no answer may be sent."""
 
 
@@ -52,23 +53,15 @@ class HeldRows:
         return self._rows.pop(generation_id, None)
 
 
-class Account(AbstractContextManager["Account"]):
+class Account(Struct, eq=False):
     """The bill of one generation; made and entered through :meth:`Accounts.open`."""
 
-    __slots__ = ("_accounts", "_entered", "_on_settled", "_row", "_so_far", "_usable")
-
-    def __init__(
-        self,
-        accounts: "Accounts",
-        row: UsageRow,
-        so_far: Callable[[BaseException], PartialUsage] | None,
-        on_settled: Callable[[UsageRow], None],
-    ) -> None:
-        self._accounts = accounts
-        self._row = row
-        self._so_far = so_far
-        self._on_settled = on_settled
-        self._entered = self._usable = False
+    _accounts: "Accounts"
+    _row: UsageRow
+    _so_far: Callable[[BaseException], PartialUsage] | None
+    _on_settled: Callable[[UsageRow], None]
+    _entered: bool = False
+    _usable: bool = False
 
     def settle(self, row: UsageRow) -> None:
         """Bill the exact figures, once; without an await, so that nothing can interrupt it. Raises

@@ -142,17 +142,20 @@ class Journal:
             self._hand_over_soon(self._loop)
         return True
 
-    async def durable(self) -> bool:
-        """Wait until all rows so far are synced, at most ``sync_wait_s``; whether they are."""
+    async def durable(self, *, strict: bool = True) -> bool:
+        """Wait until all rows so far are synced, at most ``sync_wait_s``; whether they are.
+
+        Where it need not be ``strict``, what is waited for may fail.
+        """
         group = self._gathering if self._gathering.entries else self._syncing
         if group is None or self._loop is None:
-            return self.working
+            return not strict or self.working
         if not group.done:
             # Cancelling one waiter does not affect the others.
             ended = self._loop.create_future()
             group.waiting.append(ended)
             await ended
-        return group.synced and self.working
+        return not strict or (group.synced and self.working)
 
     def written(self, entry: PendingRow) -> None:
         """The database has this row."""

@@ -179,10 +179,13 @@ class KeyRing:
         if not bearer:
             return None
         given = _bytes_of(bearer)
-        stored = self._nearest(_prefix_of(bearer))
+        stored = self._nearest(bearer)
         is_stored = hmac.compare_digest(self._digest_of(stored.salt, given), stored.digest)
-        digest = self._digest_of(self._salt, given)
-        for own in [record for known, record in self._first if hmac.compare_digest(digest, known)]:
+        digest, own = self._digest_of(self._salt, given), None
+        for known, record in self._first:  # all of them, whichever it is
+            if hmac.compare_digest(digest, known):
+                own = record
+        if own is not None:
             return own
         return self._in_force(stored) if is_stored and stored is not self._decoy else None
 
@@ -226,18 +229,16 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def _nearest(self, prefix: str) -> StoredKey:
-        """The key of this prefix, or its neighbour, for the same work."""
+    def _nearest(self, bearer: str) -> StoredKey:
+        """The key of the same prefix, or its neighbour, for the same work."""
         if not self._prefixes:
             return self._decoy
+        mark, _, rest = bearer.partition("_")
+        prefix, _, _ = rest.partition("_")
+        if mark != _MARK:
+            prefix = ""
         place = bisect_left(self._prefixes, prefix)
         return self._by_prefix[self._prefixes[place % len(self._prefixes)]]
-
-
-def _prefix_of(bearer: str) -> str:
-    mark, _, rest = bearer.partition("_")
-    prefix, _, _ = rest.partition("_")
-    return prefix if mark == _MARK else ""
 
 
 def _bytes_of(key: str) -> bytes:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from sqlalchemy import Select
@@ -154,12 +154,12 @@ class Ledger:
             self._replay.spilled(entry.at)
         return True
 
-    async def durable(self) -> bool:
+    def durable(self) -> Awaitable[bool]:
         """Wait for the journal, as ``durability`` says; ``False``: no answer may be sent."""
+        strict = self._durability is Durability.STRICT
         if self._journal is None or self._durability is Durability.RELAXED:
-            return self._durability is not Durability.STRICT
-        stored = await self._journal.durable()
-        return stored or self._durability is not Durability.STRICT
+            return _known(not strict)
+        return self._journal.durable(strict=strict)
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Write waiting rows, for at most ``timeout_s`` seconds, then close the database. The other rows stay
@@ -228,3 +228,7 @@ class Ledger:
             self._writer.hold(entry)
         else:
             self._writer.lose((entry.row,), LossReason.OUTBOX_FULL)
+
+
+async def _known(durable: bool) -> bool:
+    return durable

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 
+from msgspec import Struct
+
 from adapters.catalogue import AdapterState, Alias
 from adapters.errors import UnknownAdapter
 from adapters.selection import AdapterOffer, Lease, select
@@ -78,15 +80,13 @@ class AdapterRegistry:
         return MappingProxyType(dict(self._in_use))
 
 
-class _Leasing(AbstractContextManager[Lease]):
+class _Leasing(Struct, eq=False):
     """One lease; ``in_use`` counts those of each adapter."""
 
-    __slots__ = ("_in_use", "_name", "_registry", "_selection")
-
-    def __init__(self, registry: AdapterRegistry, in_use: dict[str, int], selection: Selection) -> None:
-        self._registry = registry
-        self._in_use = in_use
-        self._selection = selection
+    _registry: AdapterRegistry
+    _in_use: dict[str, int]
+    _selection: Selection
+    _name: str | None = None
 
     def __enter__(self) -> Lease:
         lease = select(self._selection, self._registry.offered)

@@ -6,6 +6,8 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import MappingProxyType, TracebackType
 
+from msgspec import Struct
+
 from admission.events import AdmissionEvent, SlotOutcome
 from admission.gate import BackendGate
 from admission.queue import AdmissionQueue, Slot
@@ -113,14 +115,12 @@ class AdmissionController:
         return queue
 
 
-class _Admission(AbstractAsyncContextManager[Slot]):
+class _Admission(Struct, eq=False):
     """One request's wait for a slot, and its use."""
 
-    __slots__ = ("_demand", "_queue", "_slot")
-
-    def __init__(self, queue: AdmissionQueue, demand: Demand) -> None:
-        self._queue = queue
-        self._demand = demand
+    _queue: AdmissionQueue
+    _demand: Demand
+    _slot: Slot | None = None
 
     async def __aenter__(self) -> Slot:
         demand = self._demand
@@ -137,4 +137,5 @@ class _Admission(AbstractAsyncContextManager[Slot]):
             default = SlotOutcome.DROPPED
         else:
             default = SlotOutcome.IGNORED  # a cancellation is no failure of the backend
-        self._queue.leave(self._slot, default)
+        if self._slot is not None:
+            self._queue.leave(self._slot, default)

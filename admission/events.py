@@ -46,17 +46,6 @@ class RefusedEvent(Struct, frozen=True):
     queued: bool = False
 
 
-class Released(Struct, frozen=True):
-    """A slot came back. ``held_s`` is the time from admission until its outcome was known, seconds."""
-
-    backend: str
-    tenant: str
-    outcome: SlotOutcome
-    held_s: float
-    estimated_wait_s: float
-    in_flight: int
-
-
 class FirstToken(Struct, frozen=True):
     """An answer has its first token, ``took_s`` after the offer; the estimate was ``estimated_s``."""
 
@@ -65,4 +54,4 @@ class FirstToken(Struct, frozen=True):
     took_s: float
 
 
-AdmissionEvent = Admitted | RefusedEvent | FirstToken | Released
+AdmissionEvent = Admitted | RefusedEvent | FirstToken

@@ -8,27 +8,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from msgspec import Struct
+
 from admission.errors import Refused
-from admission.events import AdmissionEvent, Admitted, FirstToken, RefusedEvent, Released, SlotOutcome
+from admission.events import AdmissionEvent, Admitted, FirstToken, RefusedEvent, SlotOutcome
 from admission.gate import BackendGate
 from admission.ticket import AdmissionTicket, Refusal, TicketState
 from admission.values import BackendLoad, Demand
 
 
-class Slot:
+class Slot(Struct, eq=False):
     """The permission to generate; given back when its ``async with`` block is left.
 
     The first of :meth:`succeeded`, :meth:`dropped` and :meth:`ignored` counts. Without one, a normal exit is
     a success, an exception means dropped, a cancellation ignored.
     """
 
-    __slots__ = ("_ended_at", "_outcome", "_queue", "ticket")
-
-    def __init__(self, queue: AdmissionQueue, ticket: AdmissionTicket) -> None:
-        self._queue = queue
-        self.ticket = ticket
-        self._outcome: SlotOutcome | None = None
-        self._ended_at = 0.0
+    _queue: AdmissionQueue
+    ticket: AdmissionTicket
+    _outcome: SlotOutcome | None = None
+    _ended_at: float = 0.0
 
     @property
     def backend(self) -> str:
@@ -122,16 +121,6 @@ class AdmissionQueue:
         outcome, ended_at = slot.ended(default)
         ticket = slot.ticket
         self.gate.release(ticket, outcome, ended_at, output_tokens=ticket.demand.produced())
-        self._emit(
-            Released(
-                backend=ticket.demand.backend,
-                tenant=ticket.demand.tenant,
-                outcome=outcome,
-                held_s=ended_at - ticket.handed_on_at,
-                estimated_wait_s=ticket.estimated_wait_s,
-                in_flight=len(self.gate.work.tickets),
-            )
-        )
         if self.gate.tickets:
             self.look()
 

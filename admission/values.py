@@ -20,8 +20,7 @@ class Reason(StrEnum):
     CIRCUIT_OPEN = "circuit_open"
 
 
-@dataclass(frozen=True, slots=True)
-class BackendLoad:
+class BackendLoad(Struct, frozen=True):
     """A backend's load as its engine reported it; 0 means unknown for sizes.
 
     ``running`` and ``waiting`` count sequences in the engine, ``kv_usage`` is the share of KV blocks in use,

@@ -15,7 +15,6 @@ import random
 import resource
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from msgspec import structs
 from rich.console import Console
@@ -69,7 +68,7 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
     spent: dict[str, list[tuple[float, float]]] = {"offer": [], "hand on": [], "look": [], "release": []}
     for number in range(rounds):
         now += 0.01
-        gate.report(replace(load, running=gate.in_flight), now)
+        gate.report(structs.replace(load, running=gate.in_flight), now)
         ticket = going.pop(draw.randrange(len(going)))
         arrival = ask(number)
         begun = clocks()

@@ -22,7 +22,7 @@ from gateway import server
 from gateway.backends.port import Backend, Fleet
 from gateway.config.settings import load_settings
 from gateway.journey import Journey
-from gateway.wiring import observing
+from gateway.wiring import foundation
 from gateway.wiring.backends import Engines
 from gateway.wiring.build import build
 from gateway.wiring.running import Gateway
@@ -64,7 +64,7 @@ def gateway_of(pieces: int | None, folder: Path, collector: str | None, sample_r
     if collector is not None:
         environment["SLUICE_TRACING__OTLP_ENDPOINT"] = collector
     else:
-        vars(observing)["EventDispatcher"] = SilentHub
+        vars(foundation)["EventDispatcher"] = SilentHub
     whole = build(load_settings(Path("sluice.yaml"), environment), admin_key=KEY)
     journey = whole.services.journey
     assert isinstance(journey, Journey)

@@ -68,9 +68,9 @@ def microseconds(work: Callable[[], object], requests: int) -> float:
 def print_parts(requests: int = 1_500) -> None:
     """Measure and print; ``requests`` calls a round, fewer than any queue holds."""
     metrics = Metrics(version="benchmark")
-    quiet = EventDispatcher(metrics, log_request=_dropped)
+    quiet = EventDispatcher().record(metrics, log_request=_dropped)
     logs = configure_logging("info", json=True, stream=io.StringIO())
-    loud = EventDispatcher(Metrics(version="benchmark"))
+    loud = EventDispatcher().record(Metrics(version="benchmark"))
     sender = TraceSender(_Nowhere(), resource=Resource.create(), version="benchmark", scrub=str)
     ids_only, exporting = Tracing(), Tracing(sender)
     sampling = Tracing(sender, sample_ratio=0.0)

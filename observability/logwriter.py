@@ -4,7 +4,6 @@ A write to a pipe without a reader blocks for ever; it must not block the gatewa
 """
 
 import logging
-import logging.handlers
 import queue
 import threading
 from typing import Final, TextIO
@@ -17,31 +16,23 @@ CLOSE_TIMEOUT_S: Final = 2.0
 GATHER_S: Final = 0.05
 
 
-class QueuedLines(logging.handlers.QueueHandler):
+class QueuedLines(logging.Handler):
     """Puts records in a queue of at most ``capacity``; when it is full they are counted and dropped."""
 
     def __init__(self, lines: queue.SimpleQueue[logging.LogRecord | None], capacity: int) -> None:
-        super().__init__(lines)
+        super().__init__()
         self.dropped = 0
         self._lines = lines
         self._capacity = capacity
 
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """The record as it is: it stays in this process."""
-        return record
-
     def handle(self, record: logging.LogRecord) -> bool:
-        """Take a record without the handler's lock: the queue has its own."""
-        self.enqueue(record)
-        return True
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        """Never waits."""
+        """Take a record as it is, without waiting and without the handler's lock: the queue has its own."""
         # Other threads may run between the two calls: the bound is exact up to one line per thread.
         if self._lines.qsize() < self._capacity:
             self._lines.put(record)
         else:
             self.dropped += 1
+        return True
 
 
 class BatchedLines(logging.StreamHandler[TextIO]):

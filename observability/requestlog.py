@@ -46,7 +46,8 @@ class RequestLog:
         """Log a request; never waits."""
         level = logging.ERROR if request.failed else logging.INFO
         if self._logger.isEnabledFor(level):
-            self._logger.handle(RequestLine(self._logger.name, level, request))
+            # Without filters of the logger, which has none.
+            self._logger.callHandlers(RequestLine(self._logger.name, level, request))
 
 
 def request_line(request: RequestRecord) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Dispatches events: the metrics count them, and those of one table also become log lines."""
+"""Passes events on: to the metrics, which count them, to the log, for those of one table, and to others."""
 
 import logging
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import structlog
 
@@ -113,48 +113,62 @@ LINES = (
 
 
 class EventDispatcher:
-    """Counts and logs events; leaves and journey are given its :meth:`emit`."""
+    """Passes each event to the listeners of its type, which attach later; leaves and journey are given its
+    :meth:`emit`.
+    """
 
-    def __init__(
+    def __init__(self) -> None:
+        self._by_type: dict[type, list[Callable[[Any], object]]] = {}
+        self._metrics: Metrics | None = None
+        self._log: Any = structlog.get_logger("sluice")
+
+    def attach(self, listener: Callable[[Any], object], *types: type) -> None:
+        """Pass events of these types to ``listener``, in the order in which listeners were attached."""
+        for one in types:
+            self._by_type.setdefault(one, []).append(listener)
+
+    def record(
         self,
         metrics: Metrics,
         *,
         log: Any = None,
         log_request: Callable[[RequestRecord], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ) -> Self:
+        """Count events in ``metrics`` and log them from now on."""
         self._metrics = metrics
-        self._log: Any = log if log is not None else structlog.get_logger("sluice")
-        self._sampler = Sampler(clock)
-        self._handlers: dict[type, list[Callable[[Any], object]]] = {
-            event: list(updates) for event, updates in metrics.updates.items()
-        }
-        self._handlers[RequestRecord].append(log_request or RequestLog(logging.getLogger("sluice")))
+        if log is not None:
+            self._log = log
+        for event, updates in metrics.updates.items():
+            for update in updates:
+                self.attach(update, event)
+        self.attach(log_request or RequestLog(logging.getLogger("sluice")), RequestRecord)
+        sampler = Sampler(clock)
         for line in LINES:
-            self._handlers.setdefault(line.event, []).append(partial(self._write, line))
-        # The events that it counts or logs.
-        self.types = tuple(self._handlers)
+            self.attach(partial(self._write, line, sampler), line.event)
+        return self
 
     def emit(self, event: object) -> None:
-        """Record ``event``. Never blocks and never raises, so that the emitter cannot fail because of it.
+        """Pass an event on. Never blocks and never raises, so that the emitter cannot fail because of it.
 
-        An error in here is counted in ``sluice_telemetry_errors_total`` and logged by its class.
+        A listener's error is counted in ``sluice_telemetry_errors_total`` and logged by its class.
         """
         try:
-            for handle in self._handlers.get(type(event), ()):
-                handle(event)
+            for listener in self._by_type.get(type(event), ()):
+                listener(event)
         except Exception as error:
             name = type(event).__name__
-            self._metrics.emit_error(name)
+            if self._metrics is not None:
+                self._metrics.emit_error(name)
             self._log.error("event not recorded", kind=name, error_type=type(error).__name__)
 
-    def _write(self, line: Line, event: Any) -> None:
+    def _write(self, line: Line, sampler: Sampler, event: Any) -> None:
         if not line.when(event):
             return
         fields: dict[str, Any] = {}
         if line.sampled_by:
             kind = (line.text, *(getattr(event, name) for name in line.sampled_by.split()))
-            if (more := self._sampler.take(kind)) is None:
+            if (more := sampler.take(kind)) is None:
                 return
             fields["more_since"] = more
         for field in line.fields.split():

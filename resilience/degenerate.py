@@ -84,14 +84,7 @@ class Detector:
         self._ids: _Repetition[tuple[int, ...]] = _Repetition(
             _joined_ids, limits.cycle_length, limits.cycle_tokens, limits.repeat_tokens, LOOK_EVERY
         )
-        chars = CHARS_PER_TOKEN
-        self._text: _Repetition[str] = _Repetition(
-            "".join,
-            limits.cycle_length * chars,
-            limits.cycle_tokens * chars,
-            limits.cycle_tokens * chars,
-            LOOK_EVERY * chars,
-        )
+        self._text: _Repetition[str] | None = None
         self._chars = 0
         self._replaced: deque[int] = deque(maxlen=limits.replacement_chars)  # positions of the last ones
 
@@ -103,8 +96,20 @@ class Detector:
             return Sign.REPLACEMENT
         if tokens and len(token_ids) != tokens:
             self._by_ids = False
-        repeats = self._ids.take(token_ids) if self._by_ids else self._text.take(text)
+        repeats = self._ids.take(token_ids) if self._by_ids else self._repeats(text)
         return Sign.REPETITION if repeats else None
+
+    def _repeats(self, text: str) -> bool:
+        if self._text is None:
+            limits, chars = self._limits, CHARS_PER_TOKEN
+            self._text = _Repetition(
+                "".join,
+                limits.cycle_length * chars,
+                limits.cycle_tokens * chars,
+                limits.cycle_tokens * chars,
+                LOOK_EVERY * chars,
+            )
+        return self._text.take(text)
 
     def _garbled(self, text: str) -> bool:
         most, places = self._limits.replacement_chars, self._replaced

@@ -7,52 +7,55 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from msgspec import Struct
+
 # A limit ends late by at most this share of its length: those that end at about one time end together.
 LATENESS = 1 / 1024
 
 
-class TimeLimit:
+class TimeLimit(Struct, eq=False):
     """A block's time limit: cancels the task that entered it, as ``asyncio.timeout`` does, for less.
 
     It ends after ``after_s`` seconds, or later by as many as ``moved`` returns then. Raises TimeoutError in
     place of that cancellation.
     """
 
-    __slots__ = ("_cancelling", "_key", "_limits", "_moved", "_moved_s", "_task", "after_s", "expired")
-
-    def __init__(
-        self, limits: "TimeLimits", after_s: float, moved: Callable[[], float] | None = None
-    ) -> None:
-        self._limits = limits
-        self.after_s = after_s
-        self._moved = moved
-        self._moved_s = 0.0
-        self.expired = False
+    limits: "TimeLimits"
+    after_s: float
+    moved: Callable[[], float] | None = None
+    expired: bool = False
+    _moved_s: float = 0.0
+    _key: float = 0.0
+    _task: asyncio.Task[object] | None = None
+    _cancelling: int = 0
 
     def __enter__(self) -> Self:
-        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)  # without the loop it would look for it again, for twice the time
         if task is None:
             raise RuntimeError("a time limit needs a task")
         self._task, self._cancelling = task, task.cancelling()
-        self._key = self._limits.add(self, self.after_s)
+        self._key = self.limits.add(self, self.after_s, loop)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self.expired:
-            ending = self._limits.ending.get(self._key)
+            ending = self.limits.ending.get(self._key)
             if ending is not None:
                 ending.discard(self)
-        elif self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            return
+        others = self._task is None or self._task.uncancel() > self._cancelling
+        if kind is asyncio.CancelledError and not others:
             raise TimeoutError from error
 
     def due(self) -> None:
         """The time is up: cancel the task, unless the end has moved."""
-        before_s, self._moved_s = self._moved_s, 0.0 if self._moved is None else self._moved()
+        before_s, self._moved_s = self._moved_s, 0.0 if self.moved is None else self.moved()
         if self._moved_s > before_s:
-            self._key = self._limits.add(self, self._moved_s - before_s)
-        else:
+            self._key = self.limits.add(self, self._moved_s - before_s, asyncio.get_running_loop())
+        elif self._task is not None:
             self.expired = True
             self._task.cancel()
 
@@ -67,9 +70,8 @@ class TimeLimits:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
-    def add(self, limit: TimeLimit, after_s: float) -> float:
+    def add(self, limit: TimeLimit, after_s: float, loop: asyncio.AbstractEventLoop) -> float:
         """Set the limit; the key to remove it by."""
-        loop = asyncio.get_running_loop()
         at = loop.time() + after_s
         if after_s > 0:
             tick = math.ldexp(1.0, math.frexp(after_s * LATENESS)[1] - 1)

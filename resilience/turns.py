@@ -4,6 +4,8 @@ import asyncio
 from collections import deque
 from typing import Final
 
+from msgspec import Struct
+
 HOLD_S: Final = 0.002
 """How long a piece waits for urgent work at most: about what a chat takes from its arrival to its worker."""
 
@@ -74,13 +76,10 @@ class Turns:
         self._taken = False
 
 
-class Urgent:
+class Urgent(Struct, eq=False):
     """Work for which pieces wait."""
 
-    __slots__ = ("_turns",)
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns: Turns | None = turns
+    _turns: Turns | None
 
     def __enter__(self) -> "Urgent":
         if self._turns is not None:
@@ -94,4 +93,5 @@ class Urgent:
             turns.over()
 
     def __exit__(self, *_: object) -> None:
-        self.over()
+        if self._turns is not None:
+            self.over()

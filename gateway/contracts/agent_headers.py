@@ -9,11 +9,9 @@ _SESSION: Final = b"x-claude-code-session-id"
 _CLASS: Final = b"x-claude-code-request-class"
 
 
-def agent_session(headers: Mapping[bytes, bytes]) -> str | None:
-    """The agent's session: its requests share a prefix, and go to one worker."""
-    return label_or_none(headers.get(_SESSION, b"").decode("latin-1").strip())
-
-
-def is_auxiliary(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the request is work next to the conversation, such as a title; a person's turn goes first."""
-    return headers.get(_CLASS, b"").strip().lower() == b"auxiliary"
+def agent_turn(headers: Mapping[bytes, bytes]) -> tuple[str | None, bool]:
+    """The agent's session, whose requests share a prefix and go to one worker; and whether the request is
+    work next to the conversation, such as a title: a person's turn goes first.
+    """
+    session = label_or_none(headers[_SESSION].decode("latin-1").strip()) if _SESSION in headers else None
+    return session, headers.get(_CLASS, b"").strip().lower() == b"auxiliary"

@@ -15,9 +15,9 @@ from gateway.contracts.values import Caller, CallerRole
 
 WORD: Final = r"^[A-Za-z0-9][A-Za-z0-9_.:@/-]{0,127}$"
 """A tenant, an organization or a salt: labels in metrics and reports, so each is one printable word."""
-TENANT: Final = "x-sluice-tenant"
-ORG: Final = "x-sluice-org"
-CACHE_SALT: Final = "x-sluice-cache-salt"
+TENANT: Final = b"x-sluice-tenant"
+ORG: Final = b"x-sluice-org"
+CACHE_SALT: Final = b"x-sluice-cache-salt"
 
 _is_word = re.compile(WORD).fullmatch
 SPEAKING: Final = frozenset({CallerRole.FRONT, CallerRole.ADMIN})
@@ -27,24 +27,27 @@ SPEAKING: Final = frozenset({CallerRole.FRONT, CallerRole.ADMIN})
 def front_headers(tenant: str | None, org: str | None, salt: str) -> bytes:
     """The header lines, each with its CRLF."""
     given = ((TENANT, tenant), (ORG, org), (CACHE_SALT, salt))
-    return b"".join([f"{name}: {word}\r\n".encode() for name, word in given if word and _is_word(word)])
+    return b"".join(
+        [b"%b: %b\r\n" % (name, word.encode()) for name, word in given if word and _is_word(word)]
+    )
 
 
 def on_behalf(caller: Caller, headers: Mapping[bytes, bytes]) -> Caller:
     """The key's owner, or for whom it speaks. Raises InvalidRequest: a header is not a word."""
-    if salt := _word(headers, CACHE_SALT):
+    if CACHE_SALT in headers:
+        salt = _word(headers, CACHE_SALT)
         # A tenant has no blank, so that this is no tenant's own salt.
         caller = replace(caller, own_salt=f"{caller.tenant} {salt}")
-    if caller.role in SPEAKING and (tenant := _word(headers, TENANT)):
-        return replace(caller, tenant=tenant, org=_word(headers, ORG), by_front=True)
+    if caller.role in SPEAKING and TENANT in headers:
+        org = _word(headers, ORG) if ORG in headers else None
+        return replace(caller, tenant=_word(headers, TENANT), org=org, by_front=True)
     return caller
 
 
-def _word(headers: Mapping[bytes, bytes], name: str) -> str | None:
-    value = headers.get(name.encode())
-    if value is None:
-        return None
-    text = value.decode("latin-1")
+def _word(headers: Mapping[bytes, bytes], name: bytes) -> str:
+    text = headers[name].decode("latin-1")
     if not _is_word(text):
-        raise not_allowed(name, f"has {len(text)} characters", "1 to 128 letters, digits and _ . : @ / -")
+        raise not_allowed(
+            name.decode(), f"has {len(text)} characters", "1 to 128 letters, digits and _ . : @ / -"
+        )
     return text

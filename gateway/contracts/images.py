@@ -3,6 +3,7 @@
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from secrets import token_hex
 from typing import Final, Literal, Protocol
 
@@ -21,6 +22,7 @@ _PIECE_BYTES: Final = 3 << 16
 """How many bytes are written as base64 at a time, in 0.2 ms."""
 ImageDetail = Literal["auto", "low", "high"]
 _IMAGES: Final = frozenset({Feature.IMAGES})
+_parts: Final = attrgetter("parts")
 # What is in front of an image, up to the quote at which its string begins: the name of a field of one of the
 # contracts. A string cannot end so, for its quotes are escaped.
 _FIELD: Final = re.compile(rb'"(?:(?:image_)?url|(data))"\s{0,32}+:\s{0,32}+"\Z')
@@ -172,7 +174,7 @@ def joined(first: Message, second: Message, gap: str) -> Message:
 
 def image_features(messages: Sequence[Message]) -> frozenset[Feature]:
     """What a backend must have for the images of a conversation."""
-    return _IMAGES if [one for one in messages if one.parts] else frozenset()
+    return _IMAGES if any(map(_parts, messages)) else frozenset()
 
 
 def holds_data(messages: Sequence[Message]) -> bool:

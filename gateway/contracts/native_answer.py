@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields as dataclass_fields
+from operator import attrgetter
 from typing import Any, Final, NotRequired
 
 import orjson
@@ -61,13 +62,14 @@ class ErrorBody(TypedDict):
 
 
 _BUDGET_FIELDS: Final = tuple([one.name for one in dataclass_fields(BudgetReport)])
+_budget_values: Final = attrgetter(*_BUDGET_FIELDS)
 _ONLY_WHEN_SET: Final = frozenset({"cut_chunks", "merged_chunks", "summarized_turns", "tools"})
 
 
 def budget_body(budget: BudgetReport) -> dict[str, Any]:
     """The budget's report, without the later additions to it that have nothing to say."""
-    fields = {name: getattr(budget, name) for name in _BUDGET_FIELDS}
-    return {name: value for name, value in fields.items() if value or name not in _ONLY_WHEN_SET}
+    values = zip(_BUDGET_FIELDS, _budget_values(budget), strict=True)
+    return {name: value for name, value in values if value or name not in _ONLY_WHEN_SET}
 
 
 def usage_body(usage: Usage) -> dict[str, int]:

@@ -262,7 +262,9 @@ def _asked(
         model=body.model,
         # OpenAI's key of the prompt's cache, else its stable end-user id, stands for the session when none is
         # named: it keeps a user on one canary arm and near one prefix cache.
-        session_id=native.session_id or label_or_none(given.get("prompt_cache_key")) or body.user,
+        session_id=native.session_id
+        or (label_or_none(given["prompt_cache_key"]) if "prompt_cache_key" in given else None)
+        or body.user,
         user=body.user,
         sampling=sampling_of(body, max_tokens=max_tokens, logprobs=logprobs, **echo),
         response_format=shape,
@@ -281,9 +283,9 @@ def _asked(
 
 def _fields(body: OpenAIBody, native: SluiceFields, shaper: str) -> Mapping[str, str]:
     """How this body spells what the house calls by the native contract's names."""
-    fields = {name: f"sluice.{name}" for name in native.__pydantic_fields_set__}
-    fields.setdefault("adapter_id", "model")
-    fields["response_format"] = shaper
+    fields = {"adapter_id": "model", "response_format": shaper}
+    if native is not _NO_FIELDS:
+        fields |= {name: f"sluice.{name}" for name in native.__pydantic_fields_set__}
     if isinstance(body, CompletionRequest):
         fields["messages"] = "prompt"
     elif isinstance(body, ChatRequest) and body.max_completion_tokens is not None:

@@ -54,6 +54,12 @@ def shape_of(body: OpenAIBody) -> tuple[str, ResponseFormat]:
 
     Raises InvalidRequest: two fields ask for a shape, or one asks for an impossible one.
     """
+    if (
+        body.response_format is None
+        and body.structured_outputs is None
+        and _SHAPERS.isdisjoint(body.__pydantic_fields_set__)
+    ):
+        return "response_format", PLAIN_TEXT
     shapes: dict[str, ResponseFormat | None] = {"response_format": from_format(body.response_format)}
     for prefix, asked in (("guided_", body), ("structured_outputs.", body.structured_outputs)):
         if asked is not None and not _SHAPERS.isdisjoint(asked.__pydantic_fields_set__):

@@ -193,14 +193,12 @@ class OpenAIDialect:
         return completion_request(parse(CompletionRequest, body), origin)
 
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
+        reasons = _finish_reasons(asked.request, chat=self._chat)
         return completion_json(
             answer,
             id=self._id(answer.generation_id),
             object=self._kind,
-            choices=[
-                self._choice(index, choice, _finish_reasons(asked.request, chat=self._chat))
-                for index, choice in enumerate(answer.choices)
-            ],
+            choices=[self._choice(index, choice, reasons) for index, choice in enumerate(answer.choices)],
         )
 
     def headers(self, cuts: Cuts) -> Sequence[Header]:

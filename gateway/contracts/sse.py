@@ -1,5 +1,7 @@
 """Reads server-sent events from bytes that arrive in any pieces; sans I/O."""
 
+from msgspec import Struct
+
 # The longest event. A chunk with log-probabilities of 20 alternatives for a hundred tokens is some 200 KB, a
 # final event with 2,000 dropped chunk ids of 128 characters 260 KB.
 MAX_EVENT_BYTES = 1024 * 1024
@@ -9,15 +11,12 @@ class EventTooLarge(ValueError):
     """An event is longer than the reader takes."""
 
 
-class EventReader:
+class EventReader(Struct, eq=False):
     """Collects the ``data`` of events; drops comments and other fields; reads all three line ends."""
 
-    __slots__ = ("_lines", "_max_bytes", "_rest")
-
-    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._rest = b""
-        self._lines: list[bytes] = []
+    _max_bytes: int = MAX_EVENT_BYTES
+    _rest: bytes = b""
+    _lines: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of each event that is complete now.

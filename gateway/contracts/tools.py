@@ -5,6 +5,7 @@ caller's order, since a model writes arguments in that order.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
@@ -28,6 +29,8 @@ from gateway.contracts.tool_fields import (
 )
 from gateway.errors import InvalidRequest
 
+_calls: Final = attrgetter("tool_calls")
+_call_id: Final = attrgetter("tool_call_id")
 MAX_TOOLS_CHARS: Final = 524_288
 """Most characters of all tools' descriptions and schemas together: eight of the largest schemas."""
 MAX_KWARGS: Final = 32
@@ -241,4 +244,4 @@ def message_of(given: CallFields, role: Role, content: str | None, at: str) -> M
 
 def holds_calls(messages: Sequence[Message]) -> bool:
     """Whether a conversation has a call of a tool or its result."""
-    return bool([one for one in messages if one.tool_calls or one.tool_call_id])
+    return any(map(_calls, messages)) or any(map(_call_id, messages))

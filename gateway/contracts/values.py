@@ -240,8 +240,7 @@ class Timings:
     total_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(Struct, frozen=True):
     """A token and how likely it was to the model; ``top`` has the most likely ones in its place, best first.
 
     A token is bytes: a character may be spread over several. ``logprob`` is NaN for the first token of an

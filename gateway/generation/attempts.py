@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from admission.controller import Slot
@@ -37,24 +38,21 @@ _HINTS: Mapping[Feature, str] = MappingProxyType(
 _SEED_BITS = 0x7FFF_FFFF
 
 
-class Attempts:
+class Attempts(Struct, eq=False):
     """The attempts of one request on one backend, in turn.
 
     ``step``: the attempt in progress, as the trace has it.
     """
 
-    def __init__(
-        self, backend: Backend, job: Job, stream: AnswerStream, slot: Slot, spelling: Spelling
-    ) -> None:
-        self._backend = backend
-        self._job = job
-        self._stream = stream
-        self._slot = slot
-        self._spelling = spelling
-        self._notes: list[str] = []
-        self._shortened: Plan | None = None
-        self.buffer: CommitBuffer | None = None
-        self.step: TraceStep | None = None
+    _backend: Backend
+    _job: Job
+    _stream: AnswerStream
+    _slot: Slot
+    _spelling: Spelling
+    _notes: list[str] = []
+    _shortened: Plan | None = None
+    buffer: CommitBuffer | None = None
+    step: TraceStep | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:

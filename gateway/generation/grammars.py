@@ -64,6 +64,8 @@ class GrammarChecks:
         The parameters of strict tools are checked as schemas of an answer are. An engine that is bound to
         calls takes the others' too, or any object where one cannot be followed.
         """
+        if not request.tools and request.response_format.type is FormatType.TEXT:
+            return request
         if request.tools:
             tools = [await self._tool(index, tool, request) for index, tool in enumerate(request.tools)]
             choice, parallel = request.tool_choice, request.parallel_tool_calls

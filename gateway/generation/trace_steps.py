@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from msgspec import Struct
+
 from admission.errors import Refused
 from observability.trace_facts import CallFact, StepFact
 from observability.tracing import RootSpan
@@ -23,16 +25,16 @@ MAX_STEPS = 64
 MAX_CALLS = 32
 
 
-class _Timed:
-    """Something with a start, an end and perhaps a failure."""
+class _Timed(Struct, eq=False, kw_only=True):
+    """Something with a start, an end and perhaps a failure; no other step or call of the request has its
+    ``number``. ``steps`` are all of the request, until it ends.
+    """
 
-    def __init__(self, steps: TraceSteps) -> None:
-        self.steps = steps
-        # No other step or call of the request has it.
-        steps.number = self.number = steps.number + 1
-        self.began_at = steps.clock()
-        self.ended_at: float | None = None
-        self.failure: str | None = None
+    steps: TraceSteps | None
+    number: int
+    began_at: float
+    ended_at: float | None = None
+    failure: str | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -40,8 +42,8 @@ class _Timed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.ended_at = self.steps.clock()
-        del self.steps  # which has this in its list
+        if self.steps is not None:
+            self.ended_at, self.steps = self.steps.clock(), None  # which has this in its list
         if error is not None:
             self.failure = failure_name(error)
 
@@ -53,15 +55,13 @@ class _Timed:
 class CallSpan(_Timed):
     """One call to a worker."""
 
-    def __init__(self, steps: TraceSteps, target: str, hedge: bool) -> None:
-        super().__init__(steps)
-        self.target = target
-        self.hedge = hedge
+    target: str
+    hedge: bool
 
     @property
     def headers(self) -> bytes:
         """The trace context for the worker, as header lines; its parent is this call."""
-        root = self.steps.root
+        root = None if self.steps is None else self.steps.root
         return b"" if root is None else root.headers(self.number)
 
     def fact(self, arrived_at: float, now: float) -> CallFact:
@@ -72,17 +72,19 @@ class CallSpan(_Timed):
 class TraceStep(_Timed):
     """One step; ``call`` opens a call within it."""
 
-    def __init__(self, steps: TraceSteps, name: str, backend: str | None, attempt: int | None) -> None:
-        super().__init__(steps)
-        self.name = name
-        self.backend = backend
-        self.attempt = attempt
-        self.mode: str | None = None
-        self.calls: list[CallSpan] = []
+    name: str
+    backend: str | None = None
+    attempt: int | None = None
+    mode: str | None = None
+    calls: list[CallSpan] = []
 
     def call(self, target: str, *, hedge: bool = False) -> CallSpan:
         """A call to ``target`` that starts now."""
-        call = CallSpan(self.steps, target, hedge)
+        steps = self.steps
+        if steps is None:
+            raise RuntimeError("a call is opened after its step has ended")
+        steps.number += 1
+        call = CallSpan(target, hedge, steps=steps, number=steps.number, began_at=steps.clock())
         if len(self.calls) < MAX_CALLS:
             self.calls.append(call)
         return call
@@ -120,7 +122,8 @@ class TraceSteps:
 
     def step(self, name: str, backend: str | None = None, attempt: int | None = None) -> TraceStep:
         """A step that starts now."""
-        step = TraceStep(self, name, backend, attempt)
+        self.number += 1
+        step = TraceStep(name, backend, attempt, steps=self, number=self.number, began_at=self.clock())
         if len(self._steps) < MAX_STEPS:
             self._steps.append(step)
         return step
@@ -128,8 +131,7 @@ class TraceSteps:
     def refused(self, backend: str, reason: str) -> None:
         """Admission, or a limit of a fallback target, kept the request from ``backend``."""
         step = self.step("refused", backend)
-        step.failure, step.ended_at = reason, step.began_at
-        del step.steps
+        step.failure, step.ended_at, step.steps = reason, step.began_at, None
 
     def facts(self, arrived_at: float) -> tuple[StepFact, ...]:
         """The steps so far, as the trace has them."""

@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from gateway.errors import BodyTooLarge, InvalidRequest
 from gateway.http.client_disconnect import ClientGone
 from gateway.http.exchange import Exchange
+from gateway.requests.body_memory import UNCOUNTED_BYTES
 
 BODY_TIMEOUT_S: Final = 30.0
 """Longest time a body may take to arrive: 4 MiB at 1 Mbit/s."""
@@ -32,7 +33,8 @@ async def read_body(
         body, cycle.body = bytes(cycle.body), bytearray()
         if len(body) > limit:
             raise _too_large(limit)
-        exchange.hold_body(len(body))
+        if len(body) > UNCOUNTED_BYTES:
+            exchange.hold_body(len(body))
         return body
     try:
         async with asyncio.timeout(timeout_s):

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Final, Protocol, TypeVar
 
+from msgspec import Struct
 from starlette.types import Receive
 
 from gateway.http.client_disconnect import ClientDisconnect, ClientGone, ReaderTooSlow
@@ -40,22 +41,20 @@ def until_gone(
     return _watching(exchange, receive, clock, stall_s)
 
 
-class _ServerWatch(AbstractAsyncContextManager[DisconnectWatch]):
+class _ServerWatch(Struct, eq=False):
     """The server cancels the block; works as ``asyncio.timeout`` does, without the time."""
 
-    __slots__ = ("_cancels_before", "_disconnect", "_task", "_why")
-
-    def __init__(self, disconnect: ClientDisconnect) -> None:
-        self._disconnect = disconnect
-        self._why: type[ClientGone] | None = None
+    _disconnect: ClientDisconnect
+    _why: type[ClientGone] | None = None
+    _task: asyncio.Task[object] | None = None
+    _cancels_before: int = 0
 
     async def __aenter__(self) -> DisconnectWatch:
         if self._disconnect.why is not None:
             raise self._disconnect.why
-        task = asyncio.current_task()
+        task = asyncio.current_task(asyncio.get_running_loop())
         assert task is not None
-        self._task = task
-        self._cancels_before = task.cancelling()
+        self._task, self._cancels_before = task, task.cancelling()
         self._disconnect.listener = self._left
         return self
 
@@ -63,7 +62,7 @@ class _ServerWatch(AbstractAsyncContextManager[DisconnectWatch]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._disconnect.listener = None
-        if self._why is not None:
+        if self._why is not None and self._task is not None:
             others = self._task.uncancel() > self._cancels_before
             if kind is asyncio.CancelledError and not others:
                 raise self._why from None
@@ -73,7 +72,8 @@ class _ServerWatch(AbstractAsyncContextManager[DisconnectWatch]):
 
     def _left(self, why: type[ClientGone]) -> None:
         self._why = why
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
 
 class _TaskWatch:

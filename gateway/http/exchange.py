@@ -224,18 +224,16 @@ class Exchange:
         )
 
 
-def usable_request_id(header: bytes | None) -> str | None:
+def usable_request_id(header: bytes) -> str | None:
     """The caller's ``x-request-id`` when it is 1 to 128 printable ASCII characters, else ``None``."""
-    if not header or len(header) > MAX_REQUEST_ID:
+    if len(header) > MAX_REQUEST_ID:
         return None
     text = header.decode("latin-1").strip()
     return text if text and text.isascii() and text.isprintable() else None
 
 
-def trace_of(traceparent: bytes | None) -> str | None:
+def trace_of(traceparent: bytes) -> str | None:
     """The trace id of a valid W3C ``traceparent``; any other counts as none (W3C Trace Context §4.3)."""
-    if not traceparent:
-        return None
     match = _TRACEPARENT.fullmatch(traceparent.decode("latin-1").strip())
     if match is None:
         return None

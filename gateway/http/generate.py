@@ -7,7 +7,7 @@ from typing import Final, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.contracts.agent_headers import agent_session, is_auxiliary
+from gateway.contracts.agent_headers import agent_turn
 from gateway.contracts.dialect import ContractDialect, Frames, ParsedRequest
 from gateway.contracts.images import parse_around_images
 from gateway.contracts.origin import RequestOrigin
@@ -92,6 +92,7 @@ async def in_time(services: Services, work: Awaitable[T]) -> T:
 
 def origin_of(services: Services, exchange: Exchange, caller: Caller) -> RequestOrigin:
     """What the edge knows of a generation besides its body."""
+    session_id, auxiliary = agent_turn(exchange.headers)
     return RequestOrigin(
         request_id=exchange.request_id,
         generation_id=services.new_id("gen"),
@@ -103,8 +104,8 @@ def origin_of(services: Services, exchange: Exchange, caller: Caller) -> Request
         trace_state=exchange.trace_state,
         allow_fallback=exchange.allow_fallback,
         max_messages=services.limits.max_messages,
-        session_id=agent_session(exchange.headers),
-        auxiliary=is_auxiliary(exchange.headers),
+        session_id=session_id,
+        auxiliary=auxiliary,
     )
 
 

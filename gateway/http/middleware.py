@@ -103,14 +103,14 @@ class EdgeMiddleware:
     def _open(self, scope: Scope, send: Send) -> Exchange:
         services = self._services
         headers = dict(scope["headers"])
-        traceparent = headers.get(b"traceparent")
-        trace_id = trace_of(traceparent)
+        traceparent, label = headers.get(b"traceparent"), headers.get(b"x-request-id")
+        trace_id = None if traceparent is None else trace_of(traceparent)
         return Exchange(
             scope,
             send,
             clock=services.clock,
             bodies=services.bodies,
-            request_id=usable_request_id(headers.get(b"x-request-id")) or services.new_id("req"),
+            request_id=(label and usable_request_id(label)) or services.new_id("req"),
             trace_id=trace_id or self._new_trace_id(),
             trace_parent=traceparent.decode("latin-1").strip() if traceparent and trace_id else None,
             trace_state=usable_tracestate(headers.get(b"tracestate")) if trace_id else None,

@@ -53,14 +53,12 @@ _HEAD_TOO_LARGE = PublicError(
     f"the request's headers are too large; allowed: {MAX_HEADERS} headers and {MAX_HEAD_BYTES} bytes",
 )
 _HEAD_TOO_SLOW = _invalid(408, "the request's headers did not arrive in time")
-# Servers differ in which of two counts.
-_ONCE: Final = frozenset(
+_CHECKED: Final = frozenset(
     {
-        b"authorization", b"x-api-key", b"api-key", b"host", b"content-length",
-        b"x-sluice-tenant", b"x-sluice-org", b"x-sluice-cache-salt",
+        b"authorization", b"x-api-key", b"api-key", b"host", b"content-length", b"transfer-encoding",
+        b"expect", b"x-sluice-tenant", b"x-sluice-org", b"x-sluice-cache-salt",
     }
 )  # fmt: skip
-_CHECKED: Final = _ONCE | {b"transfer-encoding", b"expect"}
 _OF_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
 # Of a request whose upgrade is ignored.
 _OF_UPGRADE: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
@@ -95,7 +93,6 @@ class GatewayProtocol(HttpToolsProtocol):
     # Of the request whose headers are arriving: bytes received, and bytes parsed.
     _head_seen = 0
     _head_bytes = 0
-    _has_host = False
     # Bytes of the request's body that were not content, less those allowed.
     _framing_bytes = 0
     # Between a request's first byte and its last; and until its headers are whole.
@@ -173,7 +170,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._stop(_NOT_HTTP)
         super().on_message_begin()
-        self._in_message, self._in_head, self._has_host, self._head_bytes = True, True, False, 0
+        self._in_message, self._in_head, self._head_bytes = True, True, 0
         self.scope[SCOPE_KEY] = self._disconnect  # type: ignore[typeddict-unknown-key]  # ours
 
     def on_url(self, url: bytes) -> None:
@@ -193,19 +190,28 @@ class GatewayProtocol(HttpToolsProtocol):
         if len(self.headers) >= MAX_HEADERS:
             self._stop(_HEAD_TOO_LARGE)
         name = name.lower()
-        if name in _CHECKED:
-            self._check(name, value)
+        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            self._stop(_CODING)
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The headers are complete."""
+        seen: set[bytes] = set()
+        for name, value in self.headers:
+            if name not in _CHECKED:
+                continue
+            if name == b"expect":
+                self.expect_100_continue = value.lower() == b"100-continue"
+            elif name in seen:  # servers differ in which of the two counts
+                self._stop(_invalid(400, f"the header {name.decode()} is repeated; allowed: once"))
+            seen.add(name)
         version = self.parser.get_http_version()
         if version == "1.1":
-            if not self._has_host:
+            if b"host" not in seen:
                 self._stop(_NO_HOST)
         elif version != "1.0":
             self._stop(_VERSION)
-        elif any(name == b"transfer-encoding" for name, _ in self.headers):
+        elif b"transfer-encoding" in seen:
             self._stop(_CODING)
         if self._surplus is not None and not self._is_served_above_limits():
             self._stop(self._surplus)
@@ -277,19 +283,6 @@ class GatewayProtocol(HttpToolsProtocol):
         """Stop the parser; :meth:`data_received` answers."""
         self._refusal = refusal
         raise _Refused
-
-    def _check(self, name: bytes, value: bytes) -> None:
-        """Refuse what other servers may read differently."""
-        if name == b"expect":
-            self.expect_100_continue = value.lower() == b"100-continue"
-            return
-        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-            self._stop(_CODING)
-        for other, _ in self.headers:
-            if other == name:
-                self._stop(_invalid(400, f"the header {name.decode()} is repeated; allowed: once"))
-        if name == b"host":
-            self._has_host = True
 
     def _count_framing(self, received: int, content: int) -> None:
         """Bound what surrounds a body's chunks."""

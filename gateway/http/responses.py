@@ -15,7 +15,7 @@ from starlette.responses import StreamingResponse
 from typing_extensions import TypedDict
 
 from accounting.stored_responses import UNFINISHED, StoredResponse
-from gateway.contracts.agent_headers import agent_session, is_auxiliary
+from gateway.contracts.agent_headers import agent_turn
 from gateway.contracts.dialect import Frames, ParsedRequest
 from gateway.contracts.openai_answer import PageBody
 from gateway.contracts.origin import RequestOrigin
@@ -138,8 +138,7 @@ def _packed(asked: ResponsesRequest, exchange: Exchange, body: bytes) -> bytes:
         exchange.trace_id,
         request.created,
         exchange.allow_fallback,
-        agent_session(exchange.headers),
-        is_auxiliary(exchange.headers),
+        *agent_turn(exchange.headers),
     )
     return zlib.compress(msgspec.msgpack.encode(again), 1)
 

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import orjson
+from msgspec import Struct
 
 from budgeting.values import Plan
 from gateway.contracts.dialect import ContractDialect, Frames, Header, ParsedRequest
@@ -24,12 +25,11 @@ STREAM_HEADERS: Final = (
 NORMAL_CLOSURE: Final = 1000
 
 
-class WholeSink:
+class WholeSink(Struct, eq=False):
     """Stores the end of the journey, to be sent as one body."""
 
-    def __init__(self) -> None:
-        self.answer: Answer | None = None
-        self.error: PublicError | None = None
+    answer: Answer | None = None
+    error: PublicError | None = None
 
     @property
     def ended(self) -> bool:

@@ -4,9 +4,10 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from accounting.events import QuotaDecided, QuotaEvent, QuotaSettled
 from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits, ModelLimits
@@ -115,7 +116,8 @@ class KeyLimiter:
     async def enter(self, caller: Caller) -> None:
         """Count a request. Raises RateLimited."""
         self._ceilings.count_request(caller)
-        await self._count(caller.key_id, caller.limits)
+        if caller.limits.requests_per_minute is not None:
+            await self._count(caller.key_id, caller.limits)
 
     async def _count(self, account: str, limits: KeyLimits) -> None:
         quotas = self._quotas
@@ -306,19 +308,16 @@ class KeyLimiter:
         )
 
 
-class Settling(AbstractContextManager[TokenReservation | None]):
+class Settling(Struct, eq=False):
     """Settle the reservation when the block ends.
 
     A block that ends without ``settle`` has used its prompt and the generated tokens; nothing when none was
     generated.
     """
 
-    __slots__ = ("_held", "_input_tokens", "_stream")
-
-    def __init__(self, held: TokenReservation | None, input_tokens: int, stream: AnswerStream) -> None:
-        self._held = held
-        self._input_tokens = input_tokens
-        self._stream = stream
+    _held: TokenReservation | None
+    _input_tokens: int
+    _stream: AnswerStream
 
     def __enter__(self) -> TokenReservation | None:
         return self._held

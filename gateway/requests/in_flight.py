@@ -4,6 +4,8 @@ import asyncio
 from contextlib import AbstractContextManager
 from types import TracebackType
 
+from msgspec import Struct
+
 from gateway.contracts.values import GenerateRequest
 from gateway.errors import Draining, DuplicateRequest
 
@@ -79,25 +81,6 @@ class InFlightRequests:
         label = request.request_id if request.labelled else request.generation_id
         return _InFlight(self, (request.caller.tenant, request.labelled, label))
 
-    def enter(self, key: _Key) -> asyncio.Task[object] | None:
-        """Add a request; the task that runs it. Raises as :meth:`receive`."""
-        if self._refusing:
-            raise _draining()
-        if key in self._tasks:
-            raise DuplicateRequest("a request with this request_id is in flight", param="request_id")
-        task = self._tasks[key] = asyncio.current_task()
-        return task
-
-    def leave(self, key: _Key) -> bool:
-        """The request has ended; whether :meth:`cut` cancelled it."""
-        del self._tasks[key]
-        if self._refusing and not self._tasks and not self._reporting:
-            self._empty.set()
-        if key not in self._cut:
-            return False
-        self._cut.discard(key)
-        return True
-
     def reporting(self) -> AbstractContextManager[None]:
         """``with reporting()``: a failed request is in flight until its error has been sent."""
         return self._reported
@@ -137,23 +120,32 @@ class _Reporting(AbstractContextManager[None]):
         self._requests.report(-1)
 
 
-class _InFlight(AbstractContextManager[None]):
+class _InFlight(Struct, eq=False):
     """One request in flight."""
 
-    __slots__ = ("_cancels_before", "_key", "_requests", "_task")
-
-    def __init__(self, requests: InFlightRequests, key: _Key) -> None:
-        self._requests = requests
-        self._key = key
+    _requests: InFlightRequests
+    _key: _Key
+    _task: asyncio.Task[object] | None = None
+    _cancels_before: int = 0
 
     def __enter__(self) -> None:
-        self._task = task = self._requests.enter(self._key)
+        requests, key = self._requests, self._key
+        if requests._refusing:
+            raise _draining()
+        if key in requests._tasks:
+            raise DuplicateRequest("a request with this request_id is in flight", param="request_id")
+        self._task = requests._tasks[key] = task = asyncio.current_task(asyncio.get_running_loop())
         self._cancels_before = 0 if task is None else task.cancelling()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._requests.leave(self._key) and self._task is not None:
+        requests, key = self._requests, self._key
+        del requests._tasks[key]
+        if requests._refusing and not requests._tasks and not requests._reporting:
+            requests._empty.set()
+        if key in requests._cut and self._task is not None:
+            requests._cut.discard(key)
             # As asyncio.timeout does it: a cancellation of its own becomes an error, any other stays.
             others = self._task.uncancel() > self._cancels_before
             if kind is asyncio.CancelledError and not others:

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Self
+
+from msgspec import Struct
 
 from accounting.values import UsageRow
 from adapters.selection import Lease
@@ -64,8 +67,7 @@ class Reporter:
         return RequestRecorder(self, request, span, stream, timer)
 
 
-@dataclass(slots=True)
-class RequestRecorder(AbstractContextManager["RequestRecorder"]):
+class RequestRecorder(Struct, eq=False):
     """Collects what is known of one request, and makes its record of it at the end."""
 
     _reporter: Reporter
@@ -113,6 +115,9 @@ class RequestRecorder(AbstractContextManager["RequestRecorder"]):
         self._failure, self._error = (status, public.code, "error"), public
         if public.code == Internal.code:
             self._reporter.log_defect(self._request.request_id, error)
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

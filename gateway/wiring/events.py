@@ -1,26 +1,8 @@
-"""The event bus, and the link from backends to admission: built before the parts that they connect."""
+"""The link from backends to admission, which is built after them."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from admission.controller import AdmissionController
-
-
-class EventBus:
-    """Passes each event to the listeners of its type, which attach later."""
-
-    def __init__(self) -> None:
-        self._by_type: dict[type, list[Callable[[Any], None]]] = {}
-
-    def attach(self, listener: Callable[[Any], None], *types: type) -> None:
-        """Pass events of these types to ``listener``."""
-        for one in types:
-            self._by_type.setdefault(one, []).append(listener)
-
-    def emit(self, event: object) -> None:
-        """Pass an event on, in the order in which the listeners were attached."""
-        for listener in self._by_type.get(type(event), ()):
-            listener(event)
 
 
 class AdmissionLink:

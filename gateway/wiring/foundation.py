@@ -18,9 +18,9 @@ from gateway.images.reading import ImageReader
 from gateway.requests.body_memory import BODIES, BodyMemory
 from gateway.state.audit import KEY_VARIABLE, Audit
 from gateway.weights.source import Weights, prepare, prepared
-from gateway.wiring.events import EventBus
 from gateway.wiring.state import StateParts, make_state
 from gateway.wiring.tracing import make_tracing
+from observability.subscribers import EventDispatcher
 from observability.tracing import Tracing
 from resilience.turns import Turns
 
@@ -39,7 +39,7 @@ class Foundation:
     clock: Callable[[], float]
     unix_time: Callable[[], float]
     new_id: Callable[[str], str]
-    events: EventBus
+    events: EventDispatcher
     rolling_stats: RollingStats
     tracing: Tracing
     state: StateParts
@@ -70,7 +70,7 @@ def make_foundation(settings: Settings) -> Foundation:
         clock=clock,
         unix_time=unix_time,
         new_id=new_id,
-        events=EventBus(),
+        events=EventDispatcher(),
         rolling_stats=RollingStats(clock),
         tracing=make_tracing(settings.tracing, version()),
         state=state,

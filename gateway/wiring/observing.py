@@ -30,7 +30,6 @@ from observability.collectors import (
 from observability.engine_metrics import engine_families
 from observability.metrics import Metrics
 from observability.scrape import ScrapeCollector
-from observability.subscribers import EventDispatcher
 
 
 def make_metrics(
@@ -39,7 +38,7 @@ def make_metrics(
     admission: AdmissionAdmin,
     dropped_log_lines: Callable[[], int] | None = None,
 ) -> Metrics:
-    """Build the metrics over all parts, and attach them to the event bus."""
+    """Build the metrics over all parts, and have events recorded in them."""
     base, fleet = core.base, core.backends.fleet
     metrics = Metrics(
         version=base.version,
@@ -52,8 +51,7 @@ def make_metrics(
         metrics.registry.register(collector)
     if dropped_log_lines is not None:
         metrics.registry.register(ScrapeCollector(log_families, dropped_log_lines))
-    dispatcher = EventDispatcher(metrics)
-    base.events.attach(dispatcher.emit, *dispatcher.types)
+    base.events.record(metrics)
     return metrics
 
 

@@ -2,8 +2,9 @@
 
 import os
 import socket
-from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import asdict
 
 from admission.events import Admitted, RefusedEvent
 from gateway.admin.adapters import AdapterAdmin

@@ -20,7 +20,7 @@ def test_each_event_is_counted_and_the_gauges_are_read_at_the_scrape() -> None:
     metrics.registry.register(
         ScrapeCollector(adapter_families, lambda: AdapterFigures({"active": 2, "staged": 1}, 3, 8))
     )
-    hub = EventDispatcher(metrics)
+    hub = EventDispatcher().record(metrics)
     for event in (
         AdapterAsked("a", resident=False),
         AdapterLoaded("a", 0.02),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
+from msgspec import structs
 
 from admission.controller import AdmissionController, Slot
 from admission.errors import Refused
-from admission.events import AdmissionEvent, Admitted, FirstToken, RefusedEvent, Released, SlotOutcome
+from admission.events import AdmissionEvent, Admitted, FirstToken, RefusedEvent, SlotOutcome
 from admission.values import AdmissionLimits, BackendLoad, Demand, Reason
 from tests.admission.gates import DEMAND, IDLE, ask, plain
 
@@ -23,6 +24,7 @@ class Desk:
     load: BackendLoad | None = IDLE
     limits: AdmissionLimits = field(default_factory=AdmissionLimits)
     told: list[AdmissionEvent] = field(default_factory=list)
+    slot: Slot | None = None
 
     def __post_init__(self) -> None:
         self.controller = AdmissionController(
@@ -41,13 +43,15 @@ class Desk:
     def queued(self) -> int:
         return self.controller.gate("local").queued
 
-    def outcomes(self) -> list[SlotOutcome]:
-        return [event.outcome for event in self.told if isinstance(event, Released)]
-
     async def hold(self, until: asyncio.Event, demand: Demand = DEMAND) -> str:
-        async with self.controller.admit(demand):
+        async with self.controller.admit(demand) as self.slot:
             await until.wait()
         return demand.tenant
+
+
+def outcome_of(slot: Slot) -> SlotOutcome:
+    """Of a slot whose block has ended."""
+    return slot.ended(SlotOutcome.SUCCEEDED)[0]
 
 
 async def settle() -> None:
@@ -61,11 +65,11 @@ async def test_a_slot_is_given_at_once_while_there_is_room() -> None:
         assert (slot.backend, slot.max_tokens, slot.shrunk) == ("local", 50, False)
         assert desk.in_flight == 1
     assert desk.in_flight == 0
-    assert [type(event) for event in desk.told] == [Admitted, Released]
+    assert [type(event) for event in desk.told] == [Admitted]
 
 
 async def test_who_waits_goes_on_in_the_turn_in_which_a_slot_comes_back() -> None:
-    desk, done = Desk(load=replace(IDLE, max_running=1)), asyncio.Event()
+    desk, done = Desk(load=structs.replace(IDLE, max_running=1)), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         first = group.create_task(desk.hold(done))
         await settle()
@@ -79,7 +83,7 @@ async def test_who_waits_goes_on_in_the_turn_in_which_a_slot_comes_back() -> Non
 
 
 async def test_who_waits_is_woken_by_what_the_engine_tells() -> None:
-    desk, done = Desk(load=replace(IDLE, running=4, max_running=4)), asyncio.Event()
+    desk, done = Desk(load=structs.replace(IDLE, running=4, max_running=4)), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(desk.hold(done))
         await settle()
@@ -93,7 +97,7 @@ async def test_who_waits_is_woken_by_what_the_engine_tells() -> None:
 
 async def test_who_has_waited_long_enough_is_sent_away_without_anything_else_happening() -> None:
     desk, done = (
-        Desk(limits=plain(max_wait_s=0.05), load=replace(IDLE, max_running=1)),
+        Desk(limits=plain(max_wait_s=0.05), load=structs.replace(IDLE, max_running=1)),
         asyncio.Event(),
     )
     async with asyncio.TaskGroup() as group:
@@ -110,7 +114,7 @@ async def test_who_has_waited_long_enough_is_sent_away_without_anything_else_hap
 
 
 async def test_a_cancelled_waiter_leaves_the_line_at_once() -> None:
-    desk, done = Desk(load=replace(IDLE, max_running=1)), asyncio.Event()
+    desk, done = Desk(load=structs.replace(IDLE, max_running=1)), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(desk.hold(done))
         await settle()
@@ -123,7 +127,7 @@ async def test_a_cancelled_waiter_leaves_the_line_at_once() -> None:
 
 
 async def test_a_waiter_cancelled_in_the_turn_it_is_handed_on_gives_the_slot_to_the_next() -> None:
-    desk = Desk(load=replace(IDLE, max_running=1))
+    desk = Desk(load=structs.replace(IDLE, max_running=1))
     done, kept = asyncio.Event(), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(desk.hold(done))
@@ -143,7 +147,7 @@ async def test_a_waiter_cancelled_in_the_turn_it_is_handed_on_gives_the_slot_to_
 
 async def test_one_of_a_higher_class_pushes_out_a_waiter_who_is_told_why() -> None:
     limits = plain(max_queue=1, priority_factor=1.0)
-    desk, done = Desk(limits=limits, load=replace(IDLE, max_running=1)), asyncio.Event()
+    desk, done = Desk(limits=limits, load=structs.replace(IDLE, max_running=1)), asyncio.Event()
 
     async def low() -> Reason:
         with pytest.raises(Refused) as caught:
@@ -162,7 +166,7 @@ async def test_one_of_a_higher_class_pushes_out_a_waiter_who_is_told_why() -> No
 
 
 async def test_a_refusal_reserves_nothing_and_says_when_to_return() -> None:
-    desk = Desk(load=replace(IDLE, running=4, waiting=200), limits=plain())
+    desk = Desk(load=structs.replace(IDLE, running=4, waiting=200), limits=plain())
     with pytest.raises(Refused) as caught:
         async with desk.controller.admit(DEMAND):
             raise AssertionError("there was no room")
@@ -185,15 +189,15 @@ async def test_the_first_word_about_a_slot_counts(end: Callable[[Slot], None], o
         end(slot)
         slot.succeeded()
         slot.dropped()
-    assert desk.outcomes() == [outcome]
+    assert outcome_of(slot) is outcome
 
 
 async def test_an_exception_drops_the_slot_and_passes_through() -> None:
     desk = Desk()
     with pytest.raises(ValueError, match="mine"):
-        async with desk.controller.admit(DEMAND):
+        async with desk.controller.admit(DEMAND) as slot:
             raise ValueError("mine")
-    assert desk.outcomes() == [SlotOutcome.DROPPED]
+    assert outcome_of(slot) is SlotOutcome.DROPPED
     assert desk.in_flight == 0
 
 
@@ -203,7 +207,7 @@ async def test_a_cancellation_anywhere_in_the_block_gives_the_slot_back_as_ignor
         task = group.create_task(desk.hold(never))
         await settle()
         task.cancel()
-    assert desk.outcomes() == [SlotOutcome.IGNORED]
+    assert desk.slot is not None and outcome_of(desk.slot) is SlotOutcome.IGNORED
     assert desk.in_flight == 0
 
 
@@ -215,7 +219,7 @@ async def test_an_admission_is_entered_once() -> None:
 
 
 async def test_backends_are_counted_apart() -> None:
-    desk = Desk(load=replace(IDLE, max_running=1))
+    desk = Desk(load=structs.replace(IDLE, max_running=1))
     async with desk.controller.admit(DEMAND), desk.controller.admit(ask(backend="other")):
         assert (desk.in_flight, desk.controller.in_flight("other")) == (1, 1)
 
@@ -232,7 +236,7 @@ async def test_a_backend_that_tells_no_load_is_bounded_by_its_slots_alone() -> N
 
 async def test_refused_requests_leave_nothing_behind_however_many() -> None:
     """A tenth of a million here; ``benchmarks.admission_cost --refused 1000000`` is the whole."""
-    desk, done = Desk(limits=plain(max_queue=0), load=replace(IDLE, max_running=1)), asyncio.Event()
+    desk, done = Desk(limits=plain(max_queue=0), load=structs.replace(IDLE, max_running=1)), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(desk.hold(done))
         await settle()
@@ -245,7 +249,7 @@ async def test_refused_requests_leave_nothing_behind_however_many() -> None:
 
 
 async def test_random_traffic_with_cancellations_leaves_nothing_and_never_passes_the_limit() -> None:
-    desk = Desk(load=replace(IDLE, max_running=3), limits=plain(max_queue=1000, max_wait_s=60.0))
+    desk = Desk(load=structs.replace(IDLE, max_running=3), limits=plain(max_queue=1000, max_wait_s=60.0))
     draw = random.Random(11)
     most = 0
 
@@ -273,7 +277,7 @@ async def test_random_traffic_with_cancellations_leaves_nothing_and_never_passes
 
 
 async def test_backends_on_one_engine_share_its_places() -> None:
-    desk, done = Desk(load=replace(IDLE, max_running=2)), asyncio.Event()
+    desk, done = Desk(load=structs.replace(IDLE, max_running=2)), asyncio.Event()
     desk.controller = AdmissionController(
         desk.limits,
         load=lambda _: desk.load,
@@ -294,7 +298,7 @@ async def test_backends_on_one_engine_share_its_places() -> None:
 
 async def test_an_engine_that_steps_is_alive_even_when_its_figures_stay_the_same() -> None:
     desk, done = Desk(limits=plain(stale_s=0.6, fresh_s=0.3, stale_in_flight=1)), asyncio.Event()
-    desk.load = replace(IDLE, running=1, max_running=3)
+    desk.load = structs.replace(IDLE, running=1, max_running=3)
     async with asyncio.TaskGroup() as group:
         group.create_task(desk.hold(done))
         await settle()
@@ -331,7 +335,7 @@ async def test_a_cached_part_that_is_only_told_at_the_end_is_learned_then(
 
 
 async def test_one_who_waits_goes_on_when_the_factor_rises_again() -> None:
-    desk, done = Desk(load=replace(IDLE, max_running=2)), asyncio.Event()
+    desk, done = Desk(load=structs.replace(IDLE, max_running=2)), asyncio.Event()
     desk.controller.scale("local", 0.5)
     async with asyncio.TaskGroup() as group:
         for _ in range(2):
@@ -351,7 +355,7 @@ async def test_a_factor_that_is_none_is_refused(factor: float) -> None:
 
 
 async def test_an_admission_beyond_the_forecast_is_told_with_its_reason() -> None:
-    desk = Desk(load=replace(IDLE, total_blocks=5))
+    desk = Desk(load=structs.replace(IDLE, total_blocks=5))
     async with desk.controller.admit(DEMAND):
         pass
     [admitted] = [event for event in desk.told if isinstance(event, Admitted)]

@@ -21,7 +21,7 @@ def test_an_idle_backend_takes_a_request_at_once() -> None:
 
 
 def test_an_idle_backend_takes_even_what_the_forecast_would_hold_back() -> None:
-    door = Door(load=replace(IDLE, total_blocks=10))
+    door = Door(load=structs.replace(IDLE, total_blocks=10))
     assert door.enter(ask(input_tokens=150, max_output_tokens=50)).state is TicketState.HANDED_ON
 
 
@@ -36,9 +36,9 @@ def test_what_the_batch_cannot_take_waits_here_and_not_in_the_engine() -> None:
 @pytest.mark.parametrize(
     ("load", "demand", "reason"),
     [
-        (replace(IDLE, running=1, kv_usage=0.93), DEMAND, Reason.MEMORY_PRESSURE),
+        (structs.replace(IDLE, running=1, kv_usage=0.93), DEMAND, Reason.MEMORY_PRESSURE),
         (IDLE, ask(limits=plain(max_input_tokens=99)), Reason.TOKEN_BUDGET_EXCEEDED),
-        (replace(IDLE, running=4, waiting=100), DEMAND, Reason.QUEUE_FULL),
+        (structs.replace(IDLE, running=4, waiting=100), DEMAND, Reason.QUEUE_FULL),
     ],
 )
 def test_what_others_do_to_the_backend_counts_as_well(
@@ -48,7 +48,7 @@ def test_what_others_do_to_the_backend_counts_as_well(
 
 
 def test_high_priority_has_a_fifth_more_room_in_the_queue() -> None:
-    door = Door(load=replace(IDLE, running=4, waiting=110))
+    door = Door(load=structs.replace(IDLE, running=4, waiting=110))
     assert door.reason() is Reason.QUEUE_FULL
     assert door.reason(ask(priority=1)) is None
 
@@ -90,7 +90,7 @@ def test_a_request_leaves_when_its_wait_budget_is_used_up() -> None:
 
 
 def test_what_waited_for_memory_is_told_so() -> None:
-    door = Door(load=replace(IDLE, total_blocks=20))
+    door = Door(load=structs.replace(IDLE, total_blocks=20))
     door.enter(ask(input_tokens=200))
     waiting = door.enter(ask(input_tokens=200))
     assert door.gate.hold is Hold.MEMORY
@@ -100,7 +100,7 @@ def test_what_waited_for_memory_is_told_so() -> None:
 
 
 def test_memory_that_was_short_for_who_has_left_is_not_held_against_the_next() -> None:
-    door = Door(load=replace(IDLE, total_blocks=20))
+    door = Door(load=structs.replace(IDLE, total_blocks=20))
     for _ in range(4):
         door.serve(10.0)
     door.enter(ask(input_tokens=200))
@@ -108,14 +108,14 @@ def test_memory_that_was_short_for_who_has_left_is_not_held_against_the_next() -
     assert door.gate.hold is Hold.MEMORY
     door.gate.release(waiting, SlotOutcome.IGNORED, door.now, output_tokens=0)
     assert door.gate.hold is None
-    door.tell(replace(IDLE, total_blocks=200))
+    door.tell(structs.replace(IDLE, total_blocks=200))
     assert door.enter(ask(input_tokens=200)).state is TicketState.HANDED_ON
 
 
 def test_a_gate_without_a_queue_takes_only_what_goes_on_at_once() -> None:
     limits = plain(max_queue=0)
     assert Door(limits).reason() is None
-    assert Door(limits, load=replace(IDLE, running=4)).reason() is Reason.QUEUE_FULL
+    assert Door(limits, load=structs.replace(IDLE, running=4)).reason() is Reason.QUEUE_FULL
 
 
 def test_a_deadline_that_cannot_be_met_any_more_ends_the_wait_at_once() -> None:
@@ -264,7 +264,7 @@ def test_a_slow_start_does_not_keep_out_those_who_come_to_an_idle_engine() -> No
 
 def cold_burst(*, trickle: bool) -> int:
     """How many of 48 prompts at once are served by an idle engine of unknown speed that takes 0.5 s each."""
-    door = Door(plain(max_wait_s=None, max_prefill_tokens=100), load=replace(IDLE, max_running=64))
+    door = Door(plain(max_wait_s=None, max_prefill_tokens=100), load=structs.replace(IDLE, max_running=64))
     running = [one for one in [door.enter() for _ in range(48)] if one.state is TicketState.HANDED_ON]
     served = 0
     while running:
@@ -301,7 +301,7 @@ def test_the_margin_before_a_deadline_is_never_more_than_the_estimate() -> None:
 
 
 def test_one_handed_on_beyond_the_forecast_says_why() -> None:
-    door = Door(load=replace(IDLE, total_blocks=10))
+    door = Door(load=structs.replace(IDLE, total_blocks=10))
     assert door.enter(ask(input_tokens=150, max_output_tokens=50)).beyond is Beyond.IDLE_ENGINE
     assert Door().enter().beyond is None
 
@@ -338,14 +338,14 @@ def test_prefill_holds_nobody_back_where_it_is_known_to_cost_nothing() -> None:
 
 
 def test_memory_is_reserved_for_what_answers_will_become_not_for_what_they_are() -> None:
-    door = Door(load=replace(IDLE, total_blocks=40, max_running=16))  # 640 tokens
+    door = Door(load=structs.replace(IDLE, total_blocks=40, max_running=16))  # 640 tokens
     for _ in range(5):
         door.enter(ask(input_tokens=50, max_output_tokens=100))
     assert door.gate.in_flight == 3  # each peaks at 150 and half a block; a fourth would pass 95 %
 
 
 def test_answers_that_are_really_short_let_more_run_side_by_side() -> None:
-    door = Door(load=replace(IDLE, total_blocks=40, max_running=16))
+    door = Door(load=structs.replace(IDLE, total_blocks=40, max_running=16))
     for _ in range(30):
         door.serve(0.1, ask(input_tokens=50, max_output_tokens=100), tokens=20)
     for _ in range(9):
@@ -355,7 +355,7 @@ def test_answers_that_are_really_short_let_more_run_side_by_side() -> None:
 
 def test_low_priority_stops_at_a_lower_watermark_than_high() -> None:
     def admitted(priority: int) -> int:
-        door = Door(load=replace(IDLE, total_blocks=100, max_running=64))
+        door = Door(load=structs.replace(IDLE, total_blocks=100, max_running=64))
         for _ in range(40):
             door.enter(ask(priority=priority, input_tokens=20, max_output_tokens=20))
         return door.gate.in_flight
@@ -364,7 +364,7 @@ def test_low_priority_stops_at_a_lower_watermark_than_high() -> None:
 
 
 def test_the_prompt_that_the_engine_found_in_its_cache_needs_no_blocks_of_its_own() -> None:
-    door = Door(load=replace(IDLE, total_blocks=40, max_running=16))
+    door = Door(load=structs.replace(IDLE, total_blocks=40, max_running=16))
     first = door.enter(ask(input_tokens=400, max_output_tokens=50))
     second = door.enter(ask(input_tokens=400, max_output_tokens=50))
     assert second.state is TicketState.WAITING
@@ -411,19 +411,19 @@ def test_a_backend_that_fails_is_asked_less_and_then_not_at_all() -> None:
 
 
 def test_a_silent_backend_gets_fewer_requests_but_never_none() -> None:
-    door = Door(replace(plain(), stale_in_flight=2), load=replace(IDLE, max_running=8))
+    door = Door(replace(plain(), stale_in_flight=2), load=structs.replace(IDLE, max_running=8))
     first = [door.enter() for _ in range(4)]
     door.now = 6.0
     assert door.enter().state is TicketState.WAITING
     for ticket in first[:3]:
         door.end(ticket)
     assert door.gate.in_flight == 2
-    door.tell(replace(IDLE, max_running=8))
+    door.tell(structs.replace(IDLE, max_running=8))
     assert door.enter().state is TicketState.HANDED_ON
 
 
 def test_answers_that_are_too_slow_shrink_the_batch_and_good_ones_let_it_grow() -> None:
-    door = Door(replace(plain(), tpot_slo_s=0.05, max_wait_s=60.0), load=replace(IDLE, max_running=8))
+    door = Door(replace(plain(), tpot_slo_s=0.05, max_wait_s=60.0), load=structs.replace(IDLE, max_running=8))
     tickets = [door.enter() for _ in range(8)]
     for ticket in tickets:
         door.gate.first_token(ticket, door.now, 0)
@@ -487,7 +487,7 @@ def test_who_leaves_the_line_is_told_how_long_it_would_wait_now() -> None:
 
 def test_requests_without_max_tokens_are_not_planned_for_with_the_whole_context() -> None:
     def handed_on(open_ended: bool) -> int:
-        door = Door(load=replace(IDLE, total_blocks=1_000, max_running=50))  # 16,000 tokens
+        door = Door(load=structs.replace(IDLE, total_blocks=1_000, max_running=50))  # 16,000 tokens
         for _ in range(10):
             door.enter(ask(input_tokens=100, max_output_tokens=15_900, open_ended=open_ended))
         return door.gate.in_flight
@@ -496,7 +496,7 @@ def test_requests_without_max_tokens_are_not_planned_for_with_the_whole_context(
 
 
 def test_by_default_the_first_requests_of_a_slow_engine_are_served() -> None:
-    door = Door(AdmissionLimits(), load=replace(IDLE, max_running=2))
+    door = Door(AdmissionLimits(), load=structs.replace(IDLE, max_running=2))
     first, *others = [door.enter() for _ in range(4)]
     door.now = 20.0
     assert door.gate.expired(door.now) == [], "nothing is known of the engine yet"
@@ -506,7 +506,7 @@ def test_by_default_the_first_requests_of_a_slow_engine_are_served() -> None:
 
 
 def test_by_default_a_request_is_refused_that_would_have_its_first_token_too_late() -> None:
-    door = Door(AdmissionLimits(), load=replace(IDLE, max_running=1))
+    door = Door(AdmissionLimits(), load=structs.replace(IDLE, max_running=1))
     for _ in range(10):
         door.serve(4.0, ask(arrived_at=door.now))
     now = ask(arrived_at=door.now)
@@ -535,7 +535,7 @@ def test_every_rung_of_the_default_ladder_can_be_reached() -> None:
 
 
 def test_low_priority_leaves_places_for_others_while_they_arrive() -> None:
-    door = Door(load=replace(IDLE, max_running=16))
+    door = Door(load=structs.replace(IDLE, max_running=16))
     door.enter()
     lows = [door.enter(ask(priority=-1)) for _ in range(20)]
     handed_on = [ticket for ticket in lows if ticket.state is TicketState.HANDED_ON]
@@ -550,7 +550,7 @@ def test_low_priority_leaves_places_for_others_while_they_arrive() -> None:
 
 
 def test_a_low_priority_prompt_waits_for_the_one_before_it_while_others_arrive() -> None:
-    door = Door(limits=plain(max_prefill_tokens=1_000), load=replace(IDLE, max_running=16))
+    door = Door(limits=plain(max_prefill_tokens=1_000), load=structs.replace(IDLE, max_running=16))
     door.enter(ask(input_tokens=600))
     low = door.enter(ask(input_tokens=600, priority=-1))
     assert door.gate.hold is Hold.PREFILL

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from admission.events import SlotOutcome
 from admission.gate import Hold, Refusal, TicketState
@@ -29,7 +30,7 @@ def test_a_request_of_several_texts_takes_as_many_places() -> None:
 
 def test_several_texts_share_a_prompt_and_grow_side_by_side() -> None:
     def peak(sequences: int) -> float:
-        door = Door(load=replace(IDLE, max_running=16))
+        door = Door(load=structs.replace(IDLE, max_running=16))
         door.enter(ask(input_tokens=160, max_output_tokens=100 * sequences, sequences=sequences))
         return door.gate.work.memory.usage(door.now)[1] * 16_000
 
@@ -38,7 +39,7 @@ def test_several_texts_share_a_prompt_and_grow_side_by_side() -> None:
 
 
 def test_how_long_an_answer_is_is_learned_of_each_text() -> None:
-    door = Door(load=replace(IDLE, max_running=16))
+    door = Door(load=structs.replace(IDLE, max_running=16))
     for _ in range(30):
         door.serve(0.1, ask(max_output_tokens=400, sequences=4), tokens=80)
     assert door.enter(ask(max_output_tokens=100)).expected == pytest.approx(20, rel=0.2)
@@ -46,7 +47,7 @@ def test_how_long_an_answer_is_is_learned_of_each_text() -> None:
 
 def test_a_pool_of_workers_takes_as_many_prefills_as_it_has_workers() -> None:
     def under_way(workers: int) -> int:
-        load = replace(IDLE, max_running=16 * workers, workers=workers)
+        load = structs.replace(IDLE, max_running=16 * workers, workers=workers)
         door = Door(plain(max_prefill_tokens=1000), load=load)
         for _ in range(12):
             door.enter(ask(input_tokens=600, max_output_tokens=10))
@@ -57,7 +58,7 @@ def test_a_pool_of_workers_takes_as_many_prefills_as_it_has_workers() -> None:
 
 def test_vectors_wait_for_prompts_only_where_text_is_generated_too() -> None:
     def under_way(*before: Demand, after_s: float = 0.0) -> int:
-        door = Door(plain(max_prefill_tokens=1000), load=replace(IDLE, max_running=16))
+        door = Door(plain(max_prefill_tokens=1000), load=structs.replace(IDLE, max_running=16))
         for one in before:
             door.end(door.enter(one))
         door.now += after_s
@@ -73,12 +74,12 @@ def test_vectors_wait_for_prompts_only_where_text_is_generated_too() -> None:
 
 def test_vectors_that_wait_inside_an_engine_fill_its_next_batch_where_nothing_else_waits_there() -> None:
     def under_way(*before: Demand) -> int:
-        door = Door(load=replace(IDLE, max_running=32))
+        door = Door(load=structs.replace(IDLE, max_running=32))
         for one in before:
             door.end(door.enter(one))
         first = door.enter(ask(input_tokens=60, generates=False))
         assert first.state is TicketState.HANDED_ON
-        door.gate.report(replace(IDLE, max_running=32, running=1, waiting=12), door.now)
+        door.gate.report(structs.replace(IDLE, max_running=32, running=1, waiting=12), door.now)
         for _ in range(8):
             door.enter(ask(input_tokens=60, generates=False))
         return door.gate.in_flight
@@ -87,7 +88,7 @@ def test_vectors_that_wait_inside_an_engine_fill_its_next_batch_where_nothing_el
 
 
 def test_a_chat_behind_vectors_waits_for_prompts_as_behind_others() -> None:
-    door = Door(plain(max_prefill_tokens=1000), load=replace(IDLE, max_running=16))
+    door = Door(plain(max_prefill_tokens=1000), load=structs.replace(IDLE, max_running=16))
     vectors = [door.enter(ask(input_tokens=600, generates=False)) for _ in range(4)]
     chat = door.enter(ask(input_tokens=10))
     more = door.enter(ask(input_tokens=600, generates=False, priority=-1))
@@ -116,7 +117,7 @@ def test_a_prefill_rate_is_learned_through_noise_and_never_makes_the_step_negati
 
 
 def test_others_sequences_are_not_forgotten_when_ours_come_and_go_between_two_words() -> None:
-    door = Door(load=replace(IDLE, running=1, kv_usage=0.5, total_blocks=10))
+    door = Door(load=structs.replace(IDLE, running=1, kv_usage=0.5, total_blocks=10))
     for _ in range(3):
         door.end(door.enter(ask(input_tokens=10, max_output_tokens=10)))
     assert door.enter().state is TicketState.WAITING, "an engine that was idle would take it"
@@ -170,7 +171,7 @@ def test_a_first_token_that_is_late_shrinks_the_batch_only_where_the_prompt_is_n
     limits = plain(tpot_slo_s=1.0, ttft_slo_s=0.2, max_wait_s=60.0)
 
     def after(prompt: int) -> int:
-        door = Door(limits, load=replace(IDLE, max_running=8))
+        door = Door(limits, load=structs.replace(IDLE, max_running=8))
         for tokens in (400, 1600, 800, 400, 1600, 800):  # a millisecond a token
             ticket = door.enter(ask(input_tokens=tokens))
             door.now += tokens / 1000
@@ -187,7 +188,7 @@ def test_a_first_token_that_is_late_shrinks_the_batch_only_where_the_prompt_is_n
 
 
 def test_a_batch_larger_than_the_default_bound_is_filled() -> None:
-    door = Door(plain(max_in_flight=2), load=replace(IDLE, max_running=4))
+    door = Door(plain(max_in_flight=2), load=structs.replace(IDLE, max_running=4))
     tickets = [door.enter() for _ in range(4)]
     assert all(isinstance(t, AdmissionTicket) and t.state is TicketState.HANDED_ON for t in tickets)
 
@@ -200,7 +201,7 @@ def test_a_refusal_that_never_waited_says_so() -> None:
 @pytest.mark.parametrize(("tokens", "took_s"), [(1, 0.3), (11, 0.1)], ids=["one token", "more of them"])
 def test_a_target_for_the_first_token_alone_moves_the_limit(tokens: int, took_s: float) -> None:
     def after(target_s: float) -> int:
-        door = Door(plain(ttft_slo_s=target_s), load=replace(IDLE, max_running=8))
+        door = Door(plain(ttft_slo_s=target_s), load=structs.replace(IDLE, max_running=8))
         ticket = door.enter()
         door.now += took_s
         door.gate.first_token(ticket, door.now, 0)
@@ -213,7 +214,7 @@ def test_a_target_for_the_first_token_alone_moves_the_limit(tokens: int, took_s:
 
 def test_a_target_for_the_pace_alone_moves_the_limit_whenever_the_first_token_came() -> None:
     def after(pace_s: float) -> int:
-        door = Door(plain(tpot_slo_s=0.1), load=replace(IDLE, max_running=8))
+        door = Door(plain(tpot_slo_s=0.1), load=structs.replace(IDLE, max_running=8))
         ticket = door.enter()
         door.now += 50.0
         door.gate.first_token(ticket, door.now, 0)
@@ -251,21 +252,21 @@ def test_the_rate_is_learned_of_the_tokens_that_the_engine_really_computed() -> 
 
 
 def test_a_scaled_backend_takes_its_share_of_sequences_and_never_none() -> None:
-    door = Door(load=replace(IDLE, max_running=8))
+    door = Door(load=structs.replace(IDLE, max_running=8))
     door.gate.work.scale = 0.5
     tickets = [door.enter() for _ in range(6)]
     assert [ticket.state for ticket in tickets].count(TicketState.HANDED_ON) == 4
     assert door.gate.hold is Hold.SLOTS
     door.gate.work.scale = 1.0
     assert door.gate.pump(door.now) == tickets[4:]
-    small = Door(load=replace(IDLE, max_running=8))
+    small = Door(load=structs.replace(IDLE, max_running=8))
     small.gate.work.scale = 0.01
     assert small.enter().state is TicketState.HANDED_ON
 
 
 def test_a_scaled_backend_takes_its_share_of_blocks() -> None:
     def taken(factor: float) -> int:
-        door = Door(load=replace(IDLE, total_blocks=100, max_running=50))  # 1,600 tokens
+        door = Door(load=structs.replace(IDLE, total_blocks=100, max_running=50))  # 1,600 tokens
         door.gate.work.scale = factor
         tickets = [door.enter(ask(input_tokens=100, max_output_tokens=1)) for _ in range(30)]
         assert door.gate.hold is Hold.MEMORY
@@ -276,7 +277,7 @@ def test_a_scaled_backend_takes_its_share_of_blocks() -> None:
 
 def test_where_a_new_request_would_stand_is_seen_without_climbing() -> None:
     rungs = (Rung(1, max_tokens=10), Rung(3, shed_low=True))
-    door = Door(load=replace(IDLE, max_running=1))
+    door = Door(load=structs.replace(IDLE, max_running=1))
     assert door.gate.rung(rungs) == (0, LEVEL)
     for _ in range(4):
         door.enter()
@@ -287,7 +288,7 @@ def test_where_a_new_request_would_stand_is_seen_without_climbing() -> None:
 
 def test_one_place_in_sixteen_is_kept_for_the_high_priority_while_it_comes() -> None:
     limits = plain(max_wait_s=60.0, max_prefill_tokens=100_000, aging_s=0.0)
-    door = Door(limits, load=replace(IDLE, total_blocks=10_000, max_running=32))
+    door = Door(limits, load=structs.replace(IDLE, total_blocks=10_000, max_running=32))
     door.end(door.enter(ask(priority=1)))
     normal = [door.enter() for _ in range(32)]
     assert [ticket.state for ticket in normal].count(TicketState.HANDED_ON) == 30
@@ -296,5 +297,5 @@ def test_one_place_in_sixteen_is_kept_for_the_high_priority_while_it_comes() -> 
     for ticket in urgent:
         door.end(ticket)
     door.now += 11.0
-    door.tell(replace(IDLE, total_blocks=10_000, max_running=32, running=30))
+    door.tell(structs.replace(IDLE, total_blocks=10_000, max_running=32, running=30))
     assert door.gate.pump(door.now) == normal[30:], "no such request has come for long: all are for everybody"

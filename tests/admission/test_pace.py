@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
@@ -245,7 +245,7 @@ def test_a_gate_holds_back_while_those_in_flight_are_slow_although_none_has_ende
         gate.first_token(ticket, now, 0)
     for _ in range((ENOUGH_WINDOWS + 4) * STEPS):
         now, tokens = now + 0.079, tokens + 1
-        gate.report(replace(load, running=8), now)
+        gate.report(structs.replace(load, running=8), now)
     assert gate.limit.value == 5, "8 · 50 / 79 ms"
     assert enter().state is TicketState.WAITING
     gate.release(next(iter(gate.work.tickets.values())), SlotOutcome.SUCCEEDED, now, output_tokens=tokens)

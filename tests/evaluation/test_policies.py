@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from admission.values import AdmissionLimits, BackendLoad
 from evaluation.simulator.policies import EngineBounds, GatePolicy, Open, StaticThresholds
 from evaluation.simulator.run import simulate
@@ -18,7 +20,7 @@ def fate(number: int = 0, prompt: int = 100, priority: int = 0) -> SimulatedRequ
 
 
 def test_without_admission_everything_is_handed_on() -> None:
-    assert Open().arrive(fate(), replace(IDLE, waiting=10_000, kv_usage=1.0), 0.0).refuse == ()
+    assert Open().arrive(fate(), structs.replace(IDLE, waiting=10_000, kv_usage=1.0), 0.0).refuse == ()
 
 
 def test_vllms_bound_on_requests_counts_those_that_run_as_well() -> None:
@@ -43,11 +45,11 @@ def test_vllms_bound_on_tokens_looks_at_prompts_in_prefill_and_not_at_the_new_on
 def test_the_static_thresholds_are_the_seeds() -> None:
     policy = StaticThresholds()
     cases = [
-        (fate(), replace(IDLE, kv_usage=0.93), "memory_pressure"),
+        (fate(), structs.replace(IDLE, kv_usage=0.93), "memory_pressure"),
         (fate(prompt=3601), IDLE, "token_budget_exceeded"),
-        (fate(), replace(IDLE, waiting=100), "queue_full"),
-        (fate(priority=1), replace(IDLE, waiting=119), None),
-        (fate(priority=1), replace(IDLE, waiting=120), "queue_full"),
+        (fate(), structs.replace(IDLE, waiting=100), "queue_full"),
+        (fate(priority=1), structs.replace(IDLE, waiting=119), None),
+        (fate(priority=1), structs.replace(IDLE, waiting=120), "queue_full"),
     ]
     for one, load, reason in cases:
         refused = policy.arrive(one, load, 0.0).refuse
@@ -58,9 +60,9 @@ def test_the_static_wait_is_the_waiting_ones_turn_of_the_batch() -> None:
     policy, served = StaticThresholds(), fate()
     served.handed_on_at = 0.0
     policy.finished(served, 4.0)
-    busy = replace(IDLE, running=8, waiting=4)
+    busy = structs.replace(IDLE, running=8, waiting=4)
     assert [why for _, why in policy.arrive(fate(1), busy, 5.0).refuse] == ["wait_exceeded"]
-    assert policy.arrive(fate(2), replace(busy, waiting=3), 5.0).hand_on
+    assert policy.arrive(fate(2), structs.replace(busy, waiting=3), 5.0).hand_on
 
 
 def test_the_gate_keeps_what_must_wait_and_refuses_what_would_be_late() -> None:

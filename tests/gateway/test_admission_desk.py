@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from admission.controller import AdmissionController
 from admission.errors import Refused
@@ -40,7 +40,7 @@ class House:
         )
         self.controller = AdmissionController(
             LIMITS,
-            load=lambda _: replace(IDLE, kv_usage=0.25, max_running=1),
+            load=lambda _: structs.replace(IDLE, kv_usage=0.25, max_running=1),
             clock=lambda: asyncio.get_running_loop().time(),
             emit=self.desk.observe,
             random=random.Random(1),

@@ -45,7 +45,7 @@ class Lines:
 def hub(clock: list[float]) -> tuple[EventDispatcher, Metrics, Lines]:
     metrics, lines = Metrics(version="1"), Lines()
     return (
-        EventDispatcher(metrics, log=lines, log_request=lambda record: None, clock=lambda: clock[0]),
+        EventDispatcher().record(metrics, log=lines, log_request=lambda record: None, clock=lambda: clock[0]),
         metrics,
         lines,
     )

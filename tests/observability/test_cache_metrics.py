@@ -21,7 +21,7 @@ from tests.observability.test_subscribers import Lines
 def test_every_event_of_the_cache_and_the_legs_is_counted() -> None:
     metrics = Metrics(version="1", known_backends=["bedrock"])
     log = Lines()
-    hub = EventDispatcher(metrics, log=log, clock=lambda: 0.0)
+    hub = EventDispatcher().record(metrics, log=log, clock=lambda: 0.0)
     for kind in Lookup:
         hub.emit(LookedUp(kind))
     hub.emit(AnswersLost(3, "store"))

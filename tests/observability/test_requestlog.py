@@ -18,7 +18,7 @@ Make = Callable[..., RequestRecord]
 def logged(*records: RequestRecord, level: str = "info", json_lines: bool = True) -> str:
     stream = io.StringIO()
     logs = configure_logging(level, json=json_lines, stream=stream)
-    hub = EventDispatcher(Metrics(version="1"))
+    hub = EventDispatcher().record(Metrics(version="1"))
     for record in records:
         hub.emit(record)
     assert logs.close()

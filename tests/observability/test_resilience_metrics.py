@@ -26,7 +26,7 @@ def lines() -> Lines:
 
 @pytest.fixture
 def hub(metrics: Metrics, lines: Lines) -> EventDispatcher:
-    return EventDispatcher(metrics, log=lines)
+    return EventDispatcher().record(metrics, log=lines)
 
 
 def test_out_of_memory_is_counted_by_the_layer_that_met_it(

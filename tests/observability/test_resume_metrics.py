@@ -10,7 +10,7 @@ from tests.observability.test_subscribers import Lines, count
 
 def test_a_continuation_is_counted_by_its_backends_mode_and_end_and_logged() -> None:
     metrics, lines = Metrics(version="1", known_backends=["local", "bedrock"]), Lines()
-    EventDispatcher(metrics, log=lines).emit(Resumed("local", "bedrock", "text", "whole", 17))
+    EventDispatcher().record(metrics, log=lines).emit(Resumed("local", "bedrock", "text", "whole", 17))
     labels = {"from": "local", "to": "bedrock", "mode": "text", "result": "whole"}
     assert count(metrics, "sluice_resumed_streams_total", **labels) == 1
     [(level, event, values)] = lines.lines

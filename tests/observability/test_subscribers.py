@@ -49,7 +49,7 @@ def requests() -> list[RequestRecord]:
 
 @pytest.fixture
 def hub(metrics: Metrics, lines: Lines, requests: list[RequestRecord]) -> EventDispatcher:
-    return EventDispatcher(metrics, log=lines, log_request=requests.append)
+    return EventDispatcher().record(metrics, log=lines, log_request=requests.append)
 
 
 def count(metrics: Metrics, name: str, **labels: str) -> float | None:

@@ -36,7 +36,7 @@ class Lines:
 
 def test_a_restart_is_counted_by_its_reason_timed_and_logged() -> None:
     metrics, log = Metrics(version="1"), Lines()
-    hub = EventDispatcher(metrics, log=log)
+    hub = EventDispatcher().record(metrics, log=log)
     hub.emit(EngineLost(Loss.STOPPED, "pids 7"))
     hub.emit(EngineRestarting(Loss.STOPPED, 1, 0.0, -9, "pids 7", "local"))
     hub.emit(EngineRestarted(1, 1.5, 2.25))
@@ -57,7 +57,9 @@ def test_a_restart_is_counted_by_its_reason_timed_and_logged() -> None:
 
 def test_an_engine_given_up_is_an_error_line_that_says_what_to_do() -> None:
     log = Lines()
-    EventDispatcher(Metrics(version="1"), log=log).emit(EngineGivenUp(Loss.EXITED, 5, 1, "out of luck"))
+    EventDispatcher().record(Metrics(version="1"), log=log).emit(
+        EngineGivenUp(Loss.EXITED, 5, 1, "out of luck")
+    )
     [(level, event, values)] = log.lines
     assert level == "error" and "restart the gateway" in event
     assert values["restarts_last_hour"] == 5 and values["exit_code"] == 1

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import structlog
@@ -65,6 +66,7 @@ from gateway.contracts.values import Caller, FormatType
 from resilience.failures import BackendFailure, FailureKind
 from resilience.turns import Turns
 
+_generates = attrgetter("generates")
 Part = TypeVar("Part", EmbedPart, ScorePart)
 Pooled = TypeVar("Pooled")
 
@@ -163,7 +165,7 @@ class WorkersBackend:
         """Whether a worker may generate text; false once all are known to make vectors, scores or texts of
         speech alone.
         """
-        return any(worker.generates for worker in self._workers.values())
+        return any(map(_generates, self._workers.values()))
 
     @property
     def ready_in_s(self) -> float | None:
@@ -569,15 +571,12 @@ class _Request(Struct, frozen=True):
     wish: Wish
 
 
-class _Attempt:
+class _Attempt(Struct, eq=False):
     """Forwards pieces and records whether there was one; ``headers`` are sent with the request."""
 
-    __slots__ = ("_out", "delivered", "headers")
-
-    def __init__(self, out: DeltaSink) -> None:
-        self._out = out
-        self.delivered = False
-        self.headers = b""
+    _out: DeltaSink
+    delivered: bool = False
+    headers: bytes = b""
 
     def push(self, delta: Delta) -> Awaitable[None]:
         self.delivered = True

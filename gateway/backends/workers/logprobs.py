@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -38,8 +37,7 @@ class _Logprobs(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Logprobs).decode
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobReader:
+class LogprobReader(msgspec.Struct, frozen=True):
     """Reads the entries of one answer, each with at most ``count`` alternatives."""
 
     count: int

@@ -2,25 +2,24 @@
 
 from collections.abc import Awaitable, Coroutine
 
+from msgspec import Struct
+
 from gateway.backends.port import DeltaSink
 from gateway.backends.workers.answer import CompletionReader
 from gateway.backends.workers.connection import Connection
 from gateway.contracts.events import TAKEN, Delta
 
 
-class PassingOn:
+class PassingOn(Struct, eq=False):
     """Passes a worker's answer on, piece by piece: at once where nobody has to be waited for."""
 
-    __slots__ = ("_connection", "_error", "_flowing", "_push", "_reader", "_waiting")
-
-    def __init__(self, connection: Connection, reader: CompletionReader, push: DeltaSink) -> None:
-        self._connection = connection
-        self._reader = reader
-        self._push = push
-        self._error: Exception | None = None
-        self._flowing = False
-        # What has to be awaited, and the pieces after it.
-        self._waiting: tuple[Awaitable[None], list[Delta]] | None = None
+    _connection: Connection
+    _reader: CompletionReader
+    _push: DeltaSink
+    _error: Exception | None = None
+    _flowing: bool = False
+    # What has to be awaited, and the pieces after it.
+    _waiting: tuple[Awaitable[None], list[Delta]] | None = None
 
     def take(self, data: bytes) -> bool:
         """Take a part of the answer; False when the rest is for :meth:`rest`."""

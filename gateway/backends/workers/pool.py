@@ -11,8 +11,10 @@ would cost milliseconds (with a thousand workers, ``docs/fleet-simulation.md``),
 
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from admission.values import BackendLoad
 from gateway.backends.workers.health import WorkerHealth, WorkerState
