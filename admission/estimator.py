@@ -129,9 +129,9 @@ class Estimator:
             target_s = self.tpot_target_s(demand.limits or self._limits)
             self.pace.begin(ticket.number, demand.produced, now, texts=demand.sequences, target_s=target_s)
 
-    def look(self, now: float) -> None:
-        """Lower the limit to what the pace of the requests in flight allows."""
-        if self.pace.look(now) and (allows := self.pace.allows()) is not None:
+    def paced(self) -> None:
+        """The pace has changed: lower the limit to what it allows."""
+        if (allows := self.pace.allows()) is not None:
             self.limit.paced(*allows)
 
     def succeeded(

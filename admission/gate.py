@@ -11,7 +11,7 @@ from admission.circuit import Circuit, CircuitState
 from admission.events import SlotOutcome
 from admission.fair_queue import FairQueue, Waiting
 from admission.forecast import ReservedTokens
-from admission.in_flight_work import NONE_AHEAD, Ahead, InFlightWork
+from admission.in_flight_work import NONE_AHEAD, Ahead, InFlightWork, Room
 from admission.ladder import Ladders, Rung
 from admission.rates import retry_after_s
 from admission.ticket import AdmissionTicket, Hold, Refusal, TicketState
@@ -81,10 +81,8 @@ class BackendGate:
         max_tokens = demand.max_output_tokens
         if rung.max_tokens is not None:
             max_tokens = min(max_tokens, rung.max_tokens * demand.sequences)
-        if self.tickets:
-            wait_s, first_s = self._estimates(demand, uncached, now)
-        else:
-            wait_s, first_s = work.estimates(demand, uncached, NONE_AHEAD, now, by_memory=False)
+        room = work.room(demand, demand.priority, now)
+        wait_s, first_s = self._estimates(demand, uncached, room)
 
         reason: Reason | None = None
         if not self.circuit.admits(now):
@@ -138,11 +136,11 @@ class BackendGate:
             shrunk=max_tokens < demand.max_output_tokens,
         )
         if at_once and not self.tickets and not self._displaced:
-            self._hold = work.holds(ticket, now)
+            self._hold = work.holds(ticket, room, now)
             # It was found in time above, by the same estimates.
             if self._hold is None:
                 self.queue.pass_empty(item)
-                work.add(ticket, now)
+                work.add(ticket, now, room.ahead)
                 return ticket
         self.tickets[item.number] = ticket
         self.queue.join(item)
@@ -168,17 +166,18 @@ class BackendGate:
         self.queue.age(now)
         while (item := self.queue.peek()) is not None:
             ticket = self.tickets[item.number]
-            self._hold = self.work.holds(ticket, now)
+            room = self.work.room(ticket.demand, item.rank, now)
+            self._hold = self.work.holds(ticket, room, now)
             if self._hold is not None:
                 break
             del self.tickets[item.number]
-            if self.work.too_late(ticket, now):
+            if self.work.too_late(ticket, room, now):
                 self.queue.leave(item)
                 self._mark_refused(ticket, Reason.WAIT_EXCEEDED, now)
                 self._displaced.append(ticket)
                 continue
             self.queue.serve(item)
-            self.work.add(ticket, now)
+            self.work.add(ticket, now, room.ahead)
             handed_on.append(ticket)
         return handed_on
 
@@ -220,7 +219,7 @@ class BackendGate:
 
     # Parts of the decisions
 
-    def _estimates(self, demand: Demand, uncached: int, now: float) -> tuple[float, float]:
+    def _estimates(self, demand: Demand, uncached: int, room: Room) -> tuple[float, float]:
         """Seconds until it would be handed on, and to its first token."""
         ahead, by_memory = NONE_AHEAD, False
         if self.tickets:
@@ -228,7 +227,7 @@ class BackendGate:
             if requests:
                 ahead = Ahead(requests, self.queue.tokens * requests // len(self.tickets))
             by_memory = self._hold is Hold.MEMORY
-        return self.work.estimates(demand, uncached, ahead, now, by_memory=by_memory)
+        return self.work.estimates(demand, uncached, ahead, room, by_memory=by_memory)
 
     def _full(self, demand: Demand, limits: AdmissionLimits, factor: float, waiting: int, now: float) -> bool:
         workers = self.work.signals.workers
@@ -264,7 +263,8 @@ class BackendGate:
     def _mark_refused(self, ticket: AdmissionTicket, reason: Reason, now: float) -> None:
         ticket.state = TicketState.GONE
         # A new attempt would join the queue as it is now.
-        again_s, _ = self._estimates(ticket.demand, ticket.uncached, now)
+        room = self.work.room(ticket.demand, ticket.demand.priority, now)
+        again_s, _ = self._estimates(ticket.demand, ticket.uncached, room)
         wait_s = max(again_s, now - ticket.waiting.arrived_at)
         ticket.refusal = self._refusal(reason, wait_s, now, queued=True)
 

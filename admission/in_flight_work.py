@@ -36,6 +36,19 @@ class Ahead(NamedTuple):
 NONE_AHEAD = Ahead()
 
 
+class Room(NamedTuple):
+    """What there is for a request of one class at one moment.
+
+    ``places`` are the sequences up to which it is handed on, ``ahead`` the prompt tokens that a worker must
+    compute before its own, ``bound`` the most of those. ``None`` where only vectors are made lately: no
+    prompt is urgent then, and requests that wait inside the engine fill its next batch.
+    """
+
+    places: int
+    ahead: int
+    bound: int | None
+
+
 class InFlightWork:
     """One backend's work in flight; ``scale`` is the share of its sequences and blocks that is used."""
 
@@ -68,17 +81,18 @@ class InFlightWork:
         self.prefill.bound(self.signals.workers, now, self.estimator.rates.s_per_token)
         if load.max_running:
             self.estimator.limit.bound(load.max_running)
-        self.estimator.pace.set_running(self.sequences + self.foreign, now)
-        self.estimator.look(now)
+        pace = self.estimator.pace
+        pace.set_running(self.sequences + self.foreign, now)
+        if pace.look(now):
+            self.estimator.paced()
 
-    def add(self, ticket: AdmissionTicket, now: float) -> None:
-        """Hand a request on and reserve what it will need."""
+    def add(self, ticket: AdmissionTicket, now: float, ahead: int) -> None:
+        """Hand a request on and reserve what it will need; ``ahead``: prompt tokens before its own."""
         ticket.state = TicketState.HANDED_ON
         ticket.handed_on_at = now
         ticket.alone = not self.tickets and not self.foreign
-        s_per_token = self.estimator.rates.s_per_token
-        ticket.ahead_at_hand_over = self.prefill.ahead(now, s_per_token) + ticket.uncached
-        self.prefill.add(ticket.number, ticket.uncached, now, s_per_token)
+        ticket.ahead_at_hand_over = ahead + ticket.uncached
+        self.prefill.add(ticket.number, ticket.uncached, now, self.estimator.rates.s_per_token)
         if ticket.waiting.rank < 0:
             self._low_prefill += ticket.uncached
         self.tickets[ticket.number] = ticket
@@ -105,9 +119,11 @@ class InFlightWork:
         self.sequences -= sequences
         self.signals.left(sequences, ticket.handed_on_at)
         self.foreign = self.signals.foreign(self.sequences)
-        self.estimator.pace.end(ticket.number, output_tokens, now)
-        self.estimator.pace.set_running(self.sequences + self.foreign, now)
-        self.estimator.look(now)
+        pace = self.estimator.pace
+        pace.end(ticket.number, output_tokens, now)
+        pace.set_running(self.sequences + self.foreign, now)
+        if pace.look(now):
+            self.estimator.paced()
         self.memory.remove(ticket)
         if ticket.first_token_at is None:
             self._computed(ticket, now)
@@ -152,9 +168,16 @@ class InFlightWork:
             reserved -= most // PLACES_A_LOW_RESERVE
         return reserved
 
-    def prefill_ahead(self, now: float) -> int:
-        """Prompt tokens that one of the backend's workers must compute before a new one's."""
-        return self.prefill.ahead(now, self.estimator.rates.s_per_token)
+    def room(self, demand: Demand, rank: int, now: float) -> Room:
+        """The room for a request of this class."""
+        s_per_token, bound = self.estimator.rates.s_per_token, None
+        if demand.generates or now - self._generation_seen_at <= RESERVE_FOR_S:
+            limits = demand.limits or self._limits
+            bound = most = limits.max_prefill_tokens
+            if s_per_token > 0.0:
+                bound = int(min(most, max(LEAST_PREFILL, limits.max_prefill_s / s_per_token)))
+                bound = max(bound, int(FREE_PREFILL_S / s_per_token))
+        return Room(self.places(rank, now), self.prefill.ahead(now, s_per_token), bound)
 
     def hold_s(self, now: float) -> float:
         """How long a place is occupied; before the first answer has ended, the age of the oldest request."""
@@ -169,32 +192,32 @@ class InFlightWork:
             return bool(self.foreign) and used >= limits.pressure_of(priority)[0]
         return used >= limits.oom_watermark
 
-    def holds(self, ticket: AdmissionTicket, now: float) -> Hold | None:
-        """What keeps this request from being handed on now."""
+    def holds(self, ticket: AdmissionTicket, room: Room, now: float) -> Hold | None:
+        """What keeps this request from being handed on now, where it has this room."""
         limits, foreign = ticket.demand.limits or self._limits, self.foreign
         if not self.tickets and not foreign:
             # An idle backend takes any request; it refuses itself what can never fit.
             if self.memory.holds(ticket, limits, now, scale=self.scale):
                 ticket.beyond = Beyond.IDLE_ENGINE
             return None
-        if self.sequences + foreign >= self.places(ticket.waiting.rank, now):
+        if self.sequences + foreign >= room.places:
             return Hold.SLOTS
-        if self._only_vectors(ticket.demand, now):
+        if room.bound is None:
             return Hold.MEMORY if self.memory.holds(ticket, limits, now, scale=self.scale) else None
         if self.signals.waiting > limits.engine_queue * self.signals.workers:
             return Hold.SLOTS
-        ahead, bound = self.prefill_ahead(now), self._prefill_bound(limits)
+        ahead = room.ahead
         if ticket.waiting.rank >= 0:
             # Waiting here for one of low priority would not end sooner than waiting for it in the engine.
             ahead -= self._low_prefill // self.signals.workers
         elif ahead and now - self._normal_seen_at <= RESERVE_FOR_S:
             # Others that come meanwhile find room behind it.
             ahead += ticket.uncached
-        if ahead >= bound and not self.estimator.rates.prefill_is_free:
+        if ahead >= room.bound and not self.estimator.rates.prefill_is_free:
             return Hold.PREFILL
         return Hold.MEMORY if self.memory.holds(ticket, limits, now, scale=self.scale) else None
 
-    def too_late(self, ticket: AdmissionTicket, now: float) -> bool:
+    def too_late(self, ticket: AdmissionTicket, room: Room, now: float) -> bool:
         """Whether its first token would come after it is due even if it were handed on now.
 
         Due by the estimates of now while other requests arrive, else as at the offer: a burst on an idle
@@ -205,7 +228,7 @@ class InFlightWork:
             due = self.estimator.due(ticket.demand, ticket.demand.limits or self._limits, ticket.uncached)
         if due is None:
             return False
-        return self.misses(due, self._first_token_s(self.prefill_ahead(now) + ticket.uncached), now)
+        return self.misses(due, self._first_token_s(room.ahead + ticket.uncached), now)
 
     def misses(self, due: float | None, first_s: float, now: float) -> bool:
         """Whether a first token that is expected in ``first_s`` comes too late."""
@@ -218,41 +241,26 @@ class InFlightWork:
         return self.estimator.first_token_s(uncached, busy=False)
 
     def estimates(
-        self, demand: Demand, uncached: int, ahead: Ahead, now: float, *, by_memory: bool
+        self, demand: Demand, uncached: int, ahead: Ahead, room: Room, *, by_memory: bool
     ) -> tuple[float, float]:
         """Seconds until it would be handed on (for a slot, or for prefill ahead), and to its first token.
 
         ``by_memory``: memory bounds the batch, so its size stays what it is now.
         """
         rates, signals = self.estimator.rates, self.signals
-        tokens_ahead = self.prefill.ahead(now, rates.s_per_token) + ahead.tokens // signals.workers
-        places = self.places(demand.priority, now)
+        tokens_ahead, places = room.ahead + ahead.tokens // signals.workers, room.places
         if by_memory and self.sequences:
             places = self.sequences
         foreign = self.foreign
         missing = ahead.requests + min(signals.waiting, foreign) + demand.sequences
         missing -= max(0, places - self.sequences - foreign)
         slot_s = missing * rates.hold_s.value / places if missing > 0 else 0.0
-        beyond = 0 if self._only_vectors(demand, now) else tokens_ahead - self._prefill_bound(self._limits)
+        beyond = 0 if room.bound is None else tokens_ahead - room.bound
         prefill_s = beyond * rates.s_per_token if beyond > 0 else 0.0
         first_s = self.estimator.first_token_s(tokens_ahead + uncached, busy=bool(self.tickets))
         if slot_s > 0.0:
             first_s = max(first_s, slot_s + self._first_token_s(uncached))
         return max(slot_s, prefill_s), first_s
-
-    def _only_vectors(self, demand: Demand, now: float) -> bool:
-        """Whether only vectors are made here lately.
-
-        No prompt is urgent then, and requests that wait inside the engine fill its next batch.
-        """
-        return not demand.generates and now - self._generation_seen_at > RESERVE_FOR_S
-
-    def _prefill_bound(self, limits: AdmissionLimits) -> int:
-        rate, most = self.estimator.rates.s_per_token, limits.max_prefill_tokens
-        if rate <= 0.0:
-            return most
-        bound = min(most, max(LEAST_PREFILL, limits.max_prefill_s / rate))
-        return int(max(bound, FREE_PREFILL_S / rate))
 
     def _first_token_s(self, tokens_ahead: int) -> float:
         return self.estimator.first_token_s(tokens_ahead, busy=bool(self.tickets))

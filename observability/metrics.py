@@ -19,7 +19,7 @@ from observability.events import RequestRecord, ToolCallCounts
 from observability.histogram import Histogram
 from observability.labels import OTHER, Bounded, counted
 from observability.prompt_metrics import PromptMetrics
-from observability.slo_metrics import NO_TARGETS, SloMetrics, SloTargets
+from observability.slo_metrics import NO_TARGETS, SloMetrics
 from observability.usage_metrics import UsageMetrics
 
 # Seconds. The gateway's own time: the bars are 1 and 2 ms, so the steps are dense around them.
@@ -121,8 +121,10 @@ class Metrics:
         known_prompt_versions: Iterable[str] = (),
     ) -> None:
         self.registry = registry = CollectorRegistry()
-        # Finished requests that are not counted yet, each with the targets in force at its end.
-        self._finished: list[tuple[RequestRecord, Mapping[str, SloTargets]]] = []
+        # Finished requests that are not counted yet, and the targets of the revision that they ran under.
+        self._finished: list[RequestRecord] = []
+        self._revision: int | None = None
+        self._targets = NO_TARGETS
         registry.register(_First(self._scraped))  # before a scrape reads what they add to
         self._exposed = _WithoutCreated(registry)
         known_backends = tuple(known_backends)
@@ -189,7 +191,10 @@ class Metrics:
 
     def request(self, record: RequestRecord) -> None:
         """Take a finished request; it is counted with others, at the latest when a scrape reads."""
-        self._finished.append((record, NO_TARGETS if record.route is None else self.slo.targets()))
+        if record.revision != self._revision and record.revision is not None:
+            self._count()
+            self._revision, self._targets = record.revision, self.slo.targets()
+        self._finished.append(record)
         if len(self._finished) >= MAX_UNCOUNTED:
             self._count()
 
@@ -202,10 +207,9 @@ class Metrics:
 
     def _count(self) -> None:
         """Count the requests taken so far: in one pass a metric, where one a request cost a call each."""
-        finished, self._finished = self._finished, []
-        if not finished:
+        records, self._finished = self._finished, []
+        if not records:
             return
-        records = [record for record, _ in finished]
         outcomes = Counted(
             (
                 OTHER if record.error_code == "unknown_route" else record.route,
@@ -230,7 +234,7 @@ class Metrics:
             if record.fallback_kind is not None:
                 self._fallbacks(record.fallback_kind, record.fallback_reason).inc()
         self._prompts.count(records)
-        self.slo.count(finished)
+        self.slo.count(records, self._targets)
         self._usage.count(records)
         stages: dict[str, list[float]] = {}
         for record in records:

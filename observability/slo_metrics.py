@@ -81,9 +81,9 @@ class SloMetrics(Collector):
         """The targets in force, by route."""
         return self._read()
 
-    def count(self, finished: Iterable[tuple[RequestRecord, Mapping[str, SloTargets]]]) -> None:
+    def count(self, records: Iterable[RequestRecord], targets: Mapping[str, SloTargets]) -> None:
         """Count finished requests of routes that have targets."""
-        for record, targets in finished:
+        for record in records:
             of_route = targets.get(record.route or "")
             if of_route is None:
                 continue

@@ -87,7 +87,16 @@ class Attempts(Struct, eq=False):
             raise BackendFailure(FailureKind.STREAM_BROKEN, message)
         if stream.has_output:
             stream.rewind()
-        return await self._whole(this, change), None
+        if change is Remedy.SHORTER_CONTEXT and self._shortened is None:
+            # Once: if half of the prompt does not help, another backend is asked with all of it.
+            self._shortened = await self._job.half_plan(self._job.plan)
+            if self._shortened is not None:
+                self._notes.append(
+                    f"the prompt was shortened from {self._job.plan.counts.total}"
+                    f" to {self._shortened.counts.total}"
+                    f" tokens because {self._backend.name} ran out of memory"
+                )
+        return self._whole(this, change), None
 
     def _rest(self, resumption: Resumption, change: Remedy) -> Work:
         origin, backend, stream = self._stream.origin, self._backend, self._stream
@@ -110,17 +119,8 @@ class Attempts(Struct, eq=False):
         spent = max(stream.tokens, len(resumption.token_ids or ()))
         return self._work(origin.plan, origin.max_tokens - spent, partial, seed)
 
-    async def _whole(self, this: Attempt, change: Remedy) -> Work:
+    def _whole(self, this: Attempt, change: Remedy) -> Work:
         plan, max_tokens = self._shortened or self._job.plan, self._job.plan.generation_reserve
-        if change is Remedy.SHORTER_CONTEXT and self._shortened is None:
-            # Once: if half of the prompt does not help, another backend is asked with all of it.
-            self._shortened = await self._job.half_plan(plan)
-            if self._shortened is not None:
-                plan = self._shortened
-                self._notes.append(
-                    f"the prompt was shortened from {self._job.plan.counts.total} to {plan.counts.total}"
-                    f" tokens because {self._backend.name} ran out of memory"
-                )
         if self._slot.shrunk:
             # Shrink before shed: a long queue shortens answers, and says so.
             max_tokens = max(1, self._slot.max_tokens // self._job.request.sampling.n)

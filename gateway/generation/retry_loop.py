@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from msgspec import Struct
@@ -88,16 +89,34 @@ class RetryLoop:
                 raise BackendFailure(
                     FailureKind.BACKEND_UNAVAILABLE, "the request has made all its calls", isolated=True
                 )
+            limit = None
             try:
-                result = await self._once(attempt, this, bounds, end)
-            except BackendFailure as failure:
+                if end is None:
+                    result = await attempt(this)
+                else:
+                    # The limit is the first token's deadline until there is one, then that of the answer.
+                    moved = partial(_moved, bounds, end)
+                    with TimeLimit(self._limits, end - self._clock(), moved) as limit:
+                        result = await attempt(this)
+            except asyncio.CancelledError:
+                # Not the deadline, which comes out of `limit` as a TimeoutError.
+                self._failed(FailureKind.CANCELLED_BY_CLIENT, this, bounds, "CancelledError")
+                raise
+            except Exception as error:
+                # Once the time is up, whatever the attempt raised is how it took its cancellation.
+                if limit is not None and limit.expired:
+                    raise DeadlinePassed(backend=backend, attempts=this.number) from error
+                failure = classify(error, delivered=bounds.delivered())
+                self._failed(failure.kind, this, bounds, type(failure.__cause__ or failure).__name__)
                 wait_s = None
                 if not bounds.delivered():
                     wait_s = self._policy.wait_s(
                         failure, this, backend=backend, calls=calls, now=self._clock(), end=bounds.end
                     )
-                if wait_s is None:
+                if wait_s is None and failure is error:
                     raise
+                if wait_s is None:
+                    raise failure from failure.__cause__
                 after = failure.kind
             else:
                 if this.after is not None:
@@ -106,34 +125,10 @@ class RetryLoop:
             await self._sleep(wait_s)
             this = Attempt(this.number + 1, after)
 
-    async def _once(
-        self,
-        attempt: Callable[[Attempt], Awaitable[T]],
-        this: Attempt,
-        bounds: AttemptBounds,
-        end: float | None,
-    ) -> T:
-        limit: TimeLimit | None = None
-        try:
-            if end is None:
-                return await attempt(this)
-            # The limit is the first token's deadline until there is one, then that of the answer.
-            limit = TimeLimit(self._limits, end - self._clock(), lambda: (bounds.end or end) - end)
-            with limit:
-                return await attempt(this)
-        except asyncio.CancelledError:
-            # Not the deadline, which comes out of `limit` as a TimeoutError.
-            self._failed(FailureKind.CANCELLED_BY_CLIENT, this, bounds, "CancelledError")
-            raise
-        except Exception as error:
-            # Once the time is up, whatever the attempt raised is how it took its cancellation.
-            if limit is not None and limit.expired:
-                raise DeadlinePassed(backend=bounds.backend, attempts=this.number) from error
-            failure = classify(error, delivered=bounds.delivered())
-            self._failed(failure.kind, this, bounds, type(failure.__cause__ or failure).__name__)
-            if failure is error:
-                raise
-            raise failure from failure.__cause__
-
     def _failed(self, kind: FailureKind, this: Attempt, bounds: AttemptBounds, error_type: str) -> None:
         self._emit(AttemptFailed(bounds.backend, kind, this.number, bounds.delivered(), error_type))
+
+
+def _moved(bounds: AttemptBounds, end: float) -> float:
+    """By how much the end of an attempt has moved since it began."""
+    return (bounds.end or end) - end

@@ -74,13 +74,13 @@ def scraped(metrics: Metrics) -> dict[tuple[str, str, str], float]:
     }
 
 
-def test_a_route_is_counted_against_the_targets_in_force(record: Make) -> None:
+def test_a_request_is_counted_against_the_targets_of_its_revision(record: Make) -> None:
     metrics = Metrics(version="1", known_routes=[ROUTE])
     targets = {ROUTE: TARGETS}
     metrics.slo.read(lambda: targets)
     metrics.request(record(ttft_ms=300.0, total_ms=900.0))
     targets = {ROUTE: SloTargets(ttft_ms=500, total_ms=800)}
-    metrics.request(record(ttft_ms=300.0, total_ms=900.0))
+    metrics.request(record(ttft_ms=300.0, total_ms=900.0, revision=8))
     assert scraped(metrics) == {
         ("sluice_slo_requests_total", ROUTE, "ttft"): 2.0,
         ("sluice_slo_requests_total", ROUTE, "total"): 2.0,
