@@ -83,11 +83,15 @@ class SloMetrics(Collector):
 
     def count(self, records: Iterable[RequestRecord], targets: Mapping[str, SloTargets]) -> None:
         """Count finished requests of routes that have targets."""
+        rows: dict[str, tuple[list[int], list[int]]] = {}
         for record in records:
-            of_route = targets.get(record.route or "")
+            route = record.route or ""
+            of_route = targets.get(route)
             if of_route is None:
                 continue
-            counted, good = self._counted.of(record.route), self._good.of(record.route)
+            if route not in rows:
+                rows[route] = self._counted.of(route), self._good.of(route)
+            counted, good = rows[route]
             for index, verdict in enumerate(met(record, of_route)):
                 if verdict is not None:
                     counted[index] += 1

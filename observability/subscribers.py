@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from operator import attrgetter
 from typing import Any, Self
 
 import structlog
@@ -63,7 +64,7 @@ class Line:
     level: str | Callable[[Any], str]
     text: str
     fields: str = ""
-    when: Callable[[Any], bool] = lambda event: True
+    when: Callable[[Any], object] = lambda event: True
     sampled_by: str = ""
 
 
@@ -77,7 +78,7 @@ LINES = (
          "request_id trace_id method path status total_ms error_code error_param error_message"),
     Line(Admitted, "info", "request handed on beyond the memory forecast",
          "backend reason=beyond priority in_flight kv_usage",
-         when=lambda it: it.beyond is not None, sampled_by="backend beyond"),
+         when=attrgetter("beyond"), sampled_by="backend beyond"),
     Line(RefusedEvent, "info", "request refused",
          "backend reason priority estimated_wait_ms=estimated_wait_s queue_depth in_flight kv_usage",
          sampled_by="backend reason"),
@@ -151,16 +152,17 @@ class EventDispatcher:
     def emit(self, event: object) -> None:
         """Pass an event on. Never blocks and never raises, so that the emitter cannot fail because of it.
 
-        A listener's error is counted in ``sluice_telemetry_errors_total`` and logged by its class.
+        A listener's error is counted in ``sluice_telemetry_errors_total`` and logged by its class; the others
+        get the event.
         """
-        try:
-            for listener in self._by_type.get(type(event), ()):
+        for listener in self._by_type.get(type(event), ()):
+            try:
                 listener(event)
-        except Exception as error:
-            name = type(event).__name__
-            if self._metrics is not None:
-                self._metrics.emit_error(name)
-            self._log.error("event not recorded", kind=name, error_type=type(error).__name__)
+            except Exception as error:
+                name = type(event).__name__
+                if self._metrics is not None:
+                    self._metrics.emit_error(name)
+                self._log.error("event not recorded", kind=name, error_type=type(error).__name__)
 
     def _write(self, line: Line, sampler: Sampler, event: Any) -> None:
         if not line.when(event):

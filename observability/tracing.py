@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from observability.events import RequestRecord
 from observability.trace_facts import (
     NO_FACTS,
@@ -85,8 +87,7 @@ _STRIDE = 0x9E37_79B9_7F4A_7C15
 _MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class RootSpan:
+class RootSpan(Struct, frozen=True):
     """A request's place in its trace, known from its arrival. ``trace_id`` and ``trace_state`` are the
     caller's when it sent valid ones, ``flags`` the byte for outgoing calls; ``sampled``: it is sent whatever
     the result.
@@ -154,16 +155,12 @@ class Tracing:
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._sender = sender
+        self.exporting = sender is not None  # whether spans go anywhere
         self._ratio = sample_ratio
         self._follow = follow_callers
         self._random = (rng if rng is not None else random.Random()).getrandbits
         self._unix_ns = unix_ns
         self._left_out = 0
-
-    @property
-    def exporting(self) -> bool:
-        """Whether spans go anywhere."""
-        return self._sender is not None
 
     @property
     def figures(self) -> TraceFigures:

@@ -89,15 +89,12 @@ def make_journey(
     guardrail: CanaryGuardrail,
     observe: Callable[[RequestRecord], None] | None,
 ) -> Journey:
-    """The journey; the record of a finished request goes to health, the canary and the event bus."""
+    """The journey; the record of a finished request goes to health and the canary too."""
     base, model, control, engine = core.base, core.model, core.control, core.base.settings.engine
 
-    def finished(record: RequestRecord) -> None:
-        base.rolling_stats.observe(record)
-        control.canary.tally.observe(record)
-        base.events.emit(record)
-        if observe is not None:
-            observe(record)
+    for listener in (base.rolling_stats.observe, control.canary.tally.observe, observe):
+        if listener is not None:
+            base.events.attach(listener, RequestRecord)
 
     def answered(job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
         guardrail.offer(job, outcome, answer)
@@ -126,7 +123,7 @@ def make_journey(
         turns=base.turns,
         reporter=Reporter(
             tracing=base.tracing,
-            emit=finished,
+            emit=base.events.emit,
             log_defect=lambda request_id, error: log_defect(error, request_id),
             clock=base.clock,
         ),
