@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Self
 
+from msgspec import Meta
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
@@ -52,17 +53,18 @@ def _printable(text: str) -> str:
     return text
 
 
+# ``Meta`` says the same to msgspec, which reads ordinary bodies (:mod:`gateway.contracts.plain_chat`).
 Text = Annotated[str, AfterValidator(no_null)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_printable)]
 Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL), AfterValidator(_printable)]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS), AfterValidator(no_null)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 DeadlineMs = Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)]
-MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-Temperature = Annotated[float, Field(ge=0.0, le=2.0)]
-TopP = Annotated[float, Field(gt=0.0, le=1.0)]
+MaxTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS), Meta(ge=1, le=MAX_TOKENS)]
+Temperature = Annotated[float, Field(ge=0.0, le=2.0), Meta(ge=0.0, le=2.0)]
+TopP = Annotated[float, Field(gt=0.0, le=1.0), Meta(gt=0.0, le=1.0)]
 TopK = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
-Seed = Annotated[int, Field(ge=SEED_MIN, le=SEED_MAX)]
+Seed = Annotated[int, Field(ge=SEED_MIN, le=SEED_MAX), Meta(ge=SEED_MIN, le=SEED_MAX)]
 Priority = Annotated[int, Field(ge=-1, le=1)]
 
 # Lists stop at their first bad item: a body of a million bad items must not make a million errors.

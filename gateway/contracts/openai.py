@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from budgeting.values import Message, Role
+from budgeting.values import Message
 from gateway.contracts import openai_fields
 from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
@@ -28,12 +28,12 @@ from gateway.contracts.native import SluiceFields, request_of
 from gateway.contracts.openai_body import MessagePart, OpenAIBody, check_known
 from gateway.contracts.openai_sampling import MAX_LOGPROBS, sampling_of, shape_of
 from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.plain_chat import FIELDS, ROLES
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.tool_fields import CallFields, ToolFields
 from gateway.contracts.tools import holds_calls, message_of, tool_request
 from gateway.contracts.values import EMPTY, Contract
 
-_ROLES: Final[Mapping[str, Role]] = {**{role.value: role for role in Role}, "developer": Role.SYSTEM}
 T = TypeVar("T")
 COMPLETION_MAX_TOKENS: Final = 16
 """Length of a text completion that names none: the default of OpenAI's completions and of vLLM's."""
@@ -133,39 +133,45 @@ class CompletionRequest(OpenAIBody):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-def to_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """Text parts are joined as they are. Raises InvalidRequest: fields that do not go together."""
+def to_messages(messages: Sequence[ChatMessage]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+    """The messages, and the paths of their fields that are not known. Text parts are joined as they are.
+
+    Raises InvalidRequest: fields that do not go together.
+    """
     found: list[Message] = []
+    unknown: list[str] = []
     for index, one in enumerate(messages):
         content, role = one.content, one.role  # each look at a field costs as much as a call
+        # Two fields, so no other.
         if isinstance(content, str) and len(one.__pydantic_fields_set__) == 2 and role != "tool":
-            found.append(Message(_ROLES[role], content))
+            found.append(Message(ROLES[role], content))
         else:
             found.append(_message(one, index))
-    return tuple(found)
+            unknown += _unknown(one, f"messages.{index}")
+    return tuple(found), tuple(unknown)
+
+
+def _unknown(message: ChatMessage, at: str) -> list[str]:
+    unknown = [*message.unknown(at)]
+    for number, part in enumerate(() if isinstance(message.content, str) else message.content or ()):
+        unknown += part.unknown(f"{at}.content.{number}")
+        if part.image_url is not None:
+            unknown += part.image_url.unknown(f"{at}.content.{number}.image_url")
+    return unknown
 
 
 def _message(one: ChatMessage, index: int) -> Message:
     at = f"messages.{index}"
     text, parts = read_content(one.content, at)
-    return with_parts(message_of(one, _ROLES[one.role], text, at), parts)
+    return with_parts(message_of(one, ROLES[one.role], text, at), parts)
 
 
 def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
     """Map a validated chat body to the inside. Raises InvalidRequest: a rule between fields is broken."""
     check_count(len(body.messages), origin.max_messages)
-    messages = to_messages(body.messages)
+    messages, unknown = to_messages(body.messages)
     given = body.__pydantic_extra__ or {}
     check_latest(messages, continued=given.get("continue_final_message") is True)
-    unknown: list[str] = []
-    for index, message in enumerate(body.messages):
-        if message.__pydantic_extra__:
-            unknown += message.unknown(f"messages.{index}")
-        if not isinstance(message.content, str):
-            for number, part in enumerate(message.content or ()):
-                unknown += part.unknown(f"messages.{index}.content.{number}")
-                if part.image_url is not None:
-                    unknown += part.image_url.unknown(f"messages.{index}.content.{number}.image_url")
     if body.top_logprobs and not body.logprobs:
         raise not_allowed("top_logprobs", f"is {body.top_logprobs} without logprobs", "with 'logprobs': true")
     return _asked(
@@ -175,7 +181,7 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         messages=messages,
-        in_messages=tuple(unknown),
+        in_messages=unknown,
         tools=tool_request(body, in_history=holds_calls(messages)),
     )
 
@@ -283,7 +289,7 @@ def _asked(
 
 def _fields(body: OpenAIBody, native: SluiceFields, shaper: str) -> Mapping[str, str]:
     """How this body spells what the house calls by the native contract's names."""
-    fields = {"adapter_id": "model", "response_format": shaper}
+    fields = {**FIELDS, "response_format": shaper}
     if native is not _NO_FIELDS:
         fields |= {name: f"sluice.{name}" for name in native.__pydantic_fields_set__}
     if isinstance(body, CompletionRequest):

@@ -25,6 +25,7 @@ from gateway.contracts.openai_answer import (
 )
 from gateway.contracts.openai_logprobs import Offsets, chat_logprobs, completion_logprobs
 from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.plain_chat import plain_chat
 from gateway.contracts.refusals import parse
 from gateway.contracts.values import Answer, Choice, FinishReason, GenerateRequest, TokenLogprob
 from gateway.errors import PublicError
@@ -189,7 +190,7 @@ class OpenAIDialect:
 
     def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
         if self._chat:
-            return chat_request(parse(ChatRequest, body), origin)
+            return plain_chat(body, origin) or chat_request(parse(ChatRequest, body), origin)
         return completion_request(parse(CompletionRequest, body), origin)
 
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:

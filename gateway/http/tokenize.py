@@ -122,7 +122,7 @@ def _encode(text: TokenizerText, request: TokenizeRequest, max_messages: int) ->
     messages = request.messages or []
     check_count(len(messages), max_messages)
     return text.encode_chat(
-        refuse_images(to_messages(messages)),
+        refuse_images(to_messages(messages)[0]),
         add_generation_prompt=request.add_generation_prompt is not False,
         tools=to_tools(request.tools or ()),
         kwargs=template_kwargs(request.chat_template_kwargs),

@@ -1,0 +1,155 @@
+"""An ordinary chat's body is read by msgspec: as pydantic would, or not at all."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.contracts.dialect import ParsedRequest
+from gateway.contracts.fields import MAX_LABEL, MAX_NAME, MAX_TOKENS, SEED_MAX, SEED_MIN
+from gateway.contracts.openai import ChatRequest, chat_request
+from gateway.contracts.openai_stream import OpenAIDialect
+from gateway.contracts.origin import RequestOrigin
+from gateway.contracts.plain_chat import plain_chat
+from gateway.contracts.refusals import MAX_FIELDS, parse
+from gateway.contracts.values import Caller, CallerRole
+from gateway.errors import InvalidRequest
+
+ORIGIN = RequestOrigin(
+    request_id="req_1",
+    generation_id="gen_1",
+    caller=Caller("shop", CallerRole.CALLER, "k1", max_priority=0),
+    arrived_at=7.0,
+    created=1_700_000_000,
+    trace_id="0" * 31 + "1",
+    allow_fallback=False,
+    max_messages=4,
+)
+ORDINARY: dict[str, Any] = {
+    "model": "base",
+    "messages": [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "And now?"},
+    ],
+    "max_completion_tokens": 40,
+    "temperature": 1,
+    "top_p": 0.5,
+    "seed": 7,
+    "user": "someone",
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+
+
+def by_pydantic(body: bytes) -> ParsedRequest | str:
+    try:
+        return chat_request(parse(ChatRequest, body), ORIGIN)
+    except InvalidRequest as error:
+        return f"{error.param}: {error}"
+
+
+def by_dialect(body: bytes) -> ParsedRequest | str:
+    try:
+        return OpenAIDialect(chat=True).parse(body, ORIGIN)
+    except InvalidRequest as error:
+        return f"{error.param}: {error}"
+
+
+def test_an_ordinary_body_is_read_at_once() -> None:
+    body = json.dumps(ORDINARY).encode()
+    found = plain_chat(body, ORIGIN)
+    assert found is not None and found == by_pydantic(body)
+    assert (found.request.sampling.max_tokens, found.include_usage) == (40, True)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"n": 2}, {"tools": []}, {"sluice": {"route": "r"}}, {"unknown": 1}, {"stop": "x"},
+        {"messages": [{"role": "tool", "content": "4", "tool_call_id": "c"}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
+        {"messages": [{"role": "user", "content": "Hi", "name": "Ann"}]},
+    ],
+)  # fmt: skip
+def test_any_other_body_is_left_to_the_model(more: dict[str, Any]) -> None:
+    assert plain_chat(json.dumps({**ORDINARY, **more}).encode(), ORIGIN) is None
+
+
+def test_a_body_of_very_many_fields_is_refused_first() -> None:
+    body = b'{"messages":[' + b",".join([b'{"a":1}'] * MAX_FIELDS) + b"]}"
+    assert by_dialect(body) == by_pydantic(body)
+    assert str(MAX_FIELDS) in str(by_dialect(body))
+
+
+TEXTS = st.sampled_from(["", " ", "Hi", "Hi\x00", "a\tb", "日本", "\ud800", "x" * 129, "x" * 257]) | st.text(
+    max_size=4
+)
+NUMBERS = st.sampled_from(
+    [
+        0,
+        1,
+        -1,
+        2,
+        1.0,
+        0.5,
+        1e-9,
+        2.5,
+        MAX_TOKENS,
+        MAX_TOKENS + 1,
+        SEED_MIN,
+        SEED_MIN - 1,
+        SEED_MAX,
+        SEED_MAX + 1,
+        10**30,
+    ]
+)
+ANY = TEXTS | NUMBERS | st.booleans() | st.none() | st.just([]) | st.just({})
+ROLES = st.sampled_from(["system", "developer", "user", "assistant", "tool", "function", "User"])
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": ROLES | ANY, "content": TEXTS | ANY}, optional={"name": ANY, "odd": ANY}),
+    max_size=5,
+)
+BODIES = st.fixed_dictionaries(
+    {"model": TEXTS | ANY, "messages": MESSAGES | st.just(ORDINARY["messages"]) | ANY},
+    optional={
+        "max_tokens": NUMBERS | ANY, "max_completion_tokens": NUMBERS | ANY, "temperature": NUMBERS | ANY,
+        "top_p": NUMBERS | ANY, "seed": NUMBERS | ANY, "user": TEXTS | ANY, "stream": st.booleans() | ANY,
+        "stream_options": st.fixed_dictionaries({}, optional={"include_usage": ANY, "odd": ANY}) | ANY,
+        "n": NUMBERS,
+    },
+)  # fmt: skip
+
+
+@settings(max_examples=400)
+@given(BODIES | st.builds(lambda more: {**ORDINARY, **more}, BODIES))
+def test_every_body_becomes_the_same_request_or_the_same_refusal(body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    assert by_dialect(data) == by_pydantic(data)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"null", b"[]", b'{"model":"base"}', b'\xff{"model":"base"}',
+        b'{"model":"base","model":"other","messages":[{"role":"user","content":"Hi","content":"Ho"}]}',
+        b'{"model":"base","messages":[{"role":"user","content":"Hi"}],"temperature":NaN}',
+        b'{"model":"base","messages":[{"role":"user","content":"Hi"}],"max_tokens":1.0}',
+        b'{"model":"base","messages":[{"role":"user","content":"Hi"}],"max_tokens":1e2}',
+        b'{"model":"base","messages":[{"role":"user","content":"\\u0048i\\ud83d\\ude00"}]} \n',
+        b'{"model":"base","messages":[{"role":"user","content":"Hi"}]}x',
+        b'{"model":"base","messages":[{"role":"user","content":"H\x01i"}]}',
+    ],
+)  # fmt: skip
+def test_every_text_becomes_the_same_request_or_the_same_refusal(body: bytes) -> None:
+    assert by_dialect(body) == by_pydantic(body)
+
+
+def test_the_longest_name_and_label_are_taken() -> None:
+    body = json.dumps({**ORDINARY, "model": "m" * MAX_NAME, "user": "u" * MAX_LABEL}).encode()
+    assert plain_chat(body, ORIGIN) == by_pydantic(body)
