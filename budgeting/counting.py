@@ -29,6 +29,7 @@ from budgeting.template import ChatTemplate, RenderElsewhere
 from budgeting.template_analysis import MARKER, Frame, frame_in
 from budgeting.template_input import shown_tools, texts_in
 from budgeting.token_cache import TokenCache
+from budgeting.token_ids import PieceIds, TokenIds, joined
 from budgeting.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from budgeting.values import NO_KWARGS, Message, Role, Tool
 from budgeting.vocabulary import EncodeElsewhere, Vocabulary
@@ -61,7 +62,7 @@ class EncodedChat(Struct, frozen=True):
     """A conversation's ids, and the number of leading ids that stand for the messages before each cut; an id
     that reaches over the cut is not counted."""
 
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     ends: tuple[int, ...]
 
 
@@ -142,9 +143,10 @@ class ChatTokenizer:
         tools: Sequence[Tool] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
-        return self.encode_parts(
+        chat = self.encode_parts(
             messages, (), add_generation_prompt=add_generation_prompt, tools=tools, kwargs=kwargs
-        ).token_ids
+        )
+        return joined(chat.token_ids)
 
     def encode_parts(
         self,
@@ -163,8 +165,8 @@ class ChatTokenizer:
         """
         alone = self.per_message and messages and not (tools and self._template.reads_tools)
         if alone and self._form.fold(messages, _opening(cuts)) is messages:
-            ids: list[int] = []
-            sums = [0]
+            found: list[tuple[int, ...]] = []
+            length, sums = 0, [0]
             # A plan looks twice: at what must be encoded, and then to encode it.
             (weighed, pieces), self._weighed = self._weighed, _NONE_WEIGHED
             if weighed != messages:
@@ -172,12 +174,14 @@ class ChatTokenizer:
             for index, piece in enumerate(pieces):
                 if piece is None and (piece := self._piece(messages[index], first=index == 0)) is None:
                     break
-                ids += piece
-                sums.append(len(ids))
+                found.append(piece)
+                length += len(piece)
+                sums.append(length)
             else:
                 if add_generation_prompt:
-                    ids += self._generation_ids
-                return EncodedChat(tuple(ids), tuple(map(sums.__getitem__, cuts)))
+                    found.append(self._generation_ids)
+                    length += len(self._generation_ids)
+                return EncodedChat(PieceIds(found, length), tuple(map(sums.__getitem__, cuts)))
         return self.encode_parts_whole(
             messages, cuts, add_generation_prompt=add_generation_prompt, tools=tools, kwargs=kwargs
         )

@@ -8,6 +8,8 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
+from budgeting.token_ids import TokenIds
+
 
 class Role(StrEnum):
     """Who speaks in a message."""
@@ -267,7 +269,7 @@ class Plan(Struct, frozen=True):
     """
 
     messages: tuple[Message, ...]
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     counts: SectionCounts
     generation_reserve: int
     prefix_tokens: int

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 from budgeting.errors import ContextTooLong
 from budgeting.plan import Offload
 from budgeting.sections import SUMMARY_TITLE
+from budgeting.token_ids import joined
 from budgeting.values import Message, Plan, PromptSection, Role, SectionBudgets, SummaryKind
 from gateway.backends.port import Backend, Fleet
 from gateway.contracts.features import Feature
@@ -244,7 +245,7 @@ class PromptAdmin:
                 "tokens": boundary,
                 "block_size": block_size,
                 "blocks": boundary // block_size,
-                "fingerprint": fingerprint_of(plan.token_ids, boundary, block_size),
+                "fingerprint": fingerprint_of(joined(plan.token_ids), boundary, block_size),
             },
             "volatile": _volatile(canonical),
             "messages": _messages(plan, canonical.prompt.system),

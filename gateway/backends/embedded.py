@@ -8,6 +8,7 @@ from typing import ClassVar
 from msgspec import structs
 
 from admission.values import BackendLoad
+from budgeting.token_ids import joined
 from engine import errors
 from engine.client import EngineClient, EngineState, receive_any
 from engine.values import (
@@ -182,7 +183,7 @@ class EmbeddedBackend:
         partial = check_partial(work, self.continues, self.name)
         return GenerationRequest(
             request_id=f"{work.generation_id}/{index}" if index else work.generation_id,
-            prompt_token_ids=work.token_ids,
+            prompt_token_ids=joined(work.token_ids),
             sampling=SamplingParams(
                 max_tokens=wanted.max_tokens,
                 temperature=wanted.temperature,

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from adapters.values import Adapter
 from admission.values import BackendLoad
+from budgeting.token_ids import TokenIds
 from budgeting.values import Message, Tool, ToolChoice
 from gateway.contracts.audio import EventSink, Recording
 from gateway.contracts.events import Delta
@@ -90,7 +91,7 @@ class Work(Struct, frozen=True):
     """
 
     generation_id: str
-    token_ids: tuple[int, ...]
+    token_ids: TokenIds
     messages: tuple[Message, ...]
     sampling: Sampling
     response_format: ResponseFormat = PLAIN_TEXT

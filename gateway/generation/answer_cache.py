@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from budgeting.token_ids import joined
 from budgeting.values import Message, Role
 from gateway.contracts.values import Answer, FinishReason, GenerateRequest
 from gateway.generation.job import Job
@@ -84,7 +85,7 @@ def key_of(job: Job, deployment: str) -> str:
     """What the cache is asked for a request."""
     images = _of_images(job.plan.messages)
     # The prompt's token ids hold the context, the evidence and every turn that is sent.
-    return digest_of(["exact", *_surroundings(job, deployment), images], job.plan.token_ids)
+    return digest_of(["exact", *_surroundings(job, deployment), images], joined(job.plan.token_ids))
 
 
 def question_of(job: Job, deployment: str) -> Question | None:

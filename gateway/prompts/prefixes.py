@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from budgeting.token_ids import first
 from budgeting.values import Plan
 from gateway.backends.port import Backend
 from gateway.backends.prefix_hash import chain_of
@@ -78,7 +79,7 @@ class PrefixWatch:
         """What that backend should find of the plan's stable prefix."""
         block_size = self.block_size_of(backend)
         place = (backend.name, None if self._shared else tenant, adapter_id, block_size)
-        fingerprint, keys = self._keys_of(plan.token_ids[: plan.prefix_tokens], place)
+        fingerprint, keys = self._keys_of(first(plan.token_ids, plan.prefix_tokens), place)
         known = 0
         for key in keys:
             if key not in self._seen:

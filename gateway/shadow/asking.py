@@ -20,6 +20,7 @@ from adapters.values import Selection
 from admission.circuit import CircuitState
 from admission.controller import AdmissionController
 from admission.errors import Refused
+from budgeting.token_ids import TokenIds
 from budgeting.values import NO_KWARGS, Message, Plan, SectionCounts, Tool, ToolCall
 from gateway.backends.port import Backend, BackendState, Completion, Work
 from gateway.backends.sampling import features_asked
@@ -234,7 +235,7 @@ class Asker:
         messages: Sequence[Message],
         tools: tuple[Tool, ...] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
-    ) -> tuple[int, ...]:
+    ) -> TokenIds:
         """The ids of a conversation for a model."""
         encode = self.models.tokenizer(model).encode_parts
         return (await asyncio.to_thread(partial(encode, messages, (), tools=tools, kwargs=kwargs))).token_ids

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 
 import structlog
 from msgspec import structs
 
 from admission.values import BackendLoad
+from budgeting.token_ids import joined
 from gateway.backends.partial_answer import check_partial
 from gateway.backends.port import Absence, BackendState, Completion, Continue, DeltaSink, Work
 from gateway.backends.prefix_hash import chain_of, salt_number
@@ -105,7 +106,9 @@ class RayBackend:
         room = self.max_running * len(self._ready)
         running = min(reported.running + reported.waiting, room)
         waiting = reported.running + reported.waiting - running
-        return replace(reported, running=running, waiting=waiting, max_running=room, workers=len(self._ready))
+        return structs.replace(
+            reported, running=running, waiting=waiting, max_running=room, workers=len(self._ready)
+        )
 
     @property
     def ready_in_s(self) -> float | None:
@@ -174,7 +177,7 @@ class RayBackend:
         check_partial(work, self.continues, self.name)
         adapter = work.adapter.adapter_id if work.adapter is not None else None
         chain = chain_of(
-            work.token_ids, self.section.affinity_block_tokens, salt_number(work.cache_salt, adapter)
+            joined(work.token_ids), self.section.affinity_block_tokens, salt_number(work.cache_salt, adapter)
         )
         stable_blocks = work.prefix_tokens // self.section.affinity_block_tokens
         route = RouterHint(tuple(chain), stable_blocks, adapter, tuple(self._missing))

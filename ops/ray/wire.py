@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from budgeting.token_ids import PieceIds
 from gateway.backends.port import Completion, Work
 from gateway.backends.workers.worker_choice import Wish
 from gateway.contracts.events import AnswerEvent
@@ -76,9 +77,11 @@ class RouterHint(msgspec.Struct, frozen=True, array_like=True):
 
 
 def _plain(value: object) -> object:
-    """Read-only mappings are sent as mappings."""
+    """Read-only mappings are sent as mappings, ids in pieces joined."""
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, PieceIds):
+        return value.joined
     raise TypeError(f"{type(value).__name__} cannot be sent to a replica")
 
 

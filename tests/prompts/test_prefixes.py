@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -122,6 +120,6 @@ def test_expected_is_the_longest_run_of_whole_blocks_that_any_earlier_prefix_had
 
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_the_backends_own_block_size_wins(block_size: int) -> None:
-    told = ScriptedBackend(load=replace(LOAD, block_size=block_size))
+    told = ScriptedBackend(load=msgspec.structs.replace(LOAD, block_size=block_size))
     prefix = PrefixWatch(block_size=lambda model: 8).expect(SENT, told, tenant="acme", adapter_id=None)
     assert prefix.tokens == 35 // block_size * block_size

@@ -8,6 +8,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from admission.values import BackendLoad
+from budgeting.token_ids import joined
 from engine import errors
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.partial_answer import TextSplice, check_partial, generate_rest, resumed_seed
@@ -159,7 +160,7 @@ class VllmBackend(OnVllm):
             return await engine.run(
                 EngineRequest(
                     request_id=work.generation_id,
-                    token_ids=work.token_ids + given,
+                    token_ids=joined(work.token_ids) + given,
                     sampling=replace(
                         filled(work.sampling, self.defaults),
                         seed=resumed_seed(work.sampling.seed, work.partial),

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from adapters.values import Adapter
 from admission.values import BackendLoad
+from budgeting.token_ids import joined
 from gateway.backends.partial_answer import check_partial, generate_rest
 from gateway.backends.port import (
     Absence,
@@ -538,7 +539,7 @@ class WorkersBackend:
         adapter = self._writer.adapter_name(work)
         # The workers' indexes are of all models of the pool.
         salt = salt_number(self._writer.cache_salt(work), adapter or self.model)
-        chain = chain_of(work.token_ids, self._block_tokens, salt)
+        chain = chain_of(joined(work.token_ids), self._block_tokens, salt)
         return Wish(chain, work.prefix_tokens // self._block_tokens, adapter)
 
     def _is_last(self, worker: Worker) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from adapters.values import Adapter
+from budgeting.token_ids import joined
 from gateway.backends.partial_answer import TextSplice, resumed_seed
 from gateway.backends.port import Continue, PartialAnswer, Work
 from gateway.backends.tool_bodies import message_body, parts_of_body, tool_fields
@@ -235,9 +236,9 @@ class CompletionWriter:
                 body["messages"].append({"role": "assistant", "content": partial})
                 body |= {"continue_final_message": True, "add_generation_prompt": False}
         elif work.partial is not None:
-            body["prompt"] = work.token_ids + (work.partial.token_ids or ())
+            body["prompt"] = joined(work.token_ids) + (work.partial.token_ids or ())
         else:
-            body["prompt"] = work.token_ids
+            body["prompt"] = joined(work.token_ids)
         if not (chat and work.open_ended):  # the worker counts the messages itself, perhaps otherwise
             limit = 0 if sampling.prompt_only else sampling.max_tokens
             body["max_completion_tokens" if chat and plain else "max_tokens"] = limit

@@ -1,0 +1,76 @@
+"""A prompt's token ids, which may be thousands: in the pieces in which they are cached, joined on demand."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, overload
+
+
+class PieceIds(Sequence[int]):
+    """Ids in pieces. Equal to the tuple of them.
+
+    Most of a conversation was encoded for an earlier request, and a server that is sent messages needs only
+    their number: joining them for every request would cost as much as the rest of its plan.
+    """
+
+    __slots__ = ("_joined", "_length", "_pieces")
+
+    def __init__(self, pieces: Sequence[tuple[int, ...]], length: int) -> None:
+        self._pieces = pieces
+        self._length = length
+        self._joined: tuple[int, ...] | None = None
+
+    @property
+    def joined(self) -> tuple[int, ...]:
+        """All of them."""
+        if self._joined is None:
+            self._joined = tuple(chain.from_iterable(self._pieces))
+        return self._joined
+
+    def first(self, count: int) -> tuple[int, ...]:
+        """The first ``count``; a cached piece itself where it is as long."""
+        found: tuple[int, ...] = ()
+        for piece in self._pieces:
+            if len(found) >= count:
+                break
+            found = found + piece if found else piece
+        return found if len(found) == count else found[:count]
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, at: int | slice) -> int | tuple[int, ...]:
+        return self.joined[at]
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(self._pieces)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PieceIds):
+            return self._length == other._length and self.joined == other.joined
+        return self.joined == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.joined)
+
+    def __repr__(self) -> str:
+        return f"PieceIds({self._length} ids)"
+
+
+if TYPE_CHECKING:
+    TokenIds = tuple[int, ...] | PieceIds
+else:
+    TokenIds = tuple[int, ...]  # what msgspec makes of them where they arrive
+
+
+def joined(ids: TokenIds) -> tuple[int, ...]:
+    """The ids as a tuple."""
+    return ids if isinstance(ids, tuple) else ids.joined
+
+
+def first(ids: TokenIds, count: int) -> tuple[int, ...]:
+    """The first ``count`` of them."""
+    return ids[:count] if isinstance(ids, tuple) else ids.first(count)
