@@ -81,9 +81,8 @@ class Detector:
     def __init__(self, limits: DegenerateLimits) -> None:
         self._limits = limits
         self._by_ids = True
-        self._ids: _Repetition[tuple[int, ...]] = _Repetition(
-            _joined_ids, limits.cycle_length, limits.cycle_tokens, limits.repeat_tokens, LOOK_EVERY
-        )
+        # Made when there is something to read.
+        self._ids: _Repetition[tuple[int, ...]] | None = None
         self._text: _Repetition[str] | None = None
         self._chars = 0
         self._replaced: deque[int] = deque(maxlen=limits.replacement_chars)  # positions of the last ones
@@ -96,12 +95,17 @@ class Detector:
             return Sign.REPLACEMENT
         if tokens and len(token_ids) != tokens:
             self._by_ids = False
-        repeats = self._ids.take(token_ids) if self._by_ids else self._repeats(text)
-        return Sign.REPETITION if repeats else None
+        return Sign.REPETITION if self._repeats(text, token_ids) else None
 
-    def _repeats(self, text: str) -> bool:
+    def _repeats(self, text: str, token_ids: tuple[int, ...]) -> bool:
+        limits, chars = self._limits, CHARS_PER_TOKEN
+        if self._by_ids:
+            if self._ids is None:
+                self._ids = _Repetition(
+                    _joined_ids, limits.cycle_length, limits.cycle_tokens, limits.repeat_tokens, LOOK_EVERY
+                )
+            return self._ids.take(token_ids)
         if self._text is None:
-            limits, chars = self._limits, CHARS_PER_TOKEN
             self._text = _Repetition(
                 "".join,
                 limits.cycle_length * chars,

@@ -44,7 +44,7 @@ class _Call:
     custom: CustomInput | None = None
 
 
-class ToolCallReader:
+class ToolCallReader(msgspec.Struct, eq=False):
     """Reads the calls of one answer.
 
     Args:
@@ -55,15 +55,12 @@ class ToolCallReader:
     ``began``: whether there is a call.
     """
 
-    def __init__(
-        self, generation_id: str, wrapped: Collection[str] = (), names: Collection[str] = ()
-    ) -> None:
-        self._generation_id = generation_id
-        self._wrapped = wrapped
-        self._names = names
-        self._calls: dict[int, list[_Call]] = {}
-        self._ids: set[str] = set()
-        self.began = False
+    generation_id: str
+    wrapped: Collection[str] = ()
+    names: Collection[str] = ()
+    began: bool = False
+    _calls: dict[int, list[_Call]] = {}
+    _ids: set[str] = set()
 
     def take(self, choice: int, delta: ToolCallDelta, *, cut: bool = False) -> list[Delta]:
         """The events of one entry; ``cut``: it comes with the end of a choice that was cut short.
@@ -77,13 +74,13 @@ class ToolCallReader:
         events: list[Delta] = []
         if number == len(calls):
             bare = not (called.arguments or called.input)
-            if bare and (not called.name or (cut and called.name not in self._names)):
+            if bare and (not called.name or (cut and called.name not in self.names)):
                 return []
             if not called.name:
                 raise IllegalEvent(f"tool call {number} of the stream has no name")
             self.began = True
             events += self.end(choice)
-            custom = CustomInput() if called.name in self._wrapped else None
+            custom = CustomInput() if called.name in self.wrapped else None
             calls.append(_Call(delta.index, delta.id, called.name, kind, custom=custom))
             shown = kind if custom is None else ToolKind.CUSTOM
             events.append(
@@ -142,6 +139,6 @@ class ToolCallReader:
 
     def _id(self, given: str | None) -> str:
         """The worker's id; one made here where there is none, or another call has it."""
-        made = given if given and given not in self._ids else f"call_{self._generation_id}_{len(self._ids)}"
+        made = given if given and given not in self._ids else f"call_{self.generation_id}_{len(self._ids)}"
         self._ids.add(made)
         return made

@@ -104,7 +104,7 @@ class TraceStep(_Timed):
         )
 
 
-class TraceSteps:
+class TraceSteps(Struct, eq=False):
     """All steps of one request.
 
     Attributes:
@@ -113,12 +113,11 @@ class TraceSteps:
         number: of the latest step or call.
     """
 
-    def __init__(self, clock: Callable[[], float], root: RootSpan | None = None) -> None:
-        self.clock = clock
-        self.root = root
-        self.shortened = False
-        self.number = 0
-        self._steps: list[TraceStep] = []
+    clock: Callable[[], float]
+    root: RootSpan | None = None
+    shortened: bool = False
+    number: int = 0
+    _steps: list[TraceStep] = []
 
     def step(self, name: str, backend: str | None = None, attempt: int | None = None) -> TraceStep:
         """A step that starts now."""

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -40,8 +39,7 @@ class Reply(Struct, frozen=True):
     headers: tuple[Header, ...] = ()
 
 
-@dataclass(slots=True, eq=False)
-class Exchange:
+class Exchange(Struct, eq=False):
     """The edge's state of one request, and the way to answer it.
 
     ``request_id`` is the header's or a new one, and the body's once that is parsed. ``sending_since`` is when
@@ -51,20 +49,19 @@ class Exchange:
     others.
     """
 
-    scope: InitVar[Scope]
     raw_send: Send
-    _: KW_ONLY
     clock: Callable[[], float]
-    bodies: BodyMemory | None = None
+    arrived_at: float
+    # A repeated header counts once, the last one: no header of ours is a list but Prefer, read apart.
+    headers: dict[bytes, bytes]
+    address: str
+    method: str
+    disconnect: ClientDisconnect | None
     request_id: str
     trace_id: str
     trace_parent: str | None
     trace_state: str | None = None
-    arrived_at: float = field(init=False)
-    headers: dict[bytes, bytes] = field(init=False)
-    address: str = field(init=False)
-    method: str = field(init=False)
-    disconnect: ClientDisconnect | None = field(init=False)
+    bodies: BodyMemory | None = None
     # Called when the answer begins, so that they report the key's limits at that time.
     limit_headers: Callable[[], Awaitable[Sequence[Header]]] | None = None
     reported: bool = False
@@ -78,14 +75,34 @@ class Exchange:
     held_bytes: int = 0
     held_by: str = ""
 
-    def __post_init__(self, scope: Scope) -> None:
-        self.arrived_at = self.clock()
-        # A repeated header counts once, the last one: no header of ours is a list but Prefer, read apart.
-        self.headers = dict(scope["headers"])
-        self.address = (scope.get("client") or ("",))[0]
-        self.method = scope.get("method", "WS")
-        self.disconnect = scope.get(SCOPE_KEY)
-        scope[_SCOPE_KEY] = self
+    @staticmethod
+    def open(
+        scope: Scope,
+        send: Send,
+        *,
+        clock: Callable[[], float],
+        request_id: str,
+        trace_id: str,
+        trace_parent: str | None = None,
+        trace_state: str | None = None,
+        bodies: BodyMemory | None = None,
+    ) -> "Exchange":
+        """The exchange of a request that has just arrived; :meth:`of` finds it."""
+        exchange = scope[_SCOPE_KEY] = Exchange(
+            send,
+            clock,
+            clock(),
+            dict(scope["headers"]),
+            (scope.get("client") or ("",))[0],
+            scope.get("method", "WS"),
+            scope.get(SCOPE_KEY),
+            request_id,
+            trace_id,
+            trace_parent,
+            trace_state,
+            bodies,
+        )
+        return exchange
 
     @staticmethod
     def of(scope: Scope) -> "Exchange":

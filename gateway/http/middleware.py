@@ -105,7 +105,7 @@ class EdgeMiddleware:
         headers = dict(scope["headers"])
         traceparent, label = headers.get(b"traceparent"), headers.get(b"x-request-id")
         trace_id = None if traceparent is None else trace_of(traceparent)
-        return Exchange(
+        return Exchange.open(
             scope,
             send,
             clock=services.clock,

@@ -139,7 +139,7 @@ async def test_when_the_sink_has_its_end_the_close_frame_is_out_too() -> None:
     async def send(message: Any) -> None:
         sent.append((message["type"], message.get("code")))
 
-    exchange = Exchange(
+    exchange = Exchange.open(
         {"type": "websocket", "headers": []}, send, clock=time.monotonic, request_id="r", trace_id="t",
         trace_parent=None,
     )  # fmt: skip
