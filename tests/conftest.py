@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import botocore.loaders
 import httpx
+import httpx2
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
@@ -37,9 +38,9 @@ settings.load_profile("suite")
 
 
 # To make a client, httpx reads the certificates of all authorities for 25 ms of a core; thousands are made here, and
-# all of them ask this machine.
-_transports = httpx._transports.default
-_transports.create_ssl_context = functools.cache(_transports.create_ssl_context)  # type: ignore[attr-defined]
+# all of them ask this machine. OpenAI's and Anthropic's clients use httpx2.
+for _transports in (httpx._transports.default, httpx2._transports.default):
+    _transports.create_ssl_context = functools.cache(_transports.create_ssl_context)  # type: ignore[attr-defined]
 
 
 # To make a client, botocore reads its description of the service, for 100 ms and more.
