@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
+import budgeting.vocabulary
 from tests.fast import Guard, is_slow_file, is_slow_test
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ for _transports in (httpx._transports.default, httpx2._transports.default):
 _read = botocore.loaders.JSONFileLoader.load_file
 _read_once = functools.cache(functools.partial(_read, botocore.loaders.JSONFileLoader()))
 botocore.loaders.JSONFileLoader.load_file = lambda self, file_path: _read_once(file_path)
+
+
+# To find the order of a vocabulary's merges takes 60 ms; hundreds of tests read the same one. What was forked off a
+# process that has done so (tests/fork_server.py) keeps its own.
+if not hasattr(budgeting.vocabulary.ByteBpe, "cache_info"):
+    budgeting.vocabulary.ByteBpe = functools.cache(budgeting.vocabulary.ByteBpe)  # type: ignore[assignment, misc]
 
 
 # Folders whose tests start servers, the longest first: what is short fills the gaps at the end.
