@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import islice
 from pathlib import Path
 
@@ -24,29 +25,40 @@ def run(folder: Path, *options: str) -> None:
     main(["--out", str(folder), "--keep-tokenizer", *SMALL, *options])
 
 
-def test_a_short_run_leaves_a_folder_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path / "demo", "--steps", "2")
-    assert "finished: 2 steps" in capsys.readouterr().out
-    model, tokenizer = load_model(tmp_path / "demo")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ``demo``, trained for one step, and its checkpoint.
+
+    Without instructions for bfloat16 a step takes a core ten seconds, so the tests have one run and few steps.
+    """
+    folder = tmp_path_factory.mktemp("trained")
+    run(folder / "demo", "--steps", "1", "--seed", "3", "--checkpoint", str(folder / "state.pt"))
+    return folder
+
+
+def test_a_short_run_leaves_a_folder_that_loads(trained: Path) -> None:
+    assert torch.load(trained / "state.pt", weights_only=True)["progress"]["step"] == 1
+    model, tokenizer = load_model(trained / "demo")
     ids = tokenizer("Hello", return_tensors="pt").input_ids
     assert torch.isfinite(model(input_ids=ids).logits).all()
 
 
-def test_the_same_seed_trains_the_same_weights(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        run(tmp_path / name, "--steps", "2", "--seed", "3")
-    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two")]
+def test_the_same_seed_trains_the_same_weights(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "two", "--steps", "1", "--seed", "3")
+    assert "finished: 1 steps" in capsys.readouterr().out
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (trained / "demo", tmp_path / "two")]
     assert weights[0] == weights[1]
 
 
 def test_a_resumed_run_goes_on_from_its_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = str(tmp_path / "state.pt")
-    run(tmp_path / "demo", "--steps", "2", "--checkpoint", checkpoint)
-    run(tmp_path / "demo", "--steps", "3", "--checkpoint", checkpoint, "--resume")
-    assert "finished: 3 steps" in capsys.readouterr().out
-    assert torch.load(checkpoint, weights_only=True)["progress"]["step"] == 3
+    checkpoint = shutil.copy(trained / "state.pt", tmp_path)
+    run(tmp_path / "demo", "--steps", "2", "--seed", "3", "--checkpoint", str(checkpoint), "--resume")
+    assert "finished: 2 steps" in capsys.readouterr().out
+    assert torch.load(checkpoint, weights_only=True)["progress"]["step"] == 2
 
 
 def test_resuming_without_a_checkpoint_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
