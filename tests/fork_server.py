@@ -187,6 +187,7 @@ _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _FORKED = (
     ["ops.cli", "serve"],
     ["benchmarks.gpu_parts"],
+    ["pytest"],  # a part of the check on a GPU
     ["benchmarks.forwarding.load"],
     ["benchmarks.forwarding.proxy"],
     ["benchmarks.forwarding.worker"],
