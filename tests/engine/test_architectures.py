@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from tests.engine.support import (
 )
 
 MAX_TOKENS = 20
-PROMPTS = random_prompts(20, 512, longest=100)
+PROMPTS = tuple(random_prompts(20, 512, longest=100))
 SHAPE: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 64,
@@ -78,14 +79,17 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return write(tmp_path_factory.mktemp("checkpoint"), CHECKPOINTS[request.param])
 
 
+@cache
+def reference(folder: Path) -> list[list[int]]:
+    return reference_greedy(folder, PROMPTS, MAX_TOKENS)
+
+
 @pytest.mark.parametrize("budget", [1024, 30])
 def test_a_batch_gives_the_tokens_of_transformers(
     checkpoint: Path, make_engine: Callable[..., Engine], budget: int
 ) -> None:
     engine = make_engine(checkpoint, max_num_batched_tokens=budget)
-    assert run_prompts(engine, PROMPTS, greedy(MAX_TOKENS)) == reference_greedy(
-        checkpoint, PROMPTS, MAX_TOKENS
-    )
+    assert run_prompts(engine, PROMPTS, greedy(MAX_TOKENS)) == reference(checkpoint)
 
 
 def test_an_adapter_gives_the_tokens_of_peft(
