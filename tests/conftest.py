@@ -58,8 +58,8 @@ if not hasattr(budgeting.vocabulary.ByteBpe, "cache_info"):
 
 # Folders whose tests start servers, the longest first: what is short fills the gaps at the end.
 LONG = (
-    "ray", "conformance", "vllm", "integration", "engine", "weights", "benchmarks", "chaos", "gateway", "bedrock", "state",
-    "deploy",
+    "ray", "conformance", "vllm", "models", "engine", "integration", "weights", "benchmarks", "evaluation", "gateway",
+    "bedrock", "state", "deploy", "chaos", "gpus", "replay",
 )  # fmt: skip
 
 
