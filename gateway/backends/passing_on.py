@@ -1,35 +1,64 @@
-"""A worker's answer on its way to the caller: in the transport's callback, or in the request's task."""
+"""An answer on its way to the caller: where its pieces arrive, or in the request's task."""
 
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from gateway.backends.port import DeltaSink
-from gateway.backends.workers.answer import CompletionReader
-from gateway.backends.workers.connection import Connection
 from gateway.contracts.events import TAKEN, Delta
 
+T_contra = TypeVar("T_contra", contravariant=True)
 
-class PassingOn:
-    """Passes a worker's answer on, piece by piece: at once where nobody has to be waited for."""
 
-    __slots__ = ("_connection", "_error", "_flowing", "_push", "_reader", "_waiting")
+class AnswerReader(Protocol[T_contra]):
+    """Makes the pieces of one answer of what arrives."""
 
-    def __init__(self, connection: Connection, reader: CompletionReader, push: DeltaSink) -> None:
-        self._connection = connection
+    @property
+    def started(self) -> bool:
+        """Whether the first part of an answer was read."""
+
+    @property
+    def done(self) -> bool:
+        """Whether its last part was read."""
+
+    @property
+    def fault(self) -> Exception | None:
+        """Why nothing more can be read."""
+
+    def feed(self, data: T_contra, /) -> Sequence[Delta]:
+        """The pieces that ``data`` completes."""
+
+    def check(self) -> None:
+        """Raise the fault, if there is one."""
+
+
+class PassingOn(Generic[T_contra]):
+    """Passes an answer on, piece by piece: at once where nobody has to be waited for.
+
+    Args:
+        on_start: called once, when the answer has started.
+    """
+
+    __slots__ = ("_error", "_on_start", "_push", "_reader", "_started", "_waiting")
+
+    def __init__(
+        self, reader: AnswerReader[T_contra], push: DeltaSink, on_start: Callable[[], object]
+    ) -> None:
         self._reader = reader
         self._push = push
+        self._on_start = on_start
         self._error: Exception | None = None
-        self._flowing = False
+        self._started = False
         # What has to be awaited, and the pieces after it.
-        self._waiting: tuple[Awaitable[None], list[Delta]] | None = None
+        self._waiting: tuple[Awaitable[None], Sequence[Delta]] | None = None
 
-    def take(self, data: bytes) -> bool:
+    def take(self, data: T_contra) -> bool:
         """Take a part of the answer; False when the rest is for :meth:`rest`."""
         reader, push = self._reader, self._push
         try:
             deltas = reader.feed(data)
-            if reader.started and not self._flowing:
-                self._flowing = True
-                self._connection.flowing()
+            if reader.started and not self._started:
+                self._started = True
+                self._on_start()
             for number, delta in enumerate(deltas, 1):
                 sent = push(delta)
                 if sent is not TAKEN:
