@@ -1,11 +1,14 @@
-"""vLLM's outputs, on their way to the request."""
+"""What vLLM's core sends, on its way from the socket to the request."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from gateway.backends.vllm.compat.answer import Outputs
+from gateway.backends.vllm.compat.receiver import receive_faster
 from tests.vllm.conftest import needs_vllm
 
 pytestmark = needs_vllm
@@ -102,3 +105,46 @@ async def test_an_error_comes_after_what_was_put_before_it() -> None:
         world.collector.put(output("a"))
         world.collector.put(ValueError("the engine is dead"))
     assert world.taken == ["a"] and str(failure) == "the engine is dead"
+
+
+async def test_every_message_of_the_core_is_received_in_order(tmp_path: Path) -> None:
+    import zmq
+    import zmq.asyncio
+
+    context = zmq.asyncio.Context()
+    address = f"ipc://{tmp_path}/core"
+    theirs = zmq.Context().socket(zmq.PUSH)
+    socket = context.socket(zmq.PULL)
+    socket.bind(address)
+    theirs.connect(address)
+    got: list[list[bytes]] = []
+    resources = SimpleNamespace(output_socket=socket, output_queue_task=None)
+
+    async def receive(receiver: Any) -> None:
+        while True:
+            got.append([frame.bytes for frame in await receiver.recv_multipart(copy=False)])
+
+    async def until(count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(got) < count:  # noqa: ASYNC110 - no event tells it
+                await asyncio.sleep(0.005)
+
+    async with asyncio.TaskGroup() as tasks:
+
+        def begin() -> None:
+            resources.output_queue_task = tasks.create_task(receive(resources.output_socket))
+
+        receive_faster(SimpleNamespace(resources=resources, _ensure_output_queue_task=begin))
+        assert resources.output_socket is socket
+        await asyncio.sleep(0)
+        for number in range(3):
+            theirs.send_multipart([b"%d" % number, b"more"])
+        await until(3)
+        await asyncio.sleep(0.02)
+        for number in range(3, 200):
+            theirs.send_multipart([b"%d" % number])
+        await until(200)
+        resources.output_queue_task.cancel()
+    assert got == [[b"%d" % number, b"more"] for number in range(3)] + [[b"%d" % n] for n in range(3, 200)]
+    theirs.close(linger=0)
+    socket.close(linger=0)

@@ -19,6 +19,7 @@ from gateway.backends.port import Completion, DeltaSink, Work
 from gateway.backends.tool_bodies import message_body, parts_of_body, tool_bodies
 from gateway.backends.vllm.compat.answer import OutputReader, Outputs
 from gateway.backends.vllm.compat.parsers import MAX_MESSAGE, ParsedAnswer, Parsers
+from gateway.backends.vllm.compat.receiver import receive_faster
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.backends.vllm.values import EngineRequest, EngineShape, Lora
 from gateway.contracts.values import (
@@ -283,6 +284,7 @@ class VllmEngine:
 
     async def prepare(self) -> None:
         """Ask the core what it can do, once, so that no request waits for it."""
+        receive_faster(self._llm.engine_core)
         await self._llm.get_supported_tasks()
 
     def give_up(self) -> None:
