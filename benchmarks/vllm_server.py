@@ -10,7 +10,8 @@ sink here).
 
 Shown are medians over the rounds. "API CPU" is the processor time of the process that answers HTTP, in
 seconds for 1,000 requests: of Sluice the gateway, of vLLM its API server. Everything below it (engine core,
-worker) is "engine CPU". The load generator is the benchmark's own process and shares the machine with both.
+worker) is "engine CPU". With --api-servers there is a third: vLLM with that many processes that answer HTTP,
+whose time is added up. The load generator is the benchmark's own process and shares the machine with both.
 """
 
 from __future__ import annotations
@@ -80,8 +81,23 @@ class Run:
     chunks: int
 
 
+# `vllm serve`. It asks for the version of a distribution "vllm"; that of the CPU build has another name.
+SERVE = """
+import importlib.metadata
+try:
+    importlib.metadata.version("vllm")
+except importlib.metadata.PackageNotFoundError:
+    version = importlib.metadata.version
+    importlib.metadata.version = lambda name: "0+cpu" if name == "vllm" else version(name)
+from vllm.entrypoints.cli.main import main
+main()
+"""
+# vLLM's name of a process that answers HTTP where there are several.
+API_SERVER = "VLLM::APIServer"
+
+
 class Server:
-    """A server's process tree: its root answers HTTP, all below it is the engine."""
+    """A server's process tree: its root and API servers answer HTTP, all others below it are the engine."""
 
     def __init__(
         self,
@@ -108,9 +124,15 @@ class Server:
         return [self.root, *self.root.children(recursive=True)]
 
     def cpu_s(self) -> tuple[float, float]:
-        """Processor seconds so far: of the root, and of all below it."""
-        used = [sum(process.cpu_times()[:2]) for process in self.tree()]
-        return used[0], sum(used[1:])
+        """Processor seconds so far: of what answers HTTP, and of the rest."""
+        api = engine = 0.0
+        for process in self.tree():
+            used = sum(process.cpu_times()[:2])
+            if process == self.root or process.name().startswith(API_SERVER):
+                api += used
+            else:
+                engine += used
+        return api, engine
 
     def rss_mib(self) -> float:
         """Resident memory of the root."""
@@ -188,11 +210,10 @@ def sluice(flags: Flags, folder: Path, collector: str) -> Server:
     return Server("sluice", model, command, env, f"http://127.0.0.1:{port}", folder / "sluice.log")
 
 
-def vllm(flags: Flags, folder: Path) -> Server:
-    """vLLM's own OpenAI server."""
+def vllm(flags: Flags, folder: Path, api_servers: int = 1) -> Server:
+    """vLLM's own OpenAI server, with so many processes that answer HTTP."""
     port = free_port()
     options = {
-        "--model": flags.model,
         "--served-model-name": Path(flags.model).name,
         "--host": "127.0.0.1",
         "--port": str(port),
@@ -206,12 +227,17 @@ def vllm(flags: Flags, folder: Path) -> Server:
         "--scheduling-policy": "priority",
         "--seed": "0",
     }
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", flags.model]
+    name = "vllm"
+    if api_servers > 1:
+        command = [sys.executable, "-c", SERVE, "serve", flags.model]
+        options["--api-server-count"] = str(api_servers)
+        name = f"vllm × {api_servers}"
     command += [part for pair in options.items() for part in pair]
     command += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     model = Path(flags.model).name
-    return Server("vllm", model, command, env, f"http://127.0.0.1:{port}", folder / "vllm.log")
+    return Server(name, model, command, env, f"http://127.0.0.1:{port}", folder / f"{name}.log")
 
 
 def questions(count: int, seed: str) -> list[str]:
@@ -309,8 +335,8 @@ def summarize(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def show(console: Console, rows: dict[tuple[str, int], dict[str, float]], levels: Sequence[int]) -> None:
-    """One table of both, and how far Sluice is from vLLM."""
-    table = Table(title="medians over the rounds; ratio: Sluice / vLLM")
+    """One table of all, and how far Sluice is from each of the others."""
+    table = Table(title="medians over the rounds; ratio: Sluice / the one above")
     names = {
         "tokens_per_s": "tok/s",
         "ttft_p50_ms": "TTFT p50 ms",
@@ -326,11 +352,14 @@ def show(console: Console, rows: dict[tuple[str, int], dict[str, float]], levels
     for heading in names.values():
         table.add_column(heading, justify="right")
     for level in levels:
-        ours, theirs = rows["sluice", level], rows["vllm", level]
-        for name, row in (("sluice", ours), ("vllm", theirs)):
-            table.add_row(str(level), name, *[f"{row[key]:.1f}" for key in names])
-        ratios = [f"{ours[key] / theirs[key]:.2f}" if theirs[key] else "" for key in names]
-        table.add_row("", "ratio", *ratios, end_section=True)
+        ours = rows["sluice", level]
+        table.add_row(str(level), "sluice", *[f"{ours[key]:.1f}" for key in names])
+        for name in [name for name, at in rows if at == level and name != "sluice"]:
+            theirs = rows[name, level]
+            table.add_row(str(level), name, *[f"{theirs[key]:.1f}" for key in names])
+            ratios = [f"{ours[key] / theirs[key]:.2f}" if theirs[key] else "" for key in names]
+            table.add_row("", "ratio", *ratios)
+        table.add_section()
     console.print(table)
 
 
@@ -362,6 +391,16 @@ def profiled(server: Server, path: Path | None) -> Iterator[None]:
             spy.wait(60)
 
 
+@contextmanager
+def alone(server: Server, servers: Sequence[Server]) -> Iterator[None]:
+    """All others are suspended."""
+    with ExitStack() as stack:
+        for other in servers:
+            if other is not server:
+                stack.enter_context(other.suspended())
+        yield
+
+
 async def sink(request: web.Request) -> web.Response:
     """Takes spans and forgets them."""
     await request.read()
@@ -378,20 +417,20 @@ async def measure(
 ) -> dict[tuple[str, int], list[Run]]:
     """All rounds."""
     runs: dict[tuple[str, int], list[Run]] = {}
-    for server, other in (servers, servers[::-1]):
-        with other.suspended():
+    for server in servers:
+        with alone(server, servers):
             await drive(server, questions(max(levels), "warm"), max(levels), tokens)
     for number in range(rounds):
-        for server, other in (servers, servers[::-1])[:: 1 if number % 2 == 0 else -1]:
-            with other.suspended():
+        for server in servers[:: 1 if number % 2 == 0 else -1]:
+            with alone(server, servers):
                 for level in levels:
                     asked = questions(max(requests, 3 * level), f"{number}/{level}")
                     runs.setdefault((server.name, level), []).append(
                         await drive(server, asked, level, tokens)
                     )
     if profile is not None:
-        for server, other in (servers, servers[::-1]):
-            with other.suspended(), profiled(server, profile / f"{server.name}.txt"):
+        for server in servers:
+            with alone(server, servers), profiled(server, profile / f"{server.name}.txt"):
                 await drive(server, questions(requests * 10, "profile"), min(32, max(levels)), tokens)
     return runs
 
@@ -402,6 +441,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     requests: Annotated[int, typer.Option(min=1, help="At least so many a run, three for each caller.")] = 64,
     tokens: Annotated[int, typer.Option(min=2, help="Length of every answer.")] = 64,
+    api_servers: Annotated[int, typer.Option(min=1, help="Beside these two, vLLM with so many.")] = 1,
     profile: Annotated[
         Path | None, typer.Option(help="Folder for py-spy's stacks of both API processes.")
     ] = None,
@@ -422,9 +462,12 @@ def main(
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             servers = [sluice(flags, folder, f"http://127.0.0.1:{port}"), vllm(flags, folder)]
-            for server, path in zip(servers, ("/ready", "/health"), strict=True):
+            if api_servers > 1:
+                servers.append(vllm(flags, folder, api_servers))
+            for server in servers:
                 stack.callback(server.close)
-                await server.wait_ready(path)
+            for server in servers:
+                await server.wait_ready("/ready" if server is servers[0] else "/health")
             if profile is not None:
                 profile.mkdir(parents=True, exist_ok=True)
             runs = await measure(servers, levels, rounds, requests, tokens, profile)

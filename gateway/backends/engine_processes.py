@@ -6,12 +6,10 @@ from contextlib import suppress
 import psutil
 
 
-def any_gone(processes: Sequence[psutil.Process]) -> bool:
-    return any(_status(process) == psutil.STATUS_ZOMBIE for process in processes)
-
-
-def any_stopped(processes: Sequence[psutil.Process]) -> bool:
-    return any(_status(process) == psutil.STATUS_STOPPED for process in processes)
+def gone_and_stopped(processes: Sequence[psutil.Process]) -> tuple[bool, bool]:
+    """Whether one of them has ended, and whether one is stopped."""
+    found = list(map(_status, processes))
+    return psutil.STATUS_ZOMBIE in found, psutil.STATUS_STOPPED in found
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from engine.errors import EngineDead, EngineStartError
-from gateway.backends.engine_processes import any_gone, any_stopped, kill
+from gateway.backends.engine_processes import gone_and_stopped, kill
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
 from gateway.backends.port import Absence, Backend, BackendState
 from gateway.backends.supervised_backend import SupervisedBackend, Totals
@@ -255,9 +255,10 @@ class SupervisedHost:
     def _look(self, life: _Life) -> None:
         if self._supervisor.state not in (SupervisorState.READY, SupervisorState.SUSPECT):
             return
+        gone, stopped = gone_and_stopped(life.processes)
         seen = Observation(
-            gone=any_gone(life.processes),
-            stopped=any_stopped(life.processes),
+            gone=gone,
+            stopped=stopped,
             unfinished=life.host.unfinished,
             steps=life.steps,
             pending_tokens=life.host.pending_tokens,
@@ -352,7 +353,8 @@ class SupervisedHost:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             processes = await asyncio.to_thread(life.host.find_processes)
-            seen = Observation(stopped=any_stopped(processes))
+            _, stopped = gone_and_stopped(processes)
+            seen = Observation(stopped=stopped)
             if self._supervisor.observe(self._clock(), seen) is not None:
                 kill(processes)
 

@@ -41,6 +41,7 @@ class SqliteFile:
         busy_timeout_s: float = BUSY_TIMEOUT_S,
     ) -> None:
         self._path = path
+        self._log = path.with_name(f"{path.name}-wal")
         self._tables = tables
         self._synchronous = synchronous
         self._busy_timeout_s = busy_timeout_s
@@ -49,7 +50,7 @@ class SqliteFile:
         self._counting = threading.Lock()
         # Used by the thread only.
         self._connection: sqlite3.Connection | None = None
-        self._file: tuple[int, int] | None = None
+        self._file: tuple[int, ...] | None = None
 
     async def close(self) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
@@ -71,6 +72,13 @@ class SqliteFile:
         except (sqlite3.Error, OSError) as error:
             reason = LOCKED if _is_locked(error) else type(error).__name__
             raise StateUnavailable(operation, reason) from error
+
+    def files(self) -> Sequence[tuple[int, ...] | None]:
+        """Of the file and its log their identity, size and time of the last write: a commit changes these.
+
+        One may not that comes within a tick of the file system's clock, a few ms, after another.
+        """
+        return [_stat(self._path), _stat(self._log)]
 
     def _count(self, by: int) -> None:
         with self._counting:
@@ -123,17 +131,22 @@ class SqliteFile:
         self._connection, self._file = connection, self._identity()
         return connection
 
-    def _identity(self) -> tuple[int, int] | None:
-        try:
-            stat = self._path.stat()
-        except FileNotFoundError:
-            return None
-        return stat.st_dev, stat.st_ino
+    def _identity(self) -> tuple[int, ...] | None:
+        stat = _stat(self._path)
+        return None if stat is None else stat[:2]
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _stat(path: Path) -> tuple[int, ...] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def _is_locked(error: Exception) -> bool:

@@ -145,8 +145,9 @@ def make_backends(
     preempted: dict[str, int] = {}
 
     def stepped(gate: str, preemptions: int) -> None:
-        preempted[gate] = preemptions
-        stats.observe_preemptions(sum(preempted.values()))
+        if preempted.get(gate) != preemptions:
+            preempted[gate] = preemptions
+            stats.observe_preemptions(sum(preempted.values()))
         link.engine_stepped(gate)
 
     def limit_context(longest: int) -> None:

@@ -134,6 +134,23 @@ async def test_a_file_that_is_gone_when_watching_begins_is_made_anew(tmp_path: P
     await store.close()
 
 
+async def test_a_commit_of_another_process_is_noticed_before_the_next_poll(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    store = SqliteStateStore(path, unix_time=time.time, poll_s=600.0)
+    other = on(path)
+    await store.open()
+    told: list[int] = []
+    store.listen("s", told.append)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(store.run())
+        for number in range(1, 6):
+            await other.append("s", b"1", author="ann")
+            await until(lambda number=number: number in told)  # type: ignore[misc]
+        task.cancel()
+    await other.close()
+    await store.close()
+
+
 async def test_a_file_that_is_no_database_or_nowhere_is_an_absence(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database" * 1_000)
     for path in (tmp_path / "text", tmp_path / "no" / "folder" / "s.db"):
