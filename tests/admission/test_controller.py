@@ -314,7 +314,7 @@ async def test_steps_read_the_load_now_and_then_while_no_request_waits() -> None
     desk = Desk()
     desk.controller.gate("local")
     for used in range(1, 50):
-        desk.load = replace(IDLE, kv_usage=used / 1000)
+        desk.load = structs.replace(IDLE, kv_usage=used / 1000)
         desk.controller.wake("local")
     seen = desk.controller.gate("local").work.signals.load
     assert seen is not None and seen.kv_usage < 0.049
