@@ -17,6 +17,7 @@ from transformers import LlamaForCausalLM
 
 from models.adapter_styles import STYLES, Style, styled_dialogues
 from models.batches import IGNORED, Batch, encode_dialogue, padded
+from models.precision import forward_type
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RATE = 4e-3
@@ -112,7 +113,7 @@ def train(name: str, args: argparse.Namespace) -> float:
 
 
 def _loss(model: PeftModel, batch: Batch) -> torch.Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
+    with forward_type():
         inner = cast(LlamaForCausalLM, model.get_base_model())
         hidden = inner.model(input_ids=batch.inputs, use_cache=False).last_hidden_state
         wanted = batch.labels != IGNORED

@@ -18,6 +18,7 @@ from transformers import LlamaForCausalLM
 from models.batches import IGNORED, Batch, batches
 from models.demo_folder import new_model, replace_file, write_folder, write_weights
 from models.dialogues import MIXES, dialogues
+from models.precision import forward_type, muon
 from models.tokenizer import train_tokenizer
 
 MATRIX_RATE = 4e-3
@@ -91,7 +92,7 @@ def optimisers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     return [
-        torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        muon(matrices, MATRIX_RATE, weight_decay=0.01),
         torch.optim.AdamW(others, lr=EMBEDDING_RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
 
@@ -106,7 +107,7 @@ def rate_factor(done: float) -> float:
 
 def batch_loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
     """Mean next-token loss; only labelled positions are projected to the vocabulary, which saves a third."""
-    with torch.autocast("cpu", torch.bfloat16):
+    with forward_type():
         hidden = model.model(input_ids=batch.inputs, use_cache=False).last_hidden_state
         wanted = batch.labels != IGNORED
         logits = model.lm_head(hidden[wanted])

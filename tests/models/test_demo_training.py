@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from evaluation.demo_eval import load_model
 from models.batches import IGNORED, batches
+from models.precision import Float32Muon
 from models.train_demo import main, rate_factor
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -27,10 +28,7 @@ def run(folder: Path, *options: str) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with ``demo``, trained for one step, and its checkpoint.
-
-    Without instructions for bfloat16 a step takes a core ten seconds, so the tests have one run and few steps.
-    """
+    """A folder with ``demo``, trained for one step, and its checkpoint."""
     folder = tmp_path_factory.mktemp("trained")
     run(folder / "demo", "--steps", "1", "--seed", "3", "--checkpoint", str(folder / "state.pt"))
     return folder
@@ -90,3 +88,25 @@ def test_the_learning_rate_warms_up_and_falls_to_its_floor() -> None:
     assert max(factors) == pytest.approx(1.0)
     assert factors.index(max(factors)) == 3
     assert factors[-1] == pytest.approx(0.02)
+
+
+def test_muon_in_float32_updates_as_pytorchs_does() -> None:
+    options = {"lr": 0.1, "weight_decay": 0.01, "adjust_lr_fn": "match_rms_adamw"}
+    shapes = [(8, 24), (24, 8), (16, 16)]
+    start = [torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in shapes]
+    ours, theirs = ([torch.nn.Parameter(one.clone()) for one in start] for _ in range(2))
+    frozen = torch.nn.Parameter(torch.ones(2, 2))
+    tuning = [Float32Muon([*ours, frozen], **options), torch.optim.Muon(theirs, **options)]
+    for seed in range(3):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn(one.shape, generator=torch.Generator().manual_seed(seed))
+            other.grad = one.grad.clone()
+        for optimiser in tuning:
+            optimiser.step()
+    for one, other, was in zip(ours, theirs, start, strict=True):
+        assert torch.allclose(one, other, atol=0.01)  # bfloat16's eight bits
+        assert (one - was).abs().mean() > 0.03
+    assert torch.equal(frozen, torch.ones(2, 2))
+    states = [optimiser.state_dict() for optimiser in tuning]
+    assert states[0]["state"].keys() == states[1]["state"].keys()
+    tuning[0].load_state_dict({**states[0], "state": states[1]["state"]})
