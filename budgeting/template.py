@@ -96,11 +96,11 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda format: now().strftime(format)
         tree = environment.parse(source)
         self._elsewhere = None if is_cheap(tree) else elsewhere
-        self._template = None if self._elsewhere is not None else environment.from_string(source)
         self._specials = dict(specials)
         self.each_message_alone = renders_each_message_alone(tree, frozenset(specials))
         self.frames_only = self.each_message_alone and only_frames(tree)
         self.reads_tools = reads(tree, "tools")
+        self._template = None if self._elsewhere is not None else environment.from_string(tree)
 
     def render(
         self,

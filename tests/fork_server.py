@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import copy
 import ctypes
 import fcntl
 import functools
@@ -39,8 +40,12 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from budgeting.tokenizer_files import TokenizerFiles
 
 ROOT = Path(__file__).parents[1]
 AVAILABLE = (
@@ -529,12 +534,32 @@ def _prepare_commands() -> None:
 
 
 def _prepare_tokenizer() -> None:
-    """To read the demo model's tokenizer takes a quarter of the start of each gateway that serves it."""
+    """To read the demo model's tokenizer and its template takes a third of the start of each gateway that serves it."""
+    import budgeting.counting as counting
     import budgeting.vocabulary
     from budgeting.tokenizer_files import read_tokenizer_files
 
     budgeting.vocabulary.ByteBpe = functools.cache(budgeting.vocabulary.ByteBpe)  # type: ignore[assignment, misc]
-    budgeting.vocabulary.ByteBpe(read_tokenizer_files(ROOT / "models" / "demo").tokenizer_json)
+    demo = read_tokenizer_files(ROOT / "models" / "demo")
+    make_vocabulary, make_template = counting.Vocabulary, counting.ChatTemplate
+    vocabulary = make_vocabulary(demo)
+    template = make_template(demo.template, demo.specials, now=datetime.now)
+    assert not template.is_bounded
+
+    def vocabulary_of(files: TokenizerFiles, *, elsewhere: Any = None) -> Any:
+        if files.tokenizer_json != demo.tokenizer_json:
+            return make_vocabulary(files, elsewhere=elsewhere)
+        made = copy.copy(vocabulary)
+        made._elsewhere = elsewhere
+        return made
+
+    def template_of(source: str, specials: Mapping[str, str], **keys: Any) -> Any:
+        if (source, specials) != (demo.template, demo.specials):
+            return make_template(source, specials, **keys)
+        return template
+
+    counting.Vocabulary = vocabulary_of  # type: ignore[assignment, misc]
+    counting.ChatTemplate = template_of  # type: ignore[assignment, misc]
 
 
 def _import_tests() -> None:
