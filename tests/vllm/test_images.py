@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,16 +41,12 @@ class Scripted:
         self.tokenizer = renderer.get_tokenizer()
         self.prompts: list[Any] = []
 
-    async def add_request(self, request_id: str, prompt: Any, params: Any, **options: Any) -> Any:
-        from vllm.v1.engine.output_processor import RequestOutputCollector
-
+    async def generate(self, prompt: Any, *args: Any, **options: Any) -> AsyncIterator[Any]:
         self.prompts.append(prompt)
         one = SimpleNamespace(
             index=0, text="A", token_ids=[7], logprobs=None, finish_reason="stop", stop_reason=None
         )
-        collector = RequestOutputCollector(params.output_kind, request_id)
-        collector.put(SimpleNamespace(outputs=[one], metrics=None, num_cached_tokens=0, finished=True))
-        return collector
+        yield SimpleNamespace(outputs=[one], metrics=None, num_cached_tokens=0)
 
 
 @pytest.fixture(scope="module")
