@@ -16,9 +16,6 @@ from admission.gate import BackendGate
 from admission.ticket import AdmissionTicket, Refusal, TicketState
 from admission.values import BackendLoad, Demand
 
-# While no request waits a step changes no decision: the load is read at most this often, and at arrivals.
-REPORT_S = 0.05
-
 
 class Slot(Struct, eq=False):
     """The permission to generate; given back when its ``async with`` block is left.
@@ -100,7 +97,6 @@ class AdmissionQueue:
         self._waiting: dict[AdmissionTicket, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._reported_at = float("-inf")
 
     async def enter(self, demand: Demand) -> Slot:
         """Wait for a slot."""
@@ -143,9 +139,6 @@ class AdmissionQueue:
     def stepped(self) -> None:
         """The backend has run a step: a sign of life even with an unchanged load."""
         now = self.clock()
-        if not self.gate.tickets and now - self._reported_at < REPORT_S:
-            return
-        self._reported_at = now
         self.gate.report(self._load(), now)
         if self.gate.tickets:
             self._settle(now)
