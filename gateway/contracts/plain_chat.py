@@ -13,7 +13,7 @@ from msgspec import Struct
 from budgeting.values import Message, Role
 from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.dialect import ParsedRequest
-from gateway.contracts.fields import MAX_LABEL, MAX_NAME, MaxTokens, Seed, Temperature, TopP, label_or_none
+from gateway.contracts.fields import MAX_NAME, MaxTokens, Seed, Temperature, TopP, label_or_none
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import check_fields
 from gateway.contracts.values import Contract, GenerateRequest, Sampling
@@ -56,9 +56,9 @@ def plain_chat(body: bytes, origin: RequestOrigin) -> ParsedRequest | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     model, user, options = chat.model, chat.user or None, chat.stream_options
-    if not 0 < len(model) <= MAX_NAME or label_or_none(model) is None:
+    if len(model) > MAX_NAME or label_or_none(model) is None:
         return None
-    if user is not None and (len(user) > MAX_LABEL or label_or_none(user) is None):
+    if user is not None and label_or_none(user) is None:
         return None
     usage = options is not None and bool(options.include_usage)
     if usage and not chat.stream:
