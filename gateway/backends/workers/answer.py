@@ -313,11 +313,11 @@ class CompletionReader:
             raise BackendFailure(FailureKind.PREEMPTED, "the worker aborted the request")
         usage = self._usage
         ids = list(chain.from_iterable(self._ids.get(index, ()) for index in range(n))) if self._ids else []
-        input_tokens, output_tokens, cached_tokens = self._work.input_tokens, self._counted + len(ids), 0
-        reasoning = 0
+        output_tokens, cached_tokens, reasoning = self._counted + len(ids), 0, 0
+        # With a partial answer the worker counts that as prompt.
+        counted = usage if self._work.partial is None else None
+        input_tokens = self._work.input_tokens if counted is None else counted.prompt_tokens
         if usage is not None:
-            if self._work.partial is None:  # else the worker counts the partial answer as prompt
-                input_tokens = usage.prompt_tokens
             if usage.completion_tokens is not None:
                 output_tokens = usage.completion_tokens
             if usage.completion_tokens_details is not None:
