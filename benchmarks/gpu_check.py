@@ -85,12 +85,13 @@ def run(part: Part, limit_s: float, *, dry: bool, least_s: float = LEAST_S) -> R
         return Result(part.name, "not run", "left out of the dry form", 0.0)
     if limit_s < least_s:
         return Result(part.name, "not run", "no time left", 0.0)
+    searched = (str(ROOT), os.environ.get("PYTHONPATH"))
     began = time.monotonic()
     try:
         done = subprocess.run(
             [sys.executable, *part.command],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, searched))},
             capture_output=True,
             text=True,
             timeout=limit_s,

@@ -23,6 +23,7 @@ import os
 import platform
 import random
 import re
+import shutil
 import socket
 import statistics
 import subprocess
@@ -64,6 +65,8 @@ class Flags:
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 8192
     kv_cache_bytes: int = 1 << 30
+    load_format: str = "auto"
+    gpu_memory_utilization: float = 0.92
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,8 @@ def sluice(flags: Flags, folder: Path, collector: str) -> Server:
         "SLUICE_ENGINE__MAX_NUM_SEQS": str(flags.max_num_seqs),
         "SLUICE_ENGINE__MAX_NUM_BATCHED_TOKENS": str(flags.max_num_batched_tokens),
         "SLUICE_ENGINE__KV_CACHE_BYTES": str(flags.kv_cache_bytes),
+        "SLUICE_ENGINE__GPU_MEMORY_UTILIZATION": str(flags.gpu_memory_utilization),
+        "SLUICE_ENGINE__EXTRA_ARGS": json.dumps({"load_format": flags.load_format}),
         "SLUICE_ENGINE__SEED": "0",
         "SLUICE_ENGINE__MAX_LORAS": "0",
         "SLUICE_STATE__URL": f"sqlite:///{folder}/state.db",
@@ -224,6 +229,8 @@ def vllm(flags: Flags, folder: Path, api_servers: int = 1) -> Server:
         "--max-num-seqs": str(flags.max_num_seqs),
         "--max-num-batched-tokens": str(flags.max_num_batched_tokens),
         "--kv-cache-memory-bytes": str(flags.kv_cache_bytes),
+        "--gpu-memory-utilization": str(flags.gpu_memory_utilization),
+        "--load-format": flags.load_format,
         "--scheduling-policy": "priority",
         "--seed": "0",
     }
@@ -238,6 +245,29 @@ def vllm(flags: Flags, folder: Path, api_servers: int = 1) -> Server:
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     model = Path(flags.model).name
     return Server(name, model, command, env, f"http://127.0.0.1:{port}", folder / f"{name}.log")
+
+
+# Llama 3.1 8B but for its vocabulary, which is the demo model's.
+SHAPE_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
+
+
+def shape_of_8b(folder: Path) -> Path:
+    """A model's folder without weights: the engine draws them (vLLM's ``--load-format dummy``)."""
+    demo = REPOSITORY / "models" / "demo"
+    made = folder / "shape-8b"
+    shutil.copytree(demo, made, ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((demo / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps({**config, **SHAPE_8B}))
+    return made
 
 
 def questions(count: int, seed: str) -> list[str]:
@@ -446,13 +476,16 @@ def main(
         Path | None, typer.Option(help="Folder for py-spy's stacks of both API processes.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Where the figures go too.")] = None,
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", help="An 8B shape, random weights in bfloat16, on a GPU."),
+    ] = False,
 ) -> None:
     """Compare, print a table."""
     levels = [int(part) for part in concurrency.split(",")]
-    flags = Flags(model)
     console = Console(width=150)
 
-    async def run() -> tuple[dict[tuple[str, int], list[Run]], dict[str, float]]:
+    async def run(flags: Flags) -> tuple[dict[tuple[str, int], list[Run]], dict[str, float]]:
         app = web.Application()
         app.router.add_post("/{path:.*}", sink)
         runner = web.AppRunner(app, access_log=None)
@@ -475,7 +508,18 @@ def main(
         await runner.cleanup()
         return runs, memory
 
-    runs, memory = asyncio.run(run())
+    with tempfile.TemporaryDirectory() as made:
+        flags = Flags(model)
+        if gpu:
+            flags = Flags(
+                str(shape_of_8b(Path(made))),
+                dtype="bfloat16",
+                block_size=16,
+                kv_cache_bytes=16 << 30,
+                load_format="dummy",
+                gpu_memory_utilization=0.3,
+            )
+        runs, memory = asyncio.run(run(flags))
     rows = {key: summarize(each) for key, each in runs.items()}
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     console.print(

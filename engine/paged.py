@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch._dynamo.config
+import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from engine.attention import DecodeKernel
@@ -21,6 +23,8 @@ FLASH_BLOCK_MULTIPLE = 256
 FLEX_LEAST_BLOCK = 16
 # Queries of a block of FlexAttention's mask, its default; there is one query a sequence.
 _MASK_QUERIES = 128
+# Kernels of FlexAttention that a process may compile: one for each power of two of rows.
+_MOST_KERNELS = 64
 
 
 class Kernel(StrEnum):
@@ -59,12 +63,18 @@ def make_kernel(
 
         return FlashDecode(heads, kv_heads, head_dim, flash_attn_with_kvcache)
     if kind is Kernel.FLEX:
-        return FlexDecode(heads, kv_heads, head_dim, block_size, cache_blocks, torch.compile(flex_attention))
+        # The kernel for short queries, which alone takes blocks this small, is made for one number of rows.
+        torch._dynamo.config.recompile_limit = _MOST_KERNELS
+        compiled = torch.compile(flex_attention, dynamic=False)
+        return FlexDecode(heads, kv_heads, head_dim, block_size, cache_blocks, compiled)
     return None
 
 
 class FlexDecode:
-    """FlexAttention with a mask made of the block tables. ``attention`` is its compiled or its plain form."""
+    """FlexAttention with a mask made of the block tables. ``attention`` is its compiled or its plain form.
+
+    Rows are padded to a power of two, so that few kernels are compiled; a row of padding sees no key.
+    """
 
     def __init__(
         self,
@@ -81,7 +91,9 @@ class FlexDecode:
 
     def prepare(self, tables: torch.Tensor, contexts: torch.Tensor) -> BlockMask:
         """Which keys of the whole cache each row sees."""
-        block_size, rows = self._block_size, len(tables)
+        block_size, rows = self._block_size, 1 << (len(tables) - 1).bit_length()
+        padding = rows - len(tables)
+        tables, contexts = F.pad(tables, (0, 0, 0, padding)), F.pad(contexts, (0, padding))
         # The place of every block in the row's table, -1 for those of others. Unused entries of a table are
         # the null block, which so gets a place after the last key.
         place = torch.full((rows, self._cache_blocks), -1, dtype=torch.int64, device=tables.device)
@@ -103,18 +115,20 @@ class FlexDecode:
 
     def attend(self, query: torch.Tensor, cache: torch.Tensor, prepared: BlockMask) -> torch.Tensor:
         """See ``attention.DecodeKernel``."""
-        rows, size = len(query), self._heads * self._head_dim
+        size = self._heads * self._head_dim
+        rows = prepared.kv_num_blocks.shape[0]
+        padded = F.pad(query[:, :size], (0, 0, 0, rows - len(query)))
         # All keys and values as one sequence, a block's keys before its values. The second view of it begins
         # a block later, so that a key in one and its value in the other have the same number.
         tokens = cache.view(1, -1, self._kv_heads, self._head_dim).transpose(1, 2)
         result: torch.Tensor = self._attention(
-            query[:, :size].view(rows, self._heads, 1, self._head_dim),
+            padded.view(rows, self._heads, 1, self._head_dim),
             tokens[:, :, : -self._block_size],
             tokens[:, :, self._block_size :],
             block_mask=prepared,
             enable_gqa=True,
         )
-        return result.reshape(rows, size)
+        return result.reshape(rows, size)[: len(query)]
 
 
 class FlashDecode:

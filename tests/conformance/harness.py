@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +31,17 @@ MAX_LORA_RANK = 8
 MAX_MODEL_LEN = 1024
 BLOCK_SIZE = 32  # vLLM's CPU attention takes no smaller one
 IDLE_TIMEOUT_S, IDLE_POLL_S = 20.0, 0.02
+
+
+def on_gpu() -> bool:
+    """Whether vLLM's build for CUDA is installed; the CPU's is a distribution of another name."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return bool(importlib.metadata.version("vllm"))
+    return False
+
+
+# A GPU's engine takes no number of threads.
+VLLM_THREADS = None if on_gpu() else 1
 
 T = TypeVar("T")
 _numbers = itertools.count(1)

@@ -25,7 +25,7 @@ from gateway.config.engine import EngineSection
 from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure, FailureKind
-from tests.conformance.harness import DEMO_MODEL, demo_tokenizer
+from tests.conformance.harness import DEMO_MODEL, VLLM_THREADS, demo_tokenizer
 from tests.conformance.vllm_in_process import RunningVllm
 from tests.vllm.conftest import needs_vllm
 
@@ -42,7 +42,7 @@ def make_host(**keys: Any) -> VllmHost:
             "max_num_seqs": 8,
             "kv_cache_bytes": 32 << 20,
             "enforce_eager": True,
-            "num_threads": 1,
+            "num_threads": VLLM_THREADS,
             **keys,
         }
     )

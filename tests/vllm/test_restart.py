@@ -21,7 +21,7 @@ from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure, FailureKind
 from resilience.supervisor import EngineLost, EngineRestarted, Loss, Supervisor, SupervisorEvent
-from tests.conformance.harness import DEMO_MODEL, demo_tokenizer
+from tests.conformance.harness import DEMO_MODEL, VLLM_THREADS, demo_tokenizer
 from tests.vllm.conftest import needs_vllm
 from tests.vllm.test_lifecycle import ignore, until, work
 
@@ -51,7 +51,7 @@ def make(
         max_num_seqs=8,
         kv_cache_bytes=32 << 20,
         enforce_eager=True,
-        num_threads=1,
+        num_threads=VLLM_THREADS,
     )
     return VllmHost(
         section,
