@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -66,26 +66,32 @@ def _is_slow(start: Path, *, starts: bool) -> bool:
     seen, to_do = {start}, [start]
     while to_do:
         file = to_do.pop()
-        modules, starts_something = _read(file)
-        is_helper = file.is_relative_to(TESTS) and file.name != "conftest.py"
-        if starts and is_helper and starts_something:
+        found = _read(file)
+        if found.imports_an_engine or (starts and found.starts_something):
             return True
-        if any(module.partition(".")[0] in ENGINES for module in modules):
-            return True
-        found = {path for module in modules if (path := _file(module))} - seen
-        seen |= found
-        to_do += found
+        to_do += found.imported - seen
+        seen |= found.imported
     return False
 
 
+class Read(NamedTuple):
+    """What a file says: the repository's files that it imports while it is imported (at the margin), and the rest."""
+
+    imported: frozenset[Path]
+    imports_an_engine: bool
+    starts_something: bool  # only what is the tests'
+
+
 @cache
-def _read(file: Path) -> tuple[frozenset[str], bool]:
-    """The modules that a file imports while it is imported (at the margin), and whether it starts something."""
+def _read(file: Path) -> Read:
     text, modules = file.read_text(), set()
     for found in _IMPORT.finditer(text):
         modules.add(found["module"] or found["of"])
         modules.update(f"{found['of']}.{name.strip()}" for name in (found["names"] or "").split(","))
-    return frozenset(modules), bool(_STARTS.search(text))
+    imported = frozenset(path for module in modules if (path := _file(module)))
+    engine = any(module.partition(".")[0] in ENGINES for module in modules)
+    is_helper = file.is_relative_to(TESTS) and file.name != "conftest.py"
+    return Read(imported, engine, is_helper and bool(_STARTS.search(text)))
 
 
 @cache
