@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 # Virtual nodes of one worker on the ring: with 16 workers their shares then differ by about a tenth.
@@ -75,12 +76,7 @@ class Ring:
         """Replace the names. Cheap when most of them stay, since only new ones are hashed."""
         stay = {name for _, name in self._points}.intersection(names)
         old = [point for point in self._points if point[1] in stay]
-        new = [
-            (_place(f"{name}\x1f{number}"), name)
-            for name in names
-            if name not in stay
-            for number in range(self._each)
-        ]
+        new = [(place, name) for name in names if name not in stay for place in _places_of(name, self._each)]
         # Two sorted runs, which Timsort merges in linear time.
         self._points = sorted(old + sorted(new))
         self._places = [place for place, _ in self._points]
@@ -256,6 +252,12 @@ class WorkerChoice:
 
 def _key(wish: Wish) -> int:
     return wish.chain[max(0, min(wish.stable_blocks, len(wish.chain)) - 1)]
+
+
+@lru_cache(maxsize=1_024)
+def _places_of(name: str, count: int) -> tuple[int, ...]:
+    """A name's places on the ring. Workers go and come back, and several models have the same ones."""
+    return tuple([_place(f"{name}\x1f{number}") for number in range(count)])
 
 
 def _place(text: str) -> int:
