@@ -129,7 +129,7 @@ A = "{id: a, base_model: demo, path: p}"
         (f"adapters: [{A}]\naliases: {{b: a, b: a}}", "the key 'b' is given twice"),
         ("adapters: [}", "line 1: not valid YAML"),
         ("adapters: !!python/object/apply:os.system [ls]", "not valid YAML"),
-        ("[" * 2000, "not valid YAML"),
+        ("[" * 1000, "not valid YAML"),
         (b"adapters: \xff\xfe", "byte 10 is not UTF-8"),
         (b"#" * (MAX_FILE_BYTES + 1), "longer than 1,048,576 bytes"),
     ],

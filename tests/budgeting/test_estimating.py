@@ -28,7 +28,7 @@ def test_the_upper_estimate_stands_once_a_model_has_reported(
     chance, counter, tokenizer = random.Random(7), EstimatingCounter(), tokenizers[kind]
     under: list[float] = []
     over: list[float] = []
-    for number in range(600):
+    for number in range(300):
         messages = talk(chance)
         actual = len(tokenizer.encode_chat(messages))
         if number >= 20:
