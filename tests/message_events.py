@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from anthropic.lib.streaming._messages import accumulate_event
-from anthropic.types import Message
+if TYPE_CHECKING:
+    from anthropic.types import Message as Accumulated
 
 _DELTAS = {
     "text": ({"text_delta": "text"},),
@@ -73,8 +73,11 @@ def check_grammar(events: list[dict[str, Any]]) -> None:
     assert all(kind != "text" or text.strip() for kind, text in blocks)
 
 
-def accumulated(events: list[dict[str, Any]]) -> Message:
-    """The message as the official client adds it up."""
+def accumulated(events: list[dict[str, Any]]) -> Accumulated:
+    """The message as the official client adds it up. To import that takes 2 s of a core."""
+    from anthropic.lib.streaming._messages import accumulate_event
+    from anthropic.types import Message
+
     snapshot: Any = None
     buffers: dict[int, bytes] = {}
     for one in events:
