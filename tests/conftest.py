@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import os
@@ -17,7 +18,10 @@ import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, settings
 
+import budgeting.counting
 import budgeting.vocabulary
+from budgeting.tokenizer_files import TokenizerFiles
+from budgeting.vocabulary import EncodeElsewhere, Vocabulary
 from tests.fast import Guard, is_slow_file, is_slow_test
 
 if TYPE_CHECKING:
@@ -52,9 +56,20 @@ botocore.loaders.JSONFileLoader.load_file = lambda self, file_path: _read_once(f
 
 
 # To find the order of a vocabulary's merges takes 60 ms; hundreds of tests read the same one. What was forked off a
-# process that has done so (tests/fork_server.py) keeps its own.
+# process that has done so (tests/fork_server.py) keeps its own. A whole vocabulary takes 35 ms without it.
 if not hasattr(budgeting.vocabulary.ByteBpe, "cache_info"):
     budgeting.vocabulary.ByteBpe = functools.cache(budgeting.vocabulary.ByteBpe)  # type: ignore[assignment, misc]
+    _made: dict[tuple[str, frozenset[tuple[str, str]]], Vocabulary] = {}
+
+    def _vocabulary_of(files: TokenizerFiles, *, elsewhere: EncodeElsewhere | None = None) -> Vocabulary:
+        content = files.tokenizer_json, frozenset(files.specials.items())
+        if content not in _made:
+            _made[content] = Vocabulary(files)
+        vocabulary = copy.copy(_made[content])
+        vocabulary._elsewhere = elsewhere
+        return vocabulary
+
+    budgeting.counting.Vocabulary = _vocabulary_of  # type: ignore[assignment, misc]
 
 
 # Folders whose tests start servers, the longest first: what is short fills the gaps at the end.
