@@ -26,7 +26,7 @@ from budgeting.values import (
 from tests.budgeting.folders import CHATML, COUNTING, HEADERS, UNMARKED, write_folder
 from tests.budgeting.strategies import SEARCHES
 
-CONVERSATIONS = 400 if SEARCHES else 100
+CONVERSATIONS = 400 if SEARCHES else 60
 SENTENCES = (
     "The box set is in stock.", "Which volume comes next?", "It costs 12.50 EUR!", "I liked vol. 3 most.",
     "在庫はあります。", "何かお勧めはありますか？", "全二十七巻です！", "한국어로 된 만화가 있나요?", "네, 있습니다.",

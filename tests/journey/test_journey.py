@@ -305,10 +305,10 @@ async def test_a_stream_that_breaks_ends_in_an_error_and_bills_what_was_delivere
 async def test_a_deadline_after_the_first_token_ends_the_answer_with_what_there_is(
     build_house: Build, ask: Ask
 ) -> None:
-    house = build_house(Script(("a",) * 50, delay_s=0.05))
-    sink = await house.run(ask(deadline=time.monotonic() + 1.5))
+    house = build_house(Script(("a",) * 200, delay_s=0.01))
+    sink = await house.run(ask(deadline=time.monotonic() + 1.0))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
-    assert 0 < sink.answer.usage.output_tokens < 50
+    assert 0 < sink.answer.usage.output_tokens < 200
     assert house.outbox.rows[0].output_tokens == sink.answer.usage.output_tokens
     assert house.left_behind() == []
 
@@ -317,10 +317,10 @@ async def test_a_deadline_after_the_first_token_ends_the_answer_with_what_there_
 async def test_the_time_of_a_route_ends_an_answer_without_a_deadline_with_what_there_is(
     build_house: Build, ask: Ask, stream: bool
 ) -> None:
-    house = build_house(Script(("a",) * 50, delay_s=0.05), route={"timeout_ms": 1500})
+    house = build_house(Script(("a",) * 200, delay_s=0.01), route={"timeout_ms": 1000})
     sink = await house.run(ask(stream=stream))
     assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEADLINE
-    assert 0 < sink.answer.usage.output_tokens < 50
+    assert 0 < sink.answer.usage.output_tokens < 200
     assert sink.answer.output_text == "a" * sink.answer.usage.output_tokens
     assert house.left_behind() == []
 
@@ -450,9 +450,9 @@ async def test_a_plain_answer_has_one_choice_and_no_logprobs(build_house: Build,
 
 
 async def test_a_deadline_ends_every_text_with_what_there_is(build_house: Build, ask: Ask) -> None:
-    house = build_house(Script(("a",) * 50, delay_s=0.05))
+    house = build_house(Script(("a",) * 200, delay_s=0.01))
     asked = ask(contract=Contract.CHAT, model="scripted", sampling=Sampling(n=2))
-    sink = await house.run(replace(asked, deadline=time.monotonic() + 1.5))
+    sink = await house.run(replace(asked, deadline=time.monotonic() + 1.0))
     assert sink.answer is not None
     choices = sink.answer.choices
     assert [choice.finish_reason for choice in choices] == [FinishReason.DEADLINE] * 2
