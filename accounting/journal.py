@@ -20,7 +20,7 @@ from accounting.errors import LedgerUnavailable
 from accounting.events import JournalFailed, JournalRefusal, JournalRefused, JournalSynced
 from accounting.journal_files import JournalSegment, create, orphans
 from accounting.journal_records import HEADER, NotEncodable, frame
-from accounting.options import LedgerOptions
+from accounting.options import Durability, LedgerOptions
 from accounting.values import UsageRow
 
 # A file stays open until the database has all its rows: 1 GiB of waiting rows are 64 files. 16 MiB are
@@ -84,6 +84,8 @@ class Journal:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._gathering = _Group()
         self._syncing: _Group | None = None
+        relaxed = options.durability is Durability.RELAXED
+        self._gap_s = options.relaxed_sync_gap_s if relaxed else options.sync_gap_s
         self._handed_at = float("-inf")
         self._late: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -222,7 +224,7 @@ class Journal:
     # The loop's side
 
     def _hand_over_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        rest_s = self._handed_at + self._options.sync_gap_s - loop.time()
+        rest_s = self._handed_at + self._gap_s - loop.time()
         if rest_s > 0:
             loop.call_later(rest_s, self._hand_over)
         else:

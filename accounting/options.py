@@ -13,7 +13,7 @@ class Durability(StrEnum):
 
     * ``strict``: its row is on disk; otherwise no answer, and no new work.
     * ``group``: its row is on disk; otherwise the answer is sent and the fault reported.
-    * ``relaxed``: nothing; the row is on disk some milliseconds later.
+    * ``relaxed``: nothing; the row is on disk some 20 ms later.
     * ``memory``: nothing, and there is no journal; the row is in the database some 0.1 s later.
     """
 
@@ -53,6 +53,7 @@ class LedgerOptions:
     sum_s: float = 60.0
     # Longest wait of an answer for the disk. A sync takes 0.2 to 10 ms; one that takes this long is a fault.
     sync_wait_s: float = 1.0
-    # Least time between the beginnings of two syncs. Each wakes the writing thread and then the loop, so a
-    # busy gateway shares them; on an idle gateway an answer does not wait.
+    # Least time between the beginnings of two syncs, and where no answer waits for them. Each wakes the writing
+    # thread and then the loop, so a busy gateway shares them; on an idle gateway an answer does not wait.
     sync_gap_s: float = 0.001
+    relaxed_sync_gap_s: float = 0.02

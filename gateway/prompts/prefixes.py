@@ -69,15 +69,12 @@ class PrefixWatch:
         # First in, first out.
         self._lately: dict[tuple[tuple[int, ...], _Place], _Keys] = {}
 
-    def block_size_of(self, backend: Backend) -> int:
-        """Tokens of one of its blocks."""
-        load = backend.load
-        reported = 0 if load is None else load.block_size
-        return reported if reported > 0 else self._block_size(backend.model)
-
     def expect(self, plan: Plan, backend: Backend, tenant: str, adapter_id: str | None) -> Prefix:
         """What that backend should find of the plan's stable prefix."""
-        block_size = self.block_size_of(backend)
+        load = backend.load
+        block_size = 0 if load is None else load.block_size
+        if block_size <= 0:  # it does not report it
+            block_size = self._block_size(backend.model)
         place = (backend.name, None if self._shared else tenant, adapter_id, block_size)
         fingerprint, keys = self._keys_of(first(plan.token_ids, plan.prefix_tokens), place)
         known = 0
