@@ -53,7 +53,7 @@ class LedgerOptions:
     sum_s: float = 60.0
     # Longest wait of an answer for the disk. A sync takes 0.2 to 10 ms; one that takes this long is a fault.
     sync_wait_s: float = 1.0
-    # Least time between the beginnings of two syncs, and where no answer waits for them. Each wakes the writing
-    # thread and then the loop, so a busy gateway shares them; on an idle gateway an answer does not wait.
+    # Least time between the beginnings of two syncs, and where no answer waits for them. Each wakes the
+    # writing thread and then the loop, so a busy gateway shares them; on an idle one an answer does not wait.
     sync_gap_s: float = 0.001
     relaxed_sync_gap_s: float = 0.02

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import shutil
@@ -426,6 +427,31 @@ async def test_a_disk_that_fails_stops_answers_only_when_that_is_wanted(
         assert kept(tmp_path) == ["gen_4"]
     assert sorted(stored_ids(tmp_path / "l.db")) == ["gen_1", "gen_2", "gen_4"]
     assert told.lost() == 0
+
+
+async def test_a_disk_that_fills_up_ends_its_file_and_the_next_row_begins_another(tmp_path: Path) -> None:
+    told, clock = Told(), Clock()
+    async with running(journaled(tmp_path, told, clock=clock)) as ledger:
+        assert ledger.append(row("gen_1")) and await ledger.durable()
+        fill_the_disk(tmp_path)
+        assert ledger.append(row("gen_2")) and await ledger.durable()
+        assert not ledger.journal_working
+        [failed] = [event for event in told if isinstance(event, JournalFailed)]
+        assert (failed.error_type, failed.rows) == ("OSError", 1)
+        clock.ahead_s = REST_S
+        assert ledger.append(row("gen_3")) and await ledger.durable() and ledger.journal_working
+        assert "gen_3" in kept(tmp_path) and "gen_2" not in kept(tmp_path)
+    assert sorted(stored_ids(tmp_path / "l.db")) == ["gen_1", "gen_2", "gen_3"]
+    assert told.lost() == 0 and files(tmp_path) == []
+
+
+def fill_the_disk(folder: Path) -> None:
+    """Every further write to the journal's file fails."""
+    [path] = files(folder)
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError), open("/dev/full", "wb") as full:
+            if one.readlink() == path:
+                os.dup2(full.fileno(), int(one.name))
 
 
 async def test_with_neither_memory_nor_disk_a_row_is_lost_and_told(tmp_path: Path) -> None:
