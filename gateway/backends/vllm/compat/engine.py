@@ -6,7 +6,7 @@ import asyncio
 import json
 from base64 import b64encode
 from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 import orjson
@@ -334,9 +334,13 @@ class VllmEngine:
                 result.set_exception(self._dead_error())
 
     def shutdown(self, timeout_s: float) -> None:
-        # vLLM asks a core that it kills for its children, and does not expect that it ends meanwhile.
-        with suppress(psutil.NoSuchProcess):
+        try:
             self._llm.shutdown(timeout=timeout_s)
+        except psutil.NoSuchProcess:
+            # vLLM asks a core that it kills for its children, and does not expect that it ends meanwhile. It
+            # leaves sockets open then; ZMQ would wait for them for ever, in the thread that collects garbage.
+            self._llm.engine_core.resources()
+            self._llm.shutdown(timeout=timeout_s)  # what remains
 
 
 def _shown(work: Work) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
