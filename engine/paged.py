@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-import torch._dynamo.config
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
@@ -63,8 +62,10 @@ def make_kernel(
 
         return FlashDecode(heads, kv_heads, head_dim, flash_attn_with_kvcache)
     if kind is Kernel.FLEX:
+        from torch._dynamo import config  # takes two seconds, which an engine on a CPU need not wait
+
         # The kernel for short queries, which alone takes blocks this small, is made for one number of rows.
-        torch._dynamo.config.recompile_limit = _MOST_KERNELS
+        config.recompile_limit = _MOST_KERNELS
         compiled = torch.compile(flex_attention, dynamic=False)
         return FlexDecode(heads, kv_heads, head_dim, block_size, cache_blocks, compiled)
     return None
