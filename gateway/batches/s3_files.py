@@ -1,12 +1,17 @@
 """Contents of files in a bucket."""
 
+from __future__ import annotations
+
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
-from gateway.batches.storage import CHUNK_BYTES, FILE_ID, ContentCipher, Pieces
+from gateway.batches.storage import CHUNK_BYTES, FILE_ID, Pieces
 from gateway.weights.location import S3Prefix
+
+if TYPE_CHECKING:
+    from gateway.keys.sealing import AesCipher
 
 PART_BYTES: Final = 8 << 20
 """Of a multipart upload: one at a time is in memory."""
@@ -20,7 +25,7 @@ class S3Files:
         client: boto3's; thread-safe.
     """
 
-    def __init__(self, client: Any, prefix: S3Prefix, cipher: ContentCipher | None = None) -> None:
+    def __init__(self, client: Any, prefix: S3Prefix, cipher: AesCipher | None = None) -> None:
         self._client = client
         self._prefix = prefix
         self._pieces = Pieces(cipher)

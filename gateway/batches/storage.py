@@ -1,11 +1,16 @@
 """Where the contents of files are. All methods block: they are called in threads."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
+
+if TYPE_CHECKING:
+    from gateway.keys.sealing import AesCipher
 
 CHUNK_BYTES: Final = 64 * 1024
 FILE_ID: Final = re.compile(r"file-[0-9a-f]+(-[a-z]+)?")
@@ -28,27 +33,13 @@ class FileStorage(Protocol):
         """The ids (:data:`FILE_ID`) of all contents that were stored before, whole or in part."""
 
 
-class ContentCipher(Protocol):
-    """Encrypts pieces of files."""
-
-    @property
-    def overhead(self) -> int:
-        """How much longer an encrypted piece is."""
-
-    def encrypt(self, file_id: str, number: int, piece: bytes) -> bytes:
-        """The piece, bound to its file and place."""
-
-    def decrypt(self, file_id: str, number: int, piece: bytes) -> bytes:
-        """The piece again. Raises OSError when it is damaged, or encrypted with an unknown key."""
-
-
 class Pieces:
     """The form in which contents are stored.
 
     With a ``cipher`` every piece of :data:`CHUNK_BYTES` is encrypted by itself, so that a part can be read.
     """
 
-    def __init__(self, cipher: ContentCipher | None = None) -> None:
+    def __init__(self, cipher: AesCipher | None = None) -> None:
         self._cipher = cipher
         self._stored_bytes = CHUNK_BYTES + (0 if cipher is None else cipher.overhead)
 
@@ -56,7 +47,7 @@ class Pieces:
         """What is stored of a content."""
         number = 0
         while piece := source.read(CHUNK_BYTES):
-            yield piece if self._cipher is None else self._cipher.encrypt(file_id, number, piece)
+            yield piece if self._cipher is None else self._cipher.encrypt(piece, _place(file_id, number))
             number += 1
 
     def part(
@@ -71,7 +62,7 @@ class Pieces:
         with read_from(number * self._stored_bytes, end) as source:
             while (left is None or left > 0) and (piece := source.read(self._stored_bytes)):
                 if self._cipher is not None:
-                    piece = self._cipher.decrypt(file_id, number, piece)
+                    piece = _decrypted(self._cipher, piece, file_id, number)
                 piece, skipped, number = piece[skipped:], 0, number + 1
                 if left is not None:
                     piece = piece[:left]
@@ -79,10 +70,22 @@ class Pieces:
                 yield piece
 
 
+def _place(file_id: str, number: int) -> bytes:
+    """What an encrypted piece is bound to."""
+    return b"%s:%d" % (file_id.encode(), number)
+
+
+def _decrypted(cipher: AesCipher, piece: bytes, file_id: str, number: int) -> bytes:
+    found = cipher.decrypt(piece, _place(file_id, number))
+    if found is None:
+        raise OSError(f"{file_id} cannot be decrypted: it is damaged, or its key is not given")
+    return found
+
+
 class LocalFiles:
     """Files of a folder: of this machine, or one that all gateways share."""
 
-    def __init__(self, folder: Path, cipher: ContentCipher | None = None) -> None:
+    def __init__(self, folder: Path, cipher: AesCipher | None = None) -> None:
         self._folder = folder
         self._pieces = Pieces(cipher)
 

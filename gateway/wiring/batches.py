@@ -1,8 +1,11 @@
 """Files and batches."""
 
+from __future__ import annotations
+
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,7 +16,7 @@ from gateway.batches.batches import Batches
 from gateway.batches.capacity import IdleCapacity
 from gateway.batches.files import Files
 from gateway.batches.runner import BatchRunner
-from gateway.batches.storage import ContentCipher, FileStorage, LocalFiles
+from gateway.batches.storage import FileStorage, LocalFiles
 from gateway.config.errors import ConfigError
 from gateway.config.settings import SEAL_KEY
 from gateway.embedding.journey import EmbeddingJourney
@@ -24,6 +27,9 @@ from gateway.weights.errors import FetchError
 from gateway.weights.location import S3Prefix, locate
 from gateway.wiring.core import Core
 from gateway.wiring.foundation import Foundation, keys_of
+
+if TYPE_CHECKING:
+    from gateway.keys.sealing import AesCipher
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +71,14 @@ def make_storage(base: Foundation) -> FileStorage:
         raise ConfigError(f"batches.folder: {error}") from None
 
 
-def make_cipher(base: Foundation) -> ContentCipher | None:
+def make_cipher(base: Foundation) -> AesCipher | None:
     """Encrypts files; ``None`` without a key."""
     keys = keys_of("responses.seal_key_file", base.settings.responses.seal_key_file, SEAL_KEY)
     if not keys:
         return None
-    from gateway.batches.encryption import AesCipher
+    from gateway.keys.sealing import AesCipher
 
-    return AesCipher(keys)
+    return AesCipher(keys, "files")
 
 
 def make_lines(core: Core, services: Services, journey: Journey, embeddings: EmbeddingJourney) -> BatchLines:

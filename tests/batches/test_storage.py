@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
 
-from gateway.batches.encryption import AesCipher
 from gateway.batches.s3_files import PART_BYTES, S3Files
 from gateway.batches.storage import CHUNK_BYTES, LocalFiles
 from gateway.config.engine import WeightsSection
+from gateway.keys.sealing import AesCipher
 from gateway.weights.location import S3Prefix
 from gateway.weights.s3_client import make_client
 
@@ -53,7 +53,7 @@ def test_a_file_is_private_and_is_never_half_there(tmp_path: Path) -> None:
 def test_every_part_can_be_read(
     tmp_path_factory: pytest.TempPathFactory, keys: list[bytes] | None, start: int, size: int | None
 ) -> None:
-    files = LocalFiles(tmp_path_factory.getbasetemp(), AesCipher(keys) if keys else None)
+    files = LocalFiles(tmp_path_factory.getbasetemp(), AesCipher(keys, "files") if keys else None)
     name = f"file-{'x' if keys else 'y'}1"
     if not files._path(name).exists():
         files.put(name, io.BytesIO(CONTENT))
@@ -62,21 +62,21 @@ def test_every_part_can_be_read(
 
 
 def test_an_encrypted_file_shows_nothing_and_keys_are_replaced(tmp_path: Path) -> None:
-    LocalFiles(tmp_path, AesCipher([OLD])).put("file-ab", io.BytesIO(b"secret " * 9))
-    LocalFiles(tmp_path, AesCipher([OLD])).put("file-cd", io.BytesIO(b"another " * 9))
+    LocalFiles(tmp_path, AesCipher([OLD], "files")).put("file-ab", io.BytesIO(b"secret " * 9))
+    LocalFiles(tmp_path, AesCipher([OLD], "files")).put("file-cd", io.BytesIO(b"another " * 9))
     raw = (tmp_path / "ab" / "file-ab").read_bytes()
     assert b"secret" not in raw
-    assert b"".join(LocalFiles(tmp_path, AesCipher([NEW, OLD])).chunks("file-ab")) == b"secret " * 9
+    assert b"".join(LocalFiles(tmp_path, AesCipher([NEW, OLD], "files")).chunks("file-ab")) == b"secret " * 9
     with pytest.raises(OSError, match="cannot be decrypted"):
-        list(LocalFiles(tmp_path, AesCipher([NEW])).chunks("file-ab"))
+        list(LocalFiles(tmp_path, AesCipher([NEW], "files")).chunks("file-ab"))
     (tmp_path / "cd" / "file-cd").write_bytes(raw)  # bound to its id
     with pytest.raises(OSError, match="cannot be decrypted"):
-        list(LocalFiles(tmp_path, AesCipher([OLD])).chunks("file-cd"))
+        list(LocalFiles(tmp_path, AesCipher([OLD], "files")).chunks("file-cd"))
 
 
 @pytest.mark.parametrize("left", [1, 9, 27, 50])
 def test_a_damaged_file_cannot_be_decrypted(tmp_path: Path, left: int) -> None:
-    files = LocalFiles(tmp_path, AesCipher([NEW]))
+    files = LocalFiles(tmp_path, AesCipher([NEW], "files"))
     files.put("file-ab", io.BytesIO(b"secret " * 9))
     path = tmp_path / "ab" / "file-ab"
     path.write_bytes(path.read_bytes()[:left])
@@ -105,7 +105,7 @@ def test_a_bucket_holds_files_as_a_folder_does(
     bucket: tuple[Any, S3Prefix], keys: list[bytes] | None
 ) -> None:
     client, prefix = bucket
-    files = S3Files(client, prefix, AesCipher(keys) if keys else None)
+    files = S3Files(client, prefix, AesCipher(keys, "files") if keys else None)
     long = CONTENT * (PART_BYTES // len(CONTENT) + 1)  # in several parts
     files.put("file-ab", io.BytesIO(b"first"))
     files.put("file-ab", io.BytesIO(long))
