@@ -10,7 +10,7 @@ import orjson
 from msgspec import Struct
 from pydantic import Field, ValidationError
 
-from gateway.contracts.embeddings import PooledRequest
+from gateway.contracts.embeddings import PooledRequest, from_origin
 from gateway.contracts.fields import ANYTHING, MAX_TOKEN_ID, Body, Name, Temperature, Text
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import first_refusal, not_allowed
@@ -134,14 +134,8 @@ def audio_request(
     fields += [("timestamp_granularities[]", one) for one in body.timestamp_granularities]
     media_type = content_type.partition(";")[0].strip().lower()
     return AudioRequest(
-        request_id=origin.request_id,
-        generation_id=origin.generation_id,
-        caller=origin.caller,
-        arrived_at=origin.arrived_at,
+        **from_origin(origin),
         model=body.model,
-        trace_id=origin.trace_id,
-        trace_parent=origin.trace_parent,
-        trace_state=origin.trace_state,
         response_format=body.response_format,
         recording=Recording(
             task=task,

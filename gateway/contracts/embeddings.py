@@ -3,7 +3,7 @@
 from array import array
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import orjson
 from msgspec import Struct
@@ -85,6 +85,16 @@ class PooledRequest(Struct, frozen=True, kw_only=True):
     for_cache: bool = False
 
 
+_ORIGINS: Final = tuple(
+    [name for name in PooledRequest.__struct_fields__ if name in RequestOrigin.__struct_fields__]
+)
+
+
+def from_origin(origin: RequestOrigin) -> dict[str, Any]:
+    """The fields of a :class:`PooledRequest` that the body does not have."""
+    return {name: getattr(origin, name) for name in _ORIGINS}
+
+
 class EmbeddingsRequest(PooledRequest, frozen=True, kw_only=True):
     """A request for the vectors of some inputs."""
 
@@ -118,18 +128,12 @@ def embeddings_request(body: EmbeddingsBody, origin: RequestOrigin) -> Embedding
             where = "input" if len(inputs) == 1 else f"input.{index}"
             raise not_allowed(where, "is empty", "at least one character or token id")
     return EmbeddingsRequest(
-        request_id=origin.request_id,
-        generation_id=origin.generation_id,
-        caller=origin.caller,
-        arrived_at=origin.arrived_at,
+        **from_origin(origin),
         model=body.model,
         inputs=inputs,
         dimensions=body.dimensions,
         truncate_to=body.truncate_prompt_tokens,
         user=body.user,
-        trace_id=origin.trace_id,
-        trace_parent=origin.trace_parent,
-        trace_state=origin.trace_state,
     )
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gateway.contracts.embeddings import PooledRequest
+from gateway.contracts.embeddings import PooledRequest, from_origin
 from gateway.contracts.fields import ANYTHING, Body, Label, Name, Text
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
@@ -165,15 +165,9 @@ def _request(
 ) -> ScoreRequest:
     given = {name: getattr(body, name) for name in options}
     return ScoreRequest(
-        request_id=origin.request_id,
-        generation_id=origin.generation_id,
-        caller=origin.caller,
-        arrived_at=origin.arrived_at,
+        **from_origin(origin),
         model=body.model,
         user=body.user,
-        trace_id=origin.trace_id,
-        trace_parent=origin.trace_parent,
-        trace_state=origin.trace_state,
         pairs=tuple(pairs),
         endpoint=endpoint,
         options={name: value for name, value in given.items() if value is not None},
