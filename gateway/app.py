@@ -158,7 +158,7 @@ def create_app(
     ``described``. Further routers may be included in the usual way: what they raise is answered in the same
     shapes.
     """
-    idempotency = Idempotency(services.idempotency, wait_s=services.limits.request_timeout_s)
+    idempotency = Idempotency(services.idempotency, wait_s=services.limits.request_timeout_seconds)
     routers = _ROUTERS if services.chaos is None else (*_ROUTERS, chaos.router)
     every: list[APIRoute | WebSocketRoute] = [
         *ROUTES,

@@ -18,6 +18,7 @@ from gateway.admin.shadow import ShadowAdmin
 from gateway.admin.usage import UsageAdmin
 from gateway.batches.batches import Batches
 from gateway.batches.files import Files
+from gateway.config.settings import ServerConfig
 from gateway.contracts.audio import AudioRequest, EventSink, TranscriptAnswer
 from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.model_card import ModelCard
@@ -84,18 +85,6 @@ class HealthService(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """Bounds of the HTTP edge."""
-
-    max_body_bytes: int = 4_194_304
-    max_audio_bytes: int = 26_214_400
-    max_messages: int = 2_048
-    request_timeout_s: float = 300.0
-    cors_origins: tuple[str, ...] = ()
-    console: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Services:
     """All that the HTTP edge uses.
 
@@ -123,7 +112,7 @@ class Services:
     text_threads: TextThreads
     models: Callable[[Caller], Sequence[ModelCard]]
     metrics: Callable[[], bytes]
-    limits: HttpLimits
+    limits: ServerConfig
     bodies: BodyMemory
     recordings: BodyMemory
     uploads: BodyMemory

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from budgeting.values import NO_KWARGS, Message, Plan, Tool
 from gateway.app import create_app
+from gateway.config.settings import ServerConfig
 from gateway.contracts.audio import AudioRequest, EventSink, TranscriptAnswer
 from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.events import Delta
@@ -38,7 +39,7 @@ from gateway.http.socket_protocol import SocketProtocol
 from gateway.http.surfaces import Shown, everything
 from gateway.keys.rate_limits import KeyLimiter
 from gateway.keys.sessions import ConsoleSessions
-from gateway.ports import HttpLimits, Services
+from gateway.ports import Services
 from gateway.prompts.text import TokenizerText
 from gateway.prompts.text_threads import TextThreads
 from gateway.requests.body_memory import BODIES, RECORDINGS, UPLOADS, BodyMemory
@@ -289,9 +290,9 @@ def fake_services(journey: FakeJourney | None = None, **changes: Any) -> Service
             ModelCard("org/adapter-v1", "adapters/v1", parent="demo"),
         ),
         metrics=lambda: b"# HELP sluice_up 1\nsluice_up 1\n",
-        limits=HttpLimits(),
-        bodies=BodyMemory(BODIES * HttpLimits().max_body_bytes),
-        recordings=BodyMemory(RECORDINGS * HttpLimits().max_audio_bytes),
+        limits=ServerConfig(),
+        bodies=BodyMemory(BODIES * ServerConfig().max_body_bytes),
+        recordings=BodyMemory(RECORDINGS * ServerConfig().max_audio_bytes),
         uploads=BodyMemory(UPLOADS * (200 << 20)),
         clock=time.monotonic,
         unix_time=lambda: 1_800_000_000.0,

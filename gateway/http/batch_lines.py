@@ -118,7 +118,7 @@ class BatchLines:
 
     async def _generated(self, asked: ParsedRequest) -> Answer | PublicError:
         services, sink = self._services, WholeSink()
-        deadline = services.clock() + services.limits.request_timeout_s
+        deadline = services.clock() + services.limits.request_timeout_seconds
         await run_journey(services, structs.replace(asked.request, deadline=deadline), sink)
         if sink.answer is not None:
             return sink.answer

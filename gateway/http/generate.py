@@ -50,10 +50,10 @@ async def run_journey(
 ) -> None:
     """Run the journey; the sink always gets an end. ``further`` are those of the body's other prompts.
 
-    The journey ends by itself within ``limits.request_timeout_s`` and reports its failures to the sink. Here
-    the sink gets what the journey cannot report: that it was cancelled for its time, or a defect of its own.
+    The journey ends by itself within its time and reports its failures to the sink. Here the sink gets what
+    the journey cannot report: that it was cancelled for its time, or a defect of its own.
     """
-    limit_s = services.limits.request_timeout_s
+    limit_s = services.limits.request_timeout_seconds
     error: PublicError | None = None
     try:
         with (
@@ -82,7 +82,7 @@ async def run_journey(
 
 async def in_time(services: Services, work: Awaitable[T]) -> T:
     """Work that has as long as a request may take. Raises DeadlineExceeded."""
-    limit_s = services.limits.request_timeout_s
+    limit_s = services.limits.request_timeout_seconds
     try:
         with TimeLimit(services.time_limits, limit_s):
             return await work

@@ -28,7 +28,7 @@ from gateway.health.first_ready import OnceReady
 from gateway.keys.failed_logins import FailedLogins
 from gateway.keys.usable_models import usable
 from gateway.lora.model_cards import model_cards
-from gateway.ports import HttpLimits, Services
+from gateway.ports import Services
 from gateway.requests.body_memory import RECORDINGS, UPLOADS, BodyMemory
 from gateway.requests.edge_record import EdgeReporter
 from gateway.routing.revision import rules_naming
@@ -64,14 +64,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
             control.revision(),
         ),
         metrics=metrics.render,
-        limits=HttpLimits(
-            max_body_bytes=server.max_body_bytes,
-            max_audio_bytes=server.max_audio_bytes,
-            max_messages=server.max_messages,
-            request_timeout_s=server.request_timeout_seconds,
-            cors_origins=server.cors_origins,
-            console=server.console,
-        ),
+        limits=server,
         seal=make_seal(base),
         reasoning_fields=REASONING_FIELDS if server.reasoning_field == "both" else (server.reasoning_field,),
         bodies=base.bodies,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.config.settings import ServerConfig
 from gateway.contracts.audio import audio_request
 from gateway.contracts.origin import RequestOrigin
 from gateway.requests.body_memory import BodyMemory
@@ -21,7 +22,7 @@ FILE = {"file": ("a.mp3", b"it was", "audio/mpeg")}
 
 async def posted(connect: Connect, path: str = WHOLE, **form: Any) -> Any:
     services = fake_services()
-    services = replace(services, limits=replace(services.limits, max_audio_bytes=100_000))
+    services = replace(services, limits=ServerConfig(max_audio_bytes=100_000))
     async with connect(services) as client:
         return await client.post(path, **{"data": {"model": "m"}, "files": FILE, **form})
 

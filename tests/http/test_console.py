@@ -19,11 +19,11 @@ from fastapi.routing import APIRoute
 
 from gateway.admin.console import GONE_S, KEPT, MOST_GATEWAYS, STREAM, ConsoleAdmin
 from gateway.app import create_app
+from gateway.config.settings import ServerConfig
 from gateway.contracts.values import Caller, CallerRole
 from gateway.errors import InvalidKey
 from gateway.health.rolling_stats import RollingStats
 from gateway.keys.sessions import COOKIE, SESSION_S, ConsoleSessions
-from gateway.ports import HttpLimits
 from gateway.state.memory import MemoryStateStore, MemoryStreams
 from gateway.testing import FakeKeys, fake_services, serving
 from observability.collectors import WorkerStatus
@@ -101,7 +101,7 @@ class House:
             keys=self.keys,
             console=self.console,
             sessions=ConsoleSessions(b"secret", self.keys.by_id, lambda: self.now),
-            limits=HttpLimits(**limits),
+            limits=ServerConfig(**limits),
         )
 
     def admission(self) -> Mapping[str, Any]:

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 
 from adapters.errors import UnknownAdapter
 from gateway.app import create_app
+from gateway.config.settings import ServerConfig
 from gateway.errors import UnknownRoute
 from gateway.http.exchange import trace_of, usable_request_id
-from gateway.ports import HttpLimits
 from gateway.testing import CALLER_KEY, FakeJourney, fake_services
 
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
@@ -168,7 +168,7 @@ PREFLIGHT = {"origin": PAGE, "access-control-request-method": "POST",
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models"])
 async def test_pages_of_configured_origins_may_ask_and_read(connect: Any, path: str) -> None:
-    async with connect(fake_services(limits=HttpLimits(cors_origins=(PAGE,)))) as client:
+    async with connect(fake_services(limits=ServerConfig(cors_origins=(PAGE,)))) as client:
         asked = await client.options(path, headers=PREFLIGHT)
         method = "GET" if path == "/v1/models" else "POST"
         answer = await client.request(method, path, json=CHAT, headers={"origin": PAGE})
@@ -222,13 +222,13 @@ async def test_a_body_over_the_limit_is_413_whether_declared_or_streamed(connect
         for _ in range(30):
             yield b"x" * 100
 
-    async with connect(fake_services(limits=HttpLimits(max_body_bytes=1_000))) as client:
-        declared = await client.post(path, content=b"x" * 1_001)
+    async with connect(fake_services(limits=ServerConfig(max_body_bytes=1_024))) as client:
+        declared = await client.post(path, content=b"x" * 1_025)
         streamed = await client.post(path, content=pieces())
     for response in (declared, streamed):
         assert response.status_code == 413
         assert response.json()["error"]["code"] == "body_too_large"
-        assert "1000" in response.json()["error"]["message"]
+        assert "1024" in response.json()["error"]["message"]
 
 
 async def test_ten_thousand_messages_are_refused_by_their_count(connect: Any) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from budgeting.values import Plan, SectionCounts
+from gateway.config.settings import ServerConfig
 from gateway.contracts.values import BudgetReport, Fallback
 from gateway.errors import PublicError
-from gateway.ports import HttpLimits
 from gateway.testing import ADMIN_KEY, FakeJourney, fake_services
 from tests.sse import json_events
 
@@ -276,7 +276,7 @@ async def test_a_journey_without_an_end_is_a_defect(connect: Any, stream: bool) 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_that_takes_too_long_is_cancelled_and_told(connect: Any, stream: bool) -> None:
     journey = FakeJourney(pieces=(), holds=True)
-    services = fake_services(journey, limits=HttpLimits(request_timeout_s=0.5))
+    services = fake_services(journey, limits=ServerConfig(request_timeout_seconds=0.5))
     async with connect(services) as client:
         response = await client.post("/v1/generate", json={**BODY, "stream": stream})
     assert response.status_code == 504

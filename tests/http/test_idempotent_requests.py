@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from gateway.config.settings import ServerConfig
 from gateway.contracts.values import Fallback
 from gateway.errors import DuplicateRequest, PublicError
 from gateway.http.exchange import Reply
 from gateway.http.idempotency import MAX_WAITING, Idempotency, ReplayableReply
-from gateway.ports import HttpLimits
 from gateway.testing import OTHER_KEY, FakeJourney, MemoryIdempotency, fake_services
 
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
@@ -225,7 +225,7 @@ async def test_a_store_that_cannot_be_written_does_not_hold_back_the_answer(
 
 async def test_an_unhurried_caller_is_bounded_by_the_request_timeout(connect: Any) -> None:
     journey = FakeJourney(pieces=(), holds=True)
-    services = fake_services(journey, limits=HttpLimits(request_timeout_s=0.05))
+    services = fake_services(journey, limits=ServerConfig(request_timeout_seconds=0.05))
     async with connect(services) as client:
         response = await client.post("/v1/generate", json=BODY, headers=KEY)
     assert response.status_code == 504

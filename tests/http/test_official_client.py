@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from budgeting.values import Plan, SectionCounts
+from gateway.config.settings import ServerConfig
 from gateway.errors import PublicError
-from gateway.ports import HttpLimits
 from gateway.testing import ADMIN_KEY, CALLER_KEY, FakeJourney, fake_services, serving
 
 TURNS: Any = [{"role": "user", "content": "hi"}]
@@ -23,7 +23,7 @@ def journey() -> FakeJourney:
 
 @pytest.fixture(scope="module")
 def url(journey: FakeJourney) -> Iterator[str]:
-    with serving(fake_services(journey, limits=HttpLimits(max_body_bytes=4_194_304))) as base:
+    with serving(fake_services(journey, limits=ServerConfig(max_body_bytes=4_194_304))) as base:
         yield base
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from gateway.config.settings import ServerConfig
 from gateway.http.surfaces import for_callers
-from gateway.ports import HttpLimits
 from gateway.testing import ADMIN_KEY, CALLER_KEY, fake_services, serving
 
 CONSOLE = "https://console.example"
@@ -83,7 +83,7 @@ def one_port() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def with_console() -> Iterator[str]:
-    with serving(fake_services(limits=HttpLimits(cors_origins=(CONSOLE,)))) as url:
+    with serving(fake_services(limits=ServerConfig(cors_origins=(CONSOLE,)))) as url:
         yield url
 
 
@@ -142,7 +142,7 @@ def test_the_listed_origin_may_ask_with_a_key_but_not_with_a_browsers_credential
 
 
 def test_an_open_list_of_origins_does_not_reflect_the_asking_one() -> None:
-    with serving(fake_services(limits=HttpLimits(cors_origins=("*",)))) as url:
+    with serving(fake_services(limits=ServerConfig(cors_origins=("*",)))) as url:
         cookie = {"Origin": "https://evil.example", "Cookie": "a=b", "Authorization": f"Bearer {CALLER_KEY}"}
         answer = httpx.get(f"{url}/v1/models", headers=cookie)
         refused = httpx.get(f"{url}/v1/models", headers={"Origin": "https://evil.example", "Cookie": "a=b"})

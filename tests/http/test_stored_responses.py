@@ -16,10 +16,10 @@ import pytest
 from accounting.errors import LedgerUnavailable
 from accounting.stored_responses import ResponseStore, StoredResponse
 from gateway.config.responses import ResponsesSection
+from gateway.config.settings import ServerConfig
 from gateway.contracts.values import Caller
 from gateway.errors import BackendUnavailable, InvalidKey, public_error
 from gateway.http.responses import ResponsesRerun
-from gateway.ports import HttpLimits
 from gateway.requests.background import LEASE_S, BackgroundResponses
 from gateway.requests.stored_responses import StoredResponses
 from gateway.testing import OTHER_KEY, FakeHealth, FakeJourney, FakeKeys, fake_services
@@ -153,7 +153,7 @@ async def test_a_conversation_goes_on_from_a_stored_response_on_any_gateway(hous
 
 async def test_a_stored_conversation_is_as_long_as_a_body_at_most(house: House) -> None:
     # 40 kB that are stored in a few hundred bytes.
-    long, limits = {"input": "x" * 40_000}, HttpLimits(max_body_bytes=100_000)
+    long, limits = {"input": "x" * 40_000}, ServerConfig(max_body_bytes=100_000)
     async with house.serving(limits=limits) as client:
         ids = [(await made(client, **long))["id"]]
         ids.append((await made(client, **long, previous_response_id=ids[-1]))["id"])

@@ -12,12 +12,12 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from gateway.config.settings import ServerConfig
 from gateway.errors import PublicError
 from gateway.http.exchange import Exchange
 from gateway.http.middleware import EdgeMiddleware
 from gateway.http.sinks import SocketSink
 from gateway.http.websocket import GenerateSocket
-from gateway.ports import HttpLimits
 from gateway.testing import CALLER_KEY, FakeJourney, fake_services, serving
 from tests.http.fakes import eventually
 
@@ -33,7 +33,7 @@ def journey() -> FakeJourney:
 
 @pytest.fixture
 def url(journey: FakeJourney) -> Iterator[str]:
-    with serving(fake_services(journey, limits=HttpLimits(max_body_bytes=10_000))) as base:
+    with serving(fake_services(journey, limits=ServerConfig(max_body_bytes=10_000))) as base:
         yield base.replace("http", "ws") + "/v1/generate/ws"
 
 
