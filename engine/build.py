@@ -93,7 +93,6 @@ def assemble(
         eos_token_ids=model.eos_token_ids,
         block_size=config.block_size,
         total_blocks=num_blocks,
-        kv_bytes_per_token=model.kv_bytes_per_token(dtype.itemsize),
         max_requests=config.max_num_seqs + config.max_waiting,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),

@@ -18,7 +18,7 @@ from engine.lora import AdapterBank, LoraWeights
 from engine.penalties import adjustments_of
 from engine.runner import OutOfMemory, Runner, StepResult
 from engine.scheduler import Chunk, Scheduler
-from engine.sequence import AdapterVersion, Sequence, Status
+from engine.sequence import AdapterVersion, Sequence
 from engine.structured import Grammars, Matcher
 from engine.text import Detokenizer, StopStrings, text_of
 from engine.values import (
@@ -105,12 +105,7 @@ class Engine:
         )
         if self._adapters.is_empty:
             return now
-        return replace(
-            now,
-            adapters_resident=self._adapters.resident,
-            adapters_running=self._adapters_of(lambda status: status is Status.RUNNING),
-            adapters_waiting=self._adapters_of(lambda status: status is Status.WAITING),
-        )
+        return replace(now, adapters_resident=self._adapters.resident)
 
     def read_adapter(self, folder: Path) -> LoraWeights:
         """The weights in a PEFT folder, for ``install_adapter``. Changes nothing, so another thread may call
@@ -286,12 +281,6 @@ class Engine:
 
     def _adapters_in_use(self) -> set[AdapterVersion | None]:
         return {entry.sequence.adapter for entry in self._entries.values()}
-
-    def _adapters_of(self, among: Callable[[Status], bool]) -> tuple[str, ...]:
-        sequences = [entry.sequence for entry in self._entries.values()]
-        return tuple(
-            sorted({one.adapter.adapter_id for one in sequences if one.adapter and among(one.status)})
-        )
 
     def _output(
         self,

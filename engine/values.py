@@ -137,8 +137,8 @@ class EngineSignals:
 
     ``waiting`` leaves out texts to embed: they hold nothing up. ``free_blocks`` includes cached blocks that
     are not in use. ``prefix_queries`` counts the prompt tokens of requests that started, ``prefix_hits``
-    those of them from the cache; neither counts a start after a preemption. ``adapters_*`` are the ids of the
-    LoRA adapters that requests may name, and those that running and waiting ones use.
+    those of them from the cache; neither counts a start after a preemption. ``adapters_resident`` are the ids
+    of the LoRA adapters that requests may name.
     """
 
     running: int = 0
@@ -156,8 +156,6 @@ class EngineSignals:
     tokens_scheduled: int = 0
     steps: int = 0
     adapters_resident: tuple[str, ...] = ()
-    adapters_running: tuple[str, ...] = ()
-    adapters_waiting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +204,6 @@ class EngineInfo:
     eos_token_ids: tuple[int, ...]
     block_size: int
     total_blocks: int
-    kv_bytes_per_token: int
     max_requests: int
     dtype: str
     device: str

@@ -16,7 +16,6 @@ from accounting.keys import (
     KeyRecord,
     KeyRing,
     ModelLimits,
-    NewSecret,
     StoredKey,
     draw_key,
 )
@@ -118,7 +117,7 @@ class KeyMadeBody(KeyShown):
 
 @dataclass(frozen=True, slots=True)
 class KeyAdmin:
-    """Shows and changes the keys; ``who`` is the acting key's id, ``draw`` makes a secret.
+    """Shows and changes the keys; ``who`` is the acting key's id.
 
     Changes are in force in this process when a call returns, in every other within a second.
     """
@@ -128,7 +127,6 @@ class KeyAdmin:
     use: KeyUse
     audit: Audit
     unix_time: Callable[[], float]
-    draw: Callable[[], NewSecret] = draw_key
 
     def show_all(self) -> list[KeyShown]:
         """The keys that were made and not revoked, oldest first; no secret."""
@@ -143,7 +141,7 @@ class KeyAdmin:
             shown = _time(expires_at) if EARLIEST <= expires_at <= LATEST else "beyond it"
             raise not_allowed("expires_at", f"is {shown}", f"{allowed}")
         default_priority = HIGHEST_PRIORITY if given.role is CallerRole.FRONT else 0
-        secret = self.draw()
+        secret = draw_key()
         record = KeyRecord(
             f"key_{secret.prefix}",
             given.tenant,

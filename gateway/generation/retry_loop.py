@@ -56,10 +56,9 @@ class RetryLoop:
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
         emit: Callable[[ResilienceEvent], None],
-        limits: TimeLimits | None = None,
     ) -> None:
         self._policy = policy
-        self._limits = limits or TimeLimits()
+        self._limits = TimeLimits()
         self._clock = clock
         self._sleep = sleep
         self._emit = emit

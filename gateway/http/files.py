@@ -13,7 +13,6 @@ from gateway.contracts.batches import DeletedFileBody, FileBody, FilesBody
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import BodyTooLarge
 from gateway.http.body import BodyTooSlow
-from gateway.http.exchange import Exchange
 from gateway.http.forms import read_form
 from gateway.http.respond import json_of, page_of
 from gateway.http.routes import Asking, CallerRoute, Edge, EdgeRoute, callers_router
@@ -97,12 +96,11 @@ async def show_file(file_id: str, services: Edge, caller: Asking) -> Response:
 
 
 @router.get("/{file_id}/content", response_class=StreamingResponse)
-async def file_content(file_id: str, services: Edge, caller: Asking, request: Request) -> Response:
+async def file_content(file_id: str, services: Edge, caller: Asking) -> Response:
     """The content."""
     row = await services.files.get(caller.tenant, file_id)
     chunks = services.files.chunks(row.file_id)
     headers = {"content-length": str(row.bytes), "x-content-type-options": "nosniff"}
-    Exchange.of(request.scope)
     return StreamingResponse(chunks, headers=headers, media_type="application/octet-stream")
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,10 +15,6 @@ from gateway.http.path_labels import PathLabels
 from gateway.http.respond import log_defect, refuse, shape_of
 from gateway.ports import Services
 from observability.tracing import usable_tracestate
-
-
-def _new_trace_id() -> str:
-    return os.urandom(16).hex()
 
 
 class EdgeMiddleware:
@@ -34,12 +30,10 @@ class EdgeMiddleware:
         *,
         services: Services,
         labels: PathLabels | None = None,
-        new_trace_id: Callable[[], str] = _new_trace_id,
     ) -> None:
         self._app = app
         self._services = services
         self._labels = labels if labels is not None else PathLabels(())
-        self._new_trace_id = new_trace_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry."""
@@ -111,7 +105,7 @@ class EdgeMiddleware:
             clock=services.clock,
             bodies=services.bodies,
             request_id=(label and usable_request_id(label)) or services.new_id("req"),
-            trace_id=trace_id or self._new_trace_id(),
+            trace_id=trace_id or os.urandom(16).hex(),
             trace_parent=traceparent.decode("latin-1").strip() if traceparent and trace_id else None,
             trace_state=usable_tracestate(headers.get(b"tracestate")) if trace_id else None,
         )

@@ -192,7 +192,6 @@ def make_info(**changes: object) -> EngineInfo:
         "eos_token_ids": (EOS,),
         "block_size": 16,
         "total_blocks": 64,
-        "kv_bytes_per_token": 1,
         "max_requests": 64,
         "dtype": "float32",
         "device": "cpu",

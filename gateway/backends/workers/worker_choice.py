@@ -65,10 +65,9 @@ NO_WISH = Wish()
 class Ring:
     """A consistent hash ring: adding or removing one of ``n`` names moves about one key in ``n``."""
 
-    __slots__ = ("_each", "_names", "_places", "_points")
+    __slots__ = ("_names", "_places", "_points")
 
-    def __init__(self, names: Sequence[str], places: int = PLACES) -> None:
-        self._each = places
+    def __init__(self, names: Sequence[str]) -> None:
         self._points: list[tuple[int, str]] = []
         self.resize(names)
 
@@ -76,16 +75,11 @@ class Ring:
         """Replace the names. Cheap when most of them stay, since only new ones are hashed."""
         stay = {name for _, name in self._points}.intersection(names)
         old = [point for point in self._points if point[1] in stay]
-        new = [(place, name) for name in names if name not in stay for place in _places_of(name, self._each)]
+        new = [(place, name) for name in names if name not in stay for place in _places_of(name)]
         # Two sorted runs, which Timsort merges in linear time.
         self._points = sorted(old + sorted(new))
         self._places = [place for place, _ in self._points]
         self._names = [name for _, name in self._points]
-
-    def walk(self, key: int) -> list[str]:
-        """Every name once, from the key's position on."""
-        start = bisect_right(self._places, _spread(key))
-        return list(dict.fromkeys(self._names[start:] + self._names[:start]))
 
     def near(self, key: int, count: int) -> list[str]:
         """The first ``count`` different names from the key's position on."""
@@ -255,9 +249,9 @@ def _key(wish: Wish) -> int:
 
 
 @lru_cache(maxsize=1_024)
-def _places_of(name: str, count: int) -> tuple[int, ...]:
+def _places_of(name: str) -> tuple[int, ...]:
     """A name's places on the ring. Workers go and come back, and several models have the same ones."""
-    return tuple([_place(f"{name}\x1f{number}") for number in range(count)])
+    return tuple([_place(f"{name}\x1f{number}") for number in range(PLACES)])
 
 
 def _place(text: str) -> int:
