@@ -128,9 +128,8 @@ class BatchStore(FurtherTables):
 
     async def claim(self, batch_id: str, was: str, now: float, until: float) -> bool:
         """Validate or finish it here; false when another gateway does, or it has another status."""
-        free = update(batches).where(
-            batches.c.batch_id == batch_id, batches.c.status == was, _is_free(batches.c, now)
-        )
+        is_free = or_(batches.c.owner.is_(None), batches.c.lease_until < now)
+        free = update(batches).where(batches.c.batch_id == batch_id, batches.c.status == was, is_free)
         return await self._change(free.values(owner=self._owner, lease_until=until))
 
     async def keep(self, until: float) -> None:
@@ -280,10 +279,6 @@ class BatchStore(FurtherTables):
 
 def _is_kept(expires_at: Any, now: float) -> Any:
     return or_(expires_at.is_(None), expires_at > now)
-
-
-def _is_free(columns: Any, now: float) -> Any:
-    return or_(columns.owner.is_(None), columns.lease_until < now)
 
 
 def _waits(now: float) -> Any:

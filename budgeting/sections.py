@@ -51,17 +51,12 @@ class Arrangement(Struct, frozen=True):
     cuts: tuple[int, int, int, int]
 
 
-def summary_message(text: str) -> Message:
-    """How the model sees the summary of older turns."""
-    return Message(Role.SYSTEM, f"{SUMMARY_TITLE}\n{text}")
-
-
 def arrange(
     prompt: CanonicalPrompt, chunks: Sequence[EvidenceChunk], first_turn: int = 0, summary: str = ""
 ) -> Arrangement:
     """The prompt's messages with these chunks, the turns from ``first_turn`` on, a summary of the others."""
     system = [Message(Role.SYSTEM, text) for text in prompt.system]
-    opening = [*system, summary_message(summary)] if summary else system
+    opening = [*system, Message(Role.SYSTEM, f"{SUMMARY_TITLE}\n{summary}")] if summary else system
     latest = latest_turn(prompt.turns)
     older = prompt.turns[first_turn:latest]
     text = evidence_text(chunks, prompt.context) if chunks or prompt.context else ""

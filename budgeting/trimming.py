@@ -43,10 +43,6 @@ class TrimCandidate:
 Cut = Callable[[int, int], tuple[str, int] | None]
 
 
-def _never(position: int, room: int) -> None:
-    return None
-
-
 def offers(
     *,
     ranked_chunks: Sequence[int],
@@ -56,7 +52,7 @@ def offers(
     evidence_room: int,
     turns_room: int,
     summary_room: int = 0,
-    cut: Cut = _never,
+    cut: Cut = lambda position, room: None,
     spare: Sequence[PromptSection] = SPARE_ORDER,
 ) -> Iterator[TrimCandidate]:
     """The order above, computed lazily: what is never reached is never counted.

@@ -38,7 +38,8 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     """Load the model and make an engine. Raises an EngineStartError whose one line says what is wrong."""
     started_at = clock()
     _check_config(config)
-    torch.set_num_threads(config.num_threads or default_threads())
+    # One thread a core, at most eight; one core stays free for the gateway.
+    torch.set_num_threads(config.num_threads or max(1, min(8, (os.cpu_count() or 1) - 1)))
     folder = Path(config.model)
     model = read_config(folder)
     device = resolve_device(config.device)
@@ -165,11 +166,6 @@ def pool_blocks(config: EngineConfig, model: ModelConfig, device: torch.device, 
     for line in size.arithmetic:
         _log.info("KV pool, %s", line)
     return size.num_blocks
-
-
-def default_threads() -> int:
-    """One thread a core, at most eight; one core stays free for the gateway."""
-    return max(1, min(8, (os.cpu_count() or 1) - 1))
 
 
 def _check_config(config: EngineConfig) -> None:

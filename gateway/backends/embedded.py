@@ -12,7 +12,6 @@ from budgeting.token_ids import joined
 from engine import errors
 from engine.client import EngineClient, EngineState, receive_any
 from engine.values import (
-    EngineSignals,
     GenerationRequest,
     GrammarKind,
     SamplingParams,
@@ -101,7 +100,14 @@ class EmbeddedBackend:
         signals = self.client.signals
         if signals is None:
             return None
-        return load_of(signals, self.max_running)
+        return BackendLoad(
+            running=signals.running,
+            waiting=signals.waiting,
+            kv_usage=signals.kv_usage,
+            total_blocks=signals.total_blocks,
+            block_size=signals.block_size,
+            max_running=self.max_running,
+        )
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate; leaving early aborts the sequences at once.
@@ -245,14 +251,3 @@ _STATES: Mapping[EngineState, BackendState] = {
 
 def state_of(client: EngineClient) -> BackendState:
     return _STATES[client.state]
-
-
-def load_of(signals: EngineSignals, max_running: int) -> BackendLoad:
-    return BackendLoad(
-        running=signals.running,
-        waiting=signals.waiting,
-        kv_usage=signals.kv_usage,
-        total_blocks=signals.total_blocks,
-        block_size=signals.block_size,
-        max_running=max_running,
-    )

@@ -100,11 +100,6 @@ class BatchStages:
                 return None
             written.seek(0)
             await asyncio.to_thread(self._files.storage.put, file_id, written)
-        await self._files.add_result(
-            batch.tenant, file_id, f"{batch.batch_id}_{kind}.jsonl", size, _output_seconds(batch)
-        )
+        kept_s = float(orjson.loads(batch.body)["output_seconds"])
+        await self._files.add_result(batch.tenant, file_id, f"{batch.batch_id}_{kind}.jsonl", size, kept_s)
         return file_id
-
-
-def _output_seconds(batch: BatchRow) -> float:
-    return float(orjson.loads(batch.body)["output_seconds"])

@@ -102,7 +102,7 @@ class EmbeddingJourney:
         return EmbeddingsAnswer(*await self._run(_VECTORS, request, parts))
 
     async def score(self, request: ScoreRequest) -> ScoreAnswer:
-        parts = list(split(request.pairs, _pair_tokens))
+        parts = list(split(request.pairs, lambda pair: sum(map(_text_tokens, pair))))
         return ScoreAnswer(*await self._run(_SCORES, request, parts))
 
     async def transcribe(self, request: AudioRequest, out: EventSink) -> TranscriptAnswer:
@@ -438,10 +438,6 @@ def _text_tokens(text: str) -> int:
 def input_tokens(one: EmbeddingInput) -> int:
     """An estimate."""
     return _text_tokens(one) if isinstance(one, str) else len(one)
-
-
-def _pair_tokens(pair: tuple[str, str]) -> int:
-    return _text_tokens(pair[0]) + _text_tokens(pair[1])
 
 
 def split(inputs: Sequence[Input], tokens_of: Callable[[Input], int]) -> Iterator[InputPart]:

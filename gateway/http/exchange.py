@@ -122,16 +122,11 @@ class Exchange(Struct, eq=False):
         self.bodies.hold(self.held_by, size - self.held_bytes)
         self.held_bytes = size
 
-    def release_body(self) -> None:
-        """The request has ended."""
+    def end(self, scope: Scope) -> None:
+        """The request has ended. Without this, scope and exchange refer to each other until a collection."""
         if self.held_bytes and self.bodies is not None:
             self.bodies.release(self.held_by, self.held_bytes)
             self.held_bytes = 0
-
-    def end(self, scope: Scope) -> None:
-        """The request has ended. Without this, scope and exchange refer to each other until a collection."""
-        if self.held_bytes:
-            self.release_body()
         scope.pop(_SCOPE_KEY, None)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:

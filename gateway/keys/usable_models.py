@@ -33,7 +33,7 @@ def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Se
             case CardKind.BACKEND:
                 return allowed is None or card.id in reached
 
-    cards = [card for card in cards if caller.may_use(_base_of(card))]
+    cards = [card for card in cards if caller.may_use(card.parent or card.root)]
     longest = {card.id: card.max_model_len for card in cards}
     selecting = [
         ModelCard(
@@ -49,8 +49,3 @@ def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Se
         *(card for card in named if card.id not in own),
         *(replace(by_id[of], id=alias, kind=CardKind.ALIAS) for alias, of in own.items() if of in by_id),
     ]
-
-
-def _base_of(card: ModelCard) -> str:
-    """The base model that answers."""
-    return card.parent or card.root

@@ -136,14 +136,10 @@ class Canonicalizer:
         self, request: GenerateRequest, version: PromptVersion | None, offload: Offload = asyncio.to_thread
     ) -> Canonical:
         """:meth:`canonical`, offloaded when it would hold up the event loop."""
-        if system_chars(request.messages) <= INLINE_SYSTEM_CHARS:
+        searched = sum([len(one.content) for one in request.messages if one.role is SYSTEM])
+        if searched <= INLINE_SYSTEM_CHARS:
             return self.canonical(request, version)
         return await offload(lambda: self.canonical(request, version))
-
-
-def system_chars(messages: Sequence[Message]) -> int:
-    """How much text must be normalized and searched, in characters."""
-    return sum([len(message.content) for message in messages if message.role is SYSTEM])
 
 
 def canonicalize(

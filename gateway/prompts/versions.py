@@ -126,7 +126,7 @@ class PromptVersions:
         found: dict[str, Path] = {}
         versions = []
         for file in files:
-            version = read_version(file)
+            version = read_yaml(file, _VersionFile, PromptFileError, max_bytes=MAX_FILE_BYTES).version()
             if version.id in found:
                 raise PromptFileError(
                     f"{file}: id: given {version.id!r}, which {found[version.id]} has; allowed: an id once"
@@ -173,8 +173,3 @@ class PromptVersions:
                 param="prompt_version",
             )
         return version
-
-
-def read_version(file: Path) -> PromptVersion:
-    """One file's version. Raises PromptFileError."""
-    return read_yaml(file, _VersionFile, PromptFileError, max_bytes=MAX_FILE_BYTES).version()

@@ -144,7 +144,7 @@ class StoredResponses:
 
 def response_of(row: StoredResponse) -> dict[str, Any]:
     """The response object."""
-    found: dict[str, Any] = _unpack(row.body)
+    found: dict[str, Any] = orjson.loads(zlib.decompress(row.body))
     return found
 
 
@@ -181,10 +181,6 @@ def _too_long(param: str, max_bytes: int) -> InvalidRequest:
 
 def _pack(value: object) -> bytes:
     return zlib.compress(orjson.dumps(value), _FAST)
-
-
-def _unpack(data: bytes) -> Any:
-    return orjson.loads(zlib.decompress(data))
 
 
 _NOTHING: Final = zlib.compress(b"")

@@ -31,7 +31,9 @@ def plan(config: Path | None, options: PlanOptions, *, as_json: bool, as_markdow
     with one_line_errors(PlanError):
         plans = make_plans(load_settings(config), options)
     if as_json:
-        print_json([as_object(one) for one in plans])
+        print_json(
+            [{**asdict(one), "tokens": one.tokens, "workspace_bytes": one.workspace_bytes} for one in plans]
+        )
     elif as_markdown:
         print(markdown(plans))
     else:
@@ -124,11 +126,6 @@ def markdown(plans: Sequence[EnginePlan]) -> str:
     head = (plans[0].request.model.name, *(p.request.gpu.name for p in plans))
     lines = [head, ("---", *("---:" for _ in plans)), *rows(plans)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def as_object(one: EnginePlan) -> dict[str, object]:
-    """The plan for machines: bytes, counts, what was asked."""
-    return {**asdict(one), "tokens": one.tokens, "workspace_bytes": one.workspace_bytes}
 
 
 def _print_table(plans: Sequence[EnginePlan]) -> None:

@@ -135,7 +135,8 @@ def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> No
         console.print(table)
 
     gateway.show(found, print_hours)
-    if any(_overbilled(row) for row in found["rows"]):
+    watched = (row for row in found["rows"] if row["covered"] >= 0.999)
+    if any(min(row["difference"].values()) < 0 for row in watched):
         raise typer.Exit(1)
 
 
@@ -144,10 +145,6 @@ def _is_unpriced(row: Mapping[str, Any]) -> bool:
     tokens: int = row["input_tokens"] + row["output_tokens"]
     unpriced: int = row["unpriced_tokens"]
     return 0 < tokens <= unpriced
-
-
-def _overbilled(row: Mapping[str, Any]) -> bool:
-    return bool(row["covered"] >= 0.999 and min(row["difference"].values()) < 0)
 
 
 def _rows(gateway: Operator, span: Mapping[str, str]) -> Iterator[dict[str, Any]]:

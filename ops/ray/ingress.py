@@ -11,7 +11,6 @@ from fastapi import FastAPI
 
 from gateway.app import create_app
 from gateway.backends import embedded
-from gateway.backends.port import Continue
 from gateway.backends.vllm import backend as vllm
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
@@ -72,7 +71,7 @@ def build_ingress(
             model=settings.engine.model_id,
             replicas=replicas,
             features=features_of(settings),
-            continues=continues_of(settings),
+            continues=vllm.CONTINUES if settings.engine.kind == "vllm" else embedded.CONTINUES,
             section=settings.ray,
             max_running=settings.engine.max_num_seqs,
             teller=f"{teller}/{name}",
@@ -94,8 +93,3 @@ def features_of(settings: Settings) -> frozenset[Feature]:
     features = vllm.FEATURES if settings.engine.kind == "vllm" else embedded.FEATURES
     features -= settings.incapable(settings.engine.model_id)
     return features if settings.engine.max_loras else features - {Feature.LORA}
-
-
-def continues_of(settings: Settings) -> frozenset[Continue]:
-    """How the configured engine resumes a broken answer."""
-    return vllm.CONTINUES if settings.engine.kind == "vllm" else embedded.CONTINUES

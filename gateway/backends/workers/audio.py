@@ -74,7 +74,7 @@ def upload_of(model: str, recording: Recording) -> Upload:
         f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
         for name, value in (*fields.items(), *recording.fields)
     ]
-    filename = _quoted(recording.filename)
+    filename = recording.filename.replace("\r", "%0D").replace("\n", "%0A").replace('"', "%22")
     lines.append(
         f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{filename}"\r\n'
         f"Content-Type: {recording.content_type}\r\n\r\n"
@@ -174,7 +174,3 @@ def _tokens(figures: _Figures, recording: Recording) -> tuple[int, int]:
     if seconds is None or not 0 <= seconds < float("inf"):
         return recording.tokens, 0
     return ceil(seconds * TOKENS_PER_AUDIO_S), 0
-
-
-def _quoted(name: str) -> str:
-    return name.replace("\r", "%0D").replace("\n", "%0A").replace('"', "%22")

@@ -61,10 +61,6 @@ Checks = Mapping[str, TokenizerCheck]
 OnDetected = Callable[[str, bool, Collection[str]], None]
 
 
-def _no_checks(url: str) -> Checks:
-    return {}
-
-
 def _listed(answer: Whole) -> Sequence[ServedModel] | None:
     """The models of an answer of ``/models``, ``None`` when it is not such an answer."""
     try:
@@ -118,7 +114,7 @@ class Worker:
         self._on_detected: OnDetected | None = None
         self._on_listed: OnListed | None = None
         self._unusable: str | None = None  # why, by its list of models
-        self._checks: Callable[[str], Checks] = _no_checks
+        self._checks: Callable[[str], Checks] = lambda url: {}
         self._is_sluice: bool | None = False
         self.generates = True  # until it is known that it does not
         self._detected = True

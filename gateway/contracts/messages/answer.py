@@ -7,7 +7,6 @@ import orjson
 from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
-from budgeting.values import ToolCall
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.openai_answer import SluiceBody, sluice_body
 from gateway.contracts.values import Answer, FinishReason, Usage
@@ -132,7 +131,10 @@ def message_json(asked: ParsedRequest, answer: Answer) -> bytes:
         content.append({"type": "thinking", "thinking": answer.reasoning, "signature": signature})
     if answer.output_text.strip():  # an empty text before a call would end a client's loop of tools
         content.append({"type": "text", "text": answer.output_text})
-    content += [_tool_use(call) for call in answer.tool_calls]
+    content += [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+        for call in answer.tool_calls
+    ]
     body = {
         **message_head(asked, answer.model, content),
         "stop_reason": stop_reason(asked, answer),
@@ -146,10 +148,6 @@ def message_json(asked: ParsedRequest, answer: Answer) -> bytes:
 def signature_of(asked: ParsedRequest) -> str:
     """What stands for Anthropic's signature of a thinking block, which clients send back."""
     return f"sluice-{asked.request.generation_id}"
-
-
-def _tool_use(call: ToolCall) -> AnswerBlock:
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
 
 
 def _input(arguments: str) -> Any:

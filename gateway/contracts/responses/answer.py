@@ -86,13 +86,8 @@ def ended(asked: ResponsesRequest, answer: Answer, output: Sequence[Item]) -> di
     elif status == "failed":
         own["error"] = {"code": "server_error", "message": (*answer.warnings, "the answer has a fault")[0]}
     else:
-        own["completed_at"] = request_end(asked, answer)
+        own["completed_at"] = asked.request.created + round(answer.timings.total_ms / 1000)
     return response_body(asked, status, answer.model, output, **own)
-
-
-def request_end(asked: ResponsesRequest, answer: Answer) -> int:
-    """When the answer ended, Unix seconds."""
-    return asked.request.created + round(answer.timings.total_ms / 1000)
 
 
 def failed(asked: ResponsesRequest, error: PublicError, model: str, output: Sequence[Item]) -> dict[str, Any]:
