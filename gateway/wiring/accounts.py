@@ -16,10 +16,9 @@ from gateway.config.errors import ConfigError
 from gateway.config.price_file import read_price_file
 from gateway.config.settings import Settings
 from gateway.wiring.backends import Engines
-from gateway.wiring.cache import price_of
+from gateway.wiring.cache import NANOUSD
 from gateway.wiring.foundation import Foundation
-from resilience.leg_limits import FREE
-from resilience.leg_limits import LegPrice as LegPrice
+from resilience.leg_limits import FREE, LegPrice
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +84,9 @@ def make_prices(settings: Settings) -> PriceBook:
     Raises ConfigError: the file cannot be used, or prices a backend that a section prices too.
     """
     path = settings.ledger.prices
-    own = {name: _price(one) for name in settings.backends if (one := settings.price(name)) is not None}
+    own = {name: price_of(one) for name in settings.backends if (one := settings.price(name)) is not None}
     found = [
-        Tariff(_price(section.price), backend=backend, model=named)
+        Tariff(price_of(section.price), backend=backend, model=named)
         for name, pool in settings.backends.items()
         if pool.kind == "openai" and pool.model is None and pool.price is None
         for model, section in settings.models.items()
@@ -126,9 +125,14 @@ def leg_prices(
     return price
 
 
-def _price(given: PriceConfig) -> Price:
-    price = price_of(given)
-    return Price(price.input_nanousd, price.output_nanousd, price.cached_nanousd)
+def price_of(price: PriceConfig) -> Price:
+    """What a section says that a backend or a model costs."""
+    cached = price.cached_usd_per_million
+    return Price(
+        input_nanousd=round(price.input_usd_per_million * NANOUSD),
+        output_nanousd=round(price.output_usd_per_million * NANOUSD),
+        cached_nanousd=round((price.input_usd_per_million if cached is None else cached) * NANOUSD),
+    )
 
 
 def _name_of(prices: Mapping[str, Price], found: Sequence[Tariff]) -> str:

@@ -4,11 +4,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.config.backends import LegLimitConfig, PriceConfig
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.generation.answer_cache import AnswerCache
-from resilience.leg_limits import FREE, LegLimit, LegLimits, LegPrice, LegSkipped
+from resilience.leg_limits import LegLimit, LegLimits, LegPrice, LegSkipped
 from resilience.response_cache import ResponseCache
 from resilience.response_cache_memory import MemoryStore
 from resilience.response_cache_values import CacheEvent, CacheFigures, Store
@@ -61,32 +60,15 @@ def make_leg_limits(
     *,
     clock: Callable[[], float],
     emit: Callable[[LegSkipped], None],
-    price: Callable[[str], LegPrice] | None = None,
+    price: Callable[[str], LegPrice],
 ) -> LegLimits:
-    """Build the limits of ``fallback.limits``; ``price`` is what a target costs, by default its section's."""
-    limits = {
-        name: leg_limit(section, price_of(settings.price(name)) if price is None else price(name))
-        for name, section in settings.fallback.limits.items()
-    }
+    """Build the limits of ``fallback.limits``; ``price`` is what a target costs."""
+    limits = {}
+    for name, section in settings.fallback.limits.items():
+        spend = section.max_spend_usd_per_minute
+        most_nanousd = None if spend is None else max(1, round(spend * NANOUSD))
+        limits[name] = LegLimit(section.max_concurrency, most_nanousd, price(name))
     return LegLimits(limits, clock=clock, emit=emit)
-
-
-def leg_limit(section: LegLimitConfig, price: LegPrice) -> LegLimit:
-    """One target's limit, with its price."""
-    spend = section.max_spend_usd_per_minute
-    return LegLimit(section.max_concurrency, None if spend is None else max(1, round(spend * NANOUSD)), price)
-
-
-def price_of(price: PriceConfig | None) -> LegPrice:
-    """What the configuration says that a backend costs; free by default."""
-    if price is None:
-        return FREE
-    cached = price.cached_usd_per_million
-    return LegPrice(
-        input_nanousd=round(price.input_usd_per_million * NANOUSD),
-        output_nanousd=round(price.output_usd_per_million * NANOUSD),
-        cached_nanousd=round((price.input_usd_per_million if cached is None else cached) * NANOUSD),
-    )
 
 
 def _store(

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from accounting.prices import Price
 from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings, load_settings
-from gateway.wiring.cache import Answers, make_answers, make_leg_limits, price_of
+from gateway.wiring.accounts import price_of
+from gateway.wiring.cache import Answers, make_answers, make_leg_limits
 from resilience.leg_limits import LegPrice, LegSkipped, LegUsage
 from resilience.response_cache_values import CacheFigures
 
@@ -56,11 +58,12 @@ def test_an_address_that_cannot_be_used_stops_the_start_and_shows_no_secret(url:
 
 
 def test_prices_are_whole_nano_dollars_and_cached_tokens_cost_as_the_others_unless_said() -> None:
-    assert price_of(settings().backends["bedrock"].price) == LegPrice(3 * 10**9, 15 * 10**9, 3 * 10**9)
+    price = settings().price("bedrock")
+    assert price is not None and price_of(price) == Price(3 * 10**9, 15 * 10**9, 3 * 10**9)
     cached = {**BEDROCK, "price": {**BEDROCK["price"], "cached_usd_per_million": 0.3}}  # type: ignore[dict-item]
     made = Settings.model_validate({"backends": {"local": {"kind": "engine"}, "bedrock": cached}})
-    assert price_of(made.backends["bedrock"].price).cached_nanousd == 300_000_000
-    assert price_of(made.backends["local"].price) == LegPrice(0, 0, 0)
+    price = made.price("bedrock")
+    assert price is not None and price_of(price).cached_nanousd == 300_000_000
 
 
 def test_limits_of_legs_come_from_the_configuration() -> None:
@@ -69,6 +72,7 @@ def test_limits_of_legs_come_from_the_configuration() -> None:
         settings(fallback={"limits": {"bedrock": {"max_concurrency": 1, "max_spend_usd_per_minute": 0.001}}}),
         clock=lambda: 0.0,
         emit=skipped.append,
+        price={"bedrock": LegPrice(3 * 10**9, 15 * 10**9, 3 * 10**9)}.__getitem__,
     )
     assert limits.enter("bedrock", LegUsage(output_tokens=67)) is None, "67 × 15 millionths are over 0.001"
     assert limits.enter("bedrock", LegUsage(output_tokens=66)) is not None
