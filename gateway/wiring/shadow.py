@@ -53,7 +53,12 @@ def make_shadow(
     """Build it; without shadowing routes it is idle. Raises ConfigError: redactor, check, judge's backend."""
     section = base.settings.shadow
     redact, checks = _redactor(section.redact), _checks(section)
-    _check_judge(section, fleet)
+    judge = section.judge
+    if judge is not None and judge.backend not in fleet.backends:
+        allowed = ", ".join(sorted(fleet.backends))
+        raise ConfigError(
+            f"shadow.judge.backend: given {judge.backend!r}; allowed: one of backends: {allowed}"
+        )
     spend = section.max_spend_usd_per_minute
     most_nanousd = None if spend is None else max(1, round(spend * NANOUSD))
     prices = {name: accounts.target_price(name) for name in fleet.backends}
@@ -84,34 +89,15 @@ def make_shadow(
         asker=asker,
         comparer=Comparer(checks, redact, prices, section.keep_texts, base.unix_time),
         pairs=pairs,
-        judge=_judge(section, asker),
+        judge=None
+        if judge is None
+        else Judge(asker, judge.backend, judge.sample, judge.max_tokens, random.Random()),
         concurrency=section.concurrency,
         deadline_s=section.deadline_seconds,
         clock=base.clock,
         unix_time=base.unix_time,
     )
     return ShadowParts(shadow, pairs, limits, checks)
-
-
-def _check_judge(section: ShadowSection, fleet: Fleet) -> None:
-    if section.judge is not None and section.judge.backend not in fleet.backends:
-        allowed = ", ".join(sorted(fleet.backends))
-        raise ConfigError(
-            f"shadow.judge.backend: given {section.judge.backend!r}; allowed: one of backends: {allowed}"
-        )
-
-
-def _judge(section: ShadowSection, asker: Asker) -> Judge | None:
-    judge = section.judge
-    if judge is None:
-        return None
-    return Judge(
-        asker,
-        judge.backend,
-        judge.sample,
-        judge.max_tokens,
-        random.Random(),
-    )
 
 
 def _checks(section: ShadowSection) -> Checks:
