@@ -105,7 +105,7 @@ async def parts(consoles: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         gateway = gateway_of(1, Path(folder))
         await gateway.core.base.state.open()
-        await gateway.core.control.routing.projection.start()
+        await gateway.core.control.routing.start()
         console, record = gateway.services.console, msgspec.structs.replace(RECORD, route=ROUTE)
         for requests in (0, 200, 2_000, 10_000):
             for _ in range(requests):

@@ -26,8 +26,7 @@ from gateway.prompts.text_threads import TextThreads
 from gateway.wiring.adapters import AdapterParts
 from gateway.wiring.bedrock import make_bedrock
 from gateway.wiring.engine import EngineParts, make_engines
-from gateway.wiring.events import AdmissionLink
-from gateway.wiring.fleet import FleetParts, make_pool
+from gateway.wiring.fleet import AdmissionLink, FleetParts, make_pool
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts, make_engine_summarizer
 from gateway.wiring.served_models import ServedModels

@@ -39,28 +39,29 @@ ENGINE_IDENTITY = {"kind", "model", "tokenizer", "dtype", "quantization", "extra
 
 
 @dataclass(frozen=True, slots=True)
-class RoutingParts:
-    """The routing; ``seed`` is the routing file's content."""
+class ControlParts:
+    """Which backend answers a request, and when; ``limits`` are those of routes without their own.
 
-    projection: RoutingProjection
+    ``revision`` returns the routing in force, ``seed`` is the routing file's content.
+    """
+
+    routing: RoutingProjection
     seed: Seed
+    revision: ServedRoutes
+    canary: CanaryDriver
+    tally: CanaryTally
+    evaluations: BackendEvaluations
+    limits: AdmissionLimits
+    admission: AdmissionController
 
     @property
     def file_routes(self) -> Collection[str]:
         """The routes of the file, which always have a metrics label of their own."""
         return () if self.seed.config is None else tuple(self.seed.config["routes"])
 
-
-@dataclass(frozen=True, slots=True)
-class CanaryParts:
-    """The canary."""
-
-    driver: CanaryDriver
-    tally: CanaryTally
-
-    def figures(self) -> CanaryFigures | None:
+    def canary_figures(self) -> CanaryFigures | None:
         """Of the last canary, for the metrics."""
-        state = self.driver.state
+        state = self.canary.state
         if state is None:
             return None
         return CanaryFigures(
@@ -74,41 +75,39 @@ class CanaryParts:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ControlParts:
-    """Which backend answers a request, and when; ``limits`` are those of routes without their own.
-
-    ``revision`` returns the routing in force.
-    """
-
-    routing: RoutingParts
-    revision: ServedRoutes
-    canary: CanaryParts
-    evaluations: BackendEvaluations
-    limits: AdmissionLimits
-    admission: AdmissionController
-
-
 def make_control(
     base: Foundation, model: ModelParts, adapters: AdapterParts, backends: BackendParts
 ) -> ControlParts:
     """Build it. A wrong routing file is an error only when the state store has no revision."""
-    limits = base.settings.admission.limits()
+    state, limits = base.state, base.settings.admission.limits()
     known = KnownNames(tuple(base.settings.backends), model.versions.ids, adapters.registry.servable, limits)
-    routing = make_routing(base, known)
-    engines = backends.engines
+    seed = read_seed(base.settings.routing.file, known)
+    routing = RoutingProjection(state.store, known=known, seed=seed, unix_time=base.unix_time)
+    routing.follow(state.follow(STREAM, routing.take))
     admission = AdmissionController(
         limits,
         load=backends.fleet.load,
         clock=base.clock,
         emit=base.events.emit,
         random=random.Random(),
-        engine_of=engines.gates,
+        engine_of=backends.engines.gates,
     )
     backends.admission.attach(admission)
-    canary = make_canary(base, routing.projection)
-    revision = ServedRoutes(routing.projection.current, backends.models_of)
-    return ControlParts(routing, revision, canary, make_evaluations(base), limits, admission)
+    tally = CanaryTally(lambda name: routing.current().routes.get(name), base.unix_time)
+    canary = CanaryDriver(
+        state.store, routing, base.audit, tally, me=base.new_id("proc"), unix_time=base.unix_time
+    )
+    canary.follow(state.follow_latest(CANARY_STREAM, canary.take))
+    return ControlParts(
+        routing=routing,
+        seed=seed,
+        revision=ServedRoutes(routing.current, backends.models_of),
+        canary=canary,
+        tally=tally,
+        evaluations=make_evaluations(base),
+        limits=limits,
+        admission=admission,
+    )
 
 
 def make_evaluations(base: Foundation) -> BackendEvaluations:
@@ -127,14 +126,6 @@ def make_evaluations(base: Foundation) -> BackendEvaluations:
     return evaluations
 
 
-def make_routing(base: Foundation, known: KnownNames) -> RoutingParts:
-    """Build the routing around the file that names its first revision."""
-    seed, state = read_seed(base.settings.routing.file, known), base.state
-    projection = RoutingProjection(state.store, known=known, seed=seed, unix_time=base.unix_time)
-    projection.follow(state.follow(STREAM, projection.take))
-    return RoutingParts(projection, seed)
-
-
 def read_seed(file: str | None, known: KnownNames) -> Seed:
     """The routing file, validated whole; a default route when no file is configured and none is there."""
     path = Path(file or DEFAULT_FILE)
@@ -151,13 +142,3 @@ def read_seed(file: str | None, known: KnownNames) -> Seed:
     except RoutingFileError as error:
         return Seed(path.name, None, error)
     return Seed(path.name, config, file=str(path))
-
-
-def make_canary(base: Foundation, routing: RoutingProjection) -> CanaryParts:
-    """Build the canary, which follows its own stream."""
-    tally = CanaryTally(lambda name: routing.current().routes.get(name), base.unix_time)
-    driver = CanaryDriver(
-        base.state.store, routing, base.audit, tally, me=base.new_id("proc"), unix_time=base.unix_time
-    )
-    driver.follow(base.state.follow_latest(CANARY_STREAM, driver.take))
-    return CanaryParts(driver, tally)

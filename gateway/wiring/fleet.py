@@ -1,19 +1,45 @@
 """The backends by name, and the pools of workers whose models they are."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
 
+from admission.controller import AdmissionController
 from gateway.backends.port import Backend
 from gateway.backends.workers.serving_pool import ServingPool
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.config.backends import OpenAIBackend
 from gateway.wiring.adapters import AdapterParts
-from gateway.wiring.events import AdmissionLink
 from gateway.wiring.foundation import Foundation
 from gateway.wiring.model import ModelParts
 from gateway.wiring.served_models import ServedModels
 from gateway.wiring.workers import make_workers
+
+
+class AdmissionLink:
+    """What backends need of admission, which is built after them because it reads their load."""
+
+    def __init__(self) -> None:
+        self._admission: AdmissionController | None = None
+
+    def attach(self, admission: AdmissionController) -> None:
+        """Connect admission."""
+        self._admission = admission
+
+    def engine_stepped(self, gate: str) -> None:
+        """The engine in process of this gate has run a step, so it may admit more."""
+        if self._admission is not None and gate:
+            self._admission.wake(gate)
+
+    def forget(self, backends: Iterable[str]) -> None:
+        """These backends are gone."""
+        if self._admission is not None:
+            for backend in backends:
+                self._admission.forget(backend)
+
+    def queued(self, backend: str) -> int:
+        """The requests that wait for a backend here."""
+        return 0 if self._admission is None else sum(self._admission.gate(backend).queue.counts().values())
 
 
 class FleetParts:

@@ -42,7 +42,7 @@ def make_metrics(
     base, fleet = core.base, core.backends.fleet
     metrics = Metrics(
         version=base.version,
-        known_routes=core.control.routing.file_routes,
+        known_routes=core.control.file_routes,
         known_backends=tuple(fleet.backends),
         known_prompt_versions=core.model.versions.ids,
     )
@@ -57,7 +57,7 @@ def make_metrics(
 
 def read_figures(metrics: Metrics, core: Core, serving: ServingParts) -> None:
     """Connect the figures that a scrape reads from the parts."""
-    ledger, routing = core.accounts.ledger, core.control.routing.projection
+    ledger, routing = core.accounts.ledger, core.control.routing
     for engine in core.backends.engines.in_process:
         metrics.show_restarts(engine.gate)
     metrics.read(
@@ -73,7 +73,7 @@ def read_figures(metrics: Metrics, core: Core, serving: ServingParts) -> None:
 
 def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> Iterator[Collector]:
     """What the parts show beyond the gateway's own counters."""
-    base, engines, routing = core.base, core.backends.engines, core.control.routing.projection
+    base, engines, routing = core.base, core.backends.engines, core.control.routing
     yield from core.backends.collectors()
     if engines.in_process:
         yield ScrapeCollector(engine_families, engines.figures)
@@ -87,7 +87,7 @@ def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> 
     yield ScrapeCollector(leg_families, core.generation.target_limits.figures)
     yield ScrapeCollector(retry_budget_families, core.generation.retries_left)
     yield ScrapeCollector(routing_families, lambda: (routing.head, routing.unusable is not None))
-    yield ScrapeCollector(canary_families, core.control.canary.figures)
+    yield ScrapeCollector(canary_families, core.control.canary_figures)
     yield ScrapeCollector(state_families, base.state.figures)
     yield ScrapeCollector(trace_families, lambda: base.tracing.figures)
     yield ScrapeCollector(shadow_families, serving.shadow.figures)

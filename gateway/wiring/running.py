@@ -57,7 +57,7 @@ class Gateway:
                     loops.create_task(ledger.run(), name="ledger"),
                     loops.create_task(state.run(), name="state"),
                 ]
-                await core.control.routing.projection.start()
+                await core.control.routing.start()
                 tasks = [
                     loops.create_task(core.adapters.run(self._engine_ready), name="adapters"),
                     *(
@@ -92,8 +92,8 @@ class Gateway:
             yield "response-cache", core.generation.answers.resident
         if core.backends.summaries is not None:
             yield "summaries", core.backends.summaries
-        yield "routing", core.control.routing.projection
-        yield "canary", core.control.canary.driver
+        yield "routing", core.control.routing
+        yield "canary", core.control.canary
         yield "access", core.access
         yield "canary-guardrail", self.serving.guardrail
         yield "shadow", self.serving.shadow.shadow

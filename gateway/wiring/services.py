@@ -44,13 +44,12 @@ from observability.metrics import Metrics
 def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, metrics: Metrics) -> Services:
     base, models, control = core.base, core.model.models, core.control
     server, fleet, chaos = base.settings.server, core.backends.fleet, core.backends.chaos
+    keys = core.access.keys
     return Services(
         journey=serving.journey,
         embeddings=serving.embeddings,
-        may_use=lambda request: may_use(
-            request, control.revision(), core.backends.fleet, core.adapters.registry
-        ),
-        keys=core.access.keys.authority,
+        may_use=lambda request: may_use(request, control.revision(), fleet, core.adapters.registry),
+        keys=keys.authority,
         limiter=core.access.limiter,
         failed_logins=FailedLogins(clock=base.clock, proxies=server.trusted_proxies, emit=base.events.emit),
         health=OnceReady(serving.health) if server.ping == "once_ready" else serving.health,
@@ -80,8 +79,8 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         admission=admission,
         adapters=make_adapter_admin(core),
         canary=CanaryAdmin(
-            control.canary.driver,
-            control.routing.projection,
+            control.canary,
+            control.routing,
             base.state.store,
             base.audit,
             new_id=lambda: base.new_id("canary"),
@@ -92,11 +91,11 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
         evaluations=EvaluationAdmin(control.evaluations, base.audit),
         chaos=None if chaos is None else ChaosAdmin(chaos, base.audit),
         drain=DrainAdmin(serving.in_flight, base.audit),
-        key_admin=make_key_admin(core),
+        key_admin=KeyAdmin(keys.ring, keys.projection, keys.use, base.audit, base.unix_time),
         console=make_console(core, admission),
         sessions=core.access.sessions,
         prompts=make_prompt_admin(core),
-        routing=RoutingAdmin(control.routing.projection, base.audit),
+        routing=RoutingAdmin(control.routing, base.audit),
         shadow=ShadowAdmin(serving.shadow.pairs),
         usage=UsageAdmin(core.accounts.ledger.select),
         responses=serving.responses,
@@ -176,11 +175,6 @@ def make_adapter_admin(core: Core) -> AdapterAdmin:
         routed=lambda name: rules_naming(revision(), name),
         evaluation_key=evaluation_key(os.environ),
     )
-
-
-def make_key_admin(core: Core) -> KeyAdmin:
-    keys = core.access.keys
-    return KeyAdmin(keys.ring, keys.projection, keys.use, core.base.audit, core.base.unix_time)
 
 
 def make_prompt_admin(core: Core) -> PromptAdmin:

@@ -58,7 +58,7 @@ def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) ->
     in_flight = InFlightRequests(lame_duck_s=base.settings.server.lame_duck_seconds)
     inspections = make_inspections(core)
     health = make_health(core, in_flight, inspections)
-    guardrail = CanaryGuardrail(shadow.checks, core.control.canary.tally)
+    guardrail = CanaryGuardrail(shadow.checks, core.control.tally)
     section, ledger = base.settings.responses, base.settings.ledger
     embeddings = make_embeddings(core, in_flight)
     if core.generation.answers.resident is not None:
@@ -92,7 +92,7 @@ def make_journey(
     """The journey; the record of a finished request goes to health and the canary too."""
     base, model, control, engine = core.base, core.model, core.control, core.base.settings.engine
 
-    for listener in (base.rolling_stats.observe, control.canary.tally.observe, observe):
+    for listener in (base.rolling_stats.observe, control.tally.observe, observe):
         if listener is not None:
             base.events.attach(listener, RequestRecord)
 
@@ -174,7 +174,7 @@ def make_inspections(core: Core) -> WorkerInspections:
 def make_health(core: Core, in_flight: InFlightRequests, inspections: WorkerInspections) -> HealthProbe:
     base, engines, adapters = core.base, core.backends.engines, core.adapters
     models = core.model.models
-    routing = core.control.routing.projection
+    routing = core.control.routing
     return HealthProbe(
         fleet=core.backends.fleet,
         requests=in_flight,

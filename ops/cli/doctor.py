@@ -148,9 +148,9 @@ async def _response_cache(gateway: Gateway) -> DoctorCheck:
 
 def _similar_questions(gateway: Gateway) -> DoctorCheck:
     """Whether something makes the vectors that routes compare questions by."""
-    check, parts, fleet = "similar questions", gateway.core.control.routing, gateway.core.backends.fleet
-    stored = parts.projection.in_force
-    config = parts.seed.config if stored is None else stored.draft.config
+    check, control, fleet = "similar questions", gateway.core.control, gateway.core.backends.fleet
+    stored = control.routing.in_force
+    config = control.seed.config if stored is None else stored.draft.config
     caches = {name: route.get("response_cache") or {} for name, route in (config or {})["routes"].items()}
     models = {name: cache["similar"]["model"] for name, cache in caches.items() if cache.get("similar")}
     if not models:
@@ -224,8 +224,8 @@ async def _opened(
 
 async def _routing(gateway: Gateway) -> DoctorCheck:
     """What would route: the store's last revision, else the file."""
-    parts = gateway.core.control.routing
-    book, seed, file = parts.projection, parts.seed, parts.seed.source
+    book, seed = gateway.core.control.routing, gateway.core.control.seed
+    file = seed.source
     if book.unusable is not None:
         hint = f"revision {book.number} stays in force; correct what the line names, or roll back"
         return DoctorCheck("routing", False, book.unusable.reason, hint)

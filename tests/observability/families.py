@@ -64,7 +64,7 @@ async def _wired(folder: Path) -> dict[str, Family]:
     try:
         async with asyncio.TaskGroup() as loops:
             state = loops.create_task(gateway.core.base.state.run())
-            await gateway.core.control.routing.projection.start()
+            await gateway.core.control.routing.start()
             metrics: Any = gateway.services.metrics
             found = _of(metrics.__self__.registry)
             state.cancel()
