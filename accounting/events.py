@@ -1,4 +1,4 @@
-"""Events of the ledger and of keys' limits, for metrics and logs. Times are Unix seconds."""
+"""Events of the ledger and of keys' limits, for metrics and logs."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -66,12 +66,9 @@ class LossReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowsWritten:
-    """A batch is durable. ``depth`` rows still wait; ``took_s`` is the batch's own time, seconds."""
+    """A batch is durable."""
 
     count: int
-    depth: int
-    took_s: float
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,6 @@ class WriteFailed:
     error_type: str
     failures: int
     depth: int
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,6 @@ class RowsLost:
     count: int
     reason: LossReason
     generation_ids: tuple[str, ...]
-    at: float
 
 
 class JournalRefusal(StrEnum):
@@ -108,9 +103,7 @@ class JournalSynced(Struct, frozen=True):
     """A group of rows was synced to disk in ``took_s`` seconds."""
 
     rows: int
-    size_bytes: int
     took_s: float
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +112,6 @@ class JournalFailed:
 
     error_type: str
     rows: int
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +119,6 @@ class JournalRefused:
     """A row was not journaled: it is in memory only until the database has it."""
 
     reason: JournalRefusal
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +130,6 @@ class RowsReplayed:
     count: int
     adopted: bool
     damaged_bytes: int
-    at: float
 
 
 JournalEvent = JournalSynced | JournalFailed | JournalRefused

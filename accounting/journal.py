@@ -265,9 +265,7 @@ class Journal:
             self._retry_at = None
             group.synced = True
             self._place(group.entries, segment, len(group.data))
-            self._options.emit(
-                JournalSynced(len(group.entries), len(group.data), took_s, self._options.unix_time())
-            )
+            self._options.emit(JournalSynced(len(group.entries), took_s))
         else:
             self._fail(type(error).__name__, len(group.entries))
             for entry in group.entries:
@@ -315,12 +313,12 @@ class Journal:
             self._full = False
 
     def _refuse(self, reason: JournalRefusal) -> bool:
-        self._options.emit(JournalRefused(reason, self._options.unix_time()))
+        self._options.emit(JournalRefused(reason))
         return False
 
     def _fail(self, error_type: str, rows: int) -> None:
         self._retry_at = self._options.clock() + REST_S
-        self._options.emit(JournalFailed(error_type, rows, self._options.unix_time()))
+        self._options.emit(JournalFailed(error_type, rows))
 
     def _resting(self, retry_at: float) -> bool:
         return self._options.clock() < retry_at

@@ -64,5 +64,5 @@ class Replay:
                 return False
         self._journal.done(segment, damaged=contents.damaged)
         bad_bytes = contents.torn_bytes if contents.damaged else 0
-        self._options.emit(RowsReplayed(len(contents.rows), adopted, bad_bytes, self._options.unix_time()))
+        self._options.emit(RowsReplayed(len(contents.rows), adopted, bad_bytes))
         return True

@@ -25,7 +25,7 @@ class Durability(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerOptions:
-    """``emit`` must not block; ``clock`` is monotonic seconds, ``unix_time`` for events.
+    """``emit`` must not block; ``clock`` is monotonic seconds, ``unix_time`` Unix seconds.
 
     Without a ``journal_folder`` there is no journal. ``new_name`` names the journal's files; names sort by
     time.

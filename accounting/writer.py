@@ -161,7 +161,6 @@ class Writer:
     async def _write_batch(self) -> None:
         async with self.turn, self._bounded():
             batch = tuple(islice(self._outbox, self._options.batch_rows))
-            began = self._options.clock()
             unwritable: frozenset[str] = frozenset()
             try:
                 # an empty batch still creates the tables, so that a failed start recovers
@@ -179,10 +178,7 @@ class Writer:
             self.written += len(batch) - len(bad)
             if bad:
                 self.lose(bad, LossReason.UNWRITABLE)
-            took_s = self._options.clock() - began
-            self._options.emit(
-                RowsWritten(len(batch) - len(bad), len(self._outbox), took_s, self._options.unix_time())
-            )
+            self._options.emit(RowsWritten(len(batch) - len(bad)))
 
     async def _write_rows(self, rows: Sequence[UsageRow]) -> None:
         async with self.turn, self._bounded():
@@ -212,13 +208,13 @@ class Writer:
         """Report an error of the database or of a file."""
         self._failures += 1
         kind = type(getattr(error, "orig", None) or error).__name__
-        self._options.emit(WriteFailed(kind, self._failures, len(self._outbox), self._options.unix_time()))
+        self._options.emit(WriteFailed(kind, self._failures, len(self._outbox)))
 
     def lose(self, rows: Sequence[UsageRow], reason: LossReason) -> None:
         """Count and report rows that will never be written."""
         self.lost += len(rows)
         named = tuple(row.generation_id for row in rows[:MAX_NAMED])
-        self._options.emit(RowsLost(len(rows), reason, named, self._options.unix_time()))
+        self._options.emit(RowsLost(len(rows), reason, named))
 
     def _failed_try(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None

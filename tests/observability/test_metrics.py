@@ -49,7 +49,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 def test_every_name_is_in_a_scrape_of_a_gateway_that_has_served(metrics: Metrics, record: Make) -> None:
     metrics.registry.register(ScrapeCollector(engine_families, lambda: {"local": EngineFigures("demo")}))
     metrics.request(record(fallback_kind="bedrock", fallback_reason="queue_full"))
-    metrics.record(RowsWritten(3, 0, 0.1, 0.0))
+    metrics.record(RowsWritten(3))
     metrics.record(AttemptFailed("local", FailureKind.CUDA_OOM, 1, False, "OutOfMemoryError"))
     families = {
         line.split()[2] for line in metrics.render().decode().splitlines() if line.startswith("# TYPE")

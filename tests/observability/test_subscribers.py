@@ -85,9 +85,9 @@ def test_failures_and_retries_are_counted_and_failures_logged(
 def test_the_ledgers_rows_are_counted_and_losses_are_errors(
     hub: EventDispatcher, metrics: Metrics, lines: Lines
 ) -> None:
-    hub.emit(RowsWritten(count=5, depth=0, took_s=0.01, at=0.0))
-    hub.emit(WriteFailed(error_type="OperationalError", failures=1, depth=3, at=0.0))
-    hub.emit(RowsLost(count=2, reason=LossReason.OUTBOX_FULL, generation_ids=("gen_1", "gen_2"), at=0.0))
+    hub.emit(RowsWritten(count=5))
+    hub.emit(WriteFailed(error_type="OperationalError", failures=1, depth=3))
+    hub.emit(RowsLost(count=2, reason=LossReason.OUTBOX_FULL, generation_ids=("gen_1", "gen_2")))
     assert count(metrics, "sluice_ledger_rows_total", result="written") == 5
     assert count(metrics, "sluice_ledger_rows_total", result="lost") == 2
     assert count(metrics, "sluice_ledger_write_failures_total") == 1
