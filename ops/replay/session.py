@@ -67,7 +67,6 @@ async def replay_trace(
     *,
     stop: asyncio.Event | None = None,
     watch: Watch = lambda run, total: nullcontext(),
-    clock: Callable[[], float] = time.monotonic,
 ) -> Replayed:
     """Read, calibrate, send, count.
 
@@ -79,7 +78,7 @@ async def replay_trace(
     """
     trace = await asyncio.to_thread(read_trace, options.trace, limit=options.limit, skip=options.skip)
     run = ReplayRun()
-    async with _target(options, clock) as target:
+    async with _target(options) as target:
         contract, lexicon, longest, requests = await _planned(options, target, trace)
         maker = TextMaker(lexicon, options.seed)
 
@@ -92,7 +91,7 @@ async def replay_trace(
                 text=maker.prompt,
                 send=send,
                 concurrency=options.concurrency,
-                clock=clock,
+                clock=time.monotonic,
                 stop=stop if stop is not None else asyncio.Event(),
                 run=run,
             )
@@ -102,16 +101,14 @@ async def replay_trace(
     return Replayed(trace, lexicon, longest, tuple(run.outcomes), found, below)
 
 
-async def write_batch(
-    options: Options, out: Path, *, clock: Callable[[], float] = time.monotonic
-) -> tuple[int, int]:
+async def write_batch(options: Options, out: Path) -> tuple[int, int]:
     """Write the trace's requests as a batch's input file; how many, and how many lengths were cut.
 
     Raises:
         ReplayError: the trace, an option or the gateway does not allow it.
     """
     trace = await asyncio.to_thread(read_trace, options.trace, limit=options.limit, skip=options.skip)
-    async with _target(options, clock) as target:
+    async with _target(options) as target:
         contract, lexicon, _, requests = await _planned(options, target, trace)
     maker = TextMaker(lexicon, options.seed)
 
@@ -132,13 +129,13 @@ async def write_batch(
     return len(requests), sum(one.clamped for one in requests)
 
 
-def _target(options: Options, clock: Callable[[], float]) -> ReplayTarget:
+def _target(options: Options) -> ReplayTarget:
     return ReplayTarget(
         options.url,
         key=options.key,
         timeout_s=options.timeout_s,
         no_fallback=options.no_fallback,
-        clock=clock,
+        clock=time.monotonic,
     )
 
 
