@@ -110,22 +110,26 @@ class ForkServer:
         self.vllm = vllm
 
     @classmethod
-    def start(cls, *, vllm: bool = False, tests: bool = False) -> ForkServer:
-        """Start a server, also for processes that run ``tests``; it ends with this process."""
+    def start(cls, *, vllm: bool = False, tests: bool = False, fork: ForkServer | None = None) -> ForkServer:
+        """Start a server, also for processes that run ``tests``; it ends with this process.
+
+        With ``fork`` it is forked off that server, and imports only what is not there: half of what vLLM imports.
+        """
         from engine.client import _child_environment
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        env = _child_environment() | {"PYTHONPATH": str(ROOT)} | (_VLLM_ENVIRONMENT if vllm else {})
+        words = ["-m", *_SERVER, str(theirs.fileno()), *(["vllm"] if vllm else ["tests"] if tests else [])]
         with theirs:
+            if fork is not None:
+                with open(os.devnull) as nothing:
+                    files = {0: nothing.fileno(), 1: 1, 2: 2, theirs.fileno(): theirs.fileno()}
+                    fork.fork(words, env=env, cwd=ROOT, files=files)
+                return cls(ours, vllm=vllm)
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tests.fork_server",
-                    str(theirs.fileno()),
-                    *(["vllm"] if vllm else ["tests"] if tests else []),
-                ],
+                [sys.executable, *words],
                 cwd=ROOT,
-                env=_child_environment() | {"PYTHONPATH": str(ROOT)} | (_VLLM_ENVIRONMENT if vllm else {}),
+                env=env,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
@@ -172,7 +176,7 @@ def server(*, vllm: bool = False) -> ForkServer:
         for one in _servers:
             if one.vllm is vllm:
                 return one
-        _servers.append(ForkServer.start(vllm=vllm))
+        _servers.append(ForkServer.start(vllm=vllm, fork=next(iter(_servers), None) if vllm else None))
         return _servers[-1]
 
 
@@ -199,6 +203,8 @@ _FORKED = (
     ["benchmarks.request_cost.counted"],
     ["vllm.model_executor.models.registry"],  # asks what a model can do where vLLM's cache does not tell
 )
+# A server that is forked off another one.
+_SERVER = ["tests.fork_server"]
 # A process of pytest-xdist.
 _XDIST = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 # Options of subprocess.Popen that only a new program gets.
@@ -401,7 +407,7 @@ def _become(request: dict[str, Any], files: Sequence[int], *, vllm: bool) -> Non
 
     words: list[str] = request["words"]
     spawned = _SPAWN.fullmatch(words[-2]) if len(words) > 1 else None
-    if spawned or words[:2] != ["-m", "engine.process"]:
+    if spawned or words[1:2] not in (["engine.process"], _SERVER):
         _offspring(files, vllm=vllm)
         install()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -469,6 +475,8 @@ def _run_module(name: str, words: Sequence[str]) -> None:
         # It shares the pages of the one that it was forked off. To move them copies all, for half a second of a core.
         sys.modules["gateway.server"].use_huge_pages = lambda: None  # type: ignore[attr-defined]
         sys.exit(sys.modules["ops.cli.main"].main())
+    if [name] == _SERVER:
+        add_vllm(int(words[0]))
     sys.modules.pop(name, None)
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
@@ -497,11 +505,22 @@ def _start_and_end_quickly() -> None:
     process that ends collects no garbage of before its fork.
     """
     from vllm.platforms import current_platform
+    from vllm.triton_utils import dispatcher
 
+    # Only modules of vLLM hold its kernels; objects of others (Numba's, Werkzeug's) do not bear to be looked into.
+    dispatcher.sys = _VllmModules()  # type: ignore[attr-defined]
     current_platform.register_triton_kernel_overrides()
     current_platform.register_triton_kernel_overrides = lambda: None
     logging.config._handle_existing_loggers = lambda *loggers: None  # type: ignore[attr-defined]
     gc.unfreeze = lambda: None
+
+
+class _VllmModules:
+    """As much of ``sys`` as vLLM's registry of kernels needs."""
+
+    @property
+    def modules(self) -> dict[str, types.ModuleType]:
+        return {name: one for name, one in sys.modules.items() if name.partition(".")[0] == "vllm"}
 
 
 def _wait_without_spinning() -> None:
@@ -620,6 +639,29 @@ def main(fd: int, *, vllm: bool, tests: bool) -> None:
         _prepare_numba()
     if tests:
         _import_tests()
+    _serve_all_of_it(fd, vllm=vllm)
+
+
+def add_vllm(fd: int) -> None:
+    """Import vLLM into a process that has imported the rest, then serve."""
+    import huggingface_hub.constants
+    import torch._dynamo.config
+
+    # What is read while they are imported, and they may have been.
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    torch._dynamo.config.disable = True
+    torch.set_num_threads(1)
+    gc.disable()
+    for name in VLLM:
+        importlib.import_module(name)
+    _wait_without_spinning()
+    _start_and_end_quickly()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _serve_all_of_it(fd, vllm=True)
+
+
+def _serve_all_of_it(fd: int, *, vllm: bool) -> None:
     # What libraries end with a process is this one's: a forked one would only copy its pages to end it.
     for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
         finalizer.atexit = False
