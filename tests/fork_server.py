@@ -205,6 +205,8 @@ _FORKED = (
 )
 # A server that is forked off another one.
 _SERVER = ["tests.fork_server"]
+# The engine's process, and those of tests in which it fails.
+_ENGINES = (["engine.process"], ["tests.engine.failing_child"], ["tests.engine.hanging_child"])
 # A process of pytest-xdist.
 _XDIST = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
 # Options of subprocess.Popen that only a new program gets.
@@ -327,7 +329,7 @@ async def _engine_or(program: str, *words: str, **options: Any) -> Any:
     uvloop's does not use ``subprocess.Popen``.
     """
     streams = [options.get(name) for name in ("stdin", "stdout", "stderr")]
-    is_engine = program == sys.executable and words[:2] == ("-m", "engine.process")
+    is_engine = program == sys.executable and words[0] == "-m" and [*words[1:2]] in _ENGINES
     if subprocess.PIPE in streams or not (is_engine or _is_forked((program, *words))):
         return await _create_subprocess_exec(program, *words, **options)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -407,7 +409,7 @@ def _become(request: dict[str, Any], files: Sequence[int], *, vllm: bool) -> Non
 
     words: list[str] = request["words"]
     spawned = _SPAWN.fullmatch(words[-2]) if len(words) > 1 else None
-    if spawned or words[1:2] not in (["engine.process"], _SERVER):
+    if spawned or words[1:2] not in (*_ENGINES, _SERVER):
         _offspring(files, vllm=vllm)
         install()
     signal.signal(signal.SIGINT, signal.default_int_handler)
