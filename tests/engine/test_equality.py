@@ -12,8 +12,8 @@ from tests.engine.support import greedy, random_prompts, reference_greedy, run_p
 
 MAX_TOKENS = 24
 PROMPTS = tuple(random_prompts(50, 512))
-# For what runs one prompt at a time: most of its steps are alike.
-FEW = PROMPTS[::3]
+# For what takes hundreds of steps, most of them alike.
+FEW = 5
 
 
 @cache
@@ -25,8 +25,8 @@ def test_each_prompt_alone_gives_the_tokens_of_transformers(
     model_folder: Path, make_engine: Callable[..., Engine]
 ) -> None:
     engine = make_engine(model_folder)
-    alone = [run_prompts(engine, [prompt], greedy(MAX_TOKENS))[0] for prompt in FEW]
-    assert alone == reference(model_folder)[::3]
+    alone = [run_prompts(engine, [prompt], greedy(MAX_TOKENS))[0] for prompt in PROMPTS[::FEW]]
+    assert alone == reference(model_folder)[::FEW]
 
 
 def test_50_prompts_in_batches_of_32_give_the_tokens_of_transformers(
@@ -41,7 +41,7 @@ def test_prompts_prefilled_in_chunks_give_the_tokens_of_transformers(
     model_folder: Path, make_engine: Callable[..., Engine], budget: int
 ) -> None:
     engine = make_engine(model_folder, max_num_batched_tokens=budget, max_num_seqs=16)
-    count = 4 if budget == 1 else 16
+    count = {1: 4, 7: 8}.get(budget, 16)
     assert run_prompts(engine, PROMPTS[:count], greedy(MAX_TOKENS)) == reference(model_folder)[:count]
 
 
@@ -61,14 +61,14 @@ def test_requests_that_arrive_while_others_decode_give_the_tokens_of_transformer
 ) -> None:
     engine = make_engine(model_folder, max_num_batched_tokens=100)
     tokens: dict[str, list[int]] = {}
-    waiting = [GenerationRequest(str(n), prompt, greedy(MAX_TOKENS)) for n, prompt in enumerate(PROMPTS)]
+    waiting = [GenerationRequest(str(n), prompt, greedy(MAX_TOKENS)) for n, prompt in enumerate(PROMPTS[:30])]
     while waiting or engine.has_work:
         if waiting:
             tokens[waiting[0].request_id] = []
             engine.add(waiting.pop(0))
         for output in engine.step():
             tokens[output.request_id] += output.token_ids
-    assert list(tokens.values()) == reference(model_folder)
+    assert list(tokens.values()) == reference(model_folder)[:30]
 
 
 def test_a_seeded_request_gives_the_same_tokens_alone_in_a_batch_and_after_preemption(
@@ -83,11 +83,11 @@ def test_a_seeded_request_gives_the_same_tokens_alone_in_a_batch_and_after_preem
                     MAX_TOKENS, temperature=0.9, top_p=0.95, top_k=40 * (n % 2), seed=n, ignore_eos=True
                 ),
             )
-            for n, prompt in enumerate(PROMPTS[:24])
+            for n, prompt in enumerate(PROMPTS[:16])
         ]
 
     roomy, tight = make_engine(model_folder), make_engine(model_folder, num_blocks=33)
-    alone = {one.request_id: run_to_end(roomy, [one])[one.request_id].token_ids for one in requests()[::3]}
+    alone = {one.request_id: run_to_end(roomy, [one])[one.request_id].token_ids for one in requests()[::5]}
     together = {name: answer.token_ids for name, answer in run_to_end(roomy, requests()).items()}
     preempted = {name: answer.token_ids for name, answer in run_to_end(tight, requests()[::-1]).items()}
     assert tight.signals.preemptions > 0

@@ -52,8 +52,10 @@ def test_prompts_that_share_prefixes_give_the_tokens_of_transformers_cold_and_wa
     model_folder: Path, make_engine: MakeEngine, budget: int, caching: bool
 ) -> None:
     engine = make_engine(model_folder, max_num_batched_tokens=budget, enable_prefix_caching=caching)
+    every = 2 if budget == 7 else 1  # hundreds of steps, most of them alike
     for _ in range(2 if caching else 1):  # without a cache the second time is as the first
-        assert run_prompts(engine, PROMPTS, greedy(MAX_TOKENS)) == reference(model_folder)
+        tokens = run_prompts(engine, PROMPTS[::every], greedy(MAX_TOKENS))
+        assert tokens == reference(model_folder)[::every]
     signals = engine.signals
     share = signals.prefix_hits / max(1, signals.prefix_queries)
     assert (0.5 < share < 1.0) if caching else signals.prefix_queries == signals.prefix_hits == 0
