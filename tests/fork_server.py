@@ -80,6 +80,9 @@ VLLM = (
     "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.llama",
     "vllm.entrypoints.openai.api_server",
+    # Each worker asks them whether a model is quantized while it loads, each core makes a grammar's mask of tokens.
+    "vllm.model_executor.layers.quantization.online.base",
+    "llguidance.torch",
 )
 # What is read while they are imported.
 _VLLM_ENVIRONMENT = {
