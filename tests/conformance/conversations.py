@@ -37,7 +37,8 @@ from tests.journey.house import CALLER, House, RecordingSink, build_house
 
 DOCUMENT = REPOSITORY / "docs" / "conversations.md"
 ANSWERS = Path(__file__).with_name("conversations.json")
-TOGETHER = 16  # as many as a vLLM under test runs in one step, which takes about as long as one of a single answer
+# As many as a vLLM under test runs in one step, which takes about as long as one of a single answer.
+TOGETHER = 16
 # Nothing is refused for its wait, however busy the machine is.
 PATIENT = AdmissionLimits(
     max_input_tokens=4096, max_wait_s=300.0, tpot_slo_s=None, ttft_slo_s=None, first_token_within_s=None
