@@ -254,7 +254,7 @@ def _is_forked(words: Any) -> bool:
 
 
 class ForkedPopen(subprocess.Popen[Any]):
-    """``subprocess.Popen`` of ``[sys.executable, "-m", …]``, forked off the server where that is possible."""
+    """``subprocess.Popen`` of ``[sys.executable, "-m", …]`` or ``"-c"``, forked off the server where that is possible."""
 
     def _execute_child(self, *args: Any) -> None:
         if AVAILABLE:
@@ -447,9 +447,9 @@ def _become(request: dict[str, Any], files: Sequence[int], *, vllm: bool) -> Non
 
             # A fork makes PyTorch's pool anew at its first use; two threads that use it first find none.
             torch.set_num_threads(torch.get_num_threads())
-            sys.argv, sys.path[0] = ["-c"], ""
-            sys.modules["__main__"] = types.ModuleType("__main__")
-            exec(words[-1], vars(sys.modules["__main__"]))
+            _run_text(words[-1], [])
+        elif words[0] == "-c":
+            _run_text(words[1], words[2:])
         else:
             _run_module(words[1], words[2:])
         status = 0
@@ -466,6 +466,13 @@ def _become(request: dict[str, Any], files: Sequence[int], *, vllm: bool) -> Non
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(status if isinstance(status, int) else 0 if status is None else 1)
+
+
+def _run_text(text: str, words: Sequence[str]) -> None:
+    """``python -c text words``."""
+    sys.argv, sys.path[0] = ["-c", *words], ""
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(text, vars(sys.modules["__main__"]))
 
 
 def _run_module(name: str, words: Sequence[str]) -> None:

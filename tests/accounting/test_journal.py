@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -35,6 +34,7 @@ from accounting.journal_records import HEADER, NotEncodable, frame, read
 from accounting.ledger import Ledger
 from accounting.options import Durability, LedgerOptions
 from accounting.values import UsageRow
+from tests import fork_server
 from tests.accounting.test_ledger import Told, locked, row, running, stored_ids, until, url_of
 
 FULL = row(
@@ -260,7 +260,7 @@ async def test_what_a_killed_process_left_is_written_by_the_next(tmp_path: Path)
         "asyncio.run(main())\n"
     )
     root = Path(__file__).parents[2]
-    done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", program], cwd=root, timeout=60)
+    done = await asyncio.to_thread(fork_server.run, [sys.executable, "-c", program], cwd=root, timeout=60)
     assert done.returncode == -9
     assert stored_ids(tmp_path / "l.db") == [] and len(kept(tmp_path)) == 50
     told = Told()

@@ -35,6 +35,7 @@ from engine.values import (
     StructuredOutput,
 )
 from tests.engine.support import REPOSITORY, Answer, greedy, random_prompts, run_prompts
+from tests.fork_server import ForkedPopen
 
 PROMPT = (10, 20, 30, 40, 50)
 
@@ -298,14 +299,12 @@ asyncio.run(main())
 
 
 async def test_the_engine_ends_when_its_parent_is_killed(tiny_model: Path) -> None:
-    parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, str(tiny_model), stdout=asyncio.subprocess.PIPE, cwd=REPOSITORY
-    )
-    assert parent.stdout is not None
-    pid = int(await parent.stdout.readline())
-    assert is_running(pid)
-    parent.kill()
-    await parent.wait()
+    words = [sys.executable, "-c", PARENT, str(tiny_model)]
+    with ForkedPopen(words, stdout=subprocess.PIPE, cwd=REPOSITORY) as parent:
+        assert parent.stdout is not None
+        pid = int(await asyncio.to_thread(parent.stdout.readline))
+        assert is_running(pid)
+        parent.kill()
     await until(lambda: not is_running(pid))
 
 

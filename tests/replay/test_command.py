@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from ops.replay.load import ReplayRun
 from ops.replay.outcome import ReplayedRequest
 from ops.replay.plot import draw
 from ops.replay.report import ReplaySlo, report
+from tests.fork_server import ForkedPopen
 from tests.replay.fake_gateway import Behaviour, FakeGateway
 
 Azure = Callable[..., Path]
@@ -21,17 +23,20 @@ COMMAND = "import typer; from ops.cli.replay import replay; app = typer.Typer();
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
 
 
-async def start(*arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", COMMAND, *arguments, cwd=ROOT, env={**ENVIRONMENT, "COLUMNS": "120"},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return ForkedPopen(
+        [sys.executable, "-c", COMMAND, *arguments], cwd=ROOT, env={**ENVIRONMENT, "COLUMNS": "120"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
-async def run(*arguments: str) -> tuple[int | None, str, str]:
-    process = await start(*arguments)
-    out, err = await asyncio.wait_for(process.communicate(), 60)
-    return process.returncode, out.decode(), err.decode()
+async def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = await asyncio.to_thread(process.communicate, timeout=60)
+    return process.returncode, out, err
+
+
+async def run(*arguments: str) -> tuple[int, str, str]:
+    return await ended(start(*arguments))
 
 
 def picture(path: Path) -> tuple[int, int]:
@@ -114,17 +119,15 @@ async def test_what_prevents_a_start_is_one_line_and_exit_code_two(azure: Azure,
 
 async def test_ctrl_c_stops_cleanly_and_prints_what_there_is(gateway: FakeGateway, azure: Azure) -> None:
     gateway.behave = lambda number, body: Behaviour() if number < 2 else Behaviour(first_after_s=50)
-    process = await start(
-        str(azure((0.0, 30, 2), (0.0, 30, 2), (0.0, 30, 2), (55.0, 30, 2))), "--url", gateway.url
-    )
+    process = start(str(azure((0.0, 30, 2), (0.0, 30, 2), (0.0, 30, 2), (55.0, 30, 2))), "--url", gateway.url)
     await gateway.until(3)
     await asyncio.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    out, err = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 130
-    assert "Traceback" not in err.decode()
-    assert "2 answered, 1 aborted" in out.decode()
-    assert "Stopped before the end of the trace" in out.decode()
+    code, out, err = await ended(process)
+    assert code == 130
+    assert "Traceback" not in err
+    assert "2 answered, 1 aborted" in out
+    assert "Stopped before the end of the trace" in out
 
 
 async def test_help_teaches_with_an_example() -> None:

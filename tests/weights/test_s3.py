@@ -31,6 +31,8 @@ from gateway.weights.errors import (
 )
 from gateway.weights.s3 import S3Fetcher
 from gateway.weights.values import Progress
+from tests import fork_server
+from tests.fork_server import ForkedPopen
 from tests.weights.conftest import BUCKET
 from tests.weights.wire import Wire
 
@@ -121,7 +123,7 @@ def fetch_in_a_process(url: str, into: Path) -> subprocess.Popen[str]:
         "from gateway.config.engine import WeightsSection; "
         f"print(S3Fetcher(WeightsSection(endpoint_url={url!r}, connections=4)).fetch({URL!r}, Path({str(into)!r})))"
     )
-    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return ForkedPopen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def test_a_fetch_that_was_killed_is_resumed_without_fetching_twice(
@@ -383,7 +385,7 @@ def test_a_disk_that_fills_up_during_the_fetch_is_an_error(s3: Any, s3_url: str,
         f"try: S3Fetcher(WeightsSection(endpoint_url={s3_url!r})).fetch({URL!r}, Path({str(tmp_path)!r}))\n"
         "except DiskFull as error: print('full:', error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = fork_server.run([sys.executable, "-c", code], cwd=ROOT)
     assert done.stdout.startswith("full:") and "weights.cache_folder" in done.stdout, done.stderr
 
 
