@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,13 +40,18 @@ class Scripted:
         self.renderer = renderer
         self.tokenizer = renderer.get_tokenizer()
         self.prompts: list[Any] = []
+        self.engine_core = SimpleNamespace(outputs_queue=asyncio.Queue())
 
-    async def generate(self, prompt: Any, *args: Any, **options: Any) -> AsyncIterator[Any]:
+    async def add_request(self, request_id: str, prompt: Any, params: Any, **options: Any) -> Any:
+        from vllm.v1.engine.output_processor import RequestOutputCollector
+
         self.prompts.append(prompt)
         one = SimpleNamespace(
             index=0, text="A", token_ids=[7], logprobs=None, finish_reason="stop", stop_reason=None
         )
-        yield SimpleNamespace(outputs=[one], metrics=None, num_cached_tokens=0)
+        collector = RequestOutputCollector(params.output_kind, request_id)
+        collector.put(SimpleNamespace(outputs=[one], metrics=None, num_cached_tokens=0, finished=True))
+        return collector
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from adapters.values import Adapter
 from admission.values import BackendLoad
 from budgeting.token_ids import joined
 from gateway.backends.partial_answer import check_partial, generate_rest
+from gateway.backends.passing_on import PassingOn
 from gateway.backends.port import (
     Absence,
     BackendState,
@@ -48,7 +49,6 @@ from gateway.backends.workers.hedging import HedgePolicy, Run, race
 from gateway.backends.workers.in_service import LOOK_S, WorkersInService
 from gateway.backends.workers.inspection import Inspection, ServedModel
 from gateway.backends.workers.loras import WorkerLoras
-from gateway.backends.workers.passing_on import PassingOn
 from gateway.backends.workers.pool import WorkerPool
 from gateway.backends.workers.pool_model import ModelReading, PoolModel
 from gateway.backends.workers.refusal import DEFAULT_RETRY_AFTER_S, failure_of_transport, refusal_of
@@ -523,7 +523,7 @@ class WorkersBackend:
         return completion
 
     async def _stream(self, connection: Connection, reader: CompletionReader, attempt: _Attempt) -> None:
-        passing = PassingOn(connection, reader, attempt.push)
+        passing = PassingOn(reader, attempt.push, connection.flowing)
         try:
             while await connection.pass_on(passing.take):
                 await passing.rest()

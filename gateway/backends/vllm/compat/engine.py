@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -14,19 +14,17 @@ import psutil
 from msgspec import structs
 
 from engine import errors
+from gateway.backends.passing_on import PassingOn
 from gateway.backends.port import Completion, DeltaSink, Work
 from gateway.backends.tool_bodies import message_body, parts_of_body, tool_bodies
-from gateway.backends.vllm.answer_parser import counted
+from gateway.backends.vllm.compat.answer import OutputReader, Outputs
 from gateway.backends.vllm.compat.parsers import MAX_MESSAGE, ParsedAnswer, Parsers
+from gateway.backends.vllm.compat.receiver import receive_faster
 from gateway.backends.vllm.parser_names import ParserNames
 from gateway.backends.vllm.values import EngineRequest, EngineShape, Lora
-from gateway.contracts.events import Delta
 from gateway.contracts.values import (
-    FinishReason,
     FormatType,
     ResponseFormat,
-    TokenLogprob,
-    Usage,
     template_variables,
 )
 from resilience.classify import classify
@@ -34,12 +32,6 @@ from resilience.failures import BackendFailure, FailureKind
 
 # How soon there may be room again in an engine that bounds its own queue.
 RETRY_AFTER_S = 1.0
-
-_REASONS: Mapping[str, FinishReason] = {
-    "stop": FinishReason.STOP,
-    "repetition": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-}
 
 
 class VllmEngine:
@@ -121,50 +113,25 @@ class VllmEngine:
             self._pending.pop(ask.request_id, None)
 
     async def _run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
-        reasons: list[FinishReason | None] = [None] * ask.sampling.n
-        tokens, cached, wait_s, first = 0, 0, 0.0, True
-        stop: str | None = None
         parsed = self._parsers.parsed(ask, self._grammar(ask.response_format))
         prompt = await self._input(ask)
         prompt_tokens = len(prompt["prompt_token_ids"]) - ask.partial_tokens
         if parsed is not None and ask.partial_tokens:
             for event in parsed.parser.rest(ask.token_ids[-ask.partial_tokens :], ask.partial_text):
                 await out(event)
-        async with aclosing(self._stream(ask, prompt, parsed)) as outputs:
-            while (output := await self._next(outputs, ask)) is not None:
-                if output.metrics is not None and output.metrics.is_corrupted:
-                    raise BackendFailure(FailureKind.NAN_OUTPUT, "vLLM computed logits that are not numbers")
-                for one in output.outputs:
-                    if one.finish_reason is not None:
-                        reasons[one.index] = _reason(one.finish_reason)
-                        if one.index == 0 and isinstance(one.stop_reason, str):
-                            stop = one.stop_reason
-                    ids = tuple(one.token_ids)
-                    ended = parsed is not None and one.finish_reason is not None
-                    if not ids and not one.text and not ended:
-                        continue
-                    tokens += len(ids)
-                    logprobs = self._logprobs(one, ask.sampling.logprobs or 0) if one.logprobs else ()
-                    figures: tuple[int | None, float | None] = (None, None)
-                    if first:  # the first text computes the prompt; the others find it in the cache
-                        first = False
-                        self._pending.pop(ask.request_id, None)
-                        cached = min(output.num_cached_tokens or 0, prompt_tokens)
-                        wait_s = _queue_wait_s(output.metrics)
-                        figures = cached, wait_s
-                    delta = Delta(one.text, len(ids), *figures, one.index, logprobs, ids)
-                    if parsed is None:
-                        await out(delta)
-                        continue
-                    whole = reasons[one.index] is FinishReason.STOP
-                    events = parsed.parser.take(one.index, one.text, ids, finished=ended, whole=whole)
-                    for event in counted(events, delta):
-                        await out(event)
-                    if ended:
-                        reasons[one.index] = parsed.reason(one.index, reasons[one.index] or FinishReason.STOP)
-        usage = Usage(prompt_tokens, tokens, cached)
-        reason, *others = [reason or FinishReason.CANCELLED for reason in reasons]
-        return Completion(reason, usage, wait_s, tuple(others), stop_sequence=stop)
+        reader = OutputReader(ask.sampling, prompt_tokens, parsed, self._token_bytes)
+        passing = PassingOn(reader, out, lambda: self._pending.pop(ask.request_id, None))
+        outputs = await self._added(ask, prompt, parsed)
+        try:
+            while not reader.done:
+                await self._next(outputs, passing, ask)
+                await passing.rest()
+        finally:
+            passing.close()
+            outputs.close()
+            if not (reader.done or self.dead):
+                await self._llm.abort(outputs.request_id, internal=True)
+        return reader.completion()
 
     async def _input(self, ask: EngineRequest) -> Any:
         """The prompt; one with images is rendered by vLLM, which decodes them and places their tokens."""
@@ -188,26 +155,28 @@ class VllmEngine:
         prompt["prompt_token_ids"] += ask.token_ids[len(ask.token_ids) - ask.partial_tokens :]
         return prompt
 
-    def _stream(self, ask: EngineRequest, prompt: Any, parsed: ParsedAnswer | None) -> Any:
+    async def _added(self, ask: EngineRequest, prompt: Any, parsed: ParsedAnswer | None) -> Outputs:
+        """The request's outputs. In place of vLLM's ``generate``, whose generator has to be awaited."""
         try:
             lora = None
             if ask.lora is not None:
                 lora = self._lora(ask.lora.key, ask.lora.number, ask.lora.path)
-            return self._llm.generate(
+            collector = await self._llm.add_request(
+                ask.request_id,
                 prompt,
                 self._params(ask, parsed),
-                ask.request_id,
                 lora_request=lora,
                 priority=-ask.priority,
                 **(parsed.options if parsed is not None else {}),
             )
         except Exception as error:
             raise self._failure(error, ask) from error
+        return Outputs(collector, self._llm.engine_core.outputs_queue.empty)
 
-    async def _next(self, outputs: Any, ask: EngineRequest) -> Any:
-        """vLLM's next output, or ``None``; its errors alone are translated, not those of the sink."""
+    async def _next(self, outputs: Outputs, passing: PassingOn[Any], ask: EngineRequest) -> None:
+        """Pass outputs on until one has to be waited for; vLLM's errors alone are raised, and translated."""
         try:
-            return await anext(outputs, None)
+            await outputs.pass_on(passing.take)
         except Exception as error:
             raise self._failure(error, ask) from error
 
@@ -264,18 +233,6 @@ class VllmEngine:
                 return self._structured(choice=json.loads(wanted.spec))
         return self._structured(**{wanted.type.value: wanted.spec})
 
-    def _logprobs(self, one: Any, asked: int) -> tuple[TokenLogprob, ...]:
-        """vLLM gives the drawn token and the most likely ones in one mapping, each with its rank."""
-        logprobs = []
-        for token, entries in zip(one.token_ids, one.logprobs, strict=False):
-            likely = [entry for entry in entries.items() if entry[1].rank <= asked]
-            likely.sort(key=lambda entry: entry[1].rank)
-            top = tuple(
-                [TokenLogprob(self._token_bytes(each), value.logprob) for each, value in likely[:asked]]
-            )
-            logprobs.append(TokenLogprob(self._token_bytes(token), entries[token].logprob, top))
-        return tuple(logprobs)
-
     def _failure(self, error: Exception, ask: EngineRequest | None = None) -> BackendFailure:
         """vLLM's error for one request, in the closed kinds."""
         if isinstance(error, self._dead_error):
@@ -324,6 +281,7 @@ class VllmEngine:
 
     async def prepare(self) -> None:
         """Ask the core what it can do, once, so that no request waits for it."""
+        receive_faster(self._llm.engine_core)
         await self._llm.get_supported_tasks()
 
     def give_up(self) -> None:
@@ -351,20 +309,6 @@ def _shown(work: Work) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | Non
         pieces += [part] if isinstance(part, bytes) else part.base64()
     tools = orjson.loads(orjson.dumps(tool_bodies(work.tools, custom=False))) if work.tools else None
     return orjson.loads(b"".join(pieces)), tools
-
-
-def _reason(reason: str) -> FinishReason:
-    if reason == "error":
-        raise BackendFailure(FailureKind.INTERNAL, "vLLM reported an error of this request")
-    if reason == "abort":  # the gateway does not read requests that it aborted itself
-        raise BackendFailure(FailureKind.ENGINE_DEAD, "vLLM is stopping and has given the request up")
-    return _REASONS.get(reason, FinishReason.STOP)
-
-
-def _queue_wait_s(stats: Any) -> float:
-    if stats is None or not stats.scheduled_ts:
-        return 0.0
-    return max(0.0, float(stats.scheduled_ts - stats.queued_ts))
 
 
 def _adapter_error(lora: Lora, text: str) -> errors.EngineAdapterError:

@@ -1,34 +1,61 @@
-"""A worker's answer on its way to the caller: in the transport's callback, or in the request's task."""
+"""An answer on its way to the caller: where its pieces arrive, or in the request's task."""
 
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
 from gateway.backends.port import DeltaSink
-from gateway.backends.workers.answer import CompletionReader
-from gateway.backends.workers.connection import Connection
 from gateway.contracts.events import TAKEN, Delta
 
+T_contra = TypeVar("T_contra", contravariant=True)
 
-class PassingOn(Struct, eq=False):
-    """Passes a worker's answer on, piece by piece: at once where nobody has to be waited for."""
 
-    _connection: Connection
-    _reader: CompletionReader
+class AnswerReader(Protocol[T_contra]):
+    """Makes the pieces of one answer of what arrives."""
+
+    @property
+    def started(self) -> bool:
+        """Whether the first part of an answer was read."""
+
+    @property
+    def done(self) -> bool:
+        """Whether its last part was read."""
+
+    @property
+    def fault(self) -> Exception | None:
+        """Why nothing more can be read."""
+
+    def feed(self, data: T_contra, /) -> Sequence[Delta]:
+        """The pieces that ``data`` completes."""
+
+    def check(self) -> None:
+        """Raise the fault, if there is one."""
+
+
+class PassingOn(Struct, Generic[T_contra], eq=False):
+    """Passes an answer on, piece by piece: at once where nobody has to be waited for.
+
+    Args:
+        on_start: called once, when the answer has started.
+    """
+
+    _reader: AnswerReader[T_contra]
     _push: DeltaSink
+    _on_start: Callable[[], object]
     _error: Exception | None = None
-    _flowing: bool = False
+    _started: bool = False
     # What has to be awaited, and the pieces after it.
-    _waiting: tuple[Awaitable[None], list[Delta]] | None = None
+    _waiting: tuple[Awaitable[None], Sequence[Delta]] | None = None
 
-    def take(self, data: bytes) -> bool:
+    def take(self, data: T_contra) -> bool:
         """Take a part of the answer; False when the rest is for :meth:`rest`."""
         reader, push = self._reader, self._push
         try:
             deltas = reader.feed(data)
-            if reader.started and not self._flowing:
-                self._flowing = True
-                self._connection.flowing()
+            if reader.started and not self._started:
+                self._started = True
+                self._on_start()
             for number, delta in enumerate(deltas, 1):
                 sent = push(delta)
                 if sent is not TAKEN:

@@ -1,28 +1,23 @@
-"""Pieces of a worker's answer that cannot be passed on at once."""
-
-import asyncio
+"""Pieces of an answer that cannot be passed on at once."""
 
 import pytest
 
 from budgeting.values import Message, Role
+from gateway.backends.passing_on import PassingOn
 from gateway.backends.port import Work
 from gateway.backends.workers.answer import CompletionReader
-from gateway.backends.workers.connection import Connection
-from gateway.backends.workers.passing_on import PassingOn
 from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 
 EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'
 
 
-def passing(sent: list[str]) -> PassingOn:
+def passing(sent: list[str]) -> PassingOn[bytes]:
     async def push(delta: Delta) -> None:
         sent.append(delta.text)
 
     work = Work("gen_1", (), (Message(Role.USER, "hi"),), Sampling())
-    loop = asyncio.get_running_loop()
-    connection = Connection(loop, made=lambda _: None, free=lambda _: None, gone=lambda _: None)
-    return PassingOn(connection, CompletionReader(work, lambda token_id: b""), push)
+    return PassingOn(CompletionReader(work, lambda token_id: b""), push, lambda: None)
 
 
 async def test_they_go_out_in_order_when_their_task_has_its_turn() -> None:

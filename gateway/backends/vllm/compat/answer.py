@@ -1,0 +1,185 @@
+"""One answer out of vLLM's outputs: where they are taken, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gateway.backends.port import Completion
+from gateway.backends.vllm.answer_parser import counted
+from gateway.backends.vllm.compat.parsers import ParsedAnswer
+from gateway.contracts.events import Delta
+from gateway.contracts.values import FinishReason, Sampling, TokenLogprob, Usage
+from resilience.failures import BackendFailure, FailureKind
+
+_REASONS: Mapping[str, FinishReason] = {
+    "stop": FinishReason.STOP,
+    "repetition": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+}
+
+
+class Outputs:
+    """vLLM's outputs of one request, out of its ``RequestOutputCollector``.
+
+    vLLM stores an output there for the task that awaits it, and adds those to it that come meanwhile. While
+    :meth:`pass_on` runs, each is taken in the place where vLLM would store it, which wakes no task.
+
+    Args:
+        up_to_date: whether no outputs of further steps wait to be read. Else they become one output, as in
+            vLLM: a process that cannot keep up with its engine sends fewer, longer pieces.
+    """
+
+    def __init__(self, collector: Any, up_to_date: Callable[[], bool]) -> None:
+        self.request_id: str = collector.request_id
+        self._collector = collector
+        self._store = collector.put
+        self._up_to_date = up_to_date
+        self._take: Callable[[Any], bool] | None = None
+        collector.put = self._put
+
+    async def pass_on(self, take: Callable[[Any], bool]) -> None:
+        """Give ``take`` each output until it returns False; it does not wait and does not raise.
+
+        Raises vLLM's errors.
+        """
+        collector = self._collector
+        while True:
+            stored = collector.get_nowait()
+            if stored is not None and not take(stored):
+                return
+            self._take = take
+            try:
+                await collector.ready.wait()
+                stopped = self._take is None
+            finally:
+                self._take = None
+            if stopped:
+                if collector.output is None:
+                    collector.ready.clear()
+                return
+
+    def close(self) -> None:
+        """Take nothing more. Ends the circle of the collector and this, which would wait for a collection."""
+        del self._collector.put
+
+    def _put(self, output: Any) -> None:
+        take = self._take
+        if (
+            take is None
+            or self._collector.output is not None
+            or isinstance(output, Exception)
+            or not self._up_to_date()
+        ):
+            self._store(output)
+        elif not take(output):
+            self._take = None
+            self._collector.ready.set()
+
+
+class OutputReader:
+    """Reads an answer; :class:`gateway.backends.passing_on.AnswerReader`.
+
+    Args:
+        prompt_tokens: without a partial answer.
+        parsed: how the answer is parsed, if it is.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt_tokens: int,
+        parsed: ParsedAnswer | None,
+        token_bytes: Callable[[int], bytes],
+    ) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._parsed = parsed
+        self._token_bytes = token_bytes
+        self._likeliest = sampling.logprobs or 0
+        self._reasons: list[FinishReason | None] = [None] * sampling.n
+        self._stop: str | None = None
+        self._tokens = self._cached = 0
+        self._wait_s = 0.0
+        self.started = False
+        self.done = False
+        self.fault: BackendFailure | None = None
+
+    def feed(self, output: Any) -> list[Delta]:
+        """The events of one output, of several choices perhaps."""
+        deltas: list[Delta] = []
+        self.done = output.finished
+        if output.metrics is not None and output.metrics.is_corrupted:
+            self.fault = BackendFailure(FailureKind.NAN_OUTPUT, "vLLM computed logits that are not numbers")
+            return deltas
+        for one in output.outputs:
+            reason = None
+            if one.finish_reason is not None:
+                self.fault = _fault(one.finish_reason)
+                if self.fault is not None:
+                    break
+                reason = _REASONS.get(one.finish_reason, FinishReason.STOP)
+                self._reasons[one.index] = reason
+                if one.index == 0 and isinstance(one.stop_reason, str):
+                    self._stop = one.stop_reason
+            ids = tuple(one.token_ids)
+            ended = self._parsed is not None and reason is not None
+            if not ids and not one.text and not ended:
+                continue
+            self._tokens += len(ids)
+            logprobs = self._logprobs(one) if one.logprobs else ()
+            figures: tuple[int | None, float | None] = (None, None)
+            if not self.started:  # the first text computes the prompt; the others find it in the cache
+                self.started = True
+                self._cached = min(output.num_cached_tokens or 0, self._prompt_tokens)
+                self._wait_s = _queue_wait_s(output.metrics)
+                figures = self._cached, self._wait_s
+            delta = Delta(one.text, len(ids), *figures, one.index, logprobs, ids)
+            if self._parsed is None:
+                deltas.append(delta)
+                continue
+            parser, whole = self._parsed.parser, reason is FinishReason.STOP
+            events = parser.take(one.index, one.text, ids, finished=ended, whole=whole)
+            deltas += counted(events, delta)
+            if reason is not None:
+                self._reasons[one.index] = self._parsed.reason(one.index, reason)
+        return deltas
+
+    def check(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+
+    def completion(self) -> Completion:
+        """The answer's end."""
+        usage = Usage(self._prompt_tokens, self._tokens, self._cached)
+        reason, *others = [reason or FinishReason.CANCELLED for reason in self._reasons]
+        return Completion(reason, usage, self._wait_s, tuple(others), stop_sequence=self._stop)
+
+    def _logprobs(self, one: Any) -> tuple[TokenLogprob, ...]:
+        """vLLM gives the drawn token and the most likely ones in one mapping, each with its rank."""
+        logprobs = []
+        for token, entries in zip(one.token_ids, one.logprobs, strict=False):
+            likely = [entry for entry in entries.items() if entry[1].rank <= self._likeliest]
+            likely.sort(key=lambda entry: entry[1].rank)
+            top = tuple(
+                [
+                    TokenLogprob(self._token_bytes(each), value.logprob)
+                    for each, value in likely[: self._likeliest]
+                ]
+            )
+            logprobs.append(TokenLogprob(self._token_bytes(token), entries[token].logprob, top))
+        return tuple(logprobs)
+
+
+def _fault(reason: str) -> BackendFailure | None:
+    """The failure that a finish reason of vLLM's stands for."""
+    if reason == "error":
+        return BackendFailure(FailureKind.INTERNAL, "vLLM reported an error of this request")
+    if reason == "abort":  # the gateway does not read requests that it aborted itself
+        return BackendFailure(FailureKind.ENGINE_DEAD, "vLLM is stopping and has given the request up")
+    return None
+
+
+def _queue_wait_s(stats: Any) -> float:
+    if stats is None or not stats.scheduled_ts:
+        return 0.0
+    return max(0.0, float(stats.scheduled_ts - stats.queued_ts))

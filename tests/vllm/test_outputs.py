@@ -1,0 +1,150 @@
+"""What vLLM's core sends, on its way from the socket to the request."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from gateway.backends.vllm.compat.answer import Outputs
+from gateway.backends.vllm.compat.receiver import receive_faster
+from tests.vllm.conftest import needs_vllm
+
+pytestmark = needs_vllm
+
+
+def output(text: str) -> Any:
+    from vllm.outputs import CompletionOutput, RequestOutput
+
+    one = CompletionOutput(0, text, [7], None, None)
+    return RequestOutput("r", None, [1], None, [one], finished=False)
+
+
+class World:
+    """The outputs of one request, and what was taken of them; a text of ``ends`` has to be waited for."""
+
+    def __init__(self, ends: str = "") -> None:
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.output_processor import RequestOutputCollector
+
+        self.collector = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+        self.behind = False
+        self.outputs = Outputs(self.collector, lambda: not self.behind)
+        self.taken: list[str] = []
+        self._ends = ends
+
+    def take(self, given: Any) -> bool:
+        self.taken.append(given.outputs[0].text)
+        return not self._ends or self.taken[-1] not in self._ends
+
+    async def pass_on(self) -> None:
+        await self.outputs.pass_on(self.take)
+
+
+async def test_an_output_is_passed_on_where_it_is_put() -> None:
+    world = World()
+    world.collector.put(output("a"))
+    async with asyncio.TaskGroup() as tasks:
+        passing = tasks.create_task(world.pass_on())
+        await asyncio.sleep(0)
+        assert world.taken == ["a"]
+        world.collector.put(output("b"))
+        assert world.taken == ["a", "b"] and not world.collector.ready.is_set()
+        passing.cancel()
+
+
+async def test_outputs_become_one_while_others_wait_behind_them() -> None:
+    world = World()
+    async with asyncio.TaskGroup() as tasks:
+        passing = tasks.create_task(world.pass_on())
+        await asyncio.sleep(0)
+        world.behind = True
+        world.collector.put(output("a"))
+        world.behind = False
+        world.collector.put(output("b"))
+        assert not world.taken
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert world.taken == ["ab"]
+        world.collector.put(output("c"))
+        assert world.taken == ["ab", "c"]
+        passing.cancel()
+
+
+async def test_what_comes_after_a_piece_that_has_to_be_waited_for_is_taken_next() -> None:
+    world = World(ends="a")
+    async with asyncio.TaskGroup() as tasks:
+        passing = tasks.create_task(world.pass_on())
+        await asyncio.sleep(0)
+        for text in "abc":
+            world.collector.put(output(text))
+        await passing
+    assert world.taken == ["a"]
+    async with asyncio.TaskGroup() as tasks:
+        passing = tasks.create_task(world.pass_on())
+        await asyncio.sleep(0)
+        assert world.taken == ["a", "bc"]
+        passing.cancel()
+
+
+async def test_an_error_comes_after_what_was_put_before_it() -> None:
+    world = World()
+    failure: Exception | None = None
+
+    async def passed_on() -> None:
+        nonlocal failure
+        try:
+            await world.pass_on()
+        except ValueError as error:
+            failure = error
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(passed_on())
+        await asyncio.sleep(0)
+        world.collector.put(output("a"))
+        world.collector.put(ValueError("the engine is dead"))
+    assert world.taken == ["a"] and str(failure) == "the engine is dead"
+
+
+async def test_every_message_of_the_core_is_received_in_order(tmp_path: Path) -> None:
+    import zmq
+    import zmq.asyncio
+
+    context = zmq.asyncio.Context()
+    address = f"ipc://{tmp_path}/core"
+    theirs = zmq.Context().socket(zmq.PUSH)
+    socket = context.socket(zmq.PULL)
+    socket.bind(address)
+    theirs.connect(address)
+    got: list[list[bytes]] = []
+    resources = SimpleNamespace(output_socket=socket, output_queue_task=None)
+
+    async def receive(receiver: Any) -> None:
+        while True:
+            got.append([frame.bytes for frame in await receiver.recv_multipart(copy=False)])
+
+    async def until(count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(got) < count:  # noqa: ASYNC110 - no event tells it
+                await asyncio.sleep(0.005)
+
+    async with asyncio.TaskGroup() as tasks:
+
+        def begin() -> None:
+            resources.output_queue_task = tasks.create_task(receive(resources.output_socket))
+
+        receive_faster(SimpleNamespace(resources=resources, _ensure_output_queue_task=begin))
+        assert resources.output_socket is socket
+        await asyncio.sleep(0)
+        for number in range(3):
+            theirs.send_multipart([b"%d" % number, b"more"])
+        await until(3)
+        await asyncio.sleep(0.02)
+        for number in range(3, 200):
+            theirs.send_multipart([b"%d" % number])
+        await until(200)
+        resources.output_queue_task.cancel()
+    assert got == [[b"%d" % number, b"more"] for number in range(3)] + [[b"%d" % n] for n in range(3, 200)]
+    theirs.close(linger=0)
+    socket.close(linger=0)
