@@ -110,7 +110,6 @@ class Fitting:
                 prompt.tools, prompt.template_kwargs, system=bool(prompt.system)
             )
         self._merged = merge_chunks(self.request.prompt.evidence)
-        self._latest = latest_turn(self.request.prompt.turns)
 
     def whole(self) -> Plan | None:
         """The plan that sends everything; ``None`` when that does not fit. Raises TemplateRefused."""
@@ -135,7 +134,7 @@ class Fitting:
         """The plan that leaves something out. Raises ContextTooLong when what is always sent does not fit."""
         if self.request.budgets is None:
             raise self._too_long(self._encode(self._everything()), self.allowed)
-        least = self._encode(_Selection({}, self._latest, False))
+        least = self._encode(_Selection({}, latest_turn(self._prompt.turns), False))
         # Only what does not fit the model is too long: the limit on prompts bends for what may not be cut.
         room = self.max_model_len - (self.reserve or 1)
         if least.tokens > room:
@@ -166,7 +165,7 @@ class Fitting:
             self.tokenizer,
         )
         starts = exchanges(prompt.turns)
-        ends = [*starts[1:], self._latest]
+        ends = [*starts[1:], latest_turn(self._prompt.turns)]
         title = 0
         if merged.kept:
             title = (
@@ -229,7 +228,7 @@ class Fitting:
         starts = (offer.first_turn for offer in taken if offer.first_turn is not None)
         return _Selection(
             chunks={offer.chunk: offer.text for offer in taken if offer.chunk is not None},
-            first_turn=min(starts, default=self._latest),
+            first_turn=min(starts, default=latest_turn(self._prompt.turns)),
             summary=any(offer.summary for offer in taken),
         )
 

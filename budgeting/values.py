@@ -222,6 +222,8 @@ class BudgetRequest(Struct, frozen=True):
     The answer's room is ``max_tokens`` (the caller's), else ``reserve`` (the route's or the prompt
     version's), else the rest of the context. ``owner`` is whose written summaries may be used.
 
+    ``trims``: a model's own budgets may trim the prompt where there are no others.
+
     ``lenient``: ``max_tokens`` is a bound, the answer has less where the context has no room for as many; an
     effort that the chat template refuses is the nearest one that it takes.
     """
@@ -235,6 +237,7 @@ class BudgetRequest(Struct, frozen=True):
     max_input_tokens: int | None = None
     owner: str = ""
     lenient: bool = False
+    trims: bool = False
 
 
 class SectionCounts(Struct, frozen=True):

@@ -30,7 +30,7 @@ from gateway.generation.job import Job, rank_backends
 from gateway.generation.sink import Sink
 from gateway.images.reading import ImageReader
 from gateway.keys.rate_limits import KeyLimiter, Settling, paying
-from gateway.prompts.budgets import Planning, budget_request, may_trim
+from gateway.prompts.budgets import Planning, budget_request
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.models import Models
 from gateway.prompts.prefixes import PrefixWatch
@@ -126,7 +126,7 @@ class Journey:
 
             prompt = await images.read(canonical.prompt, offload)
             budget = budget_request(request, prompt, version, target.route.budgets)
-            planning = Planning(self.models, budget, offload, may_trim(request, target.route.budgets))
+            planning = Planning(self.models, budget, offload)
             plan = await planning.plan(backend.model)
             prefix = self.prefixes.expect(plan, backend, request.caller.cache_salt, lease.adapter_id)
             recorder.prepared(plan, lease, ranking.drawn, prefix)

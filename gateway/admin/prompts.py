@@ -17,7 +17,7 @@ from gateway.contracts.features import Feature
 from gateway.contracts.values import GenerateRequest
 from gateway.errors import InvalidRequest
 from gateway.images.reading import ImageReader
-from gateway.prompts.budgets import Planning, budget_request, may_trim
+from gateway.prompts.budgets import Planning, budget_request
 from gateway.prompts.canonical import Canonical, Canonicalizer, stable_text
 from gateway.prompts.models import Models
 from gateway.prompts.prefixes import fingerprint_of
@@ -204,8 +204,7 @@ class PromptAdmin:
         if asked.summary is SummaryKind.ENGINE:
             # Planning with it would have a summary written; a preview generates nothing.
             asked = replace(asked, summary=SummaryKind.EXTRACTIVE)
-        trims = may_trim(request, target.route.budgets)
-        return target, version, canonical, Planning(self.models, asked, offload, trims)
+        return target, version, canonical, Planning(self.models, asked, offload)
 
     async def preview(self, request: GenerateRequest) -> PreviewBody:
         """What would be sent for this request; generates nothing and bills nothing.

@@ -25,12 +25,6 @@ from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 TRUNCATED = SectionBudgets(recent_turns=10**9, older_summary=0)
 
 
-def may_trim(request: GenerateRequest, route: RouteBudgets) -> bool:
-    """Whether budgets may trim the request's prompt."""
-    contract = "native" if request.contract is Contract.NATIVE else "openai"
-    return contract in route.trim_in or request.truncate
-
-
 def budget_request(
     request: GenerateRequest,
     prompt: CanonicalPrompt,
@@ -47,19 +41,22 @@ def budget_request(
         budgets = replace(budgets or SectionBudgets(), **own)
     if request.truncate and budgets is None:
         budgets = TRUNCATED
+    contract = "native" if request.contract is Contract.NATIVE else "openai"
+    trims = contract in route.trim_in or request.truncate
     reserve = route.reserve
     if reserve is None and version is not None:
         reserve = version.reserve
     return BudgetRequest(
         prompt=prompt,
         max_tokens=request.sampling.max_tokens,
-        budgets=budgets if may_trim(request, route) else None,
+        budgets=budgets if trims else None,
         reserve=reserve,
         spare=SPARE_ORDER if route.spare is None else route.spare,
         summary=version.summarizer if version is not None else SummaryKind.EXTRACTIVE,
         max_input_tokens=route.max_input_tokens,
         owner=request.caller.cache_salt,
         lenient=request.contract is Contract.MESSAGES,
+        trims=trims,
     )
 
 
@@ -76,19 +73,15 @@ def nearest_efforts(effort: str) -> list[str]:
 
 
 class Planning(Struct, frozen=True):
-    """One request's prompt, planned for whichever model is to answer.
-
-    ``trims``: a model's own budgets may trim it.
-    """
+    """One request's prompt, planned for whichever model is to answer."""
 
     models: Models
     asked: BudgetRequest
     offload: Offload
-    trims: bool = False
 
     def asked_of(self, model: str) -> BudgetRequest:
         """What the planner of ``model`` is asked: with its own budgets where there are no others."""
-        own = self.models.budgets(model) if self.trims else None
+        own = self.models.budgets(model) if self.asked.trims else None
         if own is None or self.asked.budgets not in (None, TRUNCATED):
             return self.asked
         return structs.replace(self.asked, budgets=own)

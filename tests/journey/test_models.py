@@ -15,7 +15,7 @@ from budgeting.values import CanonicalPrompt, Message, Role, SectionBudgets
 from gateway.backends.port import Continue
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.contracts.values import Contract, GenerateRequest, Sampling
-from gateway.prompts.budgets import Planning, budget_request, may_trim
+from gateway.prompts.budgets import Planning, budget_request
 from gateway.prompts.canonical import Canonicalizer
 from gateway.prompts.models import Models
 from gateway.prompts.text import ModelText
@@ -152,7 +152,7 @@ def test_a_models_budgets_are_the_last_to_be_asked_and_only_where_trimming_is_al
     own = {"small": SectionBudgets(recent_turns=30)}
     asked = budget_request(request, CanonicalPrompt(system=("S",)), version, route)
     models = Models(texts["large"], {"small": texts["small"]}, own)
-    planning = Planning(models, asked, asyncio.to_thread, may_trim(request, route))
+    planning = Planning(models, asked, asyncio.to_thread)
     budgets = planning.asked_of("small").budgets
     assert (None if budgets is None else budgets.recent_turns) == turns
     assert planning.asked_of("large") is asked
