@@ -150,6 +150,9 @@ class _Repetition(Generic[S]):
             return False
         seen, new, runs = self._join(self._pieces), self._new, self._runs
         self._pieces, self._new = [seen[-len(runs) :]], 0
+        if not self._may_repeat(seen, new):
+            self._runs = [0] * len(runs)
+            return False
         found = False
         for at, over in enumerate(self._overs):
             before = at + 1
@@ -161,6 +164,14 @@ class _Repetition(Generic[S]):
                     continue
             runs[at] = 0
         return found
+
+    def _may_repeat(self, seen: S, new: int) -> bool:
+        """Whether its end, which every cycle would repeat, is in it once more, a cycle before at most."""
+        cycle = len(self._runs)
+        if isinstance(seen, tuple):
+            return seen[-1] in seen[-1 - cycle : -1]
+        end = max(1, min(cycle, new - cycle))
+        return seen[-end:] in seen[-end - cycle : -1]
 
 
 def _joined_ids(pieces: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
