@@ -5,7 +5,6 @@ affinity, caching switched off). If little is expected, the prefix itself change
 after a change of prompt that adds something volatile.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -53,7 +52,10 @@ def fingerprint_of(token_ids: tuple[int, ...], prefix_tokens: int, block_size: i
 
 
 class PrefixWatch:
-    """Caches which blocks of stable prefixes each backend has computed, at most ``max_blocks`` (LRU).
+    """Remembers which blocks of stable prefixes each backend has computed, about ``max_blocks`` of them.
+
+    They are remembered in two halves. Once the new half is full it becomes the old one, and what was not
+    computed again since the last such change is forgotten, all of a prefix together.
 
     ``block_size``, of a model, is for backends that do not report it; ``shared``: tenants find each other's
     prefixes.
@@ -65,7 +67,8 @@ class PrefixWatch:
         self._block_size = block_size
         self._shared = shared
         self._max_blocks = max_blocks
-        self._seen: OrderedDict[int, None] = OrderedDict()
+        self._new: set[int] = set()
+        self._old: set[int] = set()
         # First in, first out.
         self._lately: dict[tuple[tuple[int, ...], _Place], _Keys] = {}
 
@@ -77,11 +80,9 @@ class PrefixWatch:
             block_size = self._block_size(backend.model)
         place = (backend.name, None if self._shared else tenant, adapter_id, block_size)
         fingerprint, keys = self._keys_of(first(plan.token_ids, plan.prefix_tokens), place)
-        known = 0
-        for key in keys:
-            if key not in self._seen:
-                break
-            known += 1
+        known, new, old = len(keys), self._new, self._old
+        if not new.issuperset(keys):
+            known = next((at for at, key in enumerate(keys) if key not in new and key not in old), known)
         return Prefix(fingerprint, len(keys) * block_size, known * block_size, backend.name, keys)
 
     def _keys_of(self, token_ids: tuple[int, ...], place: _Place) -> _Keys:
@@ -101,12 +102,9 @@ class PrefixWatch:
 
     def computed(self, prefix: Prefix) -> None:
         """The backend has computed this prefix."""
-        # The last block first: what goes first is then the end of a prefix, never its beginning.
-        for key in reversed(prefix.keys):
-            self._seen[key] = None
-            self._seen.move_to_end(key)
-        while len(self._seen) > self._max_blocks:
-            self._seen.popitem(last=False)
+        self._new.update(prefix.keys)
+        if len(self._new) > self._max_blocks // 2:
+            self._old, self._new = self._new, set()
 
 
 def _hex(link: int) -> str:
