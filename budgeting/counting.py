@@ -15,10 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain, repeat
+from operator import attrgetter
 from os.path import commonprefix
 from pathlib import Path
 from sys import getsizeof
+from typing import cast
 
 from jinja2 import TemplateSyntaxError
 from msgspec import Struct, structs
@@ -36,6 +38,7 @@ from budgeting.vocabulary import EncodeElsewhere, Vocabulary
 
 # Bound of the caches: 500 conversations of 3,600 tokens (65 KiB each, texts and ids).
 CACHE_BYTES = 32 * 1024 * 1024
+_parts_of = attrgetter("parts")
 # One part in this many is for texts of which only the number of tokens is kept, and as much for tools.
 _COUNTS_SHARE = 8
 
@@ -165,23 +168,18 @@ class ChatTokenizer:
         """
         alone = self.per_message and messages and not (tools and self._template.reads_tools)
         if alone and self._form.fold(messages, _opening(cuts)) is messages:
-            found: list[tuple[int, ...]] = []
-            length, sums = 0, [0]
             # A plan looks twice: at what must be encoded, and then to encode it.
             (weighed, pieces), self._weighed = self._weighed, _NONE_WEIGHED
             if weighed != messages:
                 pieces = self._pieces(messages)
-            for index, piece in enumerate(pieces):
-                if piece is None and (piece := self._piece(messages[index], first=index == 0)) is None:
-                    break
-                found.append(piece)
-                length += len(piece)
-                sums.append(length)
-            else:
+            found = self._with_missing(pieces, messages)
+            if found is not None:
+                ends = [0, *accumulate(map(len, found))]
+                length = ends[-1]
                 if add_generation_prompt:
                     found.append(self._generation_ids)
                     length += len(self._generation_ids)
-                return EncodedChat(PieceIds(found, length), tuple(map(sums.__getitem__, cuts)))
+                return EncodedChat(PieceIds(found, length), tuple(map(ends.__getitem__, cuts)))
         return self.encode_parts_whole(
             messages, cuts, add_generation_prompt=add_generation_prompt, tools=tools, kwargs=kwargs
         )
@@ -324,9 +322,21 @@ class ChatTokenizer:
 
     def _pieces(self, messages: Sequence[Message]) -> list[tuple[int, ...] | None]:
         """Ids of each message of a conversation, where they are cached."""
-        return self._cache.get_all(
-            [(index == 0, one.without_parts if one.parts else one) for index, one in enumerate(messages)]
-        )
+        if any(map(_parts_of, messages)):
+            messages = [one.without_parts if one.parts else one for one in messages]
+        return self._cache.get_all(list(zip(chain((True,), repeat(False)), messages, strict=False)))
+
+    def _with_missing(
+        self, pieces: Sequence[tuple[int, ...] | None], messages: Sequence[Message]
+    ) -> list[tuple[int, ...]] | None:
+        """All pieces, those encoded that are not cached; ``None`` where one cannot be cut off cleanly."""
+        found, index = list(pieces), -1
+        for _ in range(found.count(None)):
+            index = found.index(None, index + 1)
+            found[index] = self._piece(messages[index], first=index == 0)
+            if found[index] is None:
+                return None
+        return cast(list[tuple[int, ...]], found)
 
     def _piece(self, message: Message, *, first: bool) -> tuple[int, ...] | None:
         """Ids of one message in its place; none when it cannot be cut off cleanly."""

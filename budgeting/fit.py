@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import chain
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -47,6 +49,7 @@ _SUMMARY_TRIES = 3
 
 
 _BUDGETS = SectionBudgets()
+_content_of, _text_of = attrgetter("content"), attrgetter("text")
 
 
 class _Candidate(Struct, frozen=True):
@@ -333,9 +336,6 @@ def _largest(counts: SectionCounts) -> PromptSection:
 
 
 def _chars(prompt: CanonicalPrompt) -> int:
-    chars = sum(map(len, prompt.system)) + _MARKUP_CHARS * len(prompt.turns) + len(prompt.context)
-    for turn in prompt.turns:
-        chars += len(turn.content)
-    for chunk in prompt.evidence:
-        chars += len(chunk.text)
-    return chars
+    turns, evidence = map(_content_of, prompt.turns), map(_text_of, prompt.evidence)
+    texts = chain(prompt.system, (prompt.context,), turns, evidence)
+    return sum(map(len, texts)) + _MARKUP_CHARS * len(prompt.turns)

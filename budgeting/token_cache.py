@@ -1,7 +1,7 @@
 """A cache bounded in bytes: what is used again stays, what is not goes, and a hit takes no lock."""
 
 import threading
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
 V = TypeVar("V")
@@ -39,15 +39,14 @@ class TokenCache(Generic[V]):
         self._keep(key, entry)
         return entry[0]
 
-    def get_all(self, keys: Iterable[Hashable]) -> list[V | None]:
-        found: list[V | None] = []
-        young, old = self._young, self._old
-        for key in keys:
-            entry = young.get(key)
-            if entry is None and (entry := old.get(key)) is not None:
-                self._keep(key, entry)
-            found.append(None if entry is None else entry[0])
-        return found
+    def get_all(self, keys: Sequence[Hashable]) -> list[V | None]:
+        old, entries, at = self._old, list(map(self._young.get, keys)), -1
+        for _ in range(entries.count(None)):
+            at = entries.index(None, at + 1)
+            entries[at] = entry = old.get(keys[at])
+            if entry is not None:
+                self._keep(keys[at], entry)
+        return [None if entry is None else entry[0] for entry in entries]
 
     def put(self, key: Hashable, value: V, size: int) -> None:
         """Keep a value that takes ``size`` bytes, text of the key included."""

@@ -45,6 +45,9 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
 )  # fmt: skip
 
 
+_MARKS = tuple(mark for marks, *_ in _SHAPES for mark in marks)
+
+
 @lru_cache(maxsize=1_024)  # names are few and come with every line
 def is_secret(name: str) -> bool:
     """Whether a field of that name must not be shown."""
@@ -56,11 +59,10 @@ def is_secret(name: str) -> bool:
 
 def scrub(text: str) -> str:
     """``text`` without credentials of known shapes; the same object when it has none."""
-    for marks, shape, instead in _SHAPES:
-        for mark in marks:
-            if mark in text:
+    if any(map(text.__contains__, _MARKS)):
+        for marks, shape, instead in _SHAPES:
+            if any(map(text.__contains__, marks)):
                 text = shape.sub(instead, text)
-                break
     return text
 
 

@@ -21,6 +21,8 @@ from gateway.contracts.values import Contract, GenerateRequest, Sampling
 ROLES: Final[Mapping[str, Role]] = {**{role.value: role for role in Role}, "developer": Role.SYSTEM}
 # What errors call the fields that this body does not have by the house's names.
 FIELDS: Final[Mapping[str, str]] = {"adapter_id": "model", "response_format": "response_format"}
+# How JSON writes the character that no text may have; other bodies with these bytes are rare.
+_NUL: Final = b"\\u0000"
 
 
 class _PlainMessage(Struct, forbid_unknown_fields=True, gc=False):
@@ -51,6 +53,8 @@ _decode: Final = msgspec.json.Decoder(_PlainChat).decode
 def plain_chat(body: bytes, origin: RequestOrigin) -> ParsedRequest | None:
     """The request of an ordinary body; ``None`` for any other. Raises InvalidRequest, as for any other."""
     check_fields(body)
+    if _NUL in body:
+        return None
     try:
         chat = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -64,11 +68,7 @@ def plain_chat(body: bytes, origin: RequestOrigin) -> ParsedRequest | None:
     if usage and not chat.stream:
         return None
     check_count(len(chat.messages), origin.max_messages)
-    messages: list[Message] = []
-    for one in chat.messages:
-        if "\x00" in one.content:
-            return None
-        messages.append(Message(ROLES[one.role], one.content))
+    messages = [Message(ROLES[one.role], one.content) for one in chat.messages]
     check_latest(messages)
     max_tokens, fields = chat.max_tokens, FIELDS
     if chat.max_completion_tokens is not None:

@@ -25,30 +25,22 @@ class EventReader(Struct, eq=False):
             EventTooLarge: an event is longer than ``max_bytes``.
         """
         if self._rest:
-            data = self._rest + data
-        elif (
-            data.find(b"\n") == len(data) - 2
-            and data.startswith(b"data: ")
-            and data.endswith(b"\n\n")
-            and data.find(b"\r") < 0  # `in` tries to read a number first: 20 times as long
-            and not self._lines
-        ):
-            return [data[6:-2]]  # the common case, one event of one line: no lists of lines and events
-        if data.find(b"\r") < 0 and not self._lines:
-            *complete, self._rest = data.split(b"\n\n")
-            if self._rest:
-                self._check(self._rest)
-            of_one_line = data.count(b"\n") == 2 * len(complete)
-            events = []
-            for event in complete:
-                if of_one_line and event.startswith(b"data: "):
-                    events.append(event[6:])
-                else:
-                    for line in event.split(b"\n"):
-                        self._take(line)
-                    events += self._end()
-            return events
-        return self._by_line(data)
+            data, self._rest = self._rest + data, b""
+        if self._lines or data.find(b"\r") >= 0:  # `in` tries to read a number first: 20 times as long
+            return self._by_line(data)
+        if data.startswith(b"data: ") and data.endswith(b"\n\n"):
+            events = data[6:-2].split(b"\n\ndata: ")
+            if data.count(b"\n") == 2 * len(events):
+                return events  # the common case, whole events of one line: no lists of lines
+        *complete, self._rest = data.split(b"\n\n")
+        if self._rest:
+            self._check(self._rest)
+        events = []
+        for event in complete:
+            for line in event.split(b"\n"):
+                self._take(line)
+            events += self._end()
+        return events
 
     def _by_line(self, data: bytes) -> list[bytes]:
         # A CR at the end may be half of a CRLF: it waits for the next bytes.

@@ -12,6 +12,7 @@ import json
 import threading
 import unicodedata
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -29,6 +30,7 @@ INLINE_SYSTEM_CHARS = 4_096
 
 # Looking up a member of an enumeration costs as much as a call.
 SYSTEM = Role.SYSTEM
+_role_of = attrgetter("role")
 
 # Bounds of the system texts that are remembered: 8 MiB at most.
 REMEMBERED_TEXTS = 256
@@ -136,10 +138,23 @@ class Canonicalizer:
         self, request: GenerateRequest, version: PromptVersion | None, offload: Offload = asyncio.to_thread
     ) -> Canonical:
         """:meth:`canonical`, offloaded when it would hold up the event loop."""
-        searched = sum([len(one.content) for one in request.messages if one.role is SYSTEM])
+        searched = sum([len(one.content) for one in _apart(request.messages)[0]])
         if searched <= INLINE_SYSTEM_CHARS:
             return self.canonical(request, version)
         return await offload(lambda: self.canonical(request, version))
+
+
+def _apart(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
+    """The system messages and the turns."""
+    opening = 0
+    for message in messages:
+        if message.role is not SYSTEM:
+            break
+        opening += 1
+    if SYSTEM not in map(_role_of, messages[opening:]):
+        return messages[:opening], messages[opening:]
+    system = [message for message in messages if message.role is SYSTEM]
+    return system, [message for message in messages if message.role is not SYSTEM]
 
 
 def canonicalize(
@@ -172,17 +187,11 @@ def canonicalize(
     system = [stable_text(version)] if version is not None else []
     findings: list[VolatileFinding] = []
     volatile_lines = [render_context(context)] if context else []
-    written: list[str] = []
-    turns: list[Message] = []
-    for message in messages:
-        if message.role is SYSTEM:
-            written.append(message.content)
-        else:
-            turns.append(message)
+    written, turns = _apart(messages)
     if written:
         texts = texts or SystemTexts()
-        for number, content in enumerate(written):
-            text, separated = texts.read(content, number, search=volatile is not VolatilePolicy.OFF)
+        for number, message in enumerate(written):
+            text, separated = texts.read(message.content, number, search=volatile is not VolatilePolicy.OFF)
             findings += separated.findings
             if volatile is VolatilePolicy.MOVE and separated.findings:
                 system.append(separated.stable)

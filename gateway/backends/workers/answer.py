@@ -242,30 +242,36 @@ class CompletionReader:
 
     def _joined(self, chunks: list[_Chunk]) -> list[Delta]:
         texts: dict[int, list[str]] = {}
-        tokens: dict[int, int] = {}
         logprobs: dict[int, list[TokenLogprob]] = {}
+        # By how much the tokens of a choice are more than its pieces of text.
+        more: dict[int, int] = {}
         reported: dict[int, int] = {}
+        running = self._running_counts
         for chunk in chunks:
             for choice in chunk.choices or ():
-                self.started = True
-                index = choice.index
-                text = (choice.delta.content if choice.delta is not None else choice.text) or ""
+                index, delta = choice.index, choice.delta
+                text = choice.text if delta is None else delta.content
                 if choice.token_ids is not None:
                     self._ids.setdefault(index, []).extend(choice.token_ids)
                 if choice.logprobs != _NULL:
                     read = self._logprobs.read(bytes(choice.logprobs))
                     logprobs.setdefault(index, []).extend(read)
-                    tokens[index] = tokens.get(index, 0) + len(read)
-                    texts.setdefault(index, []).append(text)
+                    more[index] = more.get(index, 0) + len(read) - 1
+                    texts.setdefault(index, []).append(text or "")
                 elif text:
-                    texts.setdefault(index, []).append(text)
-                    tokens[index] = tokens.get(index, 0) + 1
-                if self._running_counts and chunk.usage is not None:
+                    pieces = texts.get(index)
+                    if pieces is None:
+                        texts[index] = [text]
+                    else:
+                        pieces.append(text)
+                if running and chunk.usage is not None:
                     reported[index] = chunk.usage.completion_tokens or 0
                 if choice.finish_reason is not None:
                     self._reasons[index] = choice.finish_reason
                     if index == 0 and choice.stop_reason in self._work.sampling.stop:
                         self._stop = str(choice.stop_reason)
+            if chunk.choices:
+                self.started = True
             if chunk.usage is not None:
                 self._usage = chunk.usage
             if chunk.sluice is not None:
@@ -276,7 +282,7 @@ class CompletionReader:
         for index, pieces in texts.items():
             if not 0 <= index < self._work.sampling.n:
                 raise BadHttp(f"the stream has a choice {index} of {self._work.sampling.n} asked for")
-            count, ids = tokens[index], self._ids.pop(index, None)
+            count, ids = len(pieces) + more.get(index, 0), self._ids.pop(index, None)
             if ids is not None:
                 count = len(ids)
             elif index in reported:
