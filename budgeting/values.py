@@ -1,8 +1,9 @@
 """Values of the budget stage: a canonical prompt goes in, a plan that fits the model comes out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -143,6 +144,15 @@ class Message(Struct, frozen=True):
         called = [text for call in self.tool_calls for text in (call.id, call.name, call.arguments)]
         labels = [text for text in (self.tool_call_id, self.name, self.reasoning) if text]
         return (self.content, *called, *labels)
+
+
+_more_of = attrgetter(*Message.__struct_fields__[2:])
+_NO_MORE = _more_of(Message(Role.USER, ""))
+
+
+def all_plain(messages: Sequence[Message]) -> bool:
+    """Whether each is a role and a text, nothing else."""
+    return list(map(_more_of, messages)).count(_NO_MORE) == len(messages)
 
 
 @dataclass(frozen=True, slots=True)

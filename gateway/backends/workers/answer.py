@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
 
 import msgspec
@@ -89,6 +90,7 @@ _COUNTED = _Message("-")
 _WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS)
 _chunk = msgspec.json.Decoder(_Chunk).decode
 _NULL = msgspec.Raw(b"null")
+_error_of = attrgetter("error")
 
 
 class CompletionReader:
@@ -153,24 +155,23 @@ class CompletionReader:
 
         Raises BadHttp: an event is too long, or of a text that was not requested.
         """
-        chunks = []
         try:
             events = self._events.feed(data)
         except EventTooLarge as error:
             raise BadHttp(str(error)) from None
-        for event in events:
-            if event == DONE:
-                self.done = True
-                break
-            try:
-                chunk = _chunk(event)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                self.fault = BadHttp("an event of the stream is not a chunk of OpenAI's contract")
-                break
-            if chunk.error != _NULL:
-                self.fault = failure_in_stream(bytes(chunk.error))
-                break
-            chunks.append(chunk)
+        if DONE in events:
+            self.done = True
+            events = events[: events.index(DONE)]
+        chunks: list[_Chunk] = []
+        try:
+            chunks.extend(map(_chunk, events))  # those before one that is none are kept
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self.done = False
+            self.fault = BadHttp("an event of the stream is not a chunk of OpenAI's contract")
+        if any(map(_NULL.__ne__, map(_error_of, chunks))):
+            self.done = False
+            at, found = next((at, one.error) for at, one in enumerate(chunks) if one.error != _NULL)
+            chunks, self.fault = chunks[:at], failure_in_stream(bytes(found))
         if len(chunks) == 1 and not self._ids and (choice := _plain_choice(chunks[0])) is not None:
             # The common case, one token of a plain stream: a fast path.
             text = (choice.delta.content if choice.delta is not None else choice.text) or ""

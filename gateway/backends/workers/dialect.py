@@ -13,6 +13,7 @@ import orjson
 
 from adapters.values import Adapter
 from budgeting.token_ids import joined
+from budgeting.values import all_plain
 from gateway.backends.partial_answer import TextSplice, resumed_seed
 from gateway.backends.port import Continue, PartialAnswer, Work
 from gateway.backends.tool_bodies import message_body, parts_of_body, tool_fields
@@ -218,17 +219,16 @@ class CompletionWriter:
         plain = self.dialect is Dialect.OPENAI
         body: dict[str, Any] = {"model": self.adapter_name(work) or self.model}
         if chat:
-            body["messages"] = [
-                message_body(
-                    m,
-                    reasoning=_REASONING[self.dialect],
-                    custom=self.knows_custom_tools,
-                    images=work.images,
-                )
-                if m.tool_calls or m.tool_call_id or m.name or m.reasoning or m.parts
-                else {"role": m.role, "content": m.content}
-                for m in work.messages
-            ]
+            if all_plain(work.messages):
+                body["messages"] = [{"role": m.role, "content": m.content} for m in work.messages]
+            else:
+                field, custom = _REASONING[self.dialect], self.knows_custom_tools
+                body["messages"] = [
+                    {"role": m.role, "content": m.content}
+                    if m.plain
+                    else message_body(m, reasoning=field, custom=custom, images=work.images)
+                    for m in work.messages
+                ]
             if work.tools or work.reasoning_effort is not None or work.template_kwargs:
                 body |= tool_fields(work, custom=self.knows_custom_tools)
             # Templates strip white space at a message's ends; an empty message cannot be continued.
