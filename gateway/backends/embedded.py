@@ -139,10 +139,10 @@ class EmbeddedBackend:
                         if output.finish_reason is not None:
                             reason = _FINISH[output.finish_reason]
                             if reader is not None:
-                                for event in reader.end():
+                                for event in reader.end(stopped=reason is FinishReason.STOP):
                                     await out(event)
-                                if reader.calls and reason is FinishReason.STOP:
-                                    reason = FinishReason.TOOL_CALLS
+                                if reason is FinishReason.STOP:
+                                    reason = _end_of(reader)
                             del going[ticket]
                             ends[index] = _completion(output, reason)
         except errors.EngineError as error:
@@ -212,9 +212,18 @@ class EmbeddedBackend:
         )
 
 
+def _end_of(reader: CallReader) -> FinishReason:
+    """Why a text ends that the engine has stopped; inside a call a stop string did, which cuts the call."""
+    if reader.in_call:
+        return FinishReason.LENGTH
+    return FinishReason.TOOL_CALLS if reader.calls else FinishReason.STOP
+
+
 def _completion(last: SequenceOutput, reason: FinishReason) -> Completion:
     usage = Usage(last.prompt_tokens, last.output_tokens, last.cached_tokens)
     stop = last.stop_reason if isinstance(last.stop_reason, str) else None
+    if reason is FinishReason.LENGTH:  # it has cut a call
+        stop = None
     return Completion(reason, usage, last.queue_wait_s or 0.0, stop_sequence=stop)
 
 

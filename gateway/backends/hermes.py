@@ -175,9 +175,20 @@ class CallReader:
             events[0] = self._with_figures(events[0])
         return events
 
-    def end(self) -> list[Delta]:
-        """The last events: what is held back when the text ends was no call."""
-        held, self._held = self._held if self._read == self._text else "", ""
+    @property
+    def in_call(self) -> bool:
+        """Whether a call has begun that has not ended; its name may not be known yet."""
+        return self._read != self._text
+
+    def end(self, *, stopped: bool = False) -> list[Delta]:
+        """The last events: what is held back when the text ends was no call.
+
+        ``stopped``: the model or a stop string ended it; a call that has all its arguments has ended, too.
+        """
+        if stopped and self._read == self._close:
+            self._held = _CLOSE
+            return [self._with_figures(event) for event in self._close()]
+        held, self._held = "" if self.in_call else self._held, ""
         if not held and self._waiting is None:
             return []
         return [self._with_figures(Delta(held, 0, index=self._index))]

@@ -176,6 +176,9 @@ async def _checked(
 ) -> Completion:
     """The completion of an answer whose tool calls are checked; a choice with a faulty call ends in an error.
 
+    Where a stop string may have ended the answer, a last call that is no JSON is taken as cut, and its choice
+    ends as one that the length cuts.
+
     ``again``: the answer may be made again where the caller has nothing of it.
 
     Raises BackendFailure: ``degenerate_output`` for a faulty call, where the answer is made again;
@@ -195,19 +198,23 @@ async def _checked(
         check = partial(outcomes_of, calls, tools, reason, in_call=stream.in_call(index))
         long = sum(len(call.arguments) for call in calls) > INLINE_CHARS
         outcomes = await asyncio.to_thread(check) if long else check()
+        maybe_stopped = work.sampling.stop and reason in WHOLE_REASONS
+        if maybe_stopped and outcomes and outcomes[-1] is CallOutcome.NOT_JSON:
+            outcomes[-1], reasons[index] = CallOutcome.CUT, FinishReason.LENGTH
         fault = fault_of(calls, outcomes)
         if fault is not None and again:
             stream.call_outcomes[CallOutcome.RETRIED] += len(calls)
             raise BackendFailure(FailureKind.DEGENERATE_OUTPUT, fault)
         found += outcomes
-        if fault is not None and reason in WHOLE_REASONS:
+        if fault is not None and reasons[index] in WHOLE_REASONS:
             reasons[index] = FinishReason.ERROR
             attempts.note(f"choice {index} ended with an error: {fault}" if index else fault)
     stream.end(reasons)
     for outcome in found:
         stream.call_outcomes[outcome] += 1
     first, *others = reasons
-    return replace(completion, finish_reason=first, others=tuple(others))
+    stop = completion.stop_sequence if first in WHOLE_REASONS else None
+    return replace(completion, finish_reason=first, others=tuple(others), stop_sequence=stop)
 
 
 def outcome_of(

@@ -119,6 +119,14 @@ def test_the_stop_reason(reason: FinishReason, reserve: int, said: str) -> None:
     assert json.loads(DIALECT.whole(asked, replace(plain, budget=budget)))["stop_reason"] == said
 
 
+@pytest.mark.parametrize(("tokens", "said"), [(8, "max_tokens"), (9, "model_context_window_exceeded")])
+def test_a_call_that_a_stop_sequence_cuts_has_not_filled_the_context(tokens: int, said: str) -> None:
+    asked = ParsedRequest(replace(REQUEST, sampling=Sampling(max_tokens=10, stop=("x",))))
+    plain = answer_for(asked.request, "", finish_reason=FinishReason.LENGTH, usage=Usage(1, tokens))
+    budget = type(plain.budget)(0, 0, 1, 0, 9)
+    assert json.loads(DIALECT.whole(asked, replace(plain, budget=budget)))["stop_reason"] == said
+
+
 @pytest.mark.parametrize(
     ("arguments", "given"),
     [

@@ -42,6 +42,18 @@ def ask(client: anthropic.Anthropic, messages: Any, *, stream: bool, **fields: A
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_stop_sequence_inside_a_call_cuts_it_and_no_backend_has_failed(
+    client: anthropic.Anthropic, live: LiveGateway, stream: bool
+) -> None:
+    begins = live.log.stat().st_size
+    message = ask(client, STOCK, stream=stream, tools=TOOLS, stop_sequences=["Berserk"])
+    assert (message.stop_reason, message.stop_sequence) == ("max_tokens", None)
+    with live.log.open("rb") as log:
+        log.seek(begins)
+        assert b"attempt failed" not in log.read()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_a_loop_of_tools(client: anthropic.Anthropic, stream: bool) -> None:
     messages = list(STOCK)
     first = ask(client, messages, stream=stream, tools=TOOLS)

@@ -73,6 +73,36 @@ def test_the_model_calls_the_tool_that_answers(client: openai.OpenAI) -> None:
     assert asked(client, ORDER) == (None, [("order_status", {"order_id": "48213"})], "tool_calls")
 
 
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ("stock", ("", "length")),
+        ("title", ('{"', "length")),
+        ("Berserk", ('{"title":"', "length")),
+        ("}}", ('{"title":"Berserk"', "length")),
+        ("</tool_call>", ('{"title":"Berserk"}', "tool_calls")),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_stop_string_cuts_a_call_that_has_not_all_its_arguments_and_no_backend_has_failed(
+    client: openai.OpenAI, live: LiveGateway, stop: str, expected: tuple[str, str], stream: bool
+) -> None:
+    begins = live.log.stat().st_size
+    asked: Any = {"model": "demo", "messages": STOCK, "tools": TOOLS, "stop": [stop]}
+    if stream:
+        choices = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+        reason = choices[-1].finish_reason
+        pieces = [call.function.arguments for one in choices for call in one.delta.tool_calls or ()]
+    else:
+        choice = client.chat.completions.create(**asked).choices[0]
+        reason = choice.finish_reason
+        pieces = [call.function.arguments for call in choice.message.tool_calls or ()]
+    assert ("".join(pieces), reason) == expected
+    with live.log.open("rb") as log:
+        log.seek(begins)
+        assert b"attempt failed" not in log.read()
+
+
 def test_the_model_answers_from_the_tools_result(client: openai.OpenAI) -> None:
     call = {"name": "check_stock", "arguments": '{"title":"Berserk"}'}
     result = json.dumps({"title": "Berserk", "stock": "out of stock", "price": "14.99"})

@@ -212,6 +212,21 @@ async def test_an_answer_that_is_cut_inside_a_call_says_so(
         assert sink.error is not None
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_call_that_a_stop_string_ends_is_cut_and_no_fault_of_the_backend(
+    build_house: Build, ask: Ask, stream: bool
+) -> None:
+    local = backend(Script(events=NOT_JSON, finish_reason=FinishReason.TOOL_CALLS))
+    house = build_house(backends=[local], route={"resume": {"commit_chunks": 0}})
+    sink = await house.run(ask(stream=stream, sampling=Sampling(temperature=0.7, stop=("Vinland",))))
+    assert sink.answer is not None, sink.error
+    assert (sink.answer.finish_reason, sink.answer.warnings) == (FinishReason.LENGTH, ())
+    assert sink.answer.tool_calls[0].arguments == '{"item": '
+    assert len(local.calls) == 1
+    [record] = house.records
+    assert record.tool_calls == ToolCallCounts(cut=1)
+
+
 @pytest.mark.parametrize(
     "illegal",
     [

@@ -337,6 +337,8 @@ def read(
     sizes: Iterator[int],
     ask: EngineRequest,
     reason: FinishReason = FinishReason.STOP,
+    *,
+    stopped: bool = False,
 ) -> AnswerFold:
     parsed = parsers_of(names).parsed(ask, None)
     assert parsed is not None
@@ -347,7 +349,8 @@ def read(
         text = b"".join(map(token_bytes, chunk)).decode(errors="ignore")
         ended = at == len(ids)
         whole = ended and reason is FinishReason.STOP
-        for event in parsed.parser.take(0, text, chunk, finished=ended, whole=whole):
+        events = parsed.parser.take(0, text, chunk, finished=ended, whole=whole, stopped=ended and stopped)
+        for event in events:
             fold.take(event)
     fold.end([parsed.reason(0, reason)])
     return fold
@@ -409,13 +412,15 @@ NAMED = '{"city": "Oslo", "days": 3}'
     ],
     ids=lambda value: value.mode.value if isinstance(value, ToolChoice) else value and value[:14],
 )
-def test_a_call_that_is_cut_by_the_length_ends_its_answer_without_half_a_name(
-    name: str, choice: ToolChoice | None, text: str
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP], ids=["length", "stop string"])
+def test_a_call_that_is_cut_ends_its_answer_without_half_a_name(
+    name: str, choice: ToolChoice | None, text: str, reason: FinishReason
 ) -> None:
     ids, asked = tokenizer().encode(text, add_special_tokens=False), request(choice)
     for cut in sorted({1, 2, 3, len(ids) // 2, len(ids) - 1}):
         for size in (2, cut):
-            fold = read(ParserNames(name), ids[:cut], iter([size] * cut), asked, FinishReason.LENGTH)
+            stopped = reason is FinishReason.STOP
+            fold = read(ParserNames(name), ids[:cut], iter([size] * cut), asked, reason, stopped=stopped)
             assert [call.name for call in fold.tool_calls()] in ([], ["weather"]), cut
 
 

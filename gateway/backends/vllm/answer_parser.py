@@ -64,13 +64,21 @@ class AnswerParser:
         self._held: list[list[Delta]] = [[] for _ in parsers]
 
     def take(
-        self, index: int, text: str, ids: Sequence[int], *, finished: bool = False, whole: bool = False
+        self,
+        index: int,
+        text: str,
+        ids: Sequence[int],
+        *,
+        finished: bool = False,
+        whole: bool = False,
+        stopped: bool = False,
     ) -> list[Delta]:
         """The events of a choice's next text, without tokens.
 
         Args:
             finished: it is the choice's last one.
             whole: and the choice was not cut short.
+            stopped: a stop string ended it, perhaps inside a call.
 
         Raises:
             BackendFailure: the parser failed, or gave what is no answer.
@@ -89,7 +97,7 @@ class AnswerParser:
                     finished=finished and number == len(pieces),
                 )
                 if message is not None:
-                    events += self._events(index, message, cut=finished and not whole)
+                    events += self._events(index, message, cut=finished and (stopped or not whole))
         except IllegalEvent as error:
             raise BackendFailure(FailureKind.DEGENERATE_OUTPUT, str(error)) from error
         except Exception as error:

@@ -95,8 +95,10 @@ def stop_reason(asked: ParsedRequest, answer: Answer) -> str:
     """Why the answer ended: the asked length, or that of the context, which had room for less."""
     if answer.finish_reason is FinishReason.STOP and answer.stop_sequence is not None:
         return "stop_sequence"
-    most = asked.request.sampling.max_tokens or 0
-    if answer.finish_reason is FinishReason.LENGTH and answer.budget.generation_reserve < most:
+    sampling, room = asked.request.sampling, answer.budget.generation_reserve
+    # A stop string that cuts a call leaves room.
+    full = not sampling.stop or answer.usage.output_tokens >= room
+    if answer.finish_reason is FinishReason.LENGTH and full and room < (sampling.max_tokens or 0):
         return "model_context_window_exceeded"
     return STOP_REASONS[answer.finish_reason]
 

@@ -138,7 +138,8 @@ class OutputReader:
                 deltas.append(delta)
                 continue
             parser, whole = self._parsed.parser, reason is FinishReason.STOP
-            events = parser.take(one.index, one.text, ids, finished=ended, whole=whole)
+            stopped = whole and isinstance(one.stop_reason, str)
+            events = parser.take(one.index, one.text, ids, finished=ended, whole=whole, stopped=stopped)
             deltas += counted(events, delta)
             if reason is not None:
                 self._reasons[one.index] = self._parsed.reason(one.index, reason)
