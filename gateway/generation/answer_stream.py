@@ -1,5 +1,6 @@
 """Passes an answer on to the caller, counts it, and stores what another call needs to resume it."""
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -10,7 +11,7 @@ from admission.controller import Slot
 from admission.errors import Refused
 from budgeting.values import Plan, ToolCall
 from gateway.contracts.events import TAKEN, AnswerFold, Delta, IllegalEvent, Reasoning
-from gateway.contracts.values import FinishReason, GenerateRequest, TokenLogprob
+from gateway.contracts.values import FinishReason, GenerateRequest, TokenLogprob, Usage
 from gateway.generation.commit_buffer import CommitBuffer
 from gateway.generation.sink import Sink
 from gateway.generation.tool_calls import CallOutcome
@@ -93,7 +94,7 @@ class AnswerStream:
         self.ended = False
         self.tokens = 0
         self.reasoning_tokens = 0
-        self.cached_tokens = 0
+        self._cached_tokens: int | None = None
         self.queue_wait_s = 0.0
         self.first_at: float | None = None
         self.origin: AnswerOrigin | None = None
@@ -159,8 +160,9 @@ class AnswerStream:
             self._on_first = None
         if delta.queue_wait_s is not None:
             self.queue_wait_s = delta.queue_wait_s
-        if delta.cached_tokens is not None:
-            self.cached_tokens = delta.cached_tokens
+        if self._cached_tokens is None:
+            # A call that resumes the answer may find what the request itself has computed.
+            self._cached_tokens = delta.cached_tokens
 
     def _check(self, event: Delta) -> None:
         """Raises BackendFailure for an event that the order of events does not allow."""
@@ -179,6 +181,17 @@ class AnswerStream:
         again = max(0, self._sent_logprobs - len(stored))
         stored.extend(delta.logprobs)
         return replace(delta, logprobs=delta.logprobs[again:]) if again else delta
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that the first call to say so found in a cache; 0 when none has said so."""
+        return self._cached_tokens or 0
+
+    def used(self, usage: Usage) -> Usage:
+        """The usage of a resumed answer, where its last call reports ``usage``."""
+        if self._cached_tokens is None:
+            return usage
+        return dataclasses.replace(usage, cached_tokens=min(self._cached_tokens, usage.input_tokens))
 
     # Commit
 

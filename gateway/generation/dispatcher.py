@@ -113,6 +113,8 @@ class Dispatcher:
                 raise
             return await cut_short(backend, job, stream, attempts.warnings)
         await stream.commit()
+        if stream.resumes:
+            completion = replace(completion, usage=stream.used(completion.usage))
         return outcome_of(backend, job, stream, completion, attempts.warnings)
 
     async def _attempt(

@@ -240,6 +240,49 @@ async def test_when_both_legs_break_the_caller_keeps_a_part_and_pays_for_it(
     assert house.left_behind() == []
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("found", [0, 2], ids=["cold", "warm"])
+@pytest.mark.parametrize("breaks", [1, 2])
+async def test_what_a_resumed_answer_finds_of_its_own_prompt_is_no_cached_token(
+    build_house: Build, ask: Ask, found: int, breaks: int, stream: bool
+) -> None:
+    again = replace(WHOLE, cached_tokens=3)
+    first = breaking(2, script=replace(WHOLE, cached_tokens=found))
+    second = again if breaks == 1 else breaking(1, script=again)
+    house = build_house(
+        backends=[backend(first, second), backend(again, name="other")],
+        route={"fallback": ["other"]},
+        spelling=SPELLING,
+    )
+    sink = await house.run(ask(stream=stream))
+    check_whole(house, sink)
+    assert sink.answer is not None and sink.answer.usage.cached_tokens == found
+    [row], [record] = house.outbox.rows, house.records
+    assert (row.cached_tokens, record.cached_tokens) == (found, found)
+
+
+@pytest.mark.parametrize("cut_by", ["a break", "the deadline"])
+async def test_an_answer_that_ends_as_a_part_has_the_cached_tokens_of_its_first_call(
+    build_house: Build, ask: Ask, cut_by: str
+) -> None:
+    again = replace(WHOLE, cached_tokens=3)
+    rest = breaking(1, script=again) if cut_by == "a break" else replace(again, delay_s=0.4)
+    house = build_house(backends=[backend(breaking(2), rest)], spelling=SPELLING)
+    await house.run(ask(stream=True, deadline=time.monotonic() + 1.5))
+    [row] = house.outbox.rows
+    assert (row.cached_tokens, 2 < row.output_tokens < len(PIECES)) == (0, True)
+
+
+async def test_an_answer_that_is_made_again_has_the_cached_tokens_of_its_own_call(
+    build_house: Build, ask: Ask
+) -> None:
+    first, again = replace(WHOLE, cached_tokens=1), replace(WHOLE, cached_tokens=3)
+    house = build_house(backends=[backend(breaking(2, script=first), again, continues=frozenset())])
+    sink = await house.run(ask())
+    check_whole(house, sink)
+    assert sink.answer is not None and sink.answer.usage.cached_tokens == 3
+
+
 async def test_seams_are_bounded(build_house: Build, ask: Ask) -> None:
     letters = Script(tuple("abcdefghij"), token_ids=tuple(range(10)))
     house = build_house(backends=[backend(breaking(1, script=letters))], spelling=Spelled("abcdefghij"))
