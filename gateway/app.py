@@ -166,7 +166,9 @@ def create_app(
         WebSocketRoute(GENERATE_SOCKET, GenerateSocket(services)),
     ]
     endpoints = generating(services, idempotency) | {
-        route.path: partial(route.answer, services) for route in every if isinstance(route, DirectRoute)
+        route.path: partial(route.answer, services, idempotency)
+        for route in every
+        if isinstance(route, DirectRoute)
     }
     routes = [route for route in every if shown(route.path)]
     labels = PathLabels([route.path for route in routes])
@@ -188,6 +190,7 @@ def create_app(
     )
     # The routes are the same for every app; they find what is its own here.
     app.state.services = services
+    app.state.idempotency = idempotency
     app.state.direct = endpoints
     app.state.created = int(services.unix_time())
     app.router.routes.extend(routes)

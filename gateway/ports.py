@@ -20,7 +20,7 @@ from gateway.batches.batches import Batches
 from gateway.batches.files import Files
 from gateway.config.settings import ServerConfig
 from gateway.contracts.audio import AudioRequest, EventSink, TranscriptAnswer
-from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
+from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest, PooledRequest
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.openai_answer import REASONING_FIELDS, ReasoningField
 from gateway.contracts.origin import EdgeOutcome
@@ -50,6 +50,9 @@ class JourneyRunner(Protocol):
 
 class EmbeddingRunner(Protocol):
     """Makes vectors."""
+
+    def may_ask(self, request: PooledRequest) -> bool:
+        """Whether the key may use what the request names now, and it is there."""
 
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
         """The vectors. Raises what callers see."""

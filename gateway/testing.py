@@ -18,7 +18,7 @@ from budgeting.values import NO_KWARGS, Message, Plan, Tool
 from gateway.app import create_app
 from gateway.config.settings import ServerConfig
 from gateway.contracts.audio import AudioRequest, EventSink, TranscriptAnswer
-from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
+from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest, PooledRequest
 from gateway.contracts.events import Delta
 from gateway.contracts.model_card import ModelCard
 from gateway.contracts.rerank import ScoreAnswer, ScoreRequest
@@ -168,20 +168,30 @@ class FakeKeys:
 
 
 class FakeEmbeddings:
-    """The vector of an input is its length."""
+    """The vector of an input is its length; ``asked`` has the requests that ran."""
+
+    def __init__(self) -> None:
+        self.asked: list[PooledRequest] = []
+        self.usable = True
+
+    def may_ask(self, request: PooledRequest) -> bool:
+        return self.usable
 
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
         """Any model."""
+        self.asked.append(request)
         vectors = [b64encode(struct.pack("<f", len(one))).decode() for one in request.inputs]
         return EmbeddingsAnswer(request.model, vectors, len(vectors))
 
     async def score(self, request: ScoreRequest) -> ScoreAnswer:
         """The score of a pair is the length of its second text."""
+        self.asked.append(request)
         scores = [float(len(text)) for _, text in request.pairs]
         return ScoreAnswer(request.model, scores, len(scores))
 
     async def transcribe(self, request: AudioRequest, out: EventSink) -> TranscriptAnswer:
         """The text is the file's bytes."""
+        self.asked.append(request)
         request.recording.file.seek(0)
         text = request.recording.file.read().decode(errors="replace")
         if not request.recording.stream:

@@ -97,6 +97,19 @@ class EmbeddingJourney:
     unix_time: Callable[[], float]
     turns: Turns
 
+    def may_ask(self, request: PooledRequest) -> bool:
+        revision = self.revision()
+        try:
+            if isinstance(request, EmbeddingsRequest):
+                self._backends(_VECTORS, request, revision)
+            elif isinstance(request, ScoreRequest):
+                self._backends(_SCORES, request, revision)
+            elif isinstance(request, AudioRequest):
+                self._backends(_transcript(request, _nowhere), request, revision)
+        except UnknownModel:
+            return False
+        return True
+
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
         parts = list(split(request.inputs, input_tokens))
         return EmbeddingsAnswer(*await self._run(_VECTORS, request, parts))
@@ -425,6 +438,10 @@ def _transcript(
         return partial_usage
 
     return _Kind(AUDIO, "transcribes speech", transcribes, ask, so_far)
+
+
+async def _nowhere(event: bytes) -> None:
+    """Events of a request that does not run."""
 
 
 def _by(row: UsageRow, backend: TakesParts) -> UsageRow:

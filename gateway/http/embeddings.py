@@ -15,7 +15,8 @@ from gateway.contracts.embeddings import (
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.http.exchange import Reply
 from gateway.http.generate import in_time, origin_of
-from gateway.http.routes import KEY, Answering, Asking, DirectRoute, Edge, Json, errors
+from gateway.http.repeats import Repeats
+from gateway.http.routes import KEY, Asking, DirectRoute, Edge, Json, Raw, errors
 
 INLINE_NUMBERS: Final = 65_536
 """Vectors of more base64 are written as numbers in a thread: a megabyte takes 20 ms."""
@@ -26,19 +27,25 @@ router = APIRouter(
     tags=["openai"],
     route_class=DirectRoute,
     dependencies=[KEY],
-    responses=errors(400, 401, 403, 404, 413, 429, 503, 504, model=OpenAIErrorBody),
+    responses=errors(400, 401, 403, 404, 409, 413, 429, 503, 504, model=OpenAIErrorBody),
 )
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingsAnswerBody)
 async def embeddings(
-    given: Json[EmbeddingsBody], services: Edge, exchange: Answering, caller: Asking
+    given: Json[EmbeddingsBody], services: Edge, caller: Asking, raw: Raw, repeats: Repeats
 ) -> Reply:
     """Vectors of texts or token ids."""
-    asked = embeddings_request(given, origin_of(services, exchange, caller))
-    exchange.reported = True
-    answer = await in_time(services, services.embeddings.run(asked))
-    return Reply(200, await vectors_body(answer, given))
+    asked = embeddings_request(given, origin_of(services, repeats.exchange, caller))
+
+    async def run() -> Reply:
+        with services.limiter.running(caller):
+            repeats.exchange.reported = True
+            answer = await in_time(services, services.embeddings.run(asked))
+            repeats.release()
+            return Reply(200, await vectors_body(answer, given))
+
+    return await repeats.once(raw, run, lambda: services.embeddings.may_ask(asked))
 
 
 async def vectors_body(answer: EmbeddingsAnswer, asked: EmbeddingsBody) -> bytes:

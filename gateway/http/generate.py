@@ -140,16 +140,14 @@ class GenerationEndpoint:
                 elif key is None:
                     await exchange.reply((await self._whole(exchange, asked, watch)).reply)
                 else:
-                    once = self._idempotency.once(
-                        caller.tenant,
+                    once = self._idempotency.answer(
+                        exchange,
                         key_of(key),
                         content,
                         lambda: self._whole(exchange, asked, watch),
                         lambda: services.may_use(asked.request),
                     )
-                    reply = await once
-                    exchange.replayed = not exchange.reported
-                    await exchange.reply(reply)
+                    await exchange.reply(await once)
         except ClientGone:
             return
         except CALLER_ERRORS as error:

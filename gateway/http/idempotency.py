@@ -1,7 +1,7 @@
 """``Idempotency-Key``: the same request again gets the stored answer, generated and billed once.
 
-* Stored are whole 200 answers that a model generated and that were billed. Errors and answers from the
-  response cache or the degraded leg are not: a retry gets a real answer.
+* Stored are whole 200 answers that a model made and that were billed, and what was created. Errors and
+  answers from the response cache or the degraded leg are not: a retry gets a real answer.
 * While the first request of a key is in flight in this process, the same request waits for it; when the
   first one fails or its caller disconnects, the next one runs. Another body is a conflict at once.
 * An answer that is too large for the store, with logprobs for example, is not stored.
@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import BackendUnavailable, DuplicateRequest, IdempotencyConflict
-from gateway.http.exchange import Reply
+from gateway.http.exchange import Exchange, Reply
 from gateway.http.respond import log_defect
 from gateway.state.idempotency import IdempotencyStore, StoredReply
 
@@ -31,6 +31,7 @@ MAX_WAITING: Final = 64
 RETRY_MS: Final = 1_000
 """When to try again after a wait, or a store, that failed."""
 HEADER: Final = "Idempotency-Key"
+_REPLAY: Final = (b"x-idempotent-replay", b"true")
 
 _log = logging.getLogger("gateway.http")
 
@@ -76,6 +77,20 @@ class Idempotency:
     def in_flight(self) -> int:
         """Keys that a request holds or waits for."""
         return len(self._turns)
+
+    async def answer(
+        self,
+        exchange: Exchange,
+        key: str,
+        fingerprint: str,
+        run: Callable[[], Awaitable[ReplayableReply]],
+        allowed: Callable[[], bool],
+    ) -> Reply:
+        """:meth:`once` for the caller of this exchange, which then says whether the reply was stored."""
+        assert exchange.caller is not None
+        reply = await self.once(exchange.caller.tenant, key, fingerprint, run, allowed)
+        exchange.replayed = _REPLAY in reply.headers
+        return reply
 
     async def once(
         self,
@@ -131,7 +146,7 @@ class Idempotency:
                 stored.status,
                 stored.body,
                 stored.content_type.encode(),
-                headers=((b"x-idempotent-replay", b"true"),),
+                headers=(_REPLAY,),
             )
         outcome = await run()
         if outcome.keep:

@@ -1,5 +1,7 @@
 """``/v1/rerank``, ``/v2/rerank`` and ``/v1/score``: scores of texts, by workers."""
 
+from collections.abc import Callable
+
 from gateway.contracts.rerank import (
     RerankAnswerBody,
     RerankBody,
@@ -13,41 +15,67 @@ from gateway.contracts.rerank import (
     score_request,
 )
 from gateway.contracts.values import Caller
-from gateway.http.exchange import Exchange, Reply
+from gateway.http.exchange import Reply
 from gateway.http.generate import in_time, origin_of
-from gateway.http.routes import Answering, Asking, DirectRoute, Edge, Json, callers_router
+from gateway.http.repeats import Repeatable, Repeats
+from gateway.http.routes import Asking, DirectRoute, Edge, Json, Raw, callers_router
 from gateway.ports import Services
 
-router = callers_router(DirectRoute, 400, 401, 403, 404, 413, 429, 503, 504)
+router = callers_router(DirectRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504)
 
 
 @router.post("/v1/rerank", response_model=RerankAnswerBody)
-async def rerank(given: Json[RerankBody], services: Edge, exchange: Answering, caller: Asking) -> Reply:
+async def rerank(
+    given: Json[RerankBody], services: Edge, caller: Asking, raw: Raw, repeats: Repeats
+) -> Reply:
     """The documents in the order of their relevance, with their texts."""
-    return await _rerank(given, services, exchange, caller, documents=True)
+    return await _rerank(given, services, caller, raw, repeats, documents=True)
 
 
 @router.post("/v2/rerank", response_model=RerankAnswerBody)
-async def rerank_v2(given: Json[RerankBody], services: Edge, exchange: Answering, caller: Asking) -> Reply:
+async def rerank_v2(
+    given: Json[RerankBody], services: Edge, caller: Asking, raw: Raw, repeats: Repeats
+) -> Reply:
     """The documents in the order of their relevance, without texts, as in Cohere's second version."""
-    return await _rerank(given, services, exchange, caller, documents=False)
+    return await _rerank(given, services, caller, raw, repeats, documents=False)
 
 
 @router.post("/v1/score", response_model=ScoreAnswerBody)
-async def score(given: Json[ScoreBody], services: Edge, exchange: Answering, caller: Asking) -> Reply:
+async def score(given: Json[ScoreBody], services: Edge, caller: Asking, raw: Raw, repeats: Repeats) -> Reply:
     """The scores of pairs of texts."""
-    asked = score_request(given, origin_of(services, exchange, caller))
-    return Reply(200, score_body(asked, await _scored(services, exchange, asked)))
+    asked = score_request(given, origin_of(services, repeats.exchange, caller))
+    return await _scored(services, raw, repeats, asked, lambda answer: score_body(asked, answer))
 
 
 async def _rerank(
-    given: RerankBody, services: Services, exchange: Exchange, caller: Caller, *, documents: bool
+    given: RerankBody,
+    services: Services,
+    caller: Caller,
+    raw: bytes,
+    repeats: Repeatable,
+    *,
+    documents: bool,
 ) -> Reply:
-    asked = rerank_request(given, origin_of(services, exchange, caller))
-    answer = await _scored(services, exchange, asked)
-    return Reply(200, rerank_body(given, asked, answer, documents=documents))
+    asked = rerank_request(given, origin_of(services, repeats.exchange, caller))
+
+    def body(answer: ScoreAnswer) -> bytes:
+        return rerank_body(given, asked, answer, documents=documents)
+
+    return await _scored(services, raw, repeats, asked, body)
 
 
-async def _scored(services: Services, exchange: Exchange, asked: ScoreRequest) -> ScoreAnswer:
-    exchange.reported = True
-    return await in_time(services, services.embeddings.score(asked))
+async def _scored(
+    services: Services,
+    raw: bytes,
+    repeats: Repeatable,
+    asked: ScoreRequest,
+    body: Callable[[ScoreAnswer], bytes],
+) -> Reply:
+    async def run() -> Reply:
+        with services.limiter.running(asked.caller):
+            repeats.exchange.reported = True
+            answer = await in_time(services, services.embeddings.score(asked))
+            repeats.release()
+            return Reply(200, body(answer))
+
+    return await repeats.once(raw, run, lambda: services.embeddings.may_ask(asked))

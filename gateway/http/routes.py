@@ -23,6 +23,8 @@ from gateway.http.authorize import caller_of, require_role
 from gateway.http.body import read_body
 from gateway.http.disconnect_watch import run_until_gone, until_gone
 from gateway.http.exchange import Exchange
+from gateway.http.idempotency import Idempotency
+from gateway.http.repeats import IdempotencyKey, Repeatable
 from gateway.ports import Services
 
 KEY: Final = Security(HTTPBearer(auto_error=False, scheme_name="key"))
@@ -122,10 +124,11 @@ class CountedRoute(CallerRoute):
 
 
 class DirectRoute(CountedRoute):
-    """A counted route whose function takes (body, services, exchange, caller) and returns a Reply.
+    """A counted route whose function takes (body, services, caller, raw body, repeats) and returns a Reply.
 
     FastAPI documents it, and the app's posts go straight to :meth:`answer`: past the framework, whose layers
-    are a quarter of what a request for vectors costs.
+    are a quarter of what a request for vectors costs. The function counts the request against those at a
+    time: one that waits for another with its idempotency key does not count.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
@@ -133,16 +136,19 @@ class DirectRoute(CountedRoute):
         self.app = _direct(path)
         self._model: type[BaseModel] = get_type_hints(endpoint)["given"]
 
-    async def answer(self, services: Services, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(
+        self, services: Services, idempotency: Idempotency, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """A plain ASGI app; the middleware answers what is raised."""
         exchange = Exchange.of(scope)
         await services.turns.next()
         caller = caller_of(services, exchange)
         await services.limiter.enter(caller)
         body = await read_body(exchange, receive, services.limits.max_body_bytes)
-        with services.limiter.running(caller):
-            async with until_gone(exchange, receive, services.clock):
-                reply = await self.endpoint(parse(self._model, body), services, exchange, caller)
+        given = parse(self._model, body)
+        async with until_gone(exchange, receive, services.clock) as watch:
+            repeats = Repeatable.of(exchange, scope["path"], idempotency, watch.release)
+            reply = await self.endpoint(given, services, caller, body, repeats)
         await exchange.reply(reply)
 
 
@@ -170,8 +176,8 @@ async def _caller(request: Request) -> Caller:
     return caller
 
 
-async def _exchange(request: Request) -> Exchange:
-    return Exchange.of(request.scope)
+async def _raw(request: Request) -> bytes:
+    return await request.body()
 
 
 async def _author(request: Request) -> str:
@@ -180,7 +186,7 @@ async def _author(request: Request) -> str:
 
 Edge = Annotated[Services, Depends(services_of)]
 Asking = Annotated[Caller, Depends(_caller)]
-Answering = Annotated[Exchange, Depends(_exchange)]
+Raw = Annotated[bytes, Depends(_raw)]
 Author = Annotated[str, Depends(_author)]
 """The key's id, for the audit log."""
 
@@ -219,10 +225,6 @@ OPERATORS: Final[Mapping[str, Any]] = {
 """What every operators' router has."""
 
 
-_IdempotencyKey = Annotated[
-    str | None,
-    Header(description="Whole answers only: the same key and body give the stored answer again."),
-]
 _Prefer = Annotated[
     str | None, Header(description="sluice-no-fallback: an error instead of a fallback's answer.")
 ]
@@ -241,7 +243,7 @@ class RawRoute(APIRoute):
     ) -> None:
         async def documented(
             given: Any,
-            idempotency_key: _IdempotencyKey = None,
+            idempotency_key: IdempotencyKey = None,
             prefer: _Prefer = None,
             traceparent: _Traceparent = None,
         ) -> None: ...

@@ -18,7 +18,9 @@ from accounting.quotas import Quotas
 from admission.controller import AdmissionController
 from admission.values import AdmissionLimits
 from gateway.backends.port import BackendState, EmbedPart, Fleet, Vectors
+from gateway.contracts.audio import AudioRequest
 from gateway.contracts.embeddings import EmbeddingInput, EmbeddingsAnswer, EmbeddingsRequest
+from gateway.contracts.rerank import ScoreRequest
 from gateway.embedding.journey import (
     MAX_WAIT_S,
     PART_INPUTS,
@@ -249,6 +251,27 @@ async def test_a_key_reaches_its_own_models_names_and_routes_alone() -> None:
         with pytest.raises(UnknownModel):
             await house.run("a", model=model, caller=caller)
     assert (await house.run("a", caller=replace(CALLER, routes=("only",)))).model == "bge"
+
+
+@pytest.mark.parametrize(
+    ("kind", "further"),
+    [
+        (EmbeddingsRequest, {"inputs": ("a",)}),
+        (ScoreRequest, {"pairs": (("a", "b"),), "endpoint": "score", "options": {}, "created": 0}),
+        (AudioRequest, {"recording": None, "response_format": "json"}),
+    ],
+)
+async def test_whether_a_key_may_ask_is_known_without_a_worker_being_asked(kind: Any, further: Any) -> None:
+    common = {"request_id": "req_1", "generation_id": "gen_1", "arrived_at": 0.0, "model": "bge"}
+    asked, maker = kind(caller=CALLER, **common, **further), Maker("pool")
+    house = House(maker)
+    able = {EmbeddingsRequest: "embed", ScoreRequest: "score", AudioRequest: "transcribe"}[kind]
+    assert house.journey.may_ask(asked) is (able == "embed")
+    setattr(maker, able, Maker.embed)
+    assert house.journey.may_ask(asked)
+    assert not house.journey.may_ask(structs.replace(asked, model="other"))
+    assert not house.journey.may_ask(structs.replace(asked, caller=replace(CALLER, models=("other",))))
+    assert maker.parts == [] and house.rows() == []
 
 
 async def test_a_gateway_without_workers_says_what_is_missing() -> None:

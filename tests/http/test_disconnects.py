@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -19,7 +20,15 @@ from gateway.http.client_disconnect import ClientDisconnect, ClientGone, ReaderT
 from gateway.http.disconnect_watch import until_gone
 from gateway.http.exchange import Exchange
 from gateway.http.protocol import GatewayProtocol
-from gateway.testing import CALLER_KEY, FakeJourney, fake_services, serving
+from gateway.state.idempotency import StoredReply
+from gateway.testing import (
+    CALLER_KEY,
+    FakeEmbeddings,
+    FakeJourney,
+    MemoryIdempotency,
+    fake_services,
+    serving,
+)
 from tests.http.fakes import eventually
 
 NATIVE = {"messages": [{"role": "user", "content": "hi"}]}
@@ -37,6 +46,19 @@ def posted(url: str, path: str, body: Any, *, headers: str = "") -> Iterator[soc
     with socket.create_connection((host, int(port)), timeout=30) as sock:
         sock.sendall(head.encode() + raw)
         yield sock
+
+
+class SlowStore(MemoryIdempotency):
+    """Stores an answer when it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> bool:
+        self.begun.set()
+        await asyncio.to_thread(self.go.wait)
+        return await super().put(tenant, key, fingerprint, reply)
 
 
 SERVERS = [
@@ -105,6 +127,19 @@ def test_a_caller_who_leaves_hands_the_key_to_the_next_one() -> None:
                 first.close()
                 eventually(lambda: len(journey.requests) == 2 and journey.running == 1)
         eventually(lambda: journey.running == 0)
+
+
+@pytest.mark.parametrize("http", SERVERS)
+def test_vectors_that_were_paid_for_are_stored_though_the_caller_left(http: Any) -> None:
+    store, workers = SlowStore(), FakeEmbeddings()
+    with serving(fake_services(idempotency=store, embeddings=workers), http=http) as url:
+        body = {"model": "m", "input": "a"}
+        with posted(url, "/v1/embeddings", body, headers="idempotency-key: k\r\n"):
+            assert store.begun.wait(30)
+        time.sleep(0.05)
+        store.go.set()
+        eventually(lambda: len(store.kept) == 1)
+    assert len(workers.asked) == 1
 
 
 def test_a_half_sent_body_is_no_request() -> None:

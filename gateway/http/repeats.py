@@ -1,0 +1,70 @@
+"""Requests besides generations that are answered once under their ``Idempotency-Key``."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Header
+from starlette.requests import Request
+
+from gateway.http.exchange import Exchange, Reply
+from gateway.http.idempotency import Idempotency, ReplayableReply, fingerprint_of, key_of
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(description="Whole answers only: the same key and body give the stored answer again."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeatable:
+    """One request, and the key that its answer is stored under, if it has one.
+
+    Args:
+        release: is called once the work is paid for or done; a caller who leaves does not cancel the rest.
+    """
+
+    exchange: Exchange
+    path: str
+    key: str | None
+    idempotency: Idempotency
+    release: Callable[[], None] = lambda: None
+
+    @staticmethod
+    def of(
+        exchange: Exchange, path: str, idempotency: Idempotency, release: Callable[[], None] = lambda: None
+    ) -> "Repeatable":
+        """The request of this exchange. Raises InvalidRequest: the key is none."""
+        header = exchange.headers.get(b"idempotency-key")
+        return Repeatable(exchange, path, None if header is None else key_of(header), idempotency, release)
+
+    def once(
+        self,
+        body: bytes,
+        run: Callable[[], Awaitable[Reply]],
+        allowed: Callable[[], bool] = lambda: True,
+    ) -> Awaitable[Reply]:
+        """The reply of ``run``, or the one stored for this key and ``body``; as :meth:`Idempotency.once`.
+
+        An error that ``run`` raises is not stored.
+        """
+        # No coroutine of its own: it would be one more frame to resume at every wait of a request.
+        if self.key is None:
+            return run()
+        return self._once(self.key, fingerprint_of(self.path, body), run, allowed)
+
+    async def _once(
+        self, key: str, fingerprint: str, run: Callable[[], Awaitable[Reply]], allowed: Callable[[], bool]
+    ) -> Reply:
+        async def kept() -> ReplayableReply:
+            return ReplayableReply(await run(), keep=True)
+
+        return await self.idempotency.answer(self.exchange, key, fingerprint, kept, allowed)
+
+
+async def _repeatable(request: Request, idempotency_key: IdempotencyKey = None) -> Repeatable:
+    """A dependency; its parameter is for the document."""
+    return Repeatable.of(Exchange.of(request.scope), request.scope["path"], request.app.state.idempotency)
+
+
+Repeats = Annotated[Repeatable, Depends(_repeatable)]
