@@ -2,23 +2,33 @@
 
 from typing import Annotated
 
+import orjson
 from fastapi import Query, Response
 
 from gateway.contracts.batches import BatchBody, BatchesBody, BatchObject
 from gateway.errors import Forbidden
-from gateway.http.respond import json_of, page_of
-from gateway.http.routes import Asking, CallerRoute, CountedRoute, Edge, Json, callers_router
+from gateway.http.exchange import Reply
+from gateway.http.repeats import Repeats
+from gateway.http.respond import json_of, page_of, response_of
+from gateway.http.routes import Asking, CallerRoute, CreationRoute, Edge, Json, Raw, callers_router
 
 router = callers_router(CallerRoute, 400, 401, 403, 404, 409, 503, prefix="/v1/batches")
-creation = callers_router(CountedRoute, 400, 401, 403, 404, 409, 413, 429, 503)
+creation = callers_router(CreationRoute, 400, 401, 403, 404, 409, 413, 429, 503)
 
 
 @creation.post("/v1/batches", response_model=BatchObject)
-async def create_batch(given: Json[BatchBody], services: Edge, caller: Asking) -> Response:
+async def create_batch(
+    given: Json[BatchBody], services: Edge, caller: Asking, raw: Raw, repeats: Repeats
+) -> Response:
     """Begin a batch; its file is checked first."""
     if caller.by_front:
         raise Forbidden("a front runs the batches of its tenants itself")
-    return json_of(await services.batches.create(caller, services.new_id("batch"), given))
+
+    async def run() -> Reply:
+        made = await services.batches.create(caller, services.new_id("batch"), given)
+        return Reply(200, orjson.dumps(made))
+
+    return response_of(await repeats.once(raw, run))
 
 
 @router.get("", response_model=BatchesBody)

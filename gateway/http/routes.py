@@ -123,6 +123,12 @@ class CountedRoute(CallerRoute):
     counted = True
 
 
+class CreationRoute(EdgeRoute):
+    """Any key; its limits hold. What is created, and the answer kept for it, stays when the caller leaves."""
+
+    counted = True
+
+
 class DirectRoute(CountedRoute):
     """A counted route whose function takes (body, services, caller, raw body, repeats) and returns a Reply.
 

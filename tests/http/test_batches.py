@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -207,6 +208,30 @@ async def test_a_wrong_batch_is_refused_by_field(
         asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
         response = await client.post("/v1/batches", json={**asked, **changes})
         assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+
+
+async def test_a_batch_sent_again_under_its_idempotency_key_is_one_batch(serving: Any) -> None:
+    key = {"idempotency-key": "night"}
+    async with serving() as client:
+        file = (await uploaded(client)).json()["id"]
+        asked = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        sent = [client.post("/v1/batches", json=asked, headers=key) for _ in range(3)]
+        answers = [*await asyncio.gather(*sent), await client.post("/v1/batches", json=asked, headers=key)]
+        other = await client.post("/v1/batches", json={**asked, "completion_window": "48h"}, headers=key)
+        [batch] = (await client.get("/v1/batches")).json()["data"]
+    assert {one.content for one in answers} == {answers[0].content} and answers[0].json() == batch
+    assert [one.headers.get("x-idempotent-replay") for one in answers].count("true") == 3
+    assert fault(other)[:2] == (409, "idempotency_conflict")
+
+
+async def test_a_batch_that_was_refused_is_made_when_it_is_sent_again(serving: Any) -> None:
+    key = {"idempotency-key": "night"}
+    async with serving() as client:
+        asked = {"input_file_id": "file-x", "endpoint": "/v1/completions", "completion_window": "24h"}
+        assert fault(await client.post("/v1/batches", json=asked, headers=key))[0] == 404
+        asked["input_file_id"] = (await uploaded(client)).json()["id"]
+        made = await client.post("/v1/batches", json=asked, headers=key)
+        assert made.status_code == 200 and "x-idempotent-replay" not in made.headers
 
 
 async def test_a_gateway_without_files_says_so(connect: Connect) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from gateway.contracts.batches import BatchBody
+from gateway.contracts.values import Caller
 from gateway.errors import PublicError
 from gateway.http.client_disconnect import ClientDisconnect, ClientGone, ReaderTooSlow
 from gateway.http.disconnect_watch import until_gone
@@ -59,6 +61,18 @@ class SlowStore(MemoryIdempotency):
         self.begun.set()
         await asyncio.to_thread(self.go.wait)
         return await super().put(tenant, key, fingerprint, reply)
+
+
+class SlowBatches:
+    """Makes a batch when it may go on."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    async def create(self, caller: Caller, batch_id: str, asked: BatchBody) -> dict[str, str]:
+        self.begun.set()
+        await asyncio.to_thread(self.go.wait)
+        return {"id": batch_id}
 
 
 SERVERS = [
@@ -140,6 +154,18 @@ def test_vectors_that_were_paid_for_are_stored_though_the_caller_left(http: Any)
         store.go.set()
         eventually(lambda: len(store.kept) == 1)
     assert len(workers.asked) == 1
+
+
+@pytest.mark.parametrize("http", SERVERS)
+def test_a_batch_that_was_begun_is_made_and_its_answer_stored_though_the_caller_left(http: Any) -> None:
+    store, batches = MemoryIdempotency(), SlowBatches()
+    with serving(fake_services(idempotency=store, batches=batches), http=http) as url:
+        body = {"input_file_id": "file-a", "endpoint": "/v1/completions", "completion_window": "24h"}
+        with posted(url, "/v1/batches", body, headers="idempotency-key: k\r\n"):
+            assert batches.begun.wait(30)
+        time.sleep(0.05)
+        batches.go.set()
+        eventually(lambda: len(store.kept) == 1)
 
 
 def test_a_half_sent_body_is_no_request() -> None:
