@@ -18,6 +18,7 @@ from gateway.http.exchange import Exchange, Reply
 from gateway.http.files import UploadRoute
 from gateway.http.forms import read_form
 from gateway.http.generate import in_time, origin_of
+from gateway.http.repeats import Repeatable, Repeats
 from gateway.http.respond import CALLER_ERRORS, response_of
 from gateway.http.routes import Asking, Edge, callers_router
 from gateway.http.sinks import STREAM_HEADERS
@@ -26,43 +27,57 @@ from gateway.ports import Services
 HEAD_BYTES: Final = 32
 """Of a recording, for the estimate of its length."""
 
-router = callers_router(UploadRoute, 400, 401, 403, 404, 413, 429, 503, 504, prefix="/v1/audio")
+router = callers_router(UploadRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504, prefix="/v1/audio")
 
 
 @router.post("/transcriptions")
-async def transcriptions(request: Request, services: Edge, caller: Asking) -> Response:
+async def transcriptions(request: Request, services: Edge, caller: Asking, repeats: Repeats) -> Response:
     """The text of a recording, in its language: a form with ``file``, ``model`` and further fields."""
-    return await _answer("transcriptions", request, services, caller)
+    return await _answer("transcriptions", request, services, caller, repeats)
 
 
 @router.post("/translations")
-async def translations(request: Request, services: Edge, caller: Asking) -> Response:
+async def translations(request: Request, services: Edge, caller: Asking, repeats: Repeats) -> Response:
     """The text of a recording in English, or in ``to_language``."""
-    return await _answer("translations", request, services, caller)
+    return await _answer("translations", request, services, caller, repeats)
 
 
-async def _answer(task: Task, request: Request, services: Services, caller: Caller) -> Response:
+async def _answer(
+    task: Task, request: Request, services: Services, caller: Caller, repeats: Repeatable
+) -> Response:
     with services.recordings.holding(caller.tenant) as arrived:
-        return await _held(task, request, services, caller, arrived)
+        return await _held(task, request, services, caller, arrived, repeats)
 
 
 async def _held(
-    task: Task, request: Request, services: Services, caller: Caller, arrived: Callable[[int], None]
+    task: Task,
+    request: Request,
+    services: Services,
+    caller: Caller,
+    arrived: Callable[[int], None],
+    repeats: Repeatable,
 ) -> Response:
-    exchange = Exchange.of(request.scope)
+    exchange = repeats.exchange
     most = services.limits.max_audio_bytes
     form = await in_time(services, read_form(request, most, arrived))
     try:
         asked = await _asked(task, form, most, origin_of(services, exchange, caller))
-        exchange.reported = True
-        async with until_gone(exchange, request.receive, services.clock):
+        async with until_gone(exchange, request.receive, services.clock) as watch:
             if asked.recording.stream:
+                exchange.reported = True
                 return await _stream(asked, services, exchange)
-            answer = await in_time(services, services.embeddings.transcribe(asked, _no_event))
+
+            async def run() -> Reply:
+                exchange.reported = True
+                answer = await in_time(services, services.embeddings.transcribe(asked, _no_event))
+                watch.release()
+                body, media_type = transcript_body(asked, answer.body or {})
+                return Reply(200, body, media_type)
+
+            reply = await repeats.once_of(form, run, lambda: services.embeddings.may_ask(asked))
+            return response_of(reply)
     finally:
         await form.close()
-    body, media_type = transcript_body(asked, answer.body or {})
-    return response_of(Reply(200, body, media_type))
 
 
 async def _asked(task: Task, form: FormData, most: int, origin: RequestOrigin) -> AudioRequest:

@@ -3,8 +3,9 @@
 import asyncio
 from typing import Annotated, Final, Literal
 
+import orjson
 from fastapi import Query, Request, Response
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.responses import StreamingResponse
 
 from accounting.batch_tables import FileRow
@@ -13,8 +14,10 @@ from gateway.contracts.batches import DeletedFileBody, FileBody, FilesBody
 from gateway.contracts.refusals import not_allowed
 from gateway.errors import BodyTooLarge
 from gateway.http.body import BodyTooSlow
+from gateway.http.exchange import Reply
 from gateway.http.forms import read_form
-from gateway.http.respond import json_of, page_of
+from gateway.http.repeats import Repeats
+from gateway.http.respond import json_of, page_of, response_of
 from gateway.http.routes import Asking, CallerRoute, Edge, EdgeRoute, callers_router
 from gateway.ports import Services
 
@@ -31,11 +34,11 @@ class UploadRoute(EdgeRoute):
     counted = True
 
 
-uploads = callers_router(UploadRoute, 400, 401, 403, 413, 429, 503)
+uploads = callers_router(UploadRoute, 400, 401, 403, 409, 413, 429, 503)
 
 
 @uploads.post("/v1/files", response_model=FileBody)
-async def upload(request: Request, services: Edge, caller: Asking) -> Response:
+async def upload(request: Request, services: Edge, caller: Asking, repeats: Repeats) -> Response:
     """Store a file: a form with ``file``, ``purpose`` and, if wanted, ``expires_after``."""
     most = services.files.section.max_file_bytes
     services.files.store  # noqa: B018 - refused before it is read where files are off
@@ -45,15 +48,19 @@ async def upload(request: Request, services: Edge, caller: Asking) -> Response:
                 form = await read_form(request, most, arrived)
         except TimeoutError:
             raise BodyTooSlow(f"the file did not arrive within {UPLOAD_S:g} s") from None
-        try:
+
+        async def run() -> Reply:
             row = await _stored(services, caller.tenant, form)
+            return Reply(200, orjson.dumps(file_body(row)))
+
+        try:
+            return response_of(await repeats.once_of(form, run))
         finally:
             await form.close()
-    return json_of(file_body(row))
 
 
-async def _stored(services: Services, tenant: str, form: object) -> FileRow:
-    fields = dict(form.items())  # type: ignore[attr-defined]
+async def _stored(services: Services, tenant: str, form: FormData) -> FileRow:
+    fields = dict(form.items())
     file, purpose = fields.get("file"), fields.get("purpose")
     if not isinstance(file, UploadFile):
         raise not_allowed("file", "is missing or no file", "one file")

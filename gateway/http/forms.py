@@ -1,10 +1,12 @@
 """Forms with a file, read without holding the file in memory."""
 
 import asyncio
+import hashlib
+import json
 from collections.abc import Callable
-from typing import Final
+from typing import Any, BinaryIO, Final
 
-from starlette.datastructures import FormData
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
@@ -17,6 +19,7 @@ from gateway.http.exchange import Exchange
 FORM_BYTES: Final = 65_536
 """What a form may have besides its file."""
 MAX_FIELDS: Final = 16
+_PIECE: Final = 1 << 18
 
 
 class _Bounded:
@@ -70,3 +73,26 @@ async def read_form(
         raise InvalidRequest(f"the form cannot be read: {error.message}", param="file") from None
     except ClientDisconnect:
         raise ClientGone from None
+
+
+async def form_content(form: FormData) -> bytes:
+    """What two forms are equal by: names, texts and the files' digests, in order. Boundaries of parts, which
+    clients draw for each request, are left out. Files are read in a thread, and are at their start then.
+    """
+    parts: list[list[Any]] = []
+    for name, value in form.multi_items():
+        if isinstance(value, UploadFile):
+            digest = await asyncio.to_thread(_digest, value.file)
+            parts.append([name, value.filename, value.content_type, digest])
+        else:
+            parts.append([name, value])
+    return json.dumps(parts).encode()  # orjson refuses what a form's charset may decode to
+
+
+def _digest(file: BinaryIO) -> str:
+    file.seek(0)
+    digest = hashlib.sha256()
+    while piece := file.read(_PIECE):
+        digest.update(piece)
+    file.seek(0)
+    return digest.hexdigest()

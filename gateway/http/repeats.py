@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Header
+from starlette.datastructures import FormData
 from starlette.requests import Request
 
 from gateway.http.exchange import Exchange, Reply
+from gateway.http.forms import form_content
 from gateway.http.idempotency import Idempotency, ReplayableReply, fingerprint_of, key_of
 
 IdempotencyKey = Annotated[
@@ -52,6 +54,15 @@ class Repeatable:
         if self.key is None:
             return run()
         return self._once(self.key, fingerprint_of(self.path, body), run, allowed)
+
+    async def once_of(
+        self,
+        form: FormData,
+        run: Callable[[], Awaitable[Reply]],
+        allowed: Callable[[], bool] = lambda: True,
+    ) -> Reply:
+        """:meth:`once` with a form for a body."""
+        return await self.once(b"" if self.key is None else await form_content(form), run, allowed)
 
     async def _once(
         self, key: str, fingerprint: str, run: Callable[[], Awaitable[Reply]], allowed: Callable[[], bool]

@@ -210,6 +210,24 @@ async def test_a_wrong_batch_is_refused_by_field(
         assert (response.status_code, response.json()["error"]["param"]) == (status, param)
 
 
+async def test_a_file_sent_again_under_its_idempotency_key_is_stored_once(serving: Any) -> None:
+    key = {"idempotency-key": "night"}
+    large = LINE * 20_000  # on the disk
+    async with serving() as client:
+
+        async def sent(content: bytes, purpose: str = "batch") -> Any:
+            files = {"file": ("in.jsonl", content)}
+            return await client.post("/v1/files", files=files, data={"purpose": purpose}, headers=key)
+
+        first, again = await sent(large), await sent(large)
+        others = await sent(large + LINE), await sent(large, "evals")
+        [file] = (await client.get("/v1/files")).json()["data"]
+        content = await client.get(f"/v1/files/{file['id']}/content")
+    assert first.json() == again.json() == file and content.content == large
+    assert again.headers["x-idempotent-replay"] == "true" and "x-idempotent-replay" not in first.headers
+    assert [fault(other)[:2] for other in others] == [(409, "idempotency_conflict")] * 2
+
+
 async def test_a_batch_sent_again_under_its_idempotency_key_is_one_batch(serving: Any) -> None:
     key = {"idempotency-key": "night"}
     async with serving() as client:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.datastructures import FormData
 
 from gateway.app import create_app
 from gateway.contracts.embeddings import EmbeddingsAnswer, EmbeddingsRequest
 from gateway.contracts.origin import EdgeOutcome
 from gateway.contracts.values import Caller
 from gateway.errors import UnknownModel
+from gateway.http.forms import form_content
 from gateway.keys.ceilings import Running
 from gateway.state.idempotency_sqlite import SqliteIdempotencyStore
 from gateway.testing import OTHER_KEY, FakeEmbeddings, MemoryIdempotency, fake_services
@@ -29,6 +31,8 @@ PATHS = [
     ("/v2/rerank", RERANK),
     ("/v1/score", SCORE),
 ]
+
+RECORDINGS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 
 
 class HeldEmbeddings(FakeEmbeddings):
@@ -68,6 +72,56 @@ async def test_the_same_key_and_body_are_computed_once(connect: Connect, path: s
     assert again.headers["x-idempotent-replay"] == "true"
     assert "x-idempotent-replay" not in first.headers
     assert code(other) == (409, "idempotency_conflict")
+
+
+@pytest.mark.parametrize("path", RECORDINGS)
+async def test_a_recording_sent_again_is_transcribed_once_and_another_one_is_a_conflict(
+    connect: Connect, path: str
+) -> None:
+    workers = FakeEmbeddings()
+    form = {"model": "m", "response_format": "text"}
+    async with connect(fake_services(embeddings=workers)) as client:
+
+        async def sent(content: bytes, **fields: str) -> Any:
+            file = {"file": ("a.mp3", content, "audio/mpeg")}
+            return await client.post(path, data={**form, **fields}, files=file, headers=KEY)
+
+        first, again = await sent(b"it was"), await sent(b"it was")
+        others = await sent(b"it is"), await sent(b"it was", language="en")
+    assert len(workers.asked) == 1
+    assert first.request.headers["content-type"] != again.request.headers["content-type"], "the boundary"
+    assert again.headers["x-idempotent-replay"] == "true" and "x-idempotent-replay" not in first.headers
+    assert (again.text, again.headers["content-type"]) == ("it was\n", "text/plain; charset=utf-8")
+    assert [code(other) for other in others] == [(409, "idempotency_conflict")] * 2
+
+
+async def test_names_in_any_charset_are_part_of_a_forms_content() -> None:
+    odd, other = (FormData([("prompt", text)]) for text in ("\ud800", "\ud801"))
+    assert await form_content(odd) == await form_content(odd) != await form_content(other)
+
+
+async def test_a_streamed_transcript_is_not_kept(connect: Connect) -> None:
+    workers = FakeEmbeddings()
+    async with connect(fake_services(embeddings=workers)) as client:
+        for _ in range(2):
+            file = {"file": ("a.mp3", b"it was", "audio/mpeg")}
+            form = {"model": "m", "stream": "true"}
+            answer = await client.post(RECORDINGS[0], data=form, files=file, headers=KEY)
+            assert answer.is_success and "it was" in answer.text
+    assert len(workers.asked) == 2
+
+
+async def test_a_stored_transcript_is_not_given_to_a_key_that_may_no_longer_ask_for_it(
+    connect: Connect,
+) -> None:
+    workers = FakeEmbeddings()
+    async with connect(fake_services(embeddings=workers)) as client:
+        for usable in (True, False):
+            workers.usable = usable
+            file = {"file": ("a.mp3", b"it was", "audio/mpeg")}
+            answer = await client.post(RECORDINGS[0], data={"model": "m"}, files=file, headers=KEY)
+            assert "x-idempotent-replay" not in answer.headers
+    assert len(workers.asked) == 2
 
 
 async def test_one_key_is_not_for_two_paths(connect: Connect) -> None:
@@ -203,7 +257,7 @@ def test_the_document_names_the_header_where_it_counts() -> None:
         for one in operations.get("post", {}).get("parameters", ())
         if one["name"] == "idempotency-key"
     }
-    assert {*(path for path, _ in PATHS), "/v1/batches"} <= named
+    assert {*(path for path, _ in PATHS), "/v1/batches", "/v1/files", *RECORDINGS} <= named
     assert "/v1/chat/completions" in named and "/tokenize" not in named
     for path in named:
         assert "409" in paths[path]["post"]["responses"], path
