@@ -127,8 +127,11 @@ async def test_the_official_client_gets_each_form_bit_for_bit_and_each_request_i
             refused = await plain.post("/v1/embeddings", json={"model": MODEL, **body})
             assert refused.status_code == 400, (body, refused.text)
             assert refused.json()["error"]["param"].startswith(param), refused.text
+        asked, key = {"model": MODEL, "input": text}, {"idempotency-key": "once"}
+        first, again = [await plain.post("/v1/embeddings", json=asked, headers=key) for _ in range(2)]
+        assert again.headers["x-idempotent-replay"] == "true" and again.content == first.content
         await client.embeddings.create(model=MODEL, input=text)
-        assert len(await billed(live, 11)) == 11
+        assert len(await billed(live, 12)) == 12
 
 
 async def test_a_killed_worker_loses_no_vector_and_doubles_none_on_the_bill(tmp_path: Path) -> None:
