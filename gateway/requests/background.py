@@ -30,6 +30,9 @@ SWEEP_S: Final = 60.0
 ABANDONED: Final = 100
 """Most abandoned responses that are looked at at one time."""
 
+CANCEL_S: Final = 10.0
+"""Longest that a response which is cancelled may take to end."""
+
 _GONE: Final = public_error(Internal("the gateway that ran the response has ended"))
 _NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')
 
@@ -82,10 +85,12 @@ class BackgroundRun:
         last = self.frames.fail(error, request_id, partial=bool(self.events))
         await self._end(self.frames.state("failed", **_why(self.asked, error)), last)
 
-    def stop(self, response: dict[str, Any]) -> None:
-        """It was cancelled, which is stored already."""
+    async def cancelled(self) -> None:
+        """Store what there is as cancelled, unless another gateway has ended it, then show the end."""
         if not self.ended:
-            self._show_end(self.frames.stop(response))
+            response = self.frames.state("cancelled")
+            last = self.frames.stop(response)  # which closes the open item: the response has it then
+            await self._end(response, last)
 
     def abandon(self, error: PublicError) -> None:
         """This gateway ends; what is stored is for another one to end."""
@@ -213,18 +218,13 @@ class BackgroundResponses:
 
     async def cancel(self, row: StoredResponse) -> dict[str, Any]:
         """End a response as cancelled, wherever it runs; the response object, as it is if it has ended."""
-        response = response_of(row)
         begun = self.of(row.tenant, row.response_id)
-        if begun is not None:
-            response = begun.frames.state("in_progress")
-        response["status"] = "cancelled"
-        if not await self._keep.end(row, response):
-            return response_of(await self._keep.get(row.tenant, row.response_id))
-        if begun is not None:
-            begun.stop(response)
-            if begun.task is not None:
-                begun.task.cancel()
-        return response
+        if begun is not None and begun.task is not None:
+            begun.task.cancel()
+            await asyncio.wait({begun.task}, timeout=CANCEL_S)
+        else:
+            await self._keep.end(row, {**response_of(row), "status": "cancelled"})
+        return response_of(await self._keep.get(row.tenant, row.response_id))
 
     async def run(self) -> None:
         """Run until cancelled; what runs then is abandoned."""
@@ -260,7 +260,7 @@ class BackgroundResponses:
             if self._tasks is None:
                 begun.abandon(_GONE)
             else:
-                begun.stop(begun.frames.state("cancelled"))
+                await begun.cancelled()
             raise
         finally:
             del self._runs[key]

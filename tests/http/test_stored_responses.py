@@ -310,11 +310,16 @@ async def test_a_cancelled_background_response_frees_its_journey(house: House) -
         assert (await client.post(f"{path}/cancel")).json()["status"] == "cancelled"
         assert (await client.post(f"{path}/cancel")).json()["status"] == "cancelled"
         found = (await client.get(path)).json()
-        await asyncio.wait([run.task])
-        assert journey.cancelled == 1
+        told = events((await client.get(path, params={"stream": "true"})).content)
+        assert run.task.done() and journey.cancelled == 1
         journey.resume()
         refused = await client.post(f"/v1/responses/{(await made(client))['id']}/cancel")
     assert found["status"] == "cancelled"
+    [message] = found["output"]
+    assert (message["status"], message["content"][0]["text"]) == ("incomplete", "One moment")
+    assert told[-1]["type"] == "response.incomplete"
+    assert told == events(b"".join([event async for event in run.follow(-1)]))
+    assert told[-1]["response"] == found
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_id")
 
 
