@@ -91,7 +91,8 @@ class EdgeRoute(APIRoute):
             if self.role is None:
                 caller_of(services, exchange)
             else:
-                viewers = (CallerRole.VIEWER,) if request.method == "GET" else ()
+                reads = request.method == "GET" and self.role is CallerRole.OPERATOR
+                viewers = (CallerRole.VIEWER,) if reads else ()
                 require_role(services, exchange, *viewers, self.role)
             if self.counted:
                 await services.limiter.enter(await _caller(request))

@@ -252,6 +252,8 @@ async def test_a_viewer_reads_and_changes_nothing(connect: Connect) -> None:
         for path in ("/v1/chat/completions", "/v1/generate", "/v1/responses", "/v1/messages"):
             assert (await client.post(path, json={}, headers=view)).status_code == 403
         assert (await client.get("/admin/console/requests", headers=view)).status_code == 200
+        for path in ("/admin/keys", "/health/deep"):  # as an operator, who may neither
+            assert (await client.get(path, headers=view)).status_code == 403, path
         assert (await signed_in(client, "view")).json()["role"] == "viewer"
 
 
