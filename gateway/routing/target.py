@@ -13,7 +13,7 @@ from adapters.values import Selection
 from gateway.backends.port import Fleet, generates
 from gateway.contracts.features import Feature
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
-from gateway.errors import Forbidden, GatewayError, UnknownModel, UnknownRoute
+from gateway.errors import Forbidden, GatewayError, InvalidRequest, UnknownModel, UnknownRoute
 from gateway.routing.rank import weights_serving
 from gateway.routing.revision import DEFAULT_ROUTE, Revision, Route
 
@@ -59,6 +59,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
 
     Raises:
         Forbidden: the key is limited to other routes; the message does not reveal whether the route exists.
+        InvalidRequest: ``model`` and ``adapter_id`` name two adapters.
         UnknownRoute: no such route in this revision.
         UnknownModel: ``model`` is neither a backend, nor an adapter, nor a base model that a backend of the
             route serves, nor one that a route names.
@@ -96,6 +97,11 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
     if serving and caller.may_use(model):
         return Target(route, version, None, request.adapter_id, model, serving)
     if model in adapters:
+        if request.adapter_id not in (None, model):
+            raise InvalidRequest(
+                f"model names the adapter {model!r} and adapter_id another one; allowed: one adapter",
+                param="model",
+            )
         return Target(route, version, None, model)
     if model in fleet.backends and caller.may_use(fleet.backends[model].model):
         if allowed is not None and model not in route.backends:

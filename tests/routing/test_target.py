@@ -8,7 +8,7 @@ from gateway.backends.port import Fleet
 from gateway.backends.scripted import ScriptedBackend
 from gateway.contracts.model_card import CardKind, ModelCard
 from gateway.contracts.values import Caller, CallerRole, Contract, GenerateRequest
-from gateway.errors import Forbidden, UnknownModel, UnknownRoute
+from gateway.errors import Forbidden, InvalidRequest, UnknownModel, UnknownRoute
 from gateway.keys.usable_models import usable
 from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
@@ -35,11 +35,13 @@ def found(
     route: str = "chat",
     routes: tuple[str, ...] | None = None,
     adapters: tuple[str, ...] | None = None,
+    adapter: str | None = None,
 ) -> Target:
     caller = Caller("t", CallerRole.CALLER, "key_1", routes=routes, adapters=adapters)
     request = GenerateRequest(
-        "r", "g", Contract.NATIVE, caller, arrived_at=0.0, created=0, route=route, model=model
-    )
+        "r", "g", Contract.NATIVE, caller, arrived_at=0.0, created=0, route=route, model=model,
+        adapter_id=adapter,
+    )  # fmt: skip
     return resolve(request, REVISION, FLEET, ("manga", "style"))
 
 
@@ -47,6 +49,12 @@ def test_a_model_is_the_base_an_adapter_or_a_backend() -> None:
     assert found("demo").adapter_id is None and found("demo").backend is None
     assert found("manga").adapter_id == "manga"
     assert found("pool").backend == "pool"
+
+
+def test_a_model_that_is_an_adapter_and_another_adapter_contradict_each_other() -> None:
+    assert found("manga", adapter="manga").adapter_id == "manga"
+    with pytest.raises(InvalidRequest, match="model names the adapter 'manga' and adapter_id another one"):
+        found("manga", adapter="style")
 
 
 def test_a_model_that_a_route_names_selects_that_route_with_all_its_backends() -> None:
