@@ -1,6 +1,6 @@
 """How long an engine with work may go without a step, judged by its own step times. Sans I/O.
 
-The limit is the largest of 1 s, five times the 99th percentile of its decode steps, and five times the
+The limit is the largest of 2 s, five times the 99th percentile of its decode steps, and five times the
 expected time of the prompt tokens that its current step may compute: a long prefill is one step. The
 configured limit is the upper bound, and holds until the step times are known.
 """
@@ -8,8 +8,8 @@ configured limit is the upper bound, and holds until the step times are known.
 from collections import deque
 from math import ceil
 
-# The least limit: a garbage collection or a busy machine may delay a step for some tenths of a second.
-LEAST_LIMIT_S = 1.0
+# The least limit: a machine with far more work than cores may delay a step for more than a second.
+LEAST_LIMIT_S = 2.0
 # How many times its usual duration a step may take; the context of a prompt also makes its last steps longer.
 FACTOR = 5.0
 # Decode steps that make a percentile; kernels are compiled within the first ones.
