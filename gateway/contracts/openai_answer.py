@@ -148,6 +148,8 @@ FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
 }
 """OpenAI's clients know two ends of a text, a whole one and one cut short, and tool calls."""
 
+OVERLOADED: Final = 529
+"""Anthropic's status for what is 503 elsewhere."""
 _ERROR_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",
@@ -234,8 +236,12 @@ def error_body(error: PublicError) -> OpenAIErrorBody:
 
 
 def sent_status(error: PublicError, contract: Contract) -> int:
-    """The HTTP status of an error; OpenAI's contract knows no 422: what does not validate is 400."""
-    return 400 if error.status == 422 and contract is not Contract.NATIVE else error.status
+    """The HTTP status of an error; only the native contract has 422, and Anthropic's has 529 for 503."""
+    if contract is Contract.NATIVE:
+        return error.status
+    if error.status == 503 and contract is Contract.MESSAGES:
+        return OVERLOADED
+    return 400 if error.status == 422 else error.status
 
 
 def error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:

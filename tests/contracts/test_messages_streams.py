@@ -13,7 +13,8 @@ from budgeting.values import Plan, SectionCounts, ToolCall
 from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.messages.stream import MessagesDialect
-from gateway.contracts.values import Answer, FinishReason, Sampling, Usage
+from gateway.contracts.openai_answer import sent_status
+from gateway.contracts.values import Answer, Contract, FinishReason, Sampling, Usage
 from gateway.errors import PublicError
 from gateway.testing import answer_for
 from tests.answer_events import EventSequence, answers
@@ -163,8 +164,9 @@ def test_arguments_that_are_no_object_are_shown_as_they_are(arguments: str, give
     ],
 )
 def test_errors_have_anthropics_types(status: int, code: str, sent: int, kind: str) -> None:
-    found, body = DIALECT.error(PublicError(status, code, "no", "model"), "req_1")
-    assert found == sent
+    error = PublicError(status, code, "no", "model")
+    found, body = DIALECT.error(error, "req_1")
+    assert found == sent == sent_status(error, Contract.MESSAGES)  # which the log line has
     assert json.loads(body) == {
         "type": "error",
         "error": {"type": kind, "message": "no", "param": "model", "sluice_code": code},

@@ -8,8 +8,8 @@ from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
 from gateway.contracts.dialect import ParsedRequest
-from gateway.contracts.openai_answer import SluiceBody, sluice_body
-from gateway.contracts.values import Answer, FinishReason, Usage
+from gateway.contracts.openai_answer import OVERLOADED, SluiceBody, sent_status, sluice_body
+from gateway.contracts.values import Answer, Contract, FinishReason, Usage
 from gateway.errors import PublicError
 
 
@@ -76,9 +76,6 @@ STOP_REASONS: Final[Mapping[FinishReason, str]] = {
 }
 """Anthropic's clients know whole texts, those cut short, and calls; ``sluice`` has the true reason."""
 
-OVERLOADED: Final = 529
-"""Anthropic's status for what is 503 elsewhere."""
-_STATUS: Final[Mapping[int, int]] = {422: 400, 503: OVERLOADED}
 _ERROR_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
     402: "billing_error",
@@ -172,7 +169,7 @@ def _input(arguments: str) -> Any:
 
 def messages_error(error: PublicError, request_id: str) -> MessagesErrorBody:
     """Anthropic's error; its type follows the status."""
-    status = _STATUS.get(error.status, error.status)
+    status = sent_status(error, Contract.MESSAGES)
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     message = error.message
     if error.code == "context_too_long":
@@ -186,4 +183,4 @@ def messages_error(error: PublicError, request_id: str) -> MessagesErrorBody:
 
 
 def messages_error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
-    return _STATUS.get(error.status, error.status), orjson.dumps(messages_error(error, request_id))
+    return sent_status(error, Contract.MESSAGES), orjson.dumps(messages_error(error, request_id))
