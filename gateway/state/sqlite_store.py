@@ -100,13 +100,18 @@ class SqliteStateStore(StateStore):
     async def run(self) -> None:
         seen: tuple[object, int] | None = None
         notified_at = -math.inf
-        files = self._reader.files()
+        files: Sequence[tuple[int, ...] | None] = ()
+        settled = False
         while True:
             due = self._clock() - notified_at >= self._poll_s
+            changed = files != (files := self._reader.files())
             # Another thread's turn costs ten times as much as this look, 20 times a second.
-            if files == (files := self._reader.files()) and seen is not None and not due:
+            if settled and not changed and not due and seen is not None:
                 await asyncio.sleep(WATCH_S)
                 continue
+            # The look after a change reads again: a commit within a tick of the file system's clock after the
+            # last write that was seen may change nothing else.
+            settled = not changed
             with contextlib.suppress(StateUnavailable):  # `healthy` shows the failure
                 found, heads = await self._run(self._reader, "watch", _look)
                 if seen is None or found[0] is seen[0]:
