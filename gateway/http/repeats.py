@@ -1,10 +1,10 @@
 """Requests besides generations that are answered once under their ``Idempotency-Key``."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Header
+from msgspec import Struct
 from starlette.datastructures import FormData
 from starlette.requests import Request
 
@@ -18,8 +18,7 @@ IdempotencyKey = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Repeatable:
+class Repeatable(Struct, frozen=True):
     """One request, and the key that its answer is stored under, if it has one.
 
     Args:

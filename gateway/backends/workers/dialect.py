@@ -219,16 +219,7 @@ class CompletionWriter:
         plain = self.dialect is Dialect.OPENAI
         body: dict[str, Any] = {"model": self.adapter_name(work) or self.model}
         if chat:
-            if all_plain(work.messages):
-                body["messages"] = [{"role": m.role, "content": m.content} for m in work.messages]
-            else:
-                field, custom = _REASONING[self.dialect], self.knows_custom_tools
-                body["messages"] = [
-                    {"role": m.role, "content": m.content}
-                    if m.plain
-                    else message_body(m, reasoning=field, custom=custom, images=work.images)
-                    for m in work.messages
-                ]
+            body["messages"] = self._messages(work)
             if work.tools or work.reasoning_effort is not None or work.template_kwargs:
                 body |= tool_fields(work, custom=self.knows_custom_tools)
             # Templates strip white space at a message's ends; an empty message cannot be continued.
@@ -294,6 +285,17 @@ class CompletionWriter:
             # vLLM serves lower numbers first, Sluice higher ones.
             body["priority"] = -work.priority if self.dialect is Dialect.VLLM else work.priority
         return orjson.dumps({**work.extra, **body} if work.extra else body)
+
+    def _messages(self, work: Work) -> list[dict[str, Any]]:
+        if all_plain(work.messages):
+            return [{"role": m.role, "content": m.content} for m in work.messages]
+        field, custom = _REASONING[self.dialect], self.knows_custom_tools
+        return [
+            {"role": m.role, "content": m.content}
+            if m.plain
+            else message_body(m, reasoning=field, custom=custom, images=work.images)
+            for m in work.messages
+        ]
 
     def _add_logprobs(self, body: dict[str, Any], count: int, chat: bool) -> None:
         if not chat:
