@@ -22,7 +22,7 @@ from gateway.config.yaml_file import read_yaml, shown
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 _Text = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f]+$")]
-# vLLM and the embedded engine keep the id in a signed 32-bit integer.
+# vLLM and the embedded engine store the id in a signed 32-bit integer.
 _EngineId = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 

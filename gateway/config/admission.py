@@ -1,4 +1,4 @@
-"""The section ``admission``, and a rung of a ladder, which routes have too."""
+"""The section ``admission``, and the degradation rung, which routes use too."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from gateway.config.section import Section
 
 
 class RungConfig(Section):
-    """A rung of the ladder: the limits of new requests from ``depth`` waiting ones on."""
+    """A rung of the degradation ladder: limits of new requests while at least ``depth`` requests wait."""
 
     depth: Annotated[int, Field(ge=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None

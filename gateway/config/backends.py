@@ -1,4 +1,4 @@
-"""The backends' sections of the configuration, distinguished by ``kind``."""
+"""The sections of backends, one class for each ``kind``, and of the fallback chain."""
 
 import re
 from enum import StrEnum
@@ -28,13 +28,13 @@ class LegLimitConfig(Section):
 
 
 class FallbackSection(Section):
-    """The fallback chain, for all routes together."""
+    """The limits of fallback targets by backend, shared by all routes."""
 
     limits: dict[str, LegLimitConfig] = Field(default={})
 
 
 class HedgeSection(Section):
-    """When a request without a first token is also sent to a second worker; docs/workers.md."""
+    """When a request without a first token is also sent to a second worker; see docs/workers.md."""
 
     enabled: bool = False
     quantile: Annotated[float, Field(ge=0.5, le=0.999)] = 0.99
@@ -47,7 +47,7 @@ Path = Annotated[str, Field(pattern=r"^/[^?#\s]*$")]
 
 
 class UnknownFields(StrEnum):
-    """What becomes of fields of OpenAI's bodies that Sluice does not know."""
+    """What happens to fields of a request body that Sluice does not know."""
 
     REFUSE = "refuse"
     DROP = "drop"
@@ -55,16 +55,16 @@ class UnknownFields(StrEnum):
 
     @property
     def features(self) -> frozenset[Feature]:
-        """The features that this gives a backend."""
+        """The features that a backend with this policy has."""
         taken = [Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED]
         return frozenset(taken[: list(UnknownFields).index(self)])
 
 
 HEADER_FIELDS = ("request_id", "tenant", "org", "user", "session_id")
-"""Fields of a request that a header of the configuration may have."""
+"""Fields of a request that the value of a configured header may contain as ``{field}``."""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HEADER_VALUE = re.compile(rf"(?:[ -z|~]|\{{(?:{'|'.join(HEADER_FIELDS)})\}}){{1,1024}}")
-# Written by the gateway itself.
+# Headers that the gateway sets itself.
 _OWN_HEADERS = re.compile(
     "accept|authorization|connection|content-(length|type)|cookie|expect|host|keep-alive|prefer|te|trailer"
     "|trace(parent|state)|transfer-encoding|upgrade|user-agent|x-sluice-.*|proxy-.*"
@@ -72,7 +72,7 @@ _OWN_HEADERS = re.compile(
 
 
 def _headers(headers: dict[str, str]) -> dict[str, str]:
-    """Values are not repeated in messages: one may be a secret."""
+    """Check configured headers. Messages never contain a value, which may be a secret."""
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no header's name; allowed: letters, digits, - and _")
@@ -92,7 +92,7 @@ _PROXY = re.compile(r"https?://[^/?#@\s]+/?")
 
 
 def _proxy(proxy: str | None) -> str | None:
-    """The value is not repeated in messages: it may hold a password."""
+    """Check a proxy's URL. Messages never contain it, because it may contain a password."""
     if proxy not in (None, PROXY_FROM_ENVIRONMENT) and not _PROXY.fullmatch(proxy or ""):
         raise ValueError(
             "allowed: http://HOST:PORT or https://HOST:PORT without user and password, or "
@@ -102,7 +102,7 @@ def _proxy(proxy: str | None) -> str | None:
 
 
 class TlsSection(Section):
-    """How the certificates of ``https://`` workers are checked, and which one the gateway shows."""
+    """How certificates of ``https://`` workers are verified, and the gateway's own client certificate."""
 
     ca_file: str | None = None
     cert_file: str | None = None
@@ -114,7 +114,7 @@ RefuseOrDrop = Literal[UnknownFields.REFUSE, UnknownFields.DROP]
 
 
 class EngineBackend(Section):
-    """An engine in process, as a backend; ``engine`` names one of ``engines``, unset: that of ``engine``."""
+    """An in-process engine as a backend: the one of ``engines`` that ``engine`` names, else ``engine``."""
 
     kind: Literal["engine"]
     engine: str | None = None
@@ -123,11 +123,11 @@ class EngineBackend(Section):
 
 
 class OpenAIBackend(AffinitySection):
-    """A pool of remote workers that speak OpenAI's contract; docs/workers.md explains each key.
+    """A pool of remote workers that serve OpenAI's API; docs/workers.md explains each key.
 
-    Without ``model`` the pool serves what its workers list. The timeouts are for a worker that answers within
-    seconds when it is not overloaded. ``keepalive_seconds`` is under the five seconds after which uvicorn,
-    vLLM's server, closes an idle connection.
+    Without ``model`` the pool serves the models that its workers list. The timeouts are for a worker that
+    answers within seconds when it is not overloaded. ``keepalive_seconds`` is less than five seconds, after
+    which uvicorn, vLLM's server, closes an idle connection.
     """
 
     kind: Literal["openai"]
@@ -171,13 +171,13 @@ class OpenAIBackend(AffinitySection):
 
     @property
     def unknown_features(self) -> frozenset[Feature]:
-        """By default vLLM workers get fields that Sluice does not know, and other workers' are refused."""
+        """The features of ``unknown_fields``; the default is pass for vLLM workers, and refuse for others."""
         by_dialect = UnknownFields.PASS if self.dialect in ("auto", "vllm") else UnknownFields.REFUSE
         return (self.unknown_fields or by_dialect).features
 
     @model_validator(mode="after")
     def _workers_can_load(self) -> Self:
-        """Only vLLM has endpoints to load adapters."""
+        """Refuse ``load_adapters`` for other dialects: only vLLM has endpoints to load adapters."""
         if self.load_adapters and self.dialect not in ("auto", "vllm"):
             raise ValueError(
                 f"load_adapters: workers of dialect {self.dialect!r} load none for us;"
@@ -187,7 +187,7 @@ class OpenAIBackend(AffinitySection):
 
     @model_validator(mode="after")
     def _one_key_and_used_tls(self) -> Self:
-        """A key has one place, and what is said of TLS is used."""
+        """Refuse two sources of the API key, and TLS settings that no URL would use."""
         if self.api_key_env is not None and self.api_key_file is not None:
             raise ValueError("api_key_env and api_key_file are both set; allowed: one of both")
         if self.tls.key_file is not None and self.tls.cert_file is None:
@@ -208,16 +208,16 @@ Region = Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")]
 
 
 class BedrockGuardrail(Section):
-    """A guardrail of the account."""
+    """A Bedrock guardrail of the AWS account."""
 
     id: Annotated[str, Field(min_length=1, max_length=2048)]
     version: Annotated[str, Field(pattern=r"^([1-9][0-9]{0,7}|DRAFT)$")]
 
 
 class BedrockSection(Section):
-    """A model of Amazon Bedrock; what each key does is in docs/bedrock.md.
+    """A model of Amazon Bedrock; docs/bedrock.md explains each key.
 
-    Bedrock may think for long before the first byte of a long prompt's answer: the read timeout covers that.
+    The read timeout must cover the time until the first byte of a long prompt's answer.
     """
 
     kind: Literal["bedrock"]
@@ -251,5 +251,5 @@ BackendConfig = Annotated[EngineBackend | OpenAIBackend | BedrockSection, Field(
 
 
 def default_backends() -> dict[str, BackendConfig]:
-    """The engine in process alone."""
+    """Return the backends of a configuration that names none: the in-process engine, as ``local``."""
     return {"local": EngineBackend(kind="engine")}

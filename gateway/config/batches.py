@@ -11,7 +11,7 @@ from gateway.config.state import STATE_FOLDER
 class BatchesSection(Section):
     """Files and batches; docs/batches.md explains each key.
 
-    The numbers of lines and bytes are OpenAI's.
+    ``max_lines`` and ``max_file_bytes`` are OpenAI's limits.
     """
 
     enabled: bool = True

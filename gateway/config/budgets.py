@@ -1,4 +1,4 @@
-"""Token budgets of a prompt's sections, as a prompt version's file and a model's section write them."""
+"""Token budgets of a prompt's sections, as given in a prompt version's file and in a model's section."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ _Tokens = Annotated[int, Field(ge=0, le=10_000_000)]
 
 
 class BudgetsSection(Section):
-    """Tokens of each section; a missing one is at its default."""
+    """The token budget of each prompt section."""
 
     model_config = ConfigDict(strict=True)
 

@@ -7,15 +7,15 @@ from pydantic import Field, model_validator
 from gateway.config.section import Section
 from resilience.failures import FailureKind
 
-# Most rules; every call checks them.
+# The most rules; every call checks all of them.
 MAX_RULES = 64
 
 
 class FaultRule(Section):
-    """One fault. The kind is a failure's code, or ``slow`` or ``hang``.
+    """One fault; ``kind`` is a failure's code, ``slow`` or ``hang``.
 
-    It occurs before the first token, or after ``after_tokens``; in every ``every``-th call of its backend, or
-    by chance; and at most ``times`` times when that is set.
+    It occurs before the first token, or after ``after_tokens`` tokens; in every ``every``-th call of its
+    backend, or with ``probability``; and at most ``times`` times, if set.
     """
 
     backend: Annotated[str, Field(min_length=1)]
@@ -28,7 +28,7 @@ class FaultRule(Section):
 
     @model_validator(mode="after")
     def _one_way_of_choosing(self) -> Self:
-        """A call is chosen by count or by chance."""
+        """Refuse a rule that selects calls both by count and by chance."""
         if self.every is not None and self.probability is not None:
             raise ValueError("every and probability: both are set; set one of them, or none for every call")
         return self

@@ -1,4 +1,4 @@
-"""The engine's section of the configuration, and the names that operators of vLLM know its keys by."""
+"""The sections ``engine``, ``weights`` and ``adapters``, and vLLM's environment variables for engine keys."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from gateway.config.section import Section
 
 
 class WeightsSection(Section):
-    """Where fetched models are kept, and how ``s3://`` is reached; credentials: the AWS SDK's chain."""
+    """Where fetched models are stored, and how S3 is accessed; the AWS SDK finds the credentials."""
 
     cache_folder: Annotated[str, Field(min_length=1)] = "~/.cache/sluice"
     endpoint_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
@@ -26,7 +26,7 @@ _S3Prefix = Annotated[str, Field(max_length=1_024, pattern=r"^s3://[A-Za-z0-9][A
 
 
 class AdaptersConfig(Section):
-    """The LoRA registry, in the state store or that of ``state_url``; ``file`` is imported at each start."""
+    """The LoRA registry in the store ``state_url``, else the state store; each start imports ``file``."""
 
     file: str | None = None
     state_url: Annotated[str, Field(min_length=1)] | None = None
@@ -39,7 +39,7 @@ class AdaptersConfig(Section):
 
 
 DEMO_MODEL = "models/demo"
-# Data that is installed with the package: the demo model, the prompt versions. In a clone these are links.
+# Data installed with the package: the demo model and the prompt versions. In a clone these are links.
 BUNDLED = Path(__file__).parents[1] / "bundled"
 # The environment variables that operators of vLLM set in their containers, mapped to our keys.
 ENGINE_ENV: Mapping[str, str] = {
@@ -54,7 +54,7 @@ ENGINE_ENV: Mapping[str, str] = {
     "ENFORCE_EAGER": "enforce_eager",
 }
 
-# Keys that one kind of engine alone can honour.
+# Keys that only one kind of engine supports.
 VLLM_ONLY = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -67,28 +67,26 @@ VLLM_ONLY = (
     "visible_devices",
 )
 EMBEDDED_ONLY = ("device",)
-# Vectors and scores are computed without sampling.
+# Keys that need a model that generates text; ``task: embed`` computes vectors and scores.
 GENERATING_ONLY = ("max_loras", "tool_parser", "reasoning_parser")
 
 
 class EngineSection(Section):
-    """The engine in process.
-
-    Defaults, for an A10G (24 GB) with Llama-3-8B in AWQ:
+    """An in-process engine. The defaults are chosen for an A10G (24 GB) with Llama-3-8B in AWQ:
 
     * ``gpu_memory_utilization`` 0.92 leaves 8 % for workspace and the driver; 0.95 ran out of memory with
       many adapters, 0.90 wasted KV cache.
-    * ``max_num_seqs`` 128 is what the KV pool holds at 1,100 tokens a sequence; above, some are preempted.
-    * ``max_num_batched_tokens`` is left to the engine's kind when unset: vLLM gets 8,192, so that one or two
-      long prompts do not crowd out fifty short ones; the embedded engine, on a CPU, takes shorter steps.
-    * ``block_size`` 16: 8 costs table overhead, 32 wastes short answers.
+    * ``max_num_seqs`` 128 is what the KV pool holds at 1,100 tokens per sequence; more cause preemptions.
+    * ``max_num_batched_tokens`` unset depends on the kind: vLLM gets 8,192, so that one or two long prompts
+      do not crowd out fifty short ones; the embedded engine, which runs on a CPU, takes shorter steps.
+    * ``block_size`` 16: 8 costs block-table overhead, 32 wastes memory on short answers.
     * ``enable_prefix_caching``: 72 % of the requests share a system prompt.
-    * ``enforce_eager`` off: CUDA graphs are 15-20 % faster once captured, which happens before ready.
+    * ``enforce_eager`` off: CUDA graphs are 15-20 % faster; they are captured before the engine is ready.
     * ``max_restarts_per_hour`` 5: a worker that fails more often has a cause that a restart does not remove.
-    * ``stopped_seconds`` 0.5: with a look every quarter of a second a stopped engine is found within 0.75 s.
-    * ``tool_parser`` and ``reasoning_parser`` unset are found from the model; ``none`` uses no parser.
-    * ``task`` embed: vectors alone; ``visible_devices`` unset sees all GPUs that the process sees.
-    * ``quantization`` unset takes what the checkpoint's own configuration says (AWQ for an AWQ checkpoint).
+    * ``stopped_seconds`` 0.5: with a check every 0.25 s, a stopped engine is found within 0.75 s.
+    * ``tool_parser`` and ``reasoning_parser`` unset are derived from the model; ``none`` uses no parser.
+    * ``task`` embed returns only vectors; ``visible_devices`` unset uses all GPUs visible to the process.
+    * ``quantization`` unset takes the value of the checkpoint's own configuration.
     """
 
     kind: Literal["embedded", "vllm", "none"] = "embedded"
@@ -129,12 +127,12 @@ class EngineSection(Section):
     @field_validator("model")
     @classmethod
     def _demo_model_is_installed(cls, model: str) -> str:
-        """The demo model is found from any folder."""
+        """Use the installed demo model where the working folder has none."""
         return model if model != DEMO_MODEL or Path(model).is_dir() else str(BUNDLED / "demo")
 
     @model_validator(mode="after")
     def _kind_honours_every_key(self) -> Self:
-        """A key that the kind cannot honour is refused when it asks for something, not ignored."""
+        """Refuse, instead of ignoring, a changed key that the engine's kind does not support."""
         other, kind = {
             "embedded": (VLLM_ONLY, "vllm"),
             "vllm": (EMBEDDED_ONLY, "embedded"),
@@ -159,10 +157,10 @@ class EngineSection(Section):
 
     @property
     def model_id(self) -> str:
-        """The base model's public id: ``served_model_name``, else the folder's name."""
+        """The base model's public id: ``served_model_name``, else the name of the model's folder."""
         return self.served_model_name or Path(self.model).resolve().name
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Where ``tokenizer.json`` lies: ``tokenizer``, else the model's folder."""
+        """The folder of ``tokenizer.json``: ``tokenizer``, else the model's folder."""
         return Path(self.tokenizer or self.model)

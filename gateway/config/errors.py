@@ -1,5 +1,5 @@
-"""The error of a wrong configuration."""
+"""The error that an invalid configuration raises."""
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; the message is one line per fault, ready to print."""
+    """The configuration is invalid; the message has one line per fault and can be printed as it is."""

@@ -1,4 +1,4 @@
-"""The sections ``images`` and ``models.<id>.images``; what each key does is in docs/images.md."""
+"""The sections ``images`` and ``models.<id>.images``; docs/images.md explains each key."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ Pixels = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
 class ImagesSection(Section):
-    """Bounds of the images of one request, and where they are fetched from."""
+    """Limits of the images of one request, and the hosts and networks from which they are fetched."""
 
     max_per_request: Annotated[int, Field(ge=1, le=1_000)] = 16
     max_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 10_485_760
@@ -25,7 +25,7 @@ class ImagesSection(Section):
 
 
 class ModelImages(Section):
-    """How many tokens an image takes of a model that takes images."""
+    """How many tokens a vision model uses for an image."""
 
     unit: Annotated[int, Field(ge=1, le=10_000)] = 28
     unit_tokens: Tokens = 1

@@ -1,4 +1,4 @@
-"""The section ``ledger``: where usage rows are stored, and what an answer waits for."""
+"""The section ``ledger``: where usage rows are stored, and how durable a row is before an answer ends."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from accounting.options import Durability
 from gateway.config.section import Section
 from gateway.config.state import DEFAULT_FILE, STATE_FOLDER, earlier_file
 
-# The default folder of the journal of a remote database.
+# The default journal folder for a remote database.
 DEFAULT_FOLDER = STATE_FOLDER / "ledger.journal"
 EARLIER_FOLDER = Path("sluice-ledger.journal")
 
@@ -33,7 +33,7 @@ class LedgerConfig(Section):
 
     @property
     def in_memory(self) -> bool:
-        """Whether the rows end with the process, and no other connection sees them."""
+        """Whether the rows are in an in-memory SQLite database, visible to one connection of this process."""
         try:
             url = make_url(self.url)
         except (ArgumentError, ValueError):
@@ -42,7 +42,7 @@ class LedgerConfig(Section):
 
     @property
     def folder(self) -> Path | None:
-        """The journal's folder: next to a SQLite file unless named; none for a database in memory."""
+        """The journal's folder, by default next to the SQLite file; none for an in-memory database."""
         if self.durability is Durability.MEMORY:
             return None
         if self.journal_folder is not None:

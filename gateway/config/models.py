@@ -1,4 +1,4 @@
-"""The models' section of the configuration: what is particular to one model; docs/models.md."""
+"""The section ``models``: settings of one model; docs/models.md explains each key."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated
@@ -17,12 +17,11 @@ ModelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,255}
 
 
 class ModelSection(Section):
-    """One model. What is left out is the engine's: tokenizer, context length, block size.
+    """One model. An unset tokenizer, context length or block size is that of the engine.
 
-    ``backends`` serve it: each that names a model of its own must name this one. ``price`` holds for those of
-    them that have none. Without ``capabilities`` the model can what its backends can, but for images: it
-    takes them where ``images`` is given. ``budgets`` trim
-    prompts for which neither the route nor the prompt version has any.
+    ``backends`` serve the model; a backend that names a model must name this one. ``price`` applies to
+    backends without a price. Without ``capabilities`` the model has those of its backends, except images,
+    which need ``images``. ``budgets`` apply where neither the route nor the prompt version has budgets.
     """
 
     tokenizer: Annotated[str, Field(min_length=1)] | None = None
@@ -37,12 +36,12 @@ class ModelSection(Section):
 
     @property
     def image_cost(self) -> ImageCost:
-        """How many tokens an image takes."""
+        """How many tokens an image uses."""
         return DEFAULT_COST if self.images is None else self.images.cost
 
 
 def model_of(section: BackendConfig, engines: Mapping[str | None, EngineSection]) -> str | None:
-    """The id of the model that a backend's section names; ``None``: the pool's workers say it."""
+    """Return the model id that a backend's section names; ``None``: the pool's workers report it."""
     match section:
         case OpenAIBackend():
             return section.model
@@ -57,7 +56,7 @@ def model_faults(
     backends: Mapping[str, BackendConfig],
     engines: Mapping[str | None, EngineSection],
 ) -> Iterator[str]:
-    """What is wrong between the models, and between them and the backends: a sentence each."""
+    """Yield one sentence for each contradiction between models, or between a model and the backends."""
     named = {name: model_of(backend, engines) for name, backend in backends.items()}
     owners = {name: f"models.{name}" for name in models}
     owners |= {

@@ -1,4 +1,4 @@
-"""The price file: what tokens cost, version after version."""
+"""The price file: the versions of the token prices."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,15 +10,15 @@ from accounting.prices import TOKENS_PER_PRICE, BookVersion, Price, PriceBook, T
 from gateway.config.section import Section
 from gateway.config.yaml_file import read_yaml
 
-# 100 dollars a token: the cost of 10 million tokens of each kind still fits into 64 bits.
+# 100 dollars per token: the cost of 10 million tokens of each kind still fits into 64 bits.
 _Nanousd = Annotated[int, Field(ge=0, le=10**11, strict=True)]
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class TariffEntry(Section):
-    """The price of one token in nano US dollars; a missing backend, model or adapter matches any.
+    """The price of one token in nano US dollars; an unset backend, model or adapter matches any.
 
-    ``model`` may have ``*`` for any characters.
+    A ``*`` in ``model`` matches any characters.
     """
 
     backend: _Name | None = None
@@ -29,7 +29,7 @@ class TariffEntry(Section):
     cached_nanousd: _Nanousd | None = None
 
     def tariff(self) -> Tariff:
-        """This entry as the price book has it; cached tokens cost as the others by default."""
+        """Return this entry for the price book; cached tokens cost as much as input tokens by default."""
         cached = self.input_nanousd if self.cached_nanousd is None else self.cached_nanousd
         per_token = (self.input_nanousd, self.output_nanousd, cached)
         return Tariff(
@@ -38,7 +38,7 @@ class TariffEntry(Section):
 
 
 class VersionEntry(Section):
-    """The prices from ``valid_from`` on."""
+    """A version of the prices, which applies from ``valid_from`` on."""
 
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$")]
     valid_from: AwareDatetime
@@ -52,7 +52,7 @@ class PriceFile(Section):
 
 
 def read_price_file(path: Path) -> PriceBook:
-    """The book of a file. Raises PriceError, ready to print."""
+    """Read a price file. Raises PriceError, whose message can be printed as it is."""
     file = read_yaml(path, PriceFile, PriceError)
     try:
         return PriceBook(

@@ -1,4 +1,4 @@
-"""The section of the configuration for Ray Serve; it does nothing under ``sluice serve``."""
+"""The section ``ray`` for Ray Serve; ``sluice serve`` ignores it."""
 
 from typing import Annotated, Self
 
@@ -12,9 +12,9 @@ Count = Annotated[int, Field(ge=1, le=10_000)]
 class RaySection(AffinitySection):
     """How many replicas there are, and when they scale; docs/ray.md explains each key.
 
-    ``scale_up_seconds`` and ``scale_down_seconds`` are Serve's own defaults; ``drain_seconds`` is the longest
-    request's time (``server.request_timeout_seconds``), so that a stopping replica breaks no answer.
-    ``engine_target_kv`` is admission's lowest watermark: above it low priorities wait.
+    ``scale_up_seconds`` and ``scale_down_seconds`` are Serve's own defaults. ``drain_seconds`` is as long as
+    ``server.request_timeout_seconds``, so that a stopping replica completes its answers.
+    ``engine_target_kv`` is admission's lowest watermark; above it, low-priority requests wait.
     """
 
     application: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")] = "sluice"

@@ -1,4 +1,4 @@
-"""The section ``resilience``: the retry budget, and degenerate answers."""
+"""The section ``resilience``: the retry budget and the detection of degenerate answers."""
 
 from dataclasses import fields
 from typing import Annotated, Self
@@ -13,9 +13,9 @@ _LIMITS = DegenerateLimits()
 
 
 class ResilienceSection(Section):
-    """How many retries a backend is given, and when an answer has become nonsense and what is done then.
+    """The retry budget of a backend, the limits of a degenerate answer, and the action on one.
 
-    Reasons for the defaults stand in ``resilience.retry_budget`` and ``resilience.degenerate``.
+    ``resilience.retry_budget`` and ``resilience.degenerate`` give the reasons for the defaults.
     """
 
     retry_share: Annotated[float, Field(ge=0, le=1)] = SHARE
@@ -34,5 +34,5 @@ class ResilienceSection(Section):
         return self
 
     def limits(self) -> DegenerateLimits:
-        """When an answer has become nonsense. Raises ValueError: the limits do not fit each other."""
+        """Return the limits of a degenerate answer. Raises ValueError if they contradict each other."""
         return DegenerateLimits(**{one.name: getattr(self, one.name) for one in fields(DegenerateLimits)})

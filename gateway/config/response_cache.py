@@ -8,8 +8,8 @@ from gateway.config.section import Section
 
 
 class CacheConfig(Section):
-    """The response cache that the fallback chain may answer from; what each key does is in
-    docs/response-cache.md. The timeout is short for a request that has waited for a failed backend.
+    """The response cache that the fallback chain may answer from; docs/response-cache.md explains each key.
+    ``timeout_ms`` is short, because the request has already waited for a failed backend.
     """
 
     capacity: Annotated[int, Field(ge=0, le=1_000_000)] = 2_000

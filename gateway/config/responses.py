@@ -10,7 +10,7 @@ from gateway.config.section import Section
 class ResponsesSection(Section):
     """Stored responses of ``/v1/responses``; docs/responses.md explains each key.
 
-    They are in the ledger's database. The time is OpenAI's.
+    They are in the ledger's database. ``keep_seconds`` is OpenAI's retention time, 30 days.
     """
 
     store: bool = True

@@ -1,4 +1,4 @@
-"""Keys that sign or seal: of a file, else of an environment variable."""
+"""Reads the keys that sign or encrypt, from a file or else from an environment variable."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +10,9 @@ MIN_SECRET_CHARS: Final = 32
 
 
 def read_keys(variable: str, file: Path | None, environ: Mapping[str, str]) -> tuple[bytes, ...]:
-    """The keys in ``file``, else in the variable; none where there is neither.
+    """Return the keys in ``file``, else those in the variable; none if neither is set.
 
-    One a line, the newest first. Raises ConfigError, whose message repeats no key.
+    There is one key per line, the newest first. Raises ConfigError; its message never contains a key.
     """
     where, text = str(file or variable), environ.get(variable)
     if file is not None:

@@ -17,18 +17,18 @@ def _compiles(pattern: str) -> str:
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Attempts = Annotated[int, Field(ge=1, le=16)]
 Pattern = Annotated[str, AfterValidator(_compiles)]
-# Before a choice of which one is "off": YAML reads a bare ``off`` as false.
+# For an enum with a member "off": YAML reads an unquoted ``off`` as false.
 OffIsAWord = BeforeValidator(lambda value: "off" if value is False else value)
 
 
 class Section(BaseModel):
-    """Unknown keys are refused; nothing changes after the start."""
+    """The base class: a section refuses unknown keys and is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class AffinitySection(Section):
-    """How a prompt's prefix leads it to the same engine again."""
+    """Prefix affinity: prompts with the same prefix are routed to the same engine."""
 
     affinity: bool = True
     affinity_block_tokens: Annotated[int, Field(ge=1, le=4096)] = 64

@@ -1,8 +1,8 @@
-"""Configuration: one YAML file, each key of which an environment variable can override.
+"""Configuration: one YAML file; an environment variable can override each of its keys.
 
-Order, strongest first: ``SLUICE_<SECTION>__<KEY>``, the engine names that operators of vLLM know
+Precedence, highest first: ``SLUICE_<SECTION>__<KEY>``, vLLM's usual environment variables
 (``MAX_MODEL_LEN``…), the file, the defaults. A wrong key or value stops the start with a
-:class:`ConfigError` that names its place, the given value and the allowed ones.
+:class:`ConfigError` that names the source, the given value and the allowed ones.
 """
 
 import contextlib
@@ -39,17 +39,17 @@ from gateway.contracts.features import Feature, features_without
 
 ENV_PREFIX = "SLUICE_"
 
-# The key of another Sluice, which may speak for its tenants.
+# The key of another Sluice gateway, which may act for its own tenants.
 FRONT_KEY = "SLUICE_FRONT_KEY"
-# The keys that seal reasoning.
+# The keys that encrypt reasoning.
 SEAL_KEY = "SLUICE_SEAL_KEY"
-# Set for other purposes under the same prefix; not keys of the file.
+# Variables with the same prefix that do not override a key of the file.
 RESERVED_ENV = frozenset(
     {"SLUICE_ADMIN_KEY", "SLUICE_AUDIT_KEY", SEAL_KEY, FRONT_KEY, "SLUICE_URL", "SLUICE_CONFIG"}
 )
 
 
-# A backend on an engine has its name, if the configuration names no other.
+# An engine for which the configuration names no backend gets a backend of the engine's name.
 EngineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/?#@\s]+)$")]
 
@@ -80,7 +80,7 @@ class ServerConfig(Section):
 
     @model_validator(mode="after")
     def _lame_duck_within_drain(self) -> Self:
-        """The time for load balancers is a part of the drain."""
+        """Refuse a lame-duck time longer than the drain, which includes it."""
         if self.lame_duck_seconds > self.drain_seconds:
             raise ValueError(
                 f"server.lame_duck_seconds is {self.lame_duck_seconds:g}; "
@@ -90,7 +90,7 @@ class ServerConfig(Section):
 
     @model_validator(mode="after")
     def _a_body_within_a_share(self) -> Self:
-        """A tenant has half of the memory for bodies, and a body must fit."""
+        """Refuse a body memory of which one tenant's share, a half, cannot hold the largest body."""
         if self.max_bodies_bytes is not None and self.max_bodies_bytes < 2 * self.max_body_bytes:
             raise ValueError(
                 f"server.max_bodies_bytes is {self.max_bodies_bytes}; allowed: at least twice "
@@ -100,7 +100,7 @@ class ServerConfig(Section):
 
     @model_validator(mode="after")
     def _two_ports(self) -> Self:
-        """The port decides which paths a request may reach."""
+        """Refuse one port for both listeners: the port decides which paths a request may reach."""
         if self.admin_host is not None and self.admin_port is None:
             raise ValueError("server.admin_host needs server.admin_port")
         if self.admin_port and self.admin_port == self.port:
@@ -109,17 +109,17 @@ class ServerConfig(Section):
 
 
 class TenantBudget(Section):
-    """What a tenant may spend with all its keys, US dollars of a UTC day and of a calendar month."""
+    """What a tenant may spend with all its keys, in US dollars per UTC day and per calendar month."""
 
     usd_per_day: Annotated[float, Field(ge=0.00001, le=1_000_000)] | None = None
     usd_per_month: Annotated[float, Field(ge=0.00001, le=1_000_000)] | None = None
 
 
 class AuthConfig(Section):
-    """Keys. With ``enabled: false`` every caller is the local operator; keep the port on loopback then.
+    """API keys. With ``enabled: false`` every caller is the local operator; keep the port on loopback then.
 
-    With ``metrics``, ``/metrics`` also needs a key of an operator or admin. ``tenant_budgets`` hold besides
-    those of keys. The defaults hold for callers' keys without a limit of their own, in each process.
+    With ``metrics``, ``/metrics`` also needs the key of an operator or admin. ``tenant_budgets`` apply in
+    addition to the keys' budgets. The defaults apply, per process, to callers' keys without an own limit.
     """
 
     enabled: bool = True
@@ -132,7 +132,7 @@ class AuthConfig(Section):
 
 
 class RoutingSection(Section):
-    """The file that seeds the first revision.
+    """The file from which the first routing revision is made.
 
     ``file`` unset: ``routing.yaml`` when it exists, else one route over all backends.
     """
@@ -161,7 +161,7 @@ class Settings(Section):
     weights: WeightsSection = WeightsSection()
     backends: dict[EngineName, BackendConfig] = Field(default_factory=default_backends)
     models: Annotated[dict[ModelName, ModelSection], Field(max_length=1_000)] = Field(default={})
-    # Made when they are read: an earlier version's file in the working folder decides the default.
+    # Built at each load: the default depends on whether an earlier version left a file in the working folder.
     state: StateConfig = Field(default_factory=StateConfig)
     images: ImagesSection = ImagesSection()
     audit: AuditSection = AuditSection()
@@ -183,7 +183,7 @@ class Settings(Section):
     @model_validator(mode="before")
     @classmethod
     def _no_engine_without_a_backend(cls, data: Any) -> Any:
-        """Each of ``engines`` has a backend. ``engine`` without one is loaded only if its kind is given."""
+        """Add a backend for each of ``engines`` without one; set kind ``none`` for an unused ``engine``."""
         if not isinstance(data, dict):
             return data
         backends, engines, engine = data.get("backends"), data.get("engines"), data.get("engine", {})
@@ -206,7 +206,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _engine_exists(self) -> Self:
-        """A backend on an engine needs one, and each engine a backend and a model of its own."""
+        """Refuse a backend without its engine, and an engine without a backend or with another's model."""
         on = {name: one.engine for name, one in self.backends.items() if one.kind == "engine"}
         for name, engine in on.items():
             if engine is not None and engine not in self.engines:
@@ -238,18 +238,18 @@ class Settings(Section):
 
     @property
     def engine_sections(self) -> Mapping[str | None, EngineSection]:
-        """The engines by name; ``engine`` has none."""
+        """The sections of the engines by name; the key of ``engine`` is ``None``."""
         return dict[str | None, EngineSection]({None: self.engine}) | self.engines
 
     @property
     def engines_of_backends(self) -> Mapping[str, EngineSection]:
-        """The backends on engines in process, and the sections of those."""
+        """The section of the in-process engine of each backend of kind ``engine``."""
         sections = self.engine_sections
         return {name: sections[one.engine] for name, one in self.backends.items() if one.kind == "engine"}
 
     @model_validator(mode="after")
     def _models_are_served(self) -> Self:
-        """Names are of one model each, and of models that a backend has."""
+        """Refuse a name that two models have, and a model that no backend serves."""
         fault = next(model_faults(self.models, self.backends, self.engine_sections), None)
         if fault is not None:
             raise ValueError(fault)
@@ -257,11 +257,11 @@ class Settings(Section):
 
     @property
     def model_aliases(self) -> Mapping[str, str]:
-        """The further names of models, each with the model's id."""
+        """The model's id for each alias."""
         return {alias: model for model, section in self.models.items() for alias in section.aliases}
 
     def incapable(self, model: str) -> frozenset[Feature]:
-        """The features that a model lacks, whatever its backend supports."""
+        """Return the features that a model lacks, whatever its backend supports."""
         section = self.models.get(model)
         images = frozenset() if section is not None and section.images is not None else {Feature.IMAGES}
         if section is None or section.capabilities is None:
@@ -274,7 +274,7 @@ class Settings(Section):
         return own or self.ledger.prices is not None or any(map(self.price, self.backends))
 
     def price(self, name: str) -> PriceConfig | None:
-        """What a backend costs: its own price, else that of its model."""
+        """Return a backend's own price, else that of its model."""
         backend = self.backends[name]
         model = model_of(backend, self.engine_sections)
         sections = (
@@ -284,7 +284,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _limits_are_of_backends(self) -> Self:
-        """A limit names a backend; a spending limit needs a price."""
+        """Refuse a limit of an unknown backend, and a spending limit of a backend without a price."""
         for name, limit in self.fallback.limits.items():
             if name not in self.backends:
                 allowed = ", ".join(sorted(self.backends)) or "none"
@@ -301,9 +301,9 @@ class Settings(Section):
 def load_settings(
     path: Path | None, environ: Mapping[str, str] = os.environ, *, base: Mapping[str, Any] | None = None
 ) -> Settings:
-    """Read the file, if any, and the environment; ``base`` is the configuration without a file.
+    """Read the file and the environment; without a file, ``base`` is the configuration to override.
 
-    Raises ConfigError: a file, a key or a value is wrong.
+    Raises ConfigError if a file, a key or a value is wrong.
     """
     data = deepcopy(dict(base or {})) if path is None else load_yaml(path, ConfigError)
     if not isinstance(data := {} if data is None else data, dict):
@@ -321,7 +321,7 @@ def load_settings(
     except ValidationError as error:
 
         def source(loc: tuple[int | str, ...]) -> str:
-            # A fault of several keys has no location; the message names them.
+            # A fault that concerns several keys has no location; its message names them.
             named = (name for keys, name in origins.items() if loc and keys[: len(loc)] == loc)
             return next((f"environment {name}" for name in named), str(path or "defaults"))
 
@@ -341,7 +341,7 @@ def _put(
 
 
 def _parsed(value: str) -> Any:
-    """A variable's value: a word of YAML, a list or mapping in JSON, or a text that pydantic parses."""
+    """Parse a variable: null, true or false, a JSON list or mapping, else a text that pydantic parses."""
     if value.lower() in ("null", "true", "false"):
         return yaml.safe_load(value)
     if value[:1] in ("[", "{"):

@@ -8,7 +8,7 @@ from gateway.config.section import Pattern, Section
 
 
 class JudgeConfig(Section):
-    """A model that decides which of two answers is better; every pair costs one more request."""
+    """A model that decides which of two answers is better; each judged pair costs one more request."""
 
     backend: str
     sample: Annotated[float, Field(gt=0, le=1)] = 1.0

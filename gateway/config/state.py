@@ -7,21 +7,21 @@ from pydantic import Field, field_validator
 
 from gateway.config.section import Section
 
-# Everything that a gateway writes without further configuration is in this folder: delete it to start afresh.
+# The folder of all files that a gateway with default configuration writes; deleting it resets the gateway.
 STATE_FOLDER = Path("state")
 DEFAULT_FILE = STATE_FOLDER / "sluice.db"
 
 
 def earlier_file(url: str) -> str:
-    """The url; instead of the default file one that an earlier version left in the working folder."""
+    """Return ``url``; instead of the default file, with the one an earlier version left, if it exists."""
     default, earlier = f":///{DEFAULT_FILE}", Path("sluice.db")
     return url.replace(default, f":///{earlier}") if url.endswith(default) and earlier.is_file() else url
 
 
 class AuditSection(Section):
-    """``required``: an operator's change whose audit record cannot be written is refused.
+    """The audit log. With ``required``, a change whose audit record cannot be written is refused.
 
-    ``key_file`` has the key that signs records, where the environment does not have it.
+    ``key_file`` holds the keys that sign records; without it they come from the environment.
     """
 
     required: bool = False
@@ -29,7 +29,7 @@ class AuditSection(Section):
 
 
 class StateConfig(Section):
-    """Streams that every gateway process follows, idempotent replies, and keys' limits."""
+    """The store of the event streams that all gateway processes read, idempotent replies, and key limits."""
 
     url: Annotated[str, Field(validate_default=True)] = f"sqlite:///{DEFAULT_FILE}"
     limits_url: str | None = None

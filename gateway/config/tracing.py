@@ -1,4 +1,4 @@
-"""The section ``tracing``: where spans go, and which."""
+"""The section ``tracing``: which spans are exported, and where to."""
 
 from typing import Annotated, Literal
 
@@ -6,12 +6,12 @@ from pydantic import Field
 
 from gateway.config.section import Pattern, Section
 
-# Most patterns; each costs a pass over the recorded content.
+# The most patterns; each costs a pass over the recorded content.
 MAX_PATTERNS = 32
 
 
 class TracingConfig(Section):
-    """OpenTelemetry export; without an endpoint there are trace ids and no spans. docs/observability.md."""
+    """OpenTelemetry export (docs/observability.md); without an endpoint there are trace ids but no spans."""
 
     otlp_endpoint: str | None = None
     protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"

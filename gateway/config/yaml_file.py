@@ -1,4 +1,4 @@
-"""Reads YAML files of operators into pydantic models; a fault names the file, the key and what was given."""
+"""Reads operators' YAML files into pydantic models; an error names the file, the key and the given value."""
 
 import difflib
 from collections.abc import Callable, Sequence
@@ -13,17 +13,17 @@ from gateway.contracts.refusals import allowed, given, path_of
 
 # Large enough for thousands of entries, too small for most files given by mistake.
 MAX_FILE_BYTES = 1 << 20
-# Longest part of a wrong value in a message.
+# The most characters of an invalid value that a message shows.
 MAX_SHOWN = 60
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
-    """A safe loader that refuses a repeated key, where YAML's own silently uses the last one."""
+    """A safe loader that refuses a repeated key; PyYAML's loader silently uses the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping; raises ConstructorError at the second of two equal keys."""
+        """Build the mapping. Raises ConstructorError at the second of two equal keys."""
         seen: set[tuple[str, str]] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
@@ -36,7 +36,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
 
 
 def load_yaml(path: Path, error_type: Callable[[str], Exception], *, max_bytes: int = MAX_FILE_BYTES) -> Any:
-    """The file's content, not validated. Raises ``error_type``."""
+    """Return the file's parsed content, not yet validated. Raises ``error_type``."""
     try:
         with path.open("rb") as file:
             raw = file.read(max_bytes + 1)
@@ -63,8 +63,9 @@ def read_yaml(
     if_empty: object = None,
     max_bytes: int = MAX_FILE_BYTES,
 ) -> ModelT:
-    """The file's content. Raises ``error_type``, with a line for each fault; ``if_empty`` is what an empty
-    file stands for.
+    """Return the file's content as ``model``; an empty file is read as ``if_empty``.
+
+    Raises ``error_type`` with one line for each fault.
     """
     data = load_yaml(path, error_type, max_bytes=max_bytes)
     try:
@@ -76,12 +77,12 @@ def read_yaml(
 def explain(
     error: ValidationError, model: type[BaseModel], source: Callable[[tuple[int | str, ...]], str]
 ) -> str:
-    """A line for each fault: its source, the key, what is allowed, what was given."""
+    """Return one line for each fault: its source, the key, the allowed values and the given one."""
     return "\n".join(_line(fault, model, source) for fault in error.errors(include_url=False))
 
 
 def shown(value: object) -> str:
-    """A value in a message, shortened."""
+    """Return a value as a message shows it, shortened to ``MAX_SHOWN``."""
     if isinstance(value, dict | list):
         return given(value)
     text = repr(value)
@@ -97,7 +98,7 @@ def _line(fault: Any, model: type[BaseModel], source: Callable[[tuple[int | str,
         close = difflib.get_close_matches(str(loc[-1]), names, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         return f"{where}: unknown key {key!r}{hint}; allowed: {', '.join(names)}"
-    if kind == "value_error":  # the message of a check of ours says what was given
+    if kind == "value_error":  # raised by Sluice's own validators, whose messages name the given value
         return f"{where}: {key}{': ' if key else ''}{fault['ctx']['error']}"
     told = "" if kind == "missing" else f"; given: {shown(fault['input'])}"
     if kind == "too_short":
@@ -108,7 +109,7 @@ def _line(fault: Any, model: type[BaseModel], source: Callable[[tuple[int | str,
 def _found(
     model: type[BaseModel], loc: Sequence[int | str]
 ) -> tuple[tuple[int | str, ...], list[type[BaseModel]]]:
-    """The place of a fault in the file, without pydantic's tags, and the models that have its last key."""
+    """Return a fault's keys without pydantic's union tags, and the models that may hold the last key."""
     keys: list[int | str] = []
     at: list[Any] = [model]
     sections: list[type[BaseModel]] = []
@@ -129,16 +130,16 @@ def _is_model(annotation: Any) -> bool:
 
 
 def _inner(annotation: Any, part: int | str) -> Any:
-    """The type of a key's value, or of an item."""
+    """Return the type of a field, of a mapping's values or of a list's items."""
     if _is_model(annotation):
         field = annotation.model_fields.get(part)
         return None if field is None else field.annotation
-    # Of a mapping the values, of a list the items.
+    # The last type argument of a mapping is its value type; the first of a list is its item type.
     return next(iter(get_args(annotation)[-1 if isinstance(part, str) else 0 :]), None)
 
 
 def _arms(annotation: Any) -> list[Any]:
-    """The types of a union, without their annotations."""
+    """Return the members of a union, or the type itself, without ``Annotated``."""
     if get_origin(annotation) is Annotated:
         return _arms(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
