@@ -1,1 +1,1 @@
-"""The composition root: the only package that constructs concrete classes, one file a part."""
+"""The composition root: the only package that constructs concrete classes, in one file per part."""

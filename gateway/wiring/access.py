@@ -23,7 +23,7 @@ from gateway.wiring.foundation import Foundation
 from gateway.wiring.state import StateParts
 from gateway.wiring.state_store import make_limit_store
 
-# Shortest first key, in characters: 128 random bits as hexadecimal digits.
+# The shortest first key, in characters: 128 random bits as hexadecimal digits.
 MIN_KEY_CHARS = 32
 
 
@@ -39,7 +39,7 @@ class KeyParts:
 
 @dataclass(frozen=True, slots=True)
 class AccessParts:
-    """Who may ask, and how much; without ``shared`` each process counts for itself."""
+    """Keys and their limits; without ``shared``, each process counts on its own."""
 
     keys: KeyParts
     limiter: KeyLimiter
@@ -47,7 +47,7 @@ class AccessParts:
     sessions: ConsoleSessions
 
     async def run(self) -> None:
-        """Store the use of keys and what revocations are not stored, and keep up with the shared limits."""
+        """Run the loops that store key use and pending revocations, and that sync the shared limits."""
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self.keys.use.run(), name="keys-used")
             loops.create_task(self.keys.projection.revocations.run(), name="revocations")
@@ -61,7 +61,7 @@ class AccessParts:
 
 
 def require_first_key(settings: Settings, admin_key: str | None) -> None:
-    """Raises ConfigError when keys are required, and there is none to begin with or one is too short."""
+    """Raise ConfigError if keys are required and there is no first key, or it is too short."""
     if not settings.auth.enabled:
         return
     first = {"SLUICE_ADMIN_KEY": admin_key, FRONT_KEY: os.environ.get(FRONT_KEY)}
@@ -78,7 +78,7 @@ def require_first_key(settings: Settings, admin_key: str | None) -> None:
 
 
 def make_access(base: Foundation, admin_key: str | None) -> AccessParts:
-    """Build it; ``admin_key`` is the first admin's. Raises ConfigError: the store of the limits."""
+    """Build the layer; ``admin_key`` is the first admin's key. Raises ConfigError for the limits' store."""
     config = base.settings.state
     key = "state.url" if config.limits_url is None else "state.limits_url"
     url = parse_state_url(config.limits_url or config.url, key=key)
@@ -112,7 +112,7 @@ def make_access(base: Foundation, admin_key: str | None) -> AccessParts:
 
 
 def make_ceilings(base: Foundation) -> Ceilings:
-    """The limits of keys without any."""
+    """Build the default limits of keys that have no limits of their own."""
     auth = base.settings.auth
     per_minute = KeyLimits(auth.default_requests_per_minute, auth.default_tokens_per_minute)
     usd = auth.default_usd_per_minute if base.settings.priced else None
@@ -125,7 +125,7 @@ def make_ceilings(base: Foundation) -> Ceilings:
 
 
 def make_keys(ring: KeyRing, state: StateParts, *, unix_time: Callable[[], float]) -> KeyParts:
-    """Build them around a ring that knows the first admin key."""
+    """Build the keys' parts around ``ring``, which already contains the first admin key."""
     use = KeyUse(state.store, unix_time=unix_time)
     state.follow(USE_STREAM, use.take)
     projection = KeyProjection(state.store, ring, use, state.copies)

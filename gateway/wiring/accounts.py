@@ -23,7 +23,7 @@ from resilience.leg_limits import FREE, LegPrice
 
 @dataclass(frozen=True, slots=True)
 class AccountParts:
-    """Accounting; ``target_price`` is what a backend costs as a fallback target or as a shadow."""
+    """Accounting; ``target_price`` returns the price of a backend as a fallback target or as a shadow."""
 
     ledger: Ledger
     accounts: Accounts
@@ -32,7 +32,7 @@ class AccountParts:
 
 
 def make_accounts(base: Foundation, engines: Engines) -> AccountParts:
-    """Build the ledger with its journal; nothing is opened yet. Raises ConfigError: the price file."""
+    """Build the ledger with its journal, not opened. Raises ConfigError for the price file."""
     section, unix_time = base.settings.ledger, base.unix_time
     prices = make_prices(base.settings)
     ledger = Ledger(
@@ -59,7 +59,7 @@ def make_accounts(base: Foundation, engines: Engines) -> AccountParts:
 def make_engine_counts(
     engines: Engines, ledger: Ledger, *, observer: str, unix_time: Callable[[], float]
 ) -> EngineCounts:
-    """The engines' counters; an engine in process is named by its admission gate."""
+    """Build the counters of engine tokens; an in-process engine is named by its admission gate."""
 
     def read() -> dict[tuple[str, str], tuple[int, int]]:
         found = {
@@ -79,9 +79,9 @@ def make_engine_counts(
 
 
 def make_prices(settings: Settings) -> PriceBook:
-    """The price file together with the prices of the backends' own sections.
+    """Return the prices of the price file together with those of the configuration's sections.
 
-    Raises ConfigError: the file cannot be used, or prices a backend that a section prices too.
+    Raises ConfigError if the file cannot be used, or prices a backend that a section prices too.
     """
     path = settings.ledger.prices
     own = {name: price_of(one) for name in settings.backends if (one := settings.price(name)) is not None}
@@ -91,7 +91,7 @@ def make_prices(settings: Settings) -> PriceBook:
         if pool.kind == "openai" and pool.model is None and pool.price is None
         for model, section in settings.models.items()
         if section.price is not None and (not section.backends or name in section.backends)
-        # Rows of an adapter have its id for a model.
+        # The model of an adapter's usage rows is the adapter's id.
         for backend, named in ((name, model), (f"{name}/{model}", None))
     ]
     try:
@@ -104,9 +104,9 @@ def make_prices(settings: Settings) -> PriceBook:
 def leg_prices(
     settings: Settings, book: PriceBook, *, unix_time: Callable[[], float]
 ) -> Callable[[str], LegPrice]:
-    """What a fallback target costs, by the book that prices the ledger's rows, as of now.
+    """Return a function from a fallback target to its price, by the ledger's price book as of now.
 
-    The result raises ConfigError for a target with a spending limit but without a price.
+    The function raises ConfigError for a target with a spending limit but without a price.
     """
     now = unix_time()
 
@@ -126,7 +126,7 @@ def leg_prices(
 
 
 def price_of(price: PriceConfig) -> Price:
-    """What a section says that a backend or a model costs."""
+    """Convert a configured price to nano US dollars; the default for cached tokens is the input price."""
     cached = price.cached_usd_per_million
     return Price(
         input_nanousd=round(price.input_usd_per_million * NANOUSD),
@@ -136,7 +136,7 @@ def price_of(price: PriceConfig) -> Price:
 
 
 def _name_of(prices: Mapping[str, Price], found: Sequence[Tariff]) -> str:
-    """A version name that changes with the prices."""
+    """Return a version name that changes with the prices."""
     named = {**prices, **{f"{one.backend}/{one.model}": one.price for one in found}}
     text = ";".join(
         f"{name}={one.input_nanousd},{one.output_nanousd},{one.cached_nanousd}"

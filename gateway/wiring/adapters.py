@@ -39,7 +39,7 @@ class AdapterParts:
 
     @property
     def ready(self) -> bool:
-        """Whether the adapters worth preloading are loaded, or their time is over."""
+        """Whether the adapters to preload are loaded, or the preload timeout has passed."""
         return self.loader.warm
 
     def figures(self) -> AdapterFigures:
@@ -48,7 +48,7 @@ class AdapterParts:
         return AdapterFigures(states, len(self.loader.resident), self.loader.places)
 
     async def run(self, engine_ready: Callable[[], bool]) -> None:
-        """Import the file, then keep the right adapters loaded, until cancelled."""
+        """Import the registry file, then load adapters by demand, until cancelled."""
         own = self.own_state
         if own is not None:
             await own.open()
@@ -68,7 +68,7 @@ class AdapterParts:
 
 
 def make_adapters(base: Foundation) -> AdapterParts:
-    """Build it; the loader's workers are attached later. Raises RegistryFileError."""
+    """Build the layer; the loader's workers are attached later. Raises RegistryFileError."""
     settings = base.settings
     section, model_id = settings.adapters, settings.engine.model_id
     own = _own_state(base)
@@ -119,7 +119,7 @@ def make_adapters(base: Foundation) -> AdapterParts:
 
 
 def _own_state(base: Foundation) -> StateParts | None:
-    """The store of ``adapters.state_url``: a worker on this machine shares the registry and nothing else."""
+    """Build the store of ``adapters.state_url``, through which a worker here shares only the registry."""
     url, state = base.settings.adapters.state_url, base.settings.state
     if url is None:
         return None
@@ -127,9 +127,9 @@ def _own_state(base: Foundation) -> StateParts | None:
 
 
 def adapters_folder(settings: Settings, state: StateParts) -> Path:
-    """The folder of adapters: as configured, else next to the state store's file, else in the user's cache.
+    """Return the adapters' folder: as configured, else next to the state file, else in the weights' cache.
 
-    Absolute: engines load from it whatever their working directory.
+    The path is absolute, because engines load from it and may have another working directory.
     """
     if settings.adapters.folder is not None:
         return Path(settings.adapters.folder).expanduser().absolute()
@@ -139,7 +139,7 @@ def adapters_folder(settings: Settings, state: StateParts) -> Path:
 
 
 def served_base(settings: Settings) -> BaseModel:
-    """The base model that adapters must fit; without its ``config.json`` their shapes are not compared."""
+    """Return the base model that adapters must fit; without its ``config.json``, shapes are not compared."""
     engine, path = settings.engine, Path(settings.engine.model) / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return base_model(

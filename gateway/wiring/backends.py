@@ -1,4 +1,4 @@
-"""The layer of backends: the engines in process, pools of workers, Bedrock, and injected faults."""
+"""The layer of backends: in-process engines, pools of workers, Bedrock, and injected faults."""
 
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,27 +37,27 @@ from resilience.supervisor import EngineRestarted, SupervisorState
 
 
 class ResidentBackend(Backend, Resident, Protocol):
-    """A backend with loops of its own."""
+    """A backend with background loops."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLinks:
-    """What a pool of engines that run elsewhere is connected to.
+    """The gateway's functions for a pool of engines that run elsewhere.
 
-    ``queued`` counts the requests that wait for it here; ``limit_context`` receives its context length.
+    ``queued`` counts the requests that wait for the pool here; ``limit_context`` takes its context length.
     """
 
     queued: Callable[[], int]
     limit_context: Callable[[int], None]
 
 
-# Makes a backend by its name.
+# Makes the backend of a name.
 MakeEnginePool = Callable[[str, PoolLinks], ResidentBackend]
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """What generates: the engines in process, their backends by name, pools, and all loops."""
+    """The in-process engines, their backends by name, the pools, and all parts with background loops."""
 
     in_process: Sequence[EngineParts]
     engine_backends: Mapping[str, Backend]
@@ -66,52 +66,52 @@ class Engines:
 
     @property
     def on_engine(self) -> Collection[str]:
-        """The names of the backends on engines in process."""
+        """The names of the backends on in-process engines."""
         return self.engine_backends.keys()
 
     @property
     def gates(self) -> Mapping[str, str]:
-        """By backend the admission gate that all backends on its engine share."""
+        """For each backend, the admission gate that all backends on its engine share."""
         return {name: one.gate for one in self.in_process for name in one.backends}
 
     @property
     def loaded(self) -> bool:
-        """Whether the engines in process have loaded, but for those that failed to next to others."""
+        """Whether no in-process engine is still loading, and at least one has loaded, if there are any."""
         hosts = [one.host for one in self.in_process]
         loading = [one for one in hosts if one.facts is None and one.state is BackendState.STARTING]
         return not loading and (not hosts or any(one.facts is not None for one in hosts))
 
     def restart(self, backend: str, reason: str) -> None:
-        """Restart the engine that this backend is on, if it is on one."""
+        """Restart the in-process engine of this backend, if it has one."""
         for one in self.in_process:
             if backend in one.backends:
                 one.host.request_restart(reason)
 
     def figures(self) -> Mapping[str, EngineFigures | None]:
-        """By gate, what each engine in process reports."""
+        """Return the figures of each in-process engine by gate."""
         return {one.gate: one.host.figures() for one in self.in_process}
 
     def states(self) -> Mapping[str, SupervisorState]:
-        """By gate, the supervised state of each engine in process."""
+        """Return the supervised state of each in-process engine by gate."""
         return {one.gate: one.host.standing().standing for one in self.in_process}
 
     def on_workers(self) -> Iterator[WorkersBackend]:
-        """The backends on pools of workers: one for each model."""
+        """Yield the backends on pools of workers: one for each model."""
         for pool in self.pools.values():
             yield from pool.serving
 
     def loras(self) -> Sequence[WorkerLoras]:
-        """What is loaded on the workers in service that this gateway loads adapters on."""
+        """Return the loaded adapters of each worker in service on which this gateway loads adapters."""
         return [loaded for pool in self.pools.values() for loaded in pool.loras()]
 
     def workers(self) -> Mapping[str, Sequence[WorkerStatus]]:
-        """The workers of each pool and their state."""
+        """Return the state of the workers of each pool."""
         return {name: pool.status() for name, pool in self.pools.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class BackendParts:
-    """The backends; those of ``fleet`` have the faults that ``chaos`` controls, those of ``engines`` none.
+    """The backends. ``chaos`` injects faults into those of ``fleet``, not into those of ``engines``.
 
     ``models_of`` names the backends of each pool that serves several models.
     """
@@ -124,7 +124,7 @@ class BackendParts:
     summaries: EngineSummarizer | None
 
     def collectors(self) -> Iterator[Collector]:
-        """For the metrics."""
+        """Yield the metrics collectors of workers, hedging and injected faults."""
         yield ScrapeCollector(worker_families, self.engines.workers)
         yield hedge_collector(self.engines.on_workers)
         if self.chaos is not None:
@@ -135,10 +135,9 @@ class BackendParts:
 def make_backends(
     base: Foundation, model: ModelParts, adapters: AdapterParts, engine_pool: MakeEnginePool | None
 ) -> BackendParts:
-    """Build the backends; nothing runs yet.
+    """Build the backends; nothing runs yet. Raises ConfigError.
 
-    With ``engine_pool`` the engine runs elsewhere: it makes the backends of kind ``engine``.
-    Raises ConfigError.
+    If the engine runs elsewhere, ``engine_pool`` makes the backends of kind ``engine``.
     """
     link, stats, text = AdmissionLink(), base.rolling_stats, model.text
     preempted: dict[str, int] = {}
@@ -199,7 +198,7 @@ def make_backends(
 
 
 def part_encoder(threads: TextThreads, tokenizer: ChatTokenizer) -> EncodePart:
-    """Tokenizes texts for an engine's model, in threads that tenants share."""
+    """Return a function that tokenizes texts for an engine's model, in threads that all tenants share."""
 
     async def encode(part: EmbedPart) -> Sequence[Sequence[int]]:
         texts = sum(len(one) for one in part.inputs if isinstance(one, str))
@@ -215,7 +214,7 @@ def part_encoder(threads: TextThreads, tokenizer: ChatTokenizer) -> EncodePart:
 def make_chaos(
     section: ChaosSection, backends: Collection[str]
 ) -> tuple[Callable[[Backend], Backend], Chaos | None]:
-    """Wraps backends, when faults are wanted, and their control. Raises ConfigError: a rule's backend."""
+    """Return the wrapper that injects faults, and its control, if enabled. Raises ConfigError for a rule."""
     if not section.enabled:
         return lambda backend: backend, None
     structlog.get_logger("gateway").warning(
@@ -233,7 +232,7 @@ def make_chaos(
 def hedge_collector(
     serving: Callable[[], Iterable[WorkersBackend]],
 ) -> ScrapeCollector[Mapping[str, tuple[int, int, int]]]:
-    """Reads the pools that hedge."""
+    """Build the collector of hedged requests by backend."""
 
     def read() -> Mapping[str, tuple[int, int, int]]:
         counts = {one.name: one.hedging for one in serving()}

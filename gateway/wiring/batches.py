@@ -1,4 +1,4 @@
-"""Files and batches."""
+"""Builds the parts that store files and run batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BatchParts:
-    """What stores files, and runs batches."""
+    """The parts that store files and run batches."""
 
     files: Files
     batches: Batches
@@ -42,7 +42,7 @@ class BatchParts:
 
 
 def make_batches(core: Core) -> BatchParts:
-    """Build it. Raises ConfigError: a key for encryption."""
+    """Build the parts. Raises ConfigError for the storage or an encryption key."""
     base = core.base
     section, ledger = base.settings.batches, base.settings.ledger
     files = Files(section=section)
@@ -56,7 +56,7 @@ def make_batches(core: Core) -> BatchParts:
 
 
 def make_storage(base: Foundation) -> FileStorage:
-    """Where contents are. Raises ConfigError: a library, an address or a key."""
+    """Build the storage of files' contents. Raises ConfigError for a library, an address or a key."""
     folder, cipher = base.settings.batches.folder, make_cipher(base)
     if not folder.startswith("s3://"):
         return LocalFiles(Path(folder), cipher)
@@ -72,7 +72,7 @@ def make_storage(base: Foundation) -> FileStorage:
 
 
 def make_cipher(base: Foundation) -> AesCipher | None:
-    """Encrypts files; ``None`` without a key."""
+    """Build the encryption of files; ``None`` without a key."""
     keys = keys_of("responses.seal_key_file", base.settings.responses.seal_key_file, SEAL_KEY)
     if not keys:
         return None
@@ -82,7 +82,7 @@ def make_cipher(base: Foundation) -> AesCipher | None:
 
 
 def make_lines(core: Core, services: Services, journey: Journey, embeddings: EmbeddingJourney) -> BatchLines:
-    """Runs lines: in the journeys of all requests, with accounts that are settled with the results."""
+    """Build the runner of batch lines: it uses the normal journeys, and bills a line with its result."""
     factor, price = core.base.settings.batches.price_factor, core.accounts.accounts.price
 
     def priced(row: UsageRow) -> UsageRow:

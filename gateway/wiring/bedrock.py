@@ -31,9 +31,9 @@ def make_bedrock(
     clock: Callable[[], float],
     without: frozenset[Feature] = frozenset(),
 ) -> BedrockBackend:
-    """Build the backend, less the features ``without``; nothing connects yet.
+    """Build the backend without the features ``without``; nothing connects yet.
 
-    Raises ConfigError: boto3 is not installed.
+    Raises ConfigError if boto3 is not installed.
     """
     if importlib.util.find_spec("boto3") is None:
         raise ConfigError(f"backends.{name}: kind bedrock needs boto3: pip install 'sluice-gateway[bedrock]'")

@@ -1,4 +1,4 @@
-"""The composition root: the only room that knows concrete classes and constructs them."""
+"""Builds the whole gateway from its configuration."""
 
 from collections.abc import Callable
 
@@ -27,12 +27,12 @@ def build(
     Args:
         admin_key: the first admin key (``SLUICE_ADMIN_KEY``).
         observe: also receives the record of each finished request (benchmarks).
-        engine_pool: makes the backends of kind ``engine``, whose engines run elsewhere (Ray).
-        dropped_log_lines: the log lines that this process has lost, for its metrics.
+        engine_pool: makes the backends of kind ``engine`` if their engines run elsewhere (Ray).
+        dropped_log_lines: returns the number of log lines that this process has dropped, for its metrics.
 
     Raises:
-        ConfigError, RoutingFileError, RegistryFileError, PromptFileError, TokenizerError: something the
-            configuration names cannot be used; the message is ready to print.
+        ConfigError, RoutingFileError, RegistryFileError, PromptFileError, TokenizerError: something that the
+            configuration names cannot be used; the message can be printed as it is.
     """
     core = make_core(settings, admin_key, engine_pool)
     serving = make_serving(core, observe)

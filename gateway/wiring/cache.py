@@ -13,20 +13,20 @@ from resilience.response_cache_memory import MemoryStore
 from resilience.response_cache_values import CacheEvent, CacheFigures, Store
 
 NANOUSD = 1_000_000_000
-# Connections to Redis; a lookup takes one at a time, and so does a write.
+# Connections to Redis; a lookup and a write each use one at a time.
 MAX_CONNECTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The response cache; ``place`` is where it stores answers, without a password."""
+    """The response cache; ``place`` is the store's address without a password, for display."""
 
     cache: AnswerCache
     resident: ResponseCache | None
     place: str
 
     def figures(self) -> CacheFigures | None:
-        """The stored answers; ``None`` without a cache, and when Redis stores them."""
+        """Return the figures of the stored answers; ``None`` without a cache, or if Redis stores them."""
         return None if self.resident is None else self.resident.figures()
 
 
@@ -37,12 +37,12 @@ def make_answers(
     unix_time: Callable[[], float],
     emit: Callable[[CacheEvent], None],
 ) -> Answers:
-    """Build the response cache. Raises ConfigError: its url."""
+    """Build the response cache. Raises ConfigError for its url."""
     section = settings.response_cache
     deployment = settings.engine.model_id
     if section.capacity == 0:
         return Answers(AnswerCache(None, deployment), None, "nothing is kept")
-    # Processes that share a store must share the clock of the answers' ages.
+    # Processes that share a store must measure the age of an answer by the same clock.
     shared = section.url is not None
     store, place = _store(settings, clock=clock, unix_time=unix_time)
     cache = ResponseCache(
@@ -62,7 +62,7 @@ def make_leg_limits(
     emit: Callable[[LegSkipped], None],
     price: Callable[[str], LegPrice],
 ) -> LegLimits:
-    """Build the limits of ``fallback.limits``; ``price`` is what a target costs."""
+    """Build the limits of ``fallback.limits``; ``price`` returns the price of a target."""
     limits = {}
     for name, section in settings.fallback.limits.items():
         spend = section.max_spend_usd_per_minute

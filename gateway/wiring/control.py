@@ -33,16 +33,16 @@ from gateway.wiring.model import ModelParts
 from observability.collectors import CanaryFigures
 
 DEFAULT_FILE = "routing.yaml"
-# The keys that decide which model answers; an evaluation holds for these values.
+# The settings that determine which model answers; an evaluation is valid only for their values.
 BACKEND_IDENTITY = {"kind", "base_urls", "model", "model_id", "region", "endpoint_url"}
 ENGINE_IDENTITY = {"kind", "model", "tokenizer", "dtype", "quantization", "extra_args"}
 
 
 @dataclass(frozen=True, slots=True)
 class ControlParts:
-    """Which backend answers a request, and when; ``limits`` are those of routes without their own.
+    """Decides which backend answers a request, and when; ``limits`` apply to routes without their own.
 
-    ``revision`` returns the routing in force, ``seed`` is the routing file's content.
+    ``revision`` returns the routing in force; ``seed`` is the content of the routing file.
     """
 
     routing: RoutingProjection
@@ -60,7 +60,7 @@ class ControlParts:
         return () if self.seed.config is None else tuple(self.seed.config["routes"])
 
     def canary_figures(self) -> CanaryFigures | None:
-        """Of the last canary, for the metrics."""
+        """Return the figures of the last canary for the metrics."""
         state = self.canary.state
         if state is None:
             return None
@@ -78,7 +78,7 @@ class ControlParts:
 def make_control(
     base: Foundation, model: ModelParts, adapters: AdapterParts, backends: BackendParts
 ) -> ControlParts:
-    """Build it. A wrong routing file is an error only when the state store has no revision."""
+    """Build the layer. An invalid routing file is an error only if the state store has no revision."""
     state, limits = base.state, base.settings.admission.limits()
     known = KnownNames(tuple(base.settings.backends), model.versions.ids, adapters.registry.servable, limits)
     seed = read_seed(base.settings.routing.file, known)
@@ -111,7 +111,7 @@ def make_control(
 
 
 def make_evaluations(base: Foundation) -> BackendEvaluations:
-    """Build the evaluations of backends, which follow their own stream."""
+    """Build the evaluations of backends, which have their own stream."""
     settings = base.settings
     engines = settings.engines_of_backends
     digests = {
@@ -127,7 +127,7 @@ def make_evaluations(base: Foundation) -> BackendEvaluations:
 
 
 def read_seed(file: str | None, known: KnownNames) -> Seed:
-    """The routing file, validated whole; a default route when no file is configured and none is there."""
+    """Read and validate the routing file; without a file, return a default route over all backends."""
     path = Path(file or DEFAULT_FILE)
     if file is None and not path.exists():
         structlog.get_logger("routing").info(

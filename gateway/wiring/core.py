@@ -1,4 +1,4 @@
-"""The layers below the one that serves, built in order: each uses only those before it."""
+"""The layers below the serving layer, built in order: each uses only those before it."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class Core:
 
 
 def make_core(settings: Settings, admin_key: str | None, engine_pool: MakeEnginePool | None) -> Core:
-    """Build the layers. Raises as :func:`gateway.wiring.build.build`."""
+    """Build the layers. Raises the errors of :func:`gateway.wiring.build.build`."""
     require_first_key(settings, admin_key)
     base = make_foundation(settings)
     model = make_model(base)

@@ -1,4 +1,4 @@
-"""Makes the engines in process: embedded or vLLM, each under a supervisor of its own."""
+"""Builds the in-process engines: embedded or vLLM, each with its own supervisor."""
 
 import asyncio
 import secrets
@@ -28,10 +28,9 @@ from resilience.supervisor import Supervisor, SupervisorEvent
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """An engine in process, not started.
+    """An in-process engine, not started.
 
-    ``name`` is its key of ``engines``, ``None`` of ``engine``; ``backends`` are on it, and share an admission
-    gate.
+    ``name`` is its key in ``engines``, ``None`` for ``engine``; its ``backends`` share an admission gate.
     """
 
     name: str | None
@@ -42,7 +41,7 @@ class EngineParts:
 
     @property
     def gate(self) -> str:
-        """The first of the backends' names; empty where there are none."""
+        """The name of the admission gate: the first of the backends' names; empty if there are none."""
         return min(self.backends, default="")
 
 
@@ -54,10 +53,10 @@ def make_engines(
     make_slots: MakeSlots,
     encode: Callable[[ChatTokenizer], EncodePart],
 ) -> Sequence[EngineParts]:
-    """The engines of ``engine``, if its kind is not ``none``, and of ``engines``.
+    """Build the engines of ``engine``, if its kind is not ``none``, and of ``engines``.
 
-    ``on_step`` takes the gate, and all preemptions; ``tokenizer`` is of a model. Adapters are loaded on
-    ``engine`` alone.
+    ``on_step`` takes the gate and its total of preemptions; ``tokenizer`` takes a model id. Only ``engine``
+    loads adapters.
     """
     starting, settings, emit = asyncio.Lock(), base.settings, base.events.emit
     found = []
@@ -98,7 +97,7 @@ def engine_maker(
     make_slots: MakeSlots = LoraSlots,
     encode: EncodePart = ids_alone,
 ) -> MakeHost | None:
-    """What makes an engine of the configured kind; the files that it needs are read here, once."""
+    """Return the factory of an engine of the configured kind; the files it needs are read here, once."""
     if section.kind == "none":
         return None
     defaults = sampling_defaults(Path(section.model))
@@ -131,7 +130,7 @@ def engine_maker(
 
 
 def calls_as_text(section: EngineSection) -> bool:
-    """Whether the engine in process is bound to tool calls that its model writes as text."""
+    """Whether the section is an embedded engine whose model writes tool calls as text."""
     return (
         section.kind == "embedded" and CALL_START in read_tokenizer_files(section.tokenizer_folder).template
     )
@@ -146,6 +145,6 @@ def _any_adapters(settings: Settings) -> bool:
 
 
 def engine_config(section: EngineSection) -> EngineConfig:
-    """The settings of the embedded engine; what is not set has the engine's default."""
+    """Return the settings of the embedded engine; unset ones have the engine's defaults."""
     given = {one.name: getattr(section, one.name, None) for one in fields(EngineConfig)}
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})

@@ -1,4 +1,4 @@
-"""The backends by name, and the pools of workers whose models they are."""
+"""The backends by name; a pool of workers is one backend for each of its models."""
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
@@ -17,36 +17,36 @@ from gateway.wiring.workers import make_workers
 
 
 class AdmissionLink:
-    """What backends need of admission, which is built after them because it reads their load."""
+    """The backends' access to admission, which is built after them because it reads their load."""
 
     def __init__(self) -> None:
         self._admission: AdmissionController | None = None
 
     def attach(self, admission: AdmissionController) -> None:
-        """Connect admission."""
+        """Connect ``admission``; until then the other methods do nothing."""
         self._admission = admission
 
     def engine_stepped(self, gate: str) -> None:
-        """The engine in process of this gate has run a step, so it may admit more."""
+        """Wake a gate whose in-process engine has run a step and may admit more."""
         if self._admission is not None and gate:
             self._admission.wake(gate)
 
     def forget(self, backends: Iterable[str]) -> None:
-        """These backends are gone."""
+        """Make admission forget backends that no longer exist."""
         if self._admission is not None:
             for backend in backends:
                 self._admission.forget(backend)
 
     def queued(self, backend: str) -> int:
-        """The requests that wait for a backend here."""
+        """Return how many requests wait for a backend in this gateway."""
         return 0 if self._admission is None else sum(self._admission.gate(backend).queue.counts().values())
 
 
 class FleetParts:
-    """The backends by name, which follow the models of the pools.
+    """The backends by name, updated when the models of a pool change.
 
-    ``sources`` are by the names of the configuration; ``models_of`` names the backends of each pool that
-    serves several models. ``wrap`` may inject faults.
+    ``sources`` has the configured names as keys; ``models_of`` names the backends of each pool that serves
+    several models. ``wrap`` may inject faults.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class FleetParts:
         return {name: one for name, one in self.sources.items() if isinstance(one, ServingPool)}
 
     def backends_but(self, names: Collection[str]) -> Mapping[str, Backend]:
-        """The backends of the configuration without some, never wrapped."""
+        """Return the configured backends that are neither pools nor in ``names``, not wrapped."""
         others = ((name, one) for name, one in self.sources.items() if name not in names)
         return {name: one for name, one in others if not isinstance(one, ServingPool)}
 
     def refresh(self) -> None:
-        """Take the backends of all sources."""
+        """Rebuild ``backends`` and ``models_of`` from the sources."""
         before = set(self.backends)
         self.backends.clear()
         self.models_of.clear()
@@ -82,7 +82,7 @@ class FleetParts:
         self._admission.forget(before - self.backends.keys())
 
     def changed(self, pool: ServingPool, gone: Set[str]) -> None:
-        """A pool has other models than before."""
+        """Update the backends after a pool's models changed; ``gone`` are those it no longer serves."""
         self.refresh()
         self.served.forget(pool.name, gone)
 

@@ -27,9 +27,9 @@ from resilience.turns import Turns
 
 @dataclass(frozen=True, slots=True)
 class Foundation:
-    """What every other layer may use.
+    """The parts that every other layer may use.
 
-    ``settings`` name the models by local folders, whose ``weights``, by engine, may have to be fetched yet;
+    ``settings`` name the models by local folders; ``weights``, by engine name, may still have to be fetched.
     ``new_id`` takes the prefix of the id.
     """
 
@@ -87,7 +87,7 @@ def make_foundation(settings: Settings) -> Foundation:
 
 
 def keys_of(key: str, file: str | None, variable: str) -> tuple[bytes, ...]:
-    """The keys in the file of the configuration's ``key``, else in the variable. Raises ConfigError."""
+    """Read the keys in ``file`` (the setting ``key``), else in ``variable``. Raises ConfigError."""
     try:
         return read_keys(variable, Path(file) if file else None, os.environ)
     except ConfigError as error:
@@ -104,7 +104,7 @@ def new_id(prefix: str) -> str:
 
 
 def make_image_reader(settings: Settings, bodies: BodyMemory) -> ImageReader:
-    """What reads the images of requests; it fetches them where a model takes them and that is allowed."""
+    """Build the reader of images; it fetches urls if ``images.fetch`` is set and a model takes images."""
     section, fetcher = settings.images, None
     if section.fetch and any(model.images is not None for model in settings.models.values()):
         fetcher = ImageFetcher(section, look_up=NameLookup(), tls=ssl.create_default_context())

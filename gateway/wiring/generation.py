@@ -28,7 +28,7 @@ from resilience.supervisor import EngineLost, EngineRestarted, SupervisorEvent
 
 @dataclass(frozen=True, slots=True)
 class GenerationParts:
-    """What generates an answer, and what answers when that fails."""
+    """The parts that generate an answer, and the fallback for a failure."""
 
     dispatcher: Dispatcher
     fallback: FallbackChain
@@ -44,7 +44,7 @@ def make_generation(
     accounts: AccountParts,
     control: ControlParts,
 ) -> GenerationParts:
-    """Build it. Raises ConfigError: the response cache, or a limit of ``fallback.limits``."""
+    """Build the layer. Raises ConfigError for the response cache or a limit of ``fallback.limits``."""
     settings, emit, engines = base.settings, base.events.emit, backends.engines
     resilience = make_resilience(
         settings.resilience,
@@ -72,9 +72,9 @@ def make_generation(
 
 @dataclass(frozen=True, slots=True)
 class Resilience:
-    """What the dispatcher needs; ``retries_left`` gives what is left of each backend's retry budget.
+    """The dispatcher's retries and output guard; ``retries_left`` returns what is left of each retry budget.
 
-    ``on_engine_event`` takes the supervisor's events: an engine that ran out of memory is given less load.
+    ``on_engine_event`` takes the supervisor's events: an engine that ran out of memory gets less load.
     """
 
     retries: RetryLoop
@@ -91,10 +91,10 @@ def make_resilience(
     emit: Callable[[ResilienceEvent], None],
     clock: Callable[[], float],
 ) -> Resilience:
-    """Build it.
+    """Build the retries, the output guard and the reactions to failures.
 
-    ``admission``'s gates are scaled when a backend's memory runs out; ``restart_engine`` takes a backend and
-    the reason, and does nothing for one that is on no engine here.
+    A backend that runs out of memory gets its gate of ``admission`` scaled down. ``restart_engine`` takes a
+    backend and the reason; it does nothing for a backend without an in-process engine.
     """
     remediation = Remediation(
         gate_of=admission.gate_name, scale=admission.scale, restart=restart_engine, clock=clock, emit=emit

@@ -1,4 +1,4 @@
-"""The layer of the served model's text: tokenizer, prompts and their versions, summaries."""
+"""The layer of the served models' text: tokenizers, prompts and their versions, summaries."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ def make_engine_summarizer(
     on_engine: Collection[str],
     new_id: Callable[[str], str],
 ) -> EngineSummarizer | None:
-    """The summarizer, already added to ``text``; the caller runs its :meth:`run`.
+    """Build the summarizer and add it to ``text``; the caller runs its :meth:`run`.
 
-    ``None`` when no prompt version asks for it, or there is no engine in process: sentences are picked then.
+    ``None`` if no prompt version uses it, or without an in-process engine: sentences are extracted then.
     """
     asking = [name for name in versions.ids if versions.get(name).summarizer is SummaryKind.ENGINE]
     if not asking:
@@ -59,7 +59,7 @@ def make_engine_summarizer(
 
 
 class Tokenizers:
-    """One tokenizer for each folder; all of them together keep to one bound of cached texts and ids."""
+    """One tokenizer for each folder; all of them share one limit of cached texts and ids."""
 
     def __init__(self, folders: Collection[Path], *, max_body_bytes: int) -> None:
         self.processes: list[LimitedProcess] = []
@@ -68,7 +68,7 @@ class Tokenizers:
         self._cache_bytes = CACHE_BYTES // max(1, len(set(folders)))
 
     def of(self, folder: Path) -> ChatTokenizer:
-        """The folder's tokenizer. Raises TokenizerError."""
+        """Return the folder's tokenizer. Raises TokenizerError."""
         if folder not in self._read:
             templates = LimitedProcess(bounded_templates.WORK, str(folder), limits=Limits())
             texts = LimitedProcess(large_texts.WORK, str(folder), limits=self._text_limits)
@@ -84,10 +84,9 @@ class Tokenizers:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """The served models' text; ``text`` is the engine's model's.
+    """The served models' text; ``text`` is that of the model of ``engine``.
 
-    ``publishing`` records the prompt versions in the state store; ``engine_tokenizer`` is of the model of an
-    engine in process.
+    ``publishing`` records prompt versions in the state store; ``engine_tokenizer`` takes an engine's model.
     """
 
     tokenizer: ChatTokenizer
@@ -132,7 +131,7 @@ def make_model(base: Foundation) -> ModelParts:
 
 
 def make_models(settings: Settings, tokenizers: Tokenizers, canonicalizer: Canonicalizer) -> Models:
-    """The text of each model: of those on engines in process, and of those with a section that says how."""
+    """Build the text of each model on an in-process engine, and of each whose section configures it."""
     engine, sections = settings.engine, settings.models
 
     def on_engine(section: EngineSection) -> ModelText:

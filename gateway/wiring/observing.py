@@ -1,4 +1,4 @@
-"""Connects the metrics: what each part shows when scraped, and the events that are counted."""
+"""Connects the metrics to the figures that a scrape reads and to the events that are counted."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -38,7 +38,7 @@ def make_metrics(
     admission: AdmissionAdmin,
     dropped_log_lines: Callable[[], int] | None = None,
 ) -> Metrics:
-    """Build the metrics over all parts, and have events recorded in them."""
+    """Build the metrics of all parts, and record events in them."""
     base, fleet = core.base, core.backends.fleet
     metrics = Metrics(
         version=base.version,
@@ -72,7 +72,7 @@ def read_figures(metrics: Metrics, core: Core, serving: ServingParts) -> None:
 
 
 def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> Iterator[Collector]:
-    """What the parts show beyond the gateway's own counters."""
+    """Yield the collectors of the parts' figures, in addition to the gateway's own counters."""
     base, engines, routing = core.base, core.backends.engines, core.control.routing
     yield from core.backends.collectors()
     if engines.in_process:
@@ -97,5 +97,5 @@ def collectors(core: Core, serving: ServingParts, admission: AdmissionAdmin) -> 
 def health_collector(
     health: HealthProbe, first: FirstReady
 ) -> ScrapeCollector[tuple[Mapping[str, bool], float | None]]:
-    """Shows the checks of ``/ready``, and how long they took to pass."""
+    """Build the collector of the checks of ``/ready``, and of how long they took to pass."""
     return ScrapeCollector(health_families, lambda: (health.checks(), first.after_s()))

@@ -1,4 +1,4 @@
-"""A whole gateway while it runs: what is started, in which order, and how it is stopped."""
+"""Runs a built gateway: starts its parts in order, and stops them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -18,15 +18,15 @@ from gateway.wiring.core import Core
 from gateway.wiring.engine import EngineParts
 from gateway.wiring.serving import ServingParts
 
-# Longest wait for the last usage rows and spans when the gateway stops.
+# The longest wait for the ledger to write the last usage rows when the gateway stops.
 FLUSH_TIMEOUT_S = 5.0
-# vLLM's core takes more than five seconds to leave by itself.
+# vLLM's core process takes more than five seconds to exit by itself.
 ENGINE_STOP_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A whole gateway, built but not running; :meth:`running` starts its engine and its loops."""
+    """A built gateway; :meth:`running` starts its engines and its background loops."""
 
     core: Core
     serving: ServingParts
@@ -34,17 +34,17 @@ class Gateway:
 
     @property
     def settings(self) -> Settings:
-        """The configuration; the model it names is a local folder."""
+        """The configuration; its models are local folders."""
         return self.core.base.settings
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the engine, the ledger's writer and the state store while the block runs.
+        """Run the engines, the ledger's writer and the state store while the block runs.
 
-        The engine loads in the background: the gateway is alive before it is ready.
+        Engines load in the background: the gateway is alive before it is ready.
 
-        Raises PromptChanged, and as an ExceptionGroup: RoutingFileError (the state store has no revision to
-        use instead), EngineStartError (there is no other backend).
+        Raises PromptChanged, and in an ExceptionGroup: RoutingFileError if the state store has no revision
+        either; EngineStartError, FetchError, TimeoutError if there is no other backend.
         """
         core = self.core
         ledger, state = core.accounts.ledger, core.base.state
@@ -85,7 +85,7 @@ class Gateway:
             await asyncio.to_thread(core.base.tracing.shutdown)
 
     def _residents(self) -> Iterator[tuple[str, Resident]]:
-        """What has a loop of its own, by the loop's name."""
+        """Yield the parts that have a background loop, with the loop's name."""
         core = self.core
         yield from core.backends.engines.residents.items()
         if core.generation.answers.resident is not None:
@@ -122,7 +122,7 @@ class Gateway:
         except (EngineStartError, FetchError, TimeoutError) as error:
             if not engines.residents and len(engines.in_process) == 1:
                 raise
-            # The other backends keep answering; `/ready` and `/health/deep` report the one that is missing.
+            # The other backends keep answering; `/ready` and `/health/deep` report the missing engine.
             log.error("engine not started", reason=str(error) or "start_timeout_seconds have passed")
             await host.stop(ENGINE_STOP_TIMEOUT_S)
             return

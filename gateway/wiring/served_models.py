@@ -1,4 +1,4 @@
-"""The models that workers list: their tokenizers and lengths."""
+"""The models that workers list: their tokenizers and context lengths."""
 
 import asyncio
 import importlib.util
@@ -29,12 +29,12 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class ServedModels:
-    """Makes the models that workers list known to the gateway; see :class:`ReadModel`.
+    """Adds the models that workers list to the gateway's models; see :class:`ReadModel`.
 
-    A tokenizer is, in this order: the one that the model's section names; that of
-    ``engine.tokenizer`` or ``engine.model`` where it is set and there is no engine in process; that
-    in the folder that the worker names, where it is readable here; the one in the hub's cache. Without any,
-    the workers count, or prompts are estimated (:class:`budgeting.learned_counter.LearnedCounter`).
+    A model's tokenizer is the first of: that of the model's section; that of ``engine.tokenizer`` or
+    ``engine.model``, if set and there is no in-process engine; that in the folder which the worker reports,
+    if readable here; that in the Hugging Face cache. Without any, the workers count the tokens, or the
+    gateway estimates them (:class:`budgeting.learned_counter.LearnedCounter`).
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class ServedModels:
         self._canonicalizer = canonicalizer
         self._clock = clock
         self._estimates = EstimatingCounter()
-        # By model, the lengths at the pools that serve it.
+        # For each model, its context length in each pool that serves it.
         self._found: dict[str, dict[str, int | None]] = {}
         engine = settings.engine
-        # The section ``engine`` describes the workers' model only where there is no engine in process.
+        # The section ``engine`` describes the workers' model only if there is no in-process engine.
         self._given = engine.model_fields_set if engine.kind == "none" else set[str]()
         self._engine_names_one = bool(self._given & {"tokenizer", "model"})
         self._log = structlog.get_logger("gateway.workers")
@@ -62,7 +62,7 @@ class ServedModels:
     async def read(
         self, pool: str, found: ServedModel, length: int | None, ask: Ask | None = None
     ) -> ModelReading:
-        """The reading of a pool's model."""
+        """Add a pool's model, and return its token counting and tokenizer check."""
         engine, models = self._settings.engine, self._models
         if engine.kind != "none" and found.id == engine.model_id:
             return await asyncio.to_thread(_reading, models.tokenizer(found.id))
@@ -76,7 +76,7 @@ class ServedModels:
         return await asyncio.to_thread(_reading, tokenizer) if learned is None else _reading_of(learned)
 
     def forget(self, pool: str, gone: Set[str]) -> None:
-        """A pool does not serve these models any more."""
+        """Remove the models ``gone``, which a pool no longer serves; another pool may still serve them."""
         for model in gone & self._found.keys():
             self._found[model].pop(pool, None)
             if self._found[model]:
@@ -86,7 +86,7 @@ class ServedModels:
                 self._models.remove(model)
 
     def hosted(self, section: OpenAIBackend) -> ModelReading | None:
-        """The reading of a hosted service's model, which is not listed; ``None``: a tokenizer is named."""
+        """Return the reading of a hosted service's configured model; ``None`` if a tokenizer is named."""
         model, own = section.model, self._settings.models.get(section.model or "")
         named = self._engine_names_one or (own is not None and own.tokenizer)
         if section.dialect != "openai" or model is None or named:
@@ -96,7 +96,7 @@ class ServedModels:
         return _reading_of(counter)
 
     def _length(self, model: str) -> int:
-        """The shortest of the pools', and of what is configured."""
+        """Return the context length: the shortest of the pools' and the configured one."""
         engine, section = self._settings.engine, self._settings.models.get(model, ModelSection())
         lengths = {one for one in self._found.get(model, {}).values() if one}
         if len(lengths) > 1:
@@ -123,7 +123,7 @@ class ServedModels:
         self._log.info("model of workers", model=model, max_model_len=longest, counted_by=tokenizer.encoder)
 
     def _tokenizer(self, found: ServedModel) -> PromptCounter | None:
-        """The one that can be read here, if any. Blocks."""
+        """Return the tokenizer that can be read on this machine, if any. Blocks."""
         section, tokenizers = self._settings.models.get(found.id), self._tokenizers
         if section is not None and section.tokenizer:
             return tokenizers.of(Path(section.tokenizer))
@@ -140,7 +140,7 @@ class ServedModels:
 
 
 def _cached_folder(repo: str) -> Path | None:
-    """The folder of a model of the hub in the hub's cache, if its tokenizer is there; asks no network."""
+    """Return a model's folder in the Hugging Face cache, if it has a tokenizer; uses no network."""
     if repo.count("/") != 1 or importlib.util.find_spec("huggingface_hub") is None:
         return None
     from huggingface_hub import try_to_load_from_cache

@@ -1,4 +1,4 @@
-"""What the HTTP edge is given: the operators' services and the rest of :class:`gateway.ports.Services`."""
+"""Builds :class:`gateway.ports.Services`, which the HTTP edge uses: operators' services and all others."""
 
 import os
 import socket
@@ -106,7 +106,7 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
 
 
 def make_seal(base: Foundation) -> ReasoningSeal | None:
-    """Seals reasoning; ``None`` without a key. Raises ConfigError: the key, or a package."""
+    """Build the encryption of reasoning; ``None`` without a key. Raises ConfigError: the key, a package."""
     keys = keys_of("responses.seal_key_file", base.settings.responses.seal_key_file, SEAL_KEY)
     if not keys:
         return None
@@ -118,7 +118,7 @@ def make_seal(base: Foundation) -> ReasoningSeal | None:
 
 
 def make_admission_admin(core: Core) -> AdmissionAdmin:
-    """It stores the last decisions, which it receives from the event bus."""
+    """Build the operators' view of admission, which receives the last decisions from the event bus."""
     control = core.control
     admin = AdmissionAdmin(
         control.limits, revision=control.revision, clock=core.base.clock, unix_time=core.base.unix_time
@@ -129,7 +129,7 @@ def make_admission_admin(core: Core) -> AdmissionAdmin:
 
 
 def make_console(core: Core, admission: AdmissionAdmin) -> ConsoleAdmin:
-    """What the console shows; it receives finished requests from the event bus."""
+    """Build the data source of the console, which receives finished requests from the event bus."""
     base, fleet = core.base, core.backends.fleet
 
     def backends() -> list[dict[str, Any]]:
@@ -153,7 +153,7 @@ def make_console(core: Core, admission: AdmissionAdmin) -> ConsoleAdmin:
         store=base.state.store,
         version=base.version,
         audit=base.audit,
-        # The name must be different in every process, and port 0 stands for any free one.
+        # The name must differ between processes; port 0 means any free port, so the pid replaces it.
         name=f"{socket.gethostname()}:{base.settings.server.port or f'pid-{os.getpid()}'}",
         clock=base.clock,
         unix_time=base.unix_time,

@@ -1,4 +1,4 @@
-"""The layer that serves: the journey of a request, health, and the drain."""
+"""The serving layer: the request journey, health, and the drain."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from resilience.time_limits import TimeLimit, TimeLimits
 
 @dataclass(frozen=True, slots=True)
 class ServingParts:
-    """What serves requests."""
+    """The parts that serve requests."""
 
     in_flight: InFlightRequests
     shadow: ShadowParts
@@ -50,7 +50,7 @@ class ServingParts:
 
 
 def make_serving(core: Core, observe: Callable[[RequestRecord], None] | None) -> ServingParts:
-    """Build it; ``observe`` also receives each finished request's record. Raises ConfigError: ``shadow``."""
+    """Build the layer; ``observe`` takes each finished request's record. Raises ConfigError."""
     base, control = core.base, core.control
     shadow = make_shadow(
         base, core.model, core.adapters, core.backends.fleet, core.accounts, control.admission
@@ -89,7 +89,7 @@ def make_journey(
     guardrail: CanaryGuardrail,
     observe: Callable[[RequestRecord], None] | None,
 ) -> Journey:
-    """The journey; the record of a finished request goes to health and the canary too."""
+    """Build the journey; the rolling statistics and the canary receive each finished request's record."""
     base, model, control, engine = core.base, core.model, core.control, core.base.settings.engine
 
     for listener in (base.rolling_stats.observe, control.tally.observe, observe):
@@ -194,6 +194,6 @@ def make_health(core: Core, in_flight: InFlightRequests, inspections: WorkerInsp
 def first_ready(
     health: HealthProbe, *, clock: Callable[[], float], unix_time: Callable[[], float]
 ) -> FirstReady:
-    """Counts from the start of the process, which the kernel knows."""
+    """Build the time to the first ready state, counted from the process start that the kernel reports."""
     age_s, started_at = max(0.0, unix_time() - psutil.Process().create_time()), clock()
     return FirstReady(lambda: all(health.checks().values()), lambda: age_s + clock() - started_at)

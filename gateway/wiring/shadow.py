@@ -1,4 +1,4 @@
-"""The part that mirrors requests to other backends."""
+"""Builds the part that mirrors requests to other backends."""
 
 import random
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ def make_shadow(
     accounts: AccountParts,
     admission: AdmissionController,
 ) -> ShadowParts:
-    """Build it; without shadowing routes it is idle. Raises ConfigError: redactor, check, judge's backend."""
+    """Build the part; it is idle if no route shadows. Raises ConfigError for redactor, checks or judge."""
     section = base.settings.shadow
     redact, checks = _redactor(section.redact), _checks(section)
     judge = section.judge
@@ -65,7 +65,7 @@ def make_shadow(
     limits = LegLimits(
         {name: LegLimit(None, most_nanousd, price) for name, price in prices.items()},
         clock=base.clock,
-        emit=lambda skipped: None,  # the copy's outcome is counted
+        emit=lambda skipped: None,  # the outcome of a mirrored request is counted instead
     )
     asker = Asker(
         backends=fleet.backends,

@@ -23,7 +23,7 @@ from observability.collectors import StreamStatus
 class StateParts:
     """The state store.
 
-    ``shown`` is its url without the password, ``path`` SQLite's file, ``copies`` the folder of local copies.
+    ``shown`` is the url without password, ``path`` the SQLite file, ``copies`` the folder of local copies.
     """
 
     shown: str
@@ -38,16 +38,16 @@ class StateParts:
 
     @property
     def healthy(self) -> bool:
-        """Whether the last operation reached the store, at each poll if not before."""
+        """Whether the last operation reached the store; each poll is one."""
         return self.store.healthy
 
     @property
     def ready(self) -> bool:
-        """Whether this gateway has the state that it serves by (``/ready``).
+        """Whether this gateway has the state that it needs to serve (``/ready``).
 
-        When a local file cannot be read, another gateway serves better. A shared store is unreachable for all
-        gateways at once, and if each called itself not ready, none would serve: so they continue with the
-        last good state, and it counts only until it was reached once or a local copy is in force.
+        A gateway that cannot read its local file is not ready: another gateway serves better. A shared store
+        is unreachable for all gateways at once, and none would serve if each were not ready. So a gateway
+        stays ready with the last good state once it has reached the store or applied a local copy.
         """
         if self.healthy:
             self._reached = True
@@ -55,10 +55,7 @@ class StateParts:
         return self.healthy or (self.shared and (self._reached or copied))
 
     def follow(self, stream: str, apply: Callable[[Record], None]) -> StreamFollower:
-        """Follow ``stream`` while this is open and runs; one follower for each stream.
-
-        Raises ValueError for a second one.
-        """
+        """Follow ``stream`` while this object runs. Raises ValueError for a second follower of a stream."""
         self._check_new(stream)
         copy = None if self.copies is None else LocalCopy(self.copies, stream)
         follower = StreamFollower(self.store, stream, apply, copy=copy, clock=self.clock)
@@ -66,7 +63,7 @@ class StateParts:
         return follower
 
     def follow_latest(self, stream: str, apply: Callable[[Record], None]) -> LatestRecord:
-        """Follow a stream of which only the last record counts. Raises ValueError: it is followed already."""
+        """Follow a stream of which only the last record counts. Raises ValueError if already followed."""
         self._check_new(stream)
         latest = self.followers[stream] = LatestRecord(self.store, stream, apply)
         return latest
@@ -76,12 +73,12 @@ class StateParts:
             raise ValueError(f"stream {stream!r} has a follower; allowed: one in a process")
 
     def figures(self) -> tuple[bool, Mapping[str, StreamStatus]]:
-        """For the metrics: whether the store is reached, and the followed streams."""
+        """Return, for the metrics, whether the store is reached, and the state of each followed stream."""
         streams = {name: StreamStatus(one.number, one.state.value) for name, one in self.followers.items()}
         return self.healthy, streams
 
     async def open(self) -> None:
-        """Open the store, and apply each followed stream; an unreachable store is no error."""
+        """Open the store and apply each followed stream; an unreachable store is not an error."""
         await self.store.open()
         async with asyncio.TaskGroup() as starts:
             for follower in self.followers.values():
@@ -103,7 +100,7 @@ class StateParts:
 def make_state(
     config: StateConfig, *, clock: Callable[[], float], unix_time: Callable[[], float]
 ) -> StateParts:
-    """Build the store. Raises ConfigError: the url, or what it needs is not installed."""
+    """Build the store. Raises ConfigError for the url, or if a required package is missing."""
     url = parse_state_url(config.url)
     copies = copies_folder(url, namespace=config.namespace, cache_dir=config.cache_dir)
     if url.path is not None and copies is not None:
@@ -122,7 +119,7 @@ def make_state(
 
 
 def _forget_deleted(path: Path, copies: Path) -> None:
-    """Without its file the store has no state: the copies of a deleted one are not used."""
+    """Delete the local copies if the state file was deleted, so that they do not restore its state."""
     if not path.exists() and copies.is_dir():
         structlog.get_logger("state").warning(
             "the state file was deleted: its local copies are deleted too", file=str(path), copies=str(copies)

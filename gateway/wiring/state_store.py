@@ -1,4 +1,4 @@
-"""Builds the stores that a url names. Redis is imported only when it is used."""
+"""Builds the stores of a state url. Redis is imported only if it is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def make_state_store(
     url: StateUrl, *, namespace: str, unix_time: Callable[[], float], poll_s: float = 1.0
 ) -> StateStore:
-    """The store that ``url`` names. Raises ConfigError when what it needs is not installed."""
+    """Build the state store of ``url``. Raises ConfigError if a required package is missing."""
     match url.kind:
         case StoreKind.MEMORY:
             return MemoryStateStore(unix_time=unix_time, poll_s=poll_s)
@@ -42,7 +42,7 @@ def make_state_store(
 def make_idempotency_store(
     url: StateUrl, *, namespace: str, unix_time: Callable[[], float]
 ) -> IdempotencyStore:
-    """The store of idempotent replies. Raises ConfigError when what it needs is not installed."""
+    """Build the store of idempotent replies. Raises ConfigError if a required package is missing."""
     match url.kind:
         case StoreKind.MEMORY:
             return SqliteIdempotencyStore(Path(":memory:"), unix_time=unix_time)
@@ -56,9 +56,9 @@ def make_idempotency_store(
 
 
 def make_limit_store(url: StateUrl, *, namespace: str, unix_time: Callable[[], float]) -> LimitStore | None:
-    """The store of keys' limits; ``None``: they are not shared, since memory belongs to one process.
+    """Build the store of keys' limits; ``None`` for memory, which processes do not share.
 
-    Raises ConfigError when what it needs is not installed.
+    Raises ConfigError if a required package is missing.
     """
     match url.kind:
         case StoreKind.MEMORY:
@@ -73,11 +73,11 @@ def make_limit_store(url: StateUrl, *, namespace: str, unix_time: Callable[[], f
 
 
 def copies_folder(url: StateUrl, *, namespace: str, cache_dir: str | None) -> Path | None:
-    """The folder of local copies of ``url``'s streams; ``None`` for memory, which needs none.
+    """Return the folder for local copies of the streams; ``None`` for memory, which needs none.
 
     Args:
-        cache_dir: the configured folder; unset: next to the SQLite file, or the user's cache. Each store and
-            namespace has a folder of its own there.
+        cache_dir: the configured folder, in which each store and namespace has its own; unset: next to the
+            SQLite file, or in the user's cache.
     """
     if url.kind is StoreKind.MEMORY:
         return None

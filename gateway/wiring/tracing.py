@@ -1,4 +1,4 @@
-"""Builds tracing."""
+"""Builds tracing and its export to an OpenTelemetry collector."""
 
 import re
 import socket
@@ -13,7 +13,7 @@ from observability.tracing import Sender, Tracing
 
 
 def make_tracing(config: TracingConfig, version: str) -> Tracing:
-    """Trace ids, and spans when there is a collector. Raises ConfigError, which names the key."""
+    """Build tracing: trace ids, and spans if a collector is configured. Raises ConfigError with the key."""
     if config.otlp_endpoint is None:
         return Tracing()
     try:
@@ -24,7 +24,7 @@ def make_tracing(config: TracingConfig, version: str) -> Tracing:
 
 
 def _sender(config: TracingConfig, endpoint: str, version: str) -> Sender:
-    # Imported with a collector only: the SDK and its exporter take 80 ms.
+    # Imported only for a collector: importing the SDK and its exporter takes 80 ms.
     from opentelemetry.sdk.resources import Resource
 
     from observability.trace_export import TraceSender
@@ -59,7 +59,7 @@ def _sender(config: TracingConfig, endpoint: str, version: str) -> Sender:
 
 
 def redaction(patterns: Sequence[str]) -> Callable[[str], str]:
-    """Redacts credentials in recorded content, and matches of the operator's ``patterns``."""
+    """Return a function that redacts credentials and matches of the operator's ``patterns``."""
     compiled = [re.compile(pattern) for pattern in patterns]
 
     def redacted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""How a pool connects to its workers: key, headers, TLS, proxy."""
+"""Builds a pool's connections to its workers: key, headers, TLS, proxy."""
 
 import ssl
 from base64 import b64encode
@@ -20,7 +20,7 @@ Headers = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class WorkerConnections:
-    """What the clients of one pool share; ``templates`` are the headers that differ between requests."""
+    """The settings that the clients of a pool share; ``templates`` are headers that differ by request."""
 
     key: ApiKey
     templates: tuple[HeaderTemplate, ...]
@@ -83,7 +83,7 @@ def _tls(place: str, section: TlsSection) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=section.ca_file)
         if section.cert_file is not None:
             key = "cert_file" if section.key_file is None else "key_file"
-            # Without a password function OpenSSL would ask at the terminal.
+            # Without a password function OpenSSL would ask for a password at the terminal.
             context.load_cert_chain(section.cert_file, section.key_file, password=lambda: "")
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", None) or type(error).__name__
@@ -94,7 +94,7 @@ def _tls(place: str, section: TlsSection) -> ssl.SSLContext:
 
 
 def _proxy(place: str, proxy: str | None, url: str, environ: Mapping[str, str]) -> Proxy | None:
-    """The proxy for a worker. The environment's HTTPS_PROXY is for ``https://`` workers."""
+    """Return the proxy for a worker. The environment's HTTPS_PROXY applies only to ``https://`` workers."""
     if proxy == PROXY_FROM_ENVIRONMENT:
         target = urlsplit(url)
         bypass = environ.get("no_proxy") or environ.get("NO_PROXY") or ""

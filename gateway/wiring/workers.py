@@ -24,9 +24,9 @@ from gateway.contracts.features import Feature
 from gateway.wiring.worker_connections import WorkerConnections, make_connections
 from resilience.turns import Turns
 
-# A Sluice as worker must not answer with a fallback: this gateway has its own fallback chain and ledger.
+# A Sluice worker must not answer with a fallback: this gateway has its own fallback chain and ledger.
 NO_FALLBACK = ("prefer", "sluice-no-fallback")
-# Paths that check readiness, not only liveness. Servers without them are asked for their models.
+# Paths that check readiness, not only liveness. The probe of a server without them lists its models.
 PROBE_PATHS: Mapping[Dialect, str] = {
     Dialect.VLLM: "/health",
     Dialect.SLUICE: "/ready",
@@ -35,7 +35,7 @@ PROBE_PATHS: Mapping[Dialect, str] = {
 
 
 async def already_there(adapter: Adapter) -> None:
-    """For adapters whose files are already in place."""
+    """Do nothing; for adapters whose files are already in place."""
 
 
 def make_workers(
@@ -53,12 +53,12 @@ def make_workers(
     incapable: Callable[[str], frozenset[Feature]] = lambda model: frozenset(),
     changed: Callable[[ServingPool, Set[str]], None] = lambda pool, gone: None,
 ) -> ServingPool:
-    """Build the pool; nothing connects yet. Raises ConfigError: the key, a certificate or the proxy.
+    """Build the pool; nothing connects yet. Raises ConfigError for the key, a certificate or the proxy.
 
-    ``read`` gets the model that the workers list; ``reading`` is of the configured one until then. ``bring``
-    puts an adapter's files into the gateway's folder before a worker loads them. ``check`` says whether a
-    worker has the gateway's tokenizer; ``incapable``, which features a model lacks. ``changed`` is of
-    :class:`ServingPool`.
+    ``read`` takes the model that the workers list; until then ``reading`` is that of the configured model.
+    ``bring`` puts an adapter's files into the gateway's folder before a worker loads them. ``check`` tests
+    whether a worker has the gateway's tokenizer; ``incapable`` returns the features that a model lacks.
+    :class:`ServingPool` describes ``changed``.
     """
     detect = section.dialect == "auto"
     dialect = Dialect.VLLM if detect else Dialect(section.dialect)
@@ -110,7 +110,7 @@ def make_workers(
         background=connections.key.watch,
         clock=clock,
     )
-    # A configured model of a hosted service need not be in its list.
+    # The list of a hosted service need not contain the configured model.
     if section.model is None or dialect is not Dialect.OPENAI:
         for worker in workers:
             worker.detect(pool.detected, pool.listed, pool.checks, kind=detect or dialect is Dialect.SLUICE)
@@ -201,7 +201,7 @@ def _health_rules(section: OpenAIBackend) -> HealthRules:
 
 
 def _watch_rules(section: OpenAIBackend, dialect: Dialect, lists_models: bool) -> WatchRules:
-    """``lists_models`` only for vLLM: a Sluice lists what it could load too."""
+    """Build the probes' settings; only vLLM lists loaded models, Sluice also lists what it could load."""
     return WatchRules(
         probe_path=section.probe_path or PROBE_PATHS[dialect],
         probe_interval_s=section.probe_interval_seconds,
