@@ -1,10 +1,10 @@
-"""When a canary gets more traffic, and when it is rolled back: decisions only, no I/O.
+"""Decides when a canary gets more traffic and when it is rolled back; no I/O.
 
 The next step begins when the current one is old enough, both sides have enough requests, and no check is
-suspicious. As soon as one check's e-value (:mod:`gateway.routing.evidence`) reaches its bound, at any number
-of requests, the canary is rolled back. Each check of each step has an equal part of ``alpha``; so a canary
-whose odds of a fault in every check are at most ``tolerance`` times the baseline's is rolled back with a
-probability of at most ``alpha``, provided that its requests fail independently of each other.
+suspicious. The canary is rolled back as soon as one check's e-value (:mod:`gateway.routing.evidence`)
+reaches its bound, at any number of requests. Each check of each step has an equal part of ``alpha``. So a
+canary whose odds of a fault in every check are at most ``tolerance`` times the baseline's is rolled back
+with a probability of at most ``alpha``, if its requests fail independently of each other.
 """
 
 import math
@@ -17,19 +17,19 @@ from gateway.routing.change import WHOLE, with_weight
 from gateway.routing.evidence import Evidence, EvidenceWindow
 
 CHECKS = ("error", "ttft", "total", "fallback", "guardrail")
-"""What is compared: shares of requests that failed, whose first token or whole answer was late, that another
-backend than the drawn one answered, or whose answer failed a check of its content (``guardrail.NAME``)."""
+"""The compared shares of requests: those that failed, whose first token or whole answer was late, that
+another backend than the drawn one answered, or whose answer failed a content check (``guardrail.NAME``)."""
 STEPS = (5.0, 25.0, 50.0, 100.0)
 ALPHA = 0.01
 TOLERANCE = 1.25
-"""A canary at 1.25 times the odds of a fault is as good as the baseline: 1.0 % and 1.25 %, 20 % and 24 %."""
+"""A canary at 1.25 times the baseline's odds of a fault is accepted: 1.25 % at 1.0 %, or 24 % at 20 %."""
 MIN_SAMPLES = 200
 STEP_S = 60.0
 WINDOW_S = 5.0
 SUSPICIOUS = 10.0
-"""An e-value at which the next step waits; at most one check in ten of a good canary reaches it."""
+"""The e-value from which the next step waits; at most one in ten checks of a good canary reaches it."""
 LIFE_S = 86_400.0
-"""Longest time since the start or the last resumption; it bounds the growth of the streams."""
+"""Longest duration since the start or the last resumption; it bounds the growth of the streams."""
 
 Counts = Mapping[str, EvidenceWindow]
 
@@ -39,14 +39,14 @@ class Phase(StrEnum):
 
     RUNNING = "running"
     PAUSED = "paused"
-    """The share stays; nothing is judged."""
+    """The canary's share stays, and no evidence is evaluated."""
     DONE = "done"
-    """It has the whole route."""
+    """The canary has the whole route."""
     ROLLED_BACK = "rolled_back"
     ABORTED = "aborted"
-    """An operator ended it; the route is as before."""
+    """An operator ended the canary; the route is as before."""
     OVERRIDDEN = "overridden"
-    """The route's weights were set by someone else and left as they are."""
+    """Another change set the route's weights; the canary left them as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class CanaryPlan:
         steps: rising percents; the last is 100.
         min_samples: requests that each side needs in a step.
         step_s: shortest time of a step.
-        window_s: requests within so many seconds are compared with each other.
+        window_s: length of a window; requests of the same window are compared with each other.
         alpha: highest probability that a good canary is rolled back.
         tolerance: the tolerated odds ratio of faults.
         guardrails: names of the checks of answers' content.
@@ -87,18 +87,18 @@ class CanaryPlan:
 
 @dataclass(frozen=True, slots=True)
 class CanaryState:
-    """The state of a canary, with all that another process needs to drive it.
+    """The state of a canary; it is all that another process needs to drive the canary.
 
     Args:
-        since: when the step was in force, or the phase began; seconds since 1970.
-        deadline: when it has to have ended.
+        since: when the step came into force, or the phase began; seconds since 1970.
+        deadline: when the canary must have ended; seconds since 1970.
         placed: the route's weights as the canary last set them.
-        applied: whether the routing is as this state wants it.
-        revision: the routing revision at which that was so.
-        read_to: the last sample record that is counted.
-        counts: of the step.
-        evidence: of the step.
-        reason: why it is no longer running.
+        applied: whether the routing has the weights ``wanted``.
+        revision: the routing revision that had them.
+        read_to: the number of the last counted sample record.
+        counts: the counts of the step, by check.
+        evidence: the evidence of the step, by check.
+        reason: why the canary is not running.
     """
 
     plan: CanaryPlan
@@ -121,12 +121,12 @@ class CanaryState:
 
     @property
     def to_do(self) -> bool:
-        """Whether a process must drive it."""
+        """Whether a process must drive the canary."""
         return self.phase is Phase.RUNNING or not self.applied
 
     @property
     def wanted(self) -> Mapping[str, float]:
-        """The route's weights as they should be."""
+        """The weights that the route should have."""
         if self.phase is Phase.OVERRIDDEN:
             return self.placed
         if self.phase in (Phase.ROLLED_BACK, Phase.ABORTED):
@@ -135,39 +135,39 @@ class CanaryState:
 
 
 def start(plan: CanaryPlan, *, read_to: int, now: float) -> CanaryState:
-    """The first step, not in force yet."""
+    """Return the state of the first step, which is not in force yet."""
     return CanaryState(plan, Phase.RUNNING, now, now + LIFE_S, plan.before, read_to=read_to)
 
 
 def weights_at(plan: CanaryPlan, percent: float) -> Mapping[str, float]:
-    """The route's weights with ``percent`` on the canary; the others keep their ratio."""
+    """Return the route's weights with ``percent`` on the canary; the other backends keep their ratio."""
     entries: list[dict[str, Any]] = [{"name": n, "weight": w} for n, w in plan.before.items()]
     changed = with_weight({"routes": {plan.route: {"backends": entries}}}, plan.route, plan.backend, percent)
     return {entry["name"]: entry["weight"] for entry in changed["routes"][plan.route]["backends"]}
 
 
 def in_force(state: CanaryState, now: float, revision: int = 0) -> CanaryState:
-    """The routing is as wanted; the step's time begins."""
+    """Return the state once the routing has the wanted weights; the time of the step begins."""
     return replace(state, applied=True, placed=state.wanted, since=now, revision=revision)
 
 
 def end(state: CanaryState, phase: Phase, reason: str, now: float) -> CanaryState:
-    """It has ended; the driver still restores the routing."""
+    """Return the ended state; the driver still has to restore the routing."""
     return replace(state, phase=phase, reason=reason, since=now, applied=phase is Phase.OVERRIDDEN)
 
 
 def pause(state: CanaryState, reason: str) -> CanaryState:
-    """The share stays, and nothing is judged."""
+    """Return the paused state: the canary's share stays, and no evidence is evaluated."""
     return replace(state, phase=Phase.PAUSED, reason=reason)
 
 
 def resume(state: CanaryState, *, read_to: int, now: float) -> CanaryState:
-    """Judge again, by new requests and those before the pause."""
+    """Return the running state again; the evidence from before the pause still counts."""
     return replace(state, phase=Phase.RUNNING, reason="", read_to=read_to, deadline=now + LIFE_S)
 
 
 def judge(state: CanaryState, windows: Iterable[Counts], *, read_to: int, now: float) -> CanaryState:
-    """The state after these further windows, in order."""
+    """Return the state after further ``windows``, oldest first."""
     plan = state.plan
     counts, evidence, seen = dict(state.counts), dict(state.evidence), state.canary_requests
     for window in windows:
@@ -213,5 +213,5 @@ def _why(state: CanaryState, check: str) -> str:
 
 
 def _power(log: float) -> str:
-    """The e-value in readable form; it does not overflow."""
+    """Format an e-value from its logarithm, without overflow."""
     return f"{math.exp(log):.0f}" if log < 10 else f"1e{log / math.log(10):.0f}"

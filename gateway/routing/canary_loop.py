@@ -1,13 +1,13 @@
-"""Drives the canary of all processes from the one that holds the lease.
+"""Drives the canary for all processes, in the process that holds the lease.
 
 The canary's state is a record of the stream ``canary``, appended by compare-and-set: of two processes that
-act at once, one gets a conflict and changes nothing. The lease in the record only saves work. The wanted
-routing is written before the routing is changed, so when a process ends in between, the next one completes
-the change.
+act at the same time, one gets a conflict and changes nothing. The lease in the record only saves work. The
+wanted routing is recorded before the routing is changed, so if a process ends in between, the next one
+completes the change.
 
-The processes' counts are records of ``canary-samples``. The state holds how far they were read, so each
-counts once whichever process drives; records that were read are deleted. Only the last state counts: older
-ones are deleted a hundred at a time, and all of them when the canary has ended.
+The processes' counts are records of ``canary-samples``. The state contains the number of the last record
+read, so each record counts once, whichever process drives; records that were read are deleted. Only the last
+state is needed: older ones are deleted a hundred at a time, and all of them when the canary has ended.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ from gateway.state.projection import FollowedStream
 
 AUTHOR = "canary"
 LEASE_WINDOWS = 3.0
-"""Windows without a record of the driver after which another process takes over."""
+"""Number of windows without a record of the driver after which another process takes over."""
 IDLE_S = 1.0
 """How often a process without a canary checks for one."""
 MAX_TRIES = 5
-"""Attempts to write an operator's order; the driver, which writes at each window, may be first."""
+"""Attempts to write an operator's command; the driver, which writes at each window, may be first."""
 FORGET_EVERY = 100
-"""Read samples and old states that are deleted at once; each deletion is one more write."""
+"""How many read samples or old states are deleted at a time; each deletion is one more write."""
 STEPS_AT_ONCE = 4
-"""A verdict and its routing, each with one conflict; more waits for the next window."""
+"""Actions of one tick: a verdict and its routing change, each with one conflict; the rest waits a window."""
 
 
 class _Overridden(Exception):
@@ -57,11 +57,11 @@ class _AsWanted(Exception):
 
 
 class CanaryDriver(FollowedStream):
-    """Counts, judges and changes the routing, in a process that may be one of many.
+    """Counts requests, evaluates them and changes the routing; several processes may run one each.
 
     Args:
-        audit: records what was done, and why.
-        me: this process' name among all.
+        audit: records each change and its reason.
+        me: the unique name of this process.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class CanaryDriver(FollowedStream):
 
     @property
     def state(self) -> CanaryState | None:
-        """Of the last canary; ``None``: there was none."""
+        """The state of the last canary; ``None`` if there was none."""
         return None if self.beat is None else self.beat.standing
 
     def take(self, record: Record) -> None:
@@ -98,7 +98,7 @@ class CanaryDriver(FollowedStream):
         try:
             self.beat = beat_of(record)
         except ValueError:
-            # A newer version wrote it; processes of that version drive it.
+            # A newer version wrote the record; processes of that version drive the canary.
             self.beat = None
             self._log.error("a canary's record is not understood here", number=record.number)
         state = self.state
@@ -106,8 +106,7 @@ class CanaryDriver(FollowedStream):
         self._tally.watch(state.plan if state is not None and running else None)
 
     async def change(self, make: Callable[[CanaryState | None], Awaitable[CanaryState]]) -> None:
-        """Append the state that ``make`` returns for the last one; call it again when another process was
-        first.
+        """Append the state that ``make`` returns for the last one; repeat it if another process was first.
 
         Raises Conflict after too many attempts, StateUnavailable, and what ``make`` raises.
         """
@@ -121,7 +120,7 @@ class CanaryDriver(FollowedStream):
                     raise
 
     async def put(self, state: CanaryState) -> None:
-        """Append a state, driven by this process. Raises Conflict, StateUnavailable."""
+        """Append a state, and take the lease. Raises Conflict, StateUnavailable."""
         until = self._unix_time() + LEASE_WINDOWS * state.plan.window_s
         data = beat_data(Beat(state, self._me, until))
         self.take(await self._store.append(STREAM, data, author=AUTHOR, expected=self.head))
@@ -143,7 +142,7 @@ class CanaryDriver(FollowedStream):
                 self._log.warning("a window's counts are lost to the canary", reason=error.code)
 
     async def tick(self) -> None:
-        """Judge and act, if this process drives. What failed is tried again at the next window."""
+        """Evaluate and act, if this process drives. A failed action is tried again at the next window."""
         for _ in range(STEPS_AT_ONCE):
             beat = self.beat
             if beat is None or not beat.standing.to_do:
@@ -156,7 +155,7 @@ class CanaryDriver(FollowedStream):
                 elif not await self._judge(beat):
                     return
             except (Conflict, RoutingBusy, NotInForce) as error:
-                # Another process was first; its record will arrive.
+                # Another process was first; this one will receive its record.
                 self._log.info("the canary waits", reason=type(error).__name__)
                 return
             except StateError as error:
@@ -164,7 +163,7 @@ class CanaryDriver(FollowedStream):
                 return
 
     async def run(self) -> None:
-        """Publish counts and judge at the end of each window until cancelled."""
+        """Publish counts and evaluate the canary at the end of each window, until cancelled."""
         while True:
             state = self.state
             if state is None or not state.to_do:
@@ -178,7 +177,7 @@ class CanaryDriver(FollowedStream):
             await self.tick()
 
     async def _judge(self, beat: Beat) -> bool:
-        """Append the judged state; whether the routing must be changed now."""
+        """Evaluate new windows and append the state; return whether the routing must be changed now."""
         state, now = beat.standing, self._unix_time()
         if self._routing.head < state.revision:
             # The canary's own change of the routing is not applied here yet.
@@ -189,7 +188,7 @@ class CanaryDriver(FollowedStream):
         records = await self._store.read(SAMPLES, after=state.read_to, limit=MAX_READ)
         read_to = records[-1].number if records else state.read_to
         windows = windows_of(records, state.plan.id)
-        # Milliseconds for thousands of requests in a window: not on the loop that serves them.
+        # Takes milliseconds for thousands of requests in a window, so it does not run on the event loop.
         judged = await asyncio.to_thread(judge, state, windows, read_to=read_to, now=now)
         spare = beat.until - now > LEASE_WINDOWS * state.plan.window_s / 2
         if judged != state or beat.holder != self._me or not spare:
@@ -197,7 +196,7 @@ class CanaryDriver(FollowedStream):
         return not judged.applied
 
     async def _forget(self, state: CanaryState) -> None:
-        """Delete the samples that the last state has read, and the states before it."""
+        """Delete the samples that the last state has counted, and the states before it."""
         over = state.ended and state.applied
         for stream, up_to in ((SAMPLES, state.read_to), (STREAM, self.head - 1)):
             if up_to - self._forgotten[stream] < (1 if over else FORGET_EVERY):
@@ -205,13 +204,13 @@ class CanaryDriver(FollowedStream):
             try:
                 await self._store.forget(stream, up_to)
             except StateError as error:
-                # The state is written; these are deleted with the next ones.
+                # The state is written; these records are deleted with the next ones.
                 self._log.info("a canary's records are not forgotten yet", stream=stream, reason=error.code)
                 return
             self._forgotten[stream] = up_to
 
     async def _place(self, state: CanaryState) -> None:
-        """Change the routing to what the state wants."""
+        """Change the routing to the weights that the state wants."""
         plan, wanted = state.plan, state.wanted
         comment = _comment(state)
 

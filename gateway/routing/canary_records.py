@@ -1,4 +1,4 @@
-"""The records of the canary's streams: its states, and each process' counts of a window."""
+"""The records of the canary's streams: its states, and each process's counts of a window."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SAMPLES: Final = "canary-samples"
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """A state, and the process that drives it until a time (seconds since 1970)."""
+    """A state, and the process that holds the lease until a time (seconds since 1970)."""
 
     standing: CanaryState
     holder: str
@@ -37,7 +37,7 @@ def beat_of(record: Record) -> Beat:
 
 
 def sample_data(canary: str, window: int, counts: Counts) -> bytes:
-    """A process' counts of one window."""
+    """Encode a process's counts of one window."""
     counted = {
         check: [one.canary_bad, one.canary, one.baseline_bad, one.baseline] for check, one in counts.items()
     }
@@ -45,7 +45,7 @@ def sample_data(canary: str, window: int, counts: Counts) -> bytes:
 
 
 def windows_of(records: Iterable[Record], canary: str) -> list[dict[str, EvidenceWindow]]:
-    """The canary's windows, oldest first, summed over the processes; other records are skipped."""
+    """Return the canary's windows, oldest first, summed over the processes; skip other canaries' records."""
     found: dict[int, dict[str, EvidenceWindow]] = {}
     for record in records:
         data: Any = orjson.loads(record.data)

@@ -1,8 +1,8 @@
-"""Counts this process' requests of a canary and its baseline, window by window.
+"""Counts this process's requests of a canary and its baseline by window.
 
-A session counts once in a window: the split is by session, and a session's requests may fail together, so
-they are not independent evidence (with two requests that always fail together one good canary in ten was
-rolled back, with five nearly every one, of 200 simulated).
+A session counts once per window: traffic is split by session, and a session's requests may fail together, so
+they are not independent evidence. Of 200 simulated good canaries, one in ten was rolled back when two
+requests always failed together, and nearly all when five did.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,24 +12,24 @@ from gateway.routing.evidence import EvidenceWindow
 from gateway.routing.revision import Route
 from observability.events import RequestRecord
 
-# The caller went away; only how long it waited is evidence.
+# The status of a request whose caller disconnected; only its waiting time is evidence.
 _LEFT = 499
-# A 4xx status that is no mistake of the caller: the backend throttles.
+# A 4xx status that is not the caller's fault: the backend throttles.
 _THROTTLED = 429
 MAX_WINDOWS = 16
 """Windows that are stored while they cannot be published; the oldest is dropped first."""
 MAX_EXAMINED = 100
-"""Answers of each side whose content is checked in a window: a sample, since a check costs a millisecond."""
+"""Most answers per side and window whose content is checked: a sample, as a check takes a millisecond."""
 MAX_SESSIONS = 100_000
-"""Most sessions of a window; requests of further ones do not count."""
+"""Most sessions of a window; requests of further sessions do not count."""
 
 
 class CanaryTally:
     """Counts finished requests of the route that a canary runs on.
 
     Args:
-        route: returns the route in force; ``None``: there is none of that name.
-        unix_time: seconds since 1970; windows are the same in every process.
+        route: returns the route in force of a name, or ``None``.
+        unix_time: seconds since 1970; it makes windows the same in every process.
     """
 
     def __init__(self, route: Callable[[str], Route | None], unix_time: Callable[[], float]) -> None:
@@ -38,18 +38,18 @@ class CanaryTally:
         self._plan: CanaryPlan | None = None
         self._windows: dict[int, dict[str, EvidenceWindow]] = {}
         self._met: dict[int, set[int]] = {}
-        # Of the window in progress: its number, the answers of each side, and their sessions.
+        # Of the current window: its number, the checked answers of each side, and their sessions.
         self._examined: tuple[int, dict[bool, int], set[int]] = (0, {}, set())
 
     def watch(self, plan: CanaryPlan | None) -> None:
-        """Count for this canary from now on; ``None``: count nothing."""
+        """Count requests for this canary from now on; ``None``: count nothing."""
         if plan is None or self._plan is None or plan.id != self._plan.id:
             self._windows.clear()
             self._met.clear()
         self._plan = plan
 
     def observe(self, record: RequestRecord) -> None:
-        """Count a request; one that named its backend, or reached none, does not count."""
+        """Count a request; one whose caller named the backend, or without a drawn backend, does not count."""
         plan = self._plan
         if plan is None or record.route != plan.route or record.drawn is None:
             return
@@ -72,7 +72,7 @@ class CanaryTally:
                 del entries[min(entries)]
 
     def samples(self, route: str, drawn: str, session: int | None) -> str | None:
-        """The id of the canary that needs the content of this answer checked; ``None``: it does not count."""
+        """Return the id of the canary for which to check this answer's content; ``None`` for no check."""
         plan = self._plan
         if plan is None or route != plan.route or not plan.guardrails:
             return None
@@ -89,7 +89,7 @@ class CanaryTally:
         return plan.id
 
     def examined(self, canary: str, drawn: str, results: Mapping[str, bool | None]) -> None:
-        """Count the results of an answer's checks in the window in progress; ``None``: it does not apply."""
+        """Count an answer's check results in the current window; a result is ``None`` if not applicable."""
         plan = self._plan
         if plan is None or plan.id != canary:
             return
@@ -114,10 +114,10 @@ class CanaryTally:
 
 
 def outcomes(record: RequestRecord, *, ttft_slo_ms: float, total_slo_ms: float) -> list[tuple[str, bool]]:
-    """The checks that a request counts for: the check's name, and whether the request was bad.
+    """Return the checks for which a request counts: the check's name, and whether the request was bad.
 
-    A caller's mistake counts for none. A caller that went away counts only as late, if it had waited too
-    long. When another backend answered, or none, the drawn one's speed and quality are unknown.
+    A caller's error counts for no check. A caller that disconnected counts only as late, if it had waited too
+    long. If another backend or none answered, the speed and quality of the drawn one are unknown.
     """
     late_first = (record.total_ms if record.ttft_ms is None else record.ttft_ms) > ttft_slo_ms
     late = record.total_ms > total_slo_ms

@@ -1,4 +1,4 @@
-"""Changes of a routing configuration as pure functions: weights, and differences of two configurations."""
+"""Pure functions that change the weights of a routing configuration, and that compare two configurations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -10,14 +10,14 @@ from pydantic import ValidationError
 from gateway.routing.file import RoutingConfig
 
 WHOLE = 100.0
-# Hides floating-point noise; far below the tolerance of the weights' sum.
+# Decimal digits of a weight: hides floating-point noise, far below the tolerance of the weights' sum.
 DIGITS = 10
-# Weights closer than this are equal.
+# Weights that differ by less than this are equal.
 SAME = 1e-6
 
 
 class NoSuchRoute(Exception):
-    """The configuration has no route of that name; ``known`` are those it has."""
+    """The configuration has no route of that name; the message lists the routes in ``known``."""
 
     def __init__(self, route: str, known: Sequence[str]) -> None:
         self.route = route
@@ -30,9 +30,9 @@ class NothingToShare(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """One place in which two configurations differ; ``None`` where it is missing.
+    """One difference between two configurations; a missing value is ``None``.
 
-    ``path``: dotted; backends of a route are named, as in ``routes.chat.backends[local].weight``.
+    ``path`` is dotted and names a route's backends, as in ``routes.chat.backends[local].weight``.
     """
 
     path: str
@@ -41,14 +41,14 @@ class ConfigChange:
 
 
 def with_weight(config: Mapping[str, Any], route: str, backend: str, percent: float) -> dict[str, Any]:
-    """The configuration with ``percent`` of a route's weight on ``backend``.
+    """Return the configuration with ``percent`` of a route's weight on ``backend``.
 
-    The other backends share the rest in proportion to what they have; equally, when they have nothing. A
-    backend that the route does not have yet is added to it; one that gets nothing stays in it, at 0.
+    The other backends share the rest in proportion to their weights, or equally if all of them are 0. A
+    backend that the route does not have is added; a backend with weight 0 stays in the route.
 
     Raises:
         NoSuchRoute: there is no such route.
-        NothingToShare: below 100 percent, and there is no other backend.
+        NothingToShare: ``percent`` is below 100 and there is no other backend.
     """
     changed = deepcopy(dict(config))
     routes = changed["routes"]
@@ -75,7 +75,7 @@ def with_weight(config: Mapping[str, Any], route: str, backend: str, percent: fl
 
 
 def with_weights(config: Mapping[str, Any], route: str, weights: Mapping[str, float]) -> dict[str, Any]:
-    """The configuration with these weights on a route; a backend that is not named gets none.
+    """Return the configuration with these weights on a route; an unnamed backend gets 0.
 
     Raises NoSuchRoute.
     """
@@ -90,7 +90,7 @@ def with_weights(config: Mapping[str, Any], route: str, weights: Mapping[str, fl
 
 
 def weights_of(config: Mapping[str, Any], route: str) -> dict[str, float]:
-    """A route's weights by backend. Raises NoSuchRoute."""
+    """Return a route's weights by backend. Raises NoSuchRoute."""
     routes = config["routes"]
     if route not in routes:
         raise NoSuchRoute(route, list(routes))
@@ -98,12 +98,12 @@ def weights_of(config: Mapping[str, Any], route: str) -> dict[str, float]:
 
 
 def same_weights(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """Whether two routes' weights are the same; a missing backend has none."""
+    """Whether two routes' weights are equal; a missing backend has weight 0."""
     return all(abs(one.get(name, 0.0) - other.get(name, 0.0)) < SAME for name in {*one, *other})
 
 
 def whole(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with all defaults filled in; unchanged when this version does not know it."""
+    """Return the configuration with all defaults filled in; unchanged if this version cannot validate it."""
     try:
         return RoutingConfig.model_validate(config).model_dump(mode="json")
     except ValidationError:
@@ -116,7 +116,7 @@ def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ConfigChange]:
-    """Each place in which they differ, in the file's order; written-out defaults do not count."""
+    """Return the differences, in the file's order; an explicit default equals a missing key."""
     return list(_differences("", whole(before), whole(after)))
 
 
@@ -138,7 +138,7 @@ def _differences(path: str, before: Any, after: Any) -> Iterator[ConfigChange]:
 
 
 def _by_name(items: Any) -> dict[str, Any] | None:
-    """A list of objects that all have a name, as a mapping; ``None`` for anything else."""
+    """Return a list of named objects as a mapping by name; ``None`` for anything else."""
     if not isinstance(items, list) or not items:
         return None
     if not all(isinstance(item, dict) and isinstance(item.get("name"), str) for item in items):

@@ -13,10 +13,10 @@ RULE_FIELDS = frozenset({"locale", "intent", "tenant"})
 
 @dataclass(frozen=True, slots=True)
 class KnownNames:
-    """Names that a routing configuration may refer to, and the admission limits that its routes vary.
+    """The names that a routing configuration may use, and the admission limits that its routes override.
 
-    ``adapters``: names and aliases; ``None``: not checked. The registry is a separate stream, so a valid
-    revision may arrive before its adapters.
+    ``adapters`` are names and aliases; ``None`` disables the check. The registry is a separate stream, so a
+    valid revision may arrive before its adapters.
     """
 
     backends: Collection[str]
@@ -26,7 +26,7 @@ class KnownNames:
 
 
 def adapters_named(config: Mapping[str, Any]) -> frozenset[str]:
-    """The adapters that the rules of a stored configuration name."""
+    """Return the adapters that the rules of a stored configuration name."""
     return frozenset(
         str(rule["adapter"])
         for route in config["routes"].values()
@@ -36,7 +36,7 @@ def adapters_named(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def check_names(config: RoutingConfig, known: KnownNames) -> list[str]:
-    """Every fault, with its path in the file."""
+    """Return a message for each fault, with its path in the file."""
     faults: list[str] = []
     for name, route in config.routes.items():
         faults += (f"routes.{name}.{fault}" for fault in _route(route, known))

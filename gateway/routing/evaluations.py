@@ -1,7 +1,7 @@
-"""Evaluations of backends against each other: the last signed report of each candidate, by stream.
+"""Evaluations of backends against each other: the last signed report of each candidate, from a stream.
 
-A report counts while both backends are configured as they were when it was made: it holds the digest of each
-one's configuration, next to the digest of the set of prompts.
+A report is valid while both backends are configured as they were when it was made: it contains the digest of
+each configuration, and that of the set of prompts.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ STREAM = "evaluations"
 
 
 class NotAccepted(ValueError):
-    """A report that cannot count; the message says why."""
+    """The report is not valid; the message contains the reason."""
 
 
 class BackendEvaluations(FollowedStream):
@@ -37,7 +37,7 @@ class BackendEvaluations(FollowedStream):
         self.reports: dict[str, Mapping[str, Any]] = {}
 
     def take(self, record: Record) -> None:
-        """Apply a record; one that is not understood is skipped."""
+        """Apply a record; log and skip one that cannot be decoded."""
         try:
             report = json.loads(record.data)
             self.reports[report["candidate"]] = {**report, "author": record.author, "at": record.at}
@@ -59,7 +59,7 @@ class BackendEvaluations(FollowedStream):
         await self.caught_up_to(record.number)
 
     def fault(self, backend: str) -> str | None:
-        """Why the backend has no evaluation that counts; ``None``: it passed one."""
+        """Return why the backend has no valid, passed evaluation; ``None`` if it has one."""
         report = self.reports.get(backend)
         if report is None:
             return f"the evaluation of backend {backend!r} has not been run"
@@ -70,5 +70,5 @@ class BackendEvaluations(FollowedStream):
 
 
 def digest_of(*sections: Mapping[str, Any]) -> str:
-    """The SHA-256 of what of a configuration decides which model answers."""
+    """Return the SHA-256 of those settings that determine which model answers."""
     return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()

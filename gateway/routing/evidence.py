@@ -1,17 +1,17 @@
-"""The strength of evidence against a canary: an e-value, which is valid at any time.
+"""The strength of the evidence against a canary: an e-value, which is valid at any time.
 
-A window is a fourfold table: requests of canary and baseline, good and bad. Given how many requests each
-side had and how many of all were bad, the canary's share of the bad ones follows Fisher's noncentral
-hypergeometric distribution, which depends on the odds ratio alone: not on how bad the hour is for both. The
-ratio of its probabilities at a worse odds ratio and at the tolerated one has the mean 1 when the canary is as
-bad as is tolerated, and less when it is better. So the product over windows is a supermartingale, and by
-Ville's inequality it ever reaches 1/alpha with a probability of at most alpha, however often it is looked at
-and whenever one stops: no approximation, no least number of samples (e-variables for fourfold tables: Turner,
-Ly, Grünwald, arXiv:2106.02693; the mixture as in the mixture SPRT of Johari, Pekelis, Walsh,
-arXiv:1512.04922; its use for canaries: Lindon et al., arXiv:2205.14762).
+A window is a 2x2 table: good and bad requests of canary and baseline. Given the requests of each side and the
+total of bad ones, the canary's number of bad requests follows Fisher's noncentral hypergeometric
+distribution. It depends only on the odds ratio, not on how bad the hour is for both sides. The ratio of its
+probabilities at a worse odds ratio and at the tolerated one has mean 1 if the canary is exactly as bad as
+tolerated, and less if it is better. So the product over windows is a supermartingale. By Ville's inequality
+it ever reaches 1/alpha with a probability of at most alpha, however often it is evaluated and whenever
+evaluation stops: no approximation, no least number of samples (e-variables for 2x2 tables: Turner, Ly,
+Grünwald, arXiv:2106.02693; the mixture as in the mixture SPRT of Johari, Pekelis, Walsh, arXiv:1512.04922;
+its use for canaries: Lindon et al., arXiv:2205.14762).
 
-The product is mixed over how much worse the canary is, and over the window in which it became so: a long good
-time does not outweigh a canary that goes bad later.
+The product is mixed over how much worse the canary is, and over the window in which it became worse: a long
+good time does not hide a canary that becomes bad later.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 ALTERNATIVES = (1.5, 2.0, 4.0, 10.0, 50.0)
-"""Odds ratios looked for, over the tolerated one, each with the same weight: from a nuisance to an outage."""
+"""The odds ratios tested for, relative to the tolerated one, with equal weights: nuisance to outage."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceWindow:
-    """One check's counts of one window; ``bad`` is a part of the requests."""
+    """One check's request counts in one window; the requests of a side include its bad ones."""
 
     canary_bad: int = 0
     canary: int = 0
@@ -43,18 +43,18 @@ class EvidenceWindow:
 
     @property
     def tells(self) -> bool:
-        """Whether it is evidence: both sides have requests, and not all ended alike."""
+        """Whether the window is evidence: both sides have requests, and some are bad but not all."""
         bad, all_ = self.canary_bad + self.baseline_bad, self.canary + self.baseline
         return self.canary > 0 and self.baseline > 0 and 0 < bad < all_
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The sum of a step's windows, for one check.
+    """The evidence of a step's windows for one check.
 
     Args:
         windows: the number of windows that were evidence.
-        logs: for each alternative, the logarithm of its products from each window on, weighted.
+        logs: for each alternative, the logarithm of the weighted sum of its products from each window on.
     """
 
     windows: int = 0
@@ -65,7 +65,7 @@ class Evidence:
         if not window.tells:
             return self
         number = self.windows + 1
-        # The share of "bad from this window on": all of them add up to 1.
+        # The weight of "bad from this window on"; the weights of all windows add up to 1.
         share = -math.log(number) - math.log(number + 1)
         before = self.logs or (-math.inf,) * len(ALTERNATIVES)
         ratios = log_ratios(window, tolerance, ALTERNATIVES)
@@ -83,7 +83,7 @@ class Evidence:
 
 
 def log_ratios(window: EvidenceWindow, tolerance: float, worse: Sequence[float]) -> list[float]:
-    """For each odds ratio over the tolerated one, how much likelier it makes the window; logarithms."""
+    """Return, per odds ratio in ``worse``, the log likelihood ratio of the window against ``tolerance``."""
     bad = window.canary_bad + window.baseline_bad
     least, most = max(0, bad - window.baseline), min(bad, window.canary)
     at_tolerance = [

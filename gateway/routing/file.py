@@ -26,9 +26,9 @@ class WeightedBackend(_Part):
 
 
 class AdapterRule(_Part):
-    """Selects an adapter when every named field of the request has the given value.
+    """Selects an adapter if every field in ``when`` has the given value in the request.
 
-    By name or alias, or by labels: the newest active version that has them all.
+    The adapter is named by id or alias, or is the newest active version that has all ``labels``.
     """
 
     when: dict[str, str]
@@ -51,27 +51,27 @@ class Slo(_Part):
 
 
 class RouteShadow(_Part):
-    """A sample of the route's requests is mirrored to another backend, for comparison."""
+    """Mirrors a sample of the route's requests to another backend, for comparison."""
 
     backend: str
     sample: Annotated[float, Field(ge=0, le=1)]
 
 
 class SimilarQuestions(_Part):
-    """Questions that are similar enough share an answer of the response cache."""
+    """Lets similar questions share an answer of the response cache."""
 
     model: _ModelName
     threshold: Annotated[float, Field(gt=0, le=1)]
 
 
 class RouteCache(_Part):
-    """How the response cache answers for a route that has it in its fallback chain."""
+    """Settings of the response cache for a route that has it in its fallback chain."""
 
     similar: SimilarQuestions | None = None
 
 
 class BudgetsConfig(_Part):
-    """Tokens per section; a missing one is as in the prompt version."""
+    """Tokens per prompt section; an unset section has the prompt version's budget."""
 
     system: _Tokens | None = None
     retrieval: _Tokens | None = None

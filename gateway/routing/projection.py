@@ -1,8 +1,8 @@
-"""The routing in force in this process: the last record of the stream ``routing``, and changes of it.
+"""The routing in force in this process: the last record of the stream ``routing``, and its changes.
 
-Each record is a whole configuration with its comment and parent; the revision's number is the record's. When
+Each record is a whole configuration with its comment and parent; the revision has the record's number. If
 this process cannot use a record, for example because it names an unknown backend, the last good revision
-stays in force, the process reports the unusable one, and continues with the next record.
+stays in force, and the process reports the unusable one and continues with the next record.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ from gateway.state.port import Record, StateStore
 from gateway.state.projection import FollowedStream
 
 STREAM = "routing"
-# Most attempts to append; each failed one means that another process was first.
+# Most attempts to append; each failed attempt means that another process was first.
 MAX_TRIES = 20
-# Longest wait for a revision that another process has in force.
+# Longest wait, in seconds, for a revision that is in force in another process.
 ELSEWHERE_S = 1.0
-# How often writing the first revision is tried while the store is unreachable.
+# Seconds between attempts to write the first revision while the store is unreachable.
 SEED_AGAIN_S = 1.0
 SEED_AUTHOR = "file"
-# Revisions that the routing file is compared with at the start, and differences that the warning shows.
+# Revisions that are compared with the routing file at the start; most differences that a warning shows.
 COMPARED, SHOWN = 100, 10
 
 
 class RoutingBusy(Exception):
-    """Too many other changes came first; nothing was written."""
+    """Other processes changed the routing first, too many times; nothing was written."""
 
 
 class NotInForce(Exception):
@@ -50,7 +50,7 @@ class UnusableRevision:
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """The content of ``routing.file``, or its fault: then the store must have a revision."""
+    """The content of ``routing.file``, or its fault; with a fault, the store must have a revision."""
 
     source: str
     config: Mapping[str, Any] | None
@@ -59,11 +59,7 @@ class Seed:
 
 
 class RoutingProjection(FollowedStream):
-    """Applies the stream's records, and appends records.
-
-    Args:
-        known: the names that a revision may use in this process.
-    """
+    """Applies the stream's records, and appends new ones; ``known`` are the names that a revision may use."""
 
     def __init__(
         self, store: StateStore, *, known: KnownNames, seed: Seed, unix_time: Callable[[], float]
@@ -89,11 +85,11 @@ class RoutingProjection(FollowedStream):
 
     @property
     def number(self) -> int:
-        """Of the revision in force; 0: the routing file's, while the store does not have it."""
+        """The number of the revision in force; 0 for the routing file while the store does not have it."""
         return 0 if self._revision is None else self._revision.number
 
     def take(self, record: Record) -> None:
-        """Apply a record, or store the reason why it is unusable; raises nothing."""
+        """Apply a record, or set ``unusable`` to the reason why it cannot be applied; raises nothing."""
         self.head = record.number
         try:
             stored = from_record(record)
@@ -111,10 +107,10 @@ class RoutingProjection(FollowedStream):
             )
 
     def check(self, draft: Draft, source: str) -> None:
-        """Validate as the next revision. Raises RoutingFileError.
+        """Validate ``draft`` as the next revision. Raises RoutingFileError.
 
-        Adapters that the last revision names are allowed even when they are gone, so that weights can still
-        be changed and a canary rolled back.
+        Adapters that the last revision names are allowed even if they no longer exist, so that weights can
+        still be changed and a canary rolled back.
         """
         known = self._known
         if known.adapters is not None and (last := self.latest or self.in_force) is not None:
@@ -122,11 +118,11 @@ class RoutingProjection(FollowedStream):
         make_revision(self.head + 1, draft.config, known, source=source)
 
     async def start(self) -> None:
-        """Put a revision in force: the store's last one, else the routing file's as the first.
+        """Put a revision in force: the store's last one, else the routing file as the first one.
 
-        While the store is unreachable and there is no local copy, the file's is in force as number 0.
+        While the store is unreachable and there is no local copy, the file is in force as number 0.
 
-        Raises RoutingFileError: the file is wrong and the store has no usable revision.
+        Raises RoutingFileError if the file is invalid and the store has no usable revision.
         """
         if self.head:
             await self.compare_file()
@@ -139,7 +135,7 @@ class RoutingProjection(FollowedStream):
             self._log.warning("routing by routing.file", store="away" if not self.head else "not usable here")
 
     async def compare_file(self) -> None:
-        """Warn when the routing file has a change that is in no revision, and set ``pending``."""
+        """Warn if the routing file equals none of the last revisions, and set ``pending`` to its changes."""
         seed, stored = self._seed, self.in_force
         if seed.file is None or seed.config is None or stored is None:
             self._log.info("routing.file is not used: the state store has revisions", revision=self.head)
@@ -161,7 +157,7 @@ class RoutingProjection(FollowedStream):
             )
 
     async def run(self) -> None:
-        """Write the first revision as soon as the store is reached, if it is still missing."""
+        """Write the first revision as soon as the store is reached, if the store has none."""
         while not self.head and self._seed.config is not None:
             await asyncio.sleep(SEED_AGAIN_S)
             if not self.head:
@@ -170,17 +166,17 @@ class RoutingProjection(FollowedStream):
     async def change(
         self, decide: Callable[[Stored], Draft], *, author: str, expected: int | None = None
     ) -> tuple[Stored, Stored]:
-        """Append ``decide``'s draft of the next revision, and wait until it is in force here.
+        """Append the draft that ``decide`` makes of the last revision, and wait until it is in force here.
 
-        Returns the revision before it and the new one. Without ``expected``, ``decide`` is called again when
-        another process was first.
+        Returns the previous and the new revision. Without ``expected``, ``decide`` is called again if another
+        process was first.
 
         Raises:
             RoutingFileError: the draft is invalid; ``decide`` may raise other errors.
             Conflict: the last revision is not ``expected``.
-            RoutingBusy: too many other changes came first.
-            StateUnavailable, RecordTooLarge: the store did not accept it.
-            NotInForce: it was written, but is not applied here in time.
+            RoutingBusy: other processes were first, too many times.
+            StateUnavailable, RecordTooLarge: the store did not accept the draft.
+            NotInForce: the revision was written, but not applied here in time.
         """
         await self.expect_last(expected)
         for _ in range(MAX_TRIES):
@@ -207,15 +203,14 @@ class RoutingProjection(FollowedStream):
         raise RoutingBusy("others change the routing at this moment; nothing was changed")
 
     def last(self) -> Stored:
-        """The revision before the next one: the store's last that is understood, else the one in force."""
+        """Return the base of the next change: the last decodable revision, else the one in force."""
         stored = self.latest or self.in_force
         if stored is None:
             raise RuntimeError("there is no routing yet; start() has not ended")
         return stored
 
     async def read(self, number: int, count: int = 1) -> list[Stored]:
-        """Up to ``count`` revisions, the last one numbered ``number``, newest first; unreadable ones are
-        skipped.
+        """Return up to ``count`` revisions from ``number`` downwards, without undecodable ones.
 
         Raises StateUnavailable.
         """
@@ -224,7 +219,7 @@ class RoutingProjection(FollowedStream):
         return self._understood(reversed(records))
 
     async def newest(self, count: int) -> list[Stored]:
-        """The store's last revisions, newest first. Raises StateUnavailable."""
+        """Return the store's last revisions, newest first. Raises StateUnavailable."""
         return self._understood(await self._store.read(STREAM, limit=count, newest_first=True))
 
     def _understood(self, records: Iterable[Record]) -> list[Stored]:
@@ -237,7 +232,7 @@ class RoutingProjection(FollowedStream):
         return found
 
     def _adopt(self, stored: Stored) -> None:
-        """Put a revision in force. Raises RoutingFileError, and then nothing has changed."""
+        """Put a revision in force. Raises RoutingFileError without any change."""
         revision = make_revision(
             stored.number,
             stored.draft.config,
@@ -272,9 +267,9 @@ class RoutingProjection(FollowedStream):
         return RoutingFileError("\n".join(faults))
 
     async def expect_last(self, expected: int | None) -> None:
-        """Wait for the revision that an operator expects to be the last; ``None``: no expectation.
+        """Wait until ``expected`` is the last revision here; ``None`` skips the check.
 
-        Raises Conflict when another one is the last.
+        Raises Conflict if another revision is the last one.
         """
         if expected is not None and expected > self.head:
             await self.caught_up_to(expected, ELSEWHERE_S)

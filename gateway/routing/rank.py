@@ -1,4 +1,4 @@
-"""Ranking of backends: a pure function of the revision, the request and what the fleet can do."""
+"""Ranks the backends for a request: a pure function of the route, the request and the backends' features."""
 
 import hashlib
 import math
@@ -16,10 +16,9 @@ from gateway.routing.revision import Route
 class Ranking(Struct, frozen=True):
     """Candidates for a request, best first.
 
-    ``candidates`` can honour the request and may be alive or not; ``unable`` maps the names of backends
-    that were skipped to the features they lack. ``drawn`` is the one that was drawn by weight, ready or not;
-    ``None`` when it lacks a feature, or
-    the caller named a backend or a model that not all of them serve.
+    ``candidates`` support the request's features, ready or not; ``unable`` maps the names of skipped backends
+    to the features they lack. ``drawn`` is the backend drawn by weight, ready or not; ``None`` if it lacks a
+    feature, or the caller named a backend or a model that not all backends of the route serve.
     """
 
     candidates: tuple[Backend, ...]
@@ -27,9 +26,9 @@ class Ranking(Struct, frozen=True):
     drawn: str | None = None
 
     def first(self, extra: Collection[str] = ()) -> Backend:
-        """The backend to try first; ``extra`` are the fields that are the backend's affair.
+        """Return the backend to try first; ``extra`` are request fields that Sluice does not know.
 
-        Raises InvalidRequest: no backend of the route can honour a field of the request; names it.
+        Raises InvalidRequest with the field that no backend of the route supports.
         """
         if self.candidates:
             return self.candidates[0]
@@ -48,7 +47,7 @@ class Ranking(Struct, frozen=True):
 
 
 def stable_fraction(*parts: str) -> float:
-    """A number in [0, 1) that depends on the parts alone: the same on every process and machine."""
+    """Return a number in [0, 1) that depends only on ``parts``, equal in all processes and machines."""
     digest = hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
@@ -66,17 +65,17 @@ def rank(
 ) -> Ranking:
     """Order the route's backends for one request.
 
-    The first is drawn by weight, sticky by ``sticky_key`` (the session, else the request id), and stays while
-    its weight rises and no other's does; the others follow by weight. Backends that lack a requested feature
-    are skipped; ready ones come before others.
+    The first backend is drawn by weight, sticky by ``sticky_key`` (the session, else the request id); a key
+    keeps its backend unless the weight of another one rises. The others follow by weight. Backends that lack
+    a requested feature are skipped; ready ones come before others.
 
     Args:
-        pinned: a backend that the caller named as ``model``; it is the only candidate then.
-        model: the base model that must answer; where no backend of the route serves it, it is ignored.
-        models: those that may answer; ``None``: all.
-        serving: what :func:`weights_serving` found for ``model``, where the caller knows it.
+        pinned: the backend that the request names as ``model``; it is then the only candidate.
+        model: the base model that must answer; ignored if no backend of the route serves it.
+        models: the models that may answer; ``None``: all.
+        serving: the result of :func:`weights_serving` for ``model``, if already computed.
 
-    Raises Forbidden: no backend that could answer serves one of ``models``.
+    Raises Forbidden if no backend that could answer serves one of ``models``.
     """
     weighed = list(serving)
     if pinned is not None:
@@ -96,7 +95,7 @@ def rank(
     if len(weighed) > 1:
         drawn = draw(route.name, sticky_key, weighed)
         order = sorted(weighed, key=lambda entry: (entry[0] != drawn, -entry[1]))
-    else:  # a single one needs no draw
+    else:
         drawn, order = weighed[0][0], weighed
     unable: dict[str, frozenset[Feature]] = {}
     able: list[Backend] = []
@@ -107,7 +106,7 @@ def rank(
             able.append(backends[name])
     if len(able) > 1:
         able.sort(key=lambda backend: backend.state is not BackendState.READY)
-    # Only a draw among all backends of the route compares them fairly.
+    # Only a draw among all backends of the route is a fair comparison of them.
     if drawn in unable:
         fair = False
     elif len(route.weights) == 1:
@@ -120,11 +119,10 @@ def rank(
 def weights_serving(
     route: Route, model: str | None, backends: Mapping[str, Backend]
 ) -> list[tuple[str, float]]:
-    """The backends of the route that serve a base model, with their weights; ``None``: any model that
-    generates text.
+    """Return the route's backends that serve a base model, with weights; ``None``: any that generates text.
 
-    Where those with a weight serve another one, the others that the route names share the requests evenly;
-    where none of them generates, the first other one that does has all.
+    If no backend with a weight serves the model, the route's other backends that do share the requests
+    evenly; if none with a weight generates text, the first other one that does gets all requests.
     """
     if model is None:
         weighed = [entry for entry in route.weights if entry[1] > 0]
@@ -136,12 +134,12 @@ def weights_serving(
 
 
 def draw(route: str, sticky_key: str, weights: Sequence[tuple[str, float]]) -> str:
-    """The name that a key has among ``weights``, all above 0, by weighted rendezvous hashing.
+    """Return the name for a key by weighted rendezvous hashing; all ``weights`` must be above 0.
 
-    Each name has a number drawn from the exponential distribution whose rate is its weight, and the least
-    one wins: so each wins by its share of the weights (Thaler and Ravishankar 1998; the logarithm as in
-    Efraimidis and Spirakis 2006). A number depends on its own name and weight alone. So a key leaves a name
-    only when another one's weight rises: a session on a canary at 5 % stays on it at 25 %.
+    Each name gets a number from the exponential distribution whose rate is its weight, and the least number
+    wins, so each name wins in proportion to its weight (Thaler and Ravishankar 1998; the logarithm as in
+    Efraimidis and Spirakis 2006). A number depends only on its own name and weight. So a key changes its name
+    only if another name's weight rises: a session on a canary at 5 % stays on it at 25 %.
     """
     return min(
         weights, key=lambda entry: -math.log1p(-stable_fraction(route, sticky_key, entry[0])) / entry[1]

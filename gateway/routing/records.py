@@ -12,7 +12,7 @@ from gateway.state.port import Record
 
 @dataclass(frozen=True, slots=True)
 class CanaryShare:
-    """A canary that is on its way: its route, and the weights there without it."""
+    """An unfinished canary: its route, and the route's weights without it."""
 
     route: str
     before: Mapping[str, float]
@@ -23,7 +23,7 @@ class Draft:
     """A configuration that may become a revision.
 
     Args:
-        canary: the canary that has a part of a route in it.
+        canary: the unfinished canary that has a share of a route, if any.
         action: ``seed``, ``apply``, ``weights``, ``promote``, ``rollback`` or ``canary``.
     """
 
@@ -34,7 +34,7 @@ class Draft:
 
     @property
     def settled(self) -> Mapping[str, Any]:
-        """The configuration without the share of a canary that had not ended."""
+        """The configuration without the share of an unfinished canary."""
         if self.canary is None or self.canary.route not in self.config["routes"]:
             return self.config
         return with_weights(self.config, self.canary.route, self.canary.before)
@@ -42,7 +42,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A stored revision; ``number`` 0 is the routing file's, which is not in the stream yet."""
+    """A stored revision; ``number`` 0 is the routing file, which is not in the stream yet."""
 
     number: int
     at: float
@@ -59,7 +59,7 @@ def to_data(draft: Draft, parent: int) -> bytes:
 
 
 def from_record(record: Record) -> Stored:
-    """Decode a record. Raises KeyError, TypeError, ValueError when it is not understood."""
+    """Decode a record. Raises KeyError, TypeError or ValueError if it cannot be decoded."""
     data = orjson.loads(record.data)
     share = data.get("canary")
     canary = None if share is None else CanaryShare(str(share["route"]), dict(share["before"]))

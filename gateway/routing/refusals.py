@@ -1,4 +1,4 @@
-"""The errors of routing and of the state store as operators' commands report them."""
+"""Translates errors of routing and of the state store for operators' commands."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,14 +9,14 @@ from gateway.routing.projection import NotInForce, RoutingBusy
 from gateway.routing.revision import RoutingFileError
 from gateway.state.errors import Conflict, RecordTooLarge, StateUnavailable
 
-# Most faults of a configuration in one message.
+# The most faults of a configuration in one message.
 MAX_FAULTS = 20
 RETRY_MS = 1_000
 
 
 @contextmanager
 def operator_errors(*, change: bool = True) -> Iterator[None]:
-    """Translate what the block raises into errors of :mod:`gateway.errors`; ``change``: it is no read."""
+    """Translate the block's errors into those of :mod:`gateway.errors`; ``change``: the block writes."""
     try:
         yield
     except RoutingFileError as error:

@@ -26,14 +26,14 @@ class RoutingFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One route as the journey uses it.
+    """One route as the request journey uses it.
 
     ``weights`` are percent, in file order; ``limits`` are admission's, ``None``: each backend's own;
-    ``adapter_fallback``: the base model answers when the adapter cannot be loaded; ``record_content``: traces
-    hold prompts and answers; ``timeout_s``: the whole time of a request without a deadline of its own;
-    ``fallback_text_in``: the contracts (``native``, ``openai``) whose callers may get a kept answer or the
-    degraded text; ``models``: names by which callers of OpenAI's contract select the route; ``similar``:
-    which questions share an answer of the response cache, ``None``: the same ones only.
+    ``adapter_fallback``: the base model answers if the adapter cannot be loaded; ``record_content``: traces
+    contain prompts and answers; ``timeout_s``: the total time of a request that sets no deadline;
+    ``fallback_text_in``: the contracts (``native``, ``openai``) whose callers may get a cached answer or the
+    degraded text; ``models``: names by which callers of OpenAI's API select the route; ``similar``:
+    which questions share an answer of the response cache, ``None``: only equal ones.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Route:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The backends that it names: those with a weight, then those of its fallback chain."""
+        """The backends of the route: those of ``weights``, then those of the fallback chain."""
         named = [name for name, _ in self.weights]
         named += [name for name in self.fallback if name not in (RESPONSE_CACHE, DEGRADED)]
         return tuple(dict.fromkeys(named))
@@ -66,19 +66,19 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """An immutable routing configuration; a request sees one revision from start to end."""
+    """An immutable routing configuration; a request uses one revision from start to end."""
 
     number: int
     routes: Mapping[str, Route]
     openai_route: str
     author: str = "file"
     comment: str = ""
-    # The route of each model that a route names.
+    # For each model that a route names, the route.
     route_of: Mapping[str, str] = field(default_factory=dict)
 
 
 def answering(revision: Revision) -> Mapping[str, Collection[str]]:
-    """By route, the names of the backends and fallback targets that may answer."""
+    """Return the names of the backends and fallback targets that may answer, by route."""
     return {
         name: [*(backend for backend, weight in route.weights if weight), *route.fallback]
         for name, route in revision.routes.items()
@@ -86,7 +86,7 @@ def answering(revision: Revision) -> Mapping[str, Collection[str]]:
 
 
 def rules_naming(revision: Revision, adapter_id: str) -> list[str]:
-    """The paths of the rules that name an adapter."""
+    """Return the paths of the rules that name an adapter."""
     return [
         f"routes.{route.name}.adapter_rules[{index}]"
         for route in revision.routes.values()
@@ -99,14 +99,14 @@ DEFAULT_ROUTE = "self_hosted_generation"
 
 
 def default_routing(backends: Collection[str]) -> dict[str, Any]:
-    """One route over all backends: the first answers, the others are its fallback in their order."""
+    """Return a routing of one route: the first backend answers, the others are its fallback in order."""
     first, *others = backends
     route = {"backends": [{"name": first, "weight": 100}], "fallback": others}
     return {"routes": {DEFAULT_ROUTE: route}}
 
 
 def read_routing(path: Path) -> Any:
-    """The content of a YAML or JSON file, not validated. Raises RoutingFileError."""
+    """Read a YAML or JSON file without validation. Raises RoutingFileError."""
     return load_yaml(path, RoutingFileError)
 
 
@@ -121,7 +121,7 @@ def make_revision(
 ) -> Revision:
     """Validate a routing configuration and freeze it.
 
-    Raises RoutingFileError: names every fault with its path.
+    Raises RoutingFileError with all faults and their paths.
     """
     try:
         config = RoutingConfig.model_validate(data)

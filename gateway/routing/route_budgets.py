@@ -8,12 +8,12 @@ from budgeting.values import PromptSection
 
 @dataclass(frozen=True, slots=True)
 class RouteBudgets:
-    """A route's budgets; ``None`` and missing sections: as in the prompt version.
+    """A route's budgets; ``None`` and missing sections take the prompt version's values.
 
     Args:
         reserve: tokens reserved for the answer.
-        spare: sections that may use the spare tokens of others, in order.
-        max_input_tokens: the longest prompt; ``None``: as long as fits the model.
+        spare: sections that may use the unused tokens of other sections, in order.
+        max_input_tokens: tokens of the longest prompt; ``None``: as long as the model allows.
         trim_in: the contracts whose prompts may be trimmed.
     """
 

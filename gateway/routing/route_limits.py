@@ -13,16 +13,15 @@ _Ms = Annotated[float, Field(ge=0, le=3_600_000)]
 
 
 class RouteAdmission(BaseModel):
-    """Thresholds of one route; a missing one is as in the ``admission`` section.
+    """Admission thresholds of one route; an unset one has the value of the section ``admission``.
 
-    Keys as there. What belongs to a backend and not to a request (``max_in_flight``, ``aging_seconds``,
-    ``output_quantile``, ``max_prefill_tokens``) cannot differ by route.
+    Keys of a backend, not of a request (``max_in_flight``, ``aging_seconds``, ``output_quantile``,
+    ``max_prefill_tokens``), cannot differ by route.
 
     Two keys define how the route's ``slo`` is used:
 
     * ``refuse_late``: a request whose first token would be later than ``ttft_ms`` is refused at once.
-    * ``limit_follows``: the targets of the adaptive limit; unset: both, where the route has a
-      ``tpot_ms``.
+    * ``limit_follows``: the targets of the adaptive limit; unset: both, if the route has a ``tpot_ms``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -44,12 +43,12 @@ class RouteAdmission(BaseModel):
 def route_limits(
     base: AdmissionLimits | None, route: RouteAdmission, *, ttft_slo_ms: float, tpot_slo_ms: float | None
 ) -> AdmissionLimits | None:
-    """The thresholds of a route's requests; ``None``: the backend's own.
+    """Return the thresholds of a route's requests; ``None``: the backend's own.
 
     Args:
-        base: the ``admission`` section's.
-        ttft_slo_ms: its target for the first token.
-        tpot_slo_ms: its target for the time per output token; ``None``: the section's.
+        base: the thresholds of the section ``admission``.
+        ttft_slo_ms: the route's target for the first token.
+        tpot_slo_ms: the route's target for the time per output token; ``None``: the section's.
     """
     own: dict[str, Any] = {
         name: value
@@ -82,14 +81,14 @@ class RouteResume(BaseModel):
     """The route's ``resume`` section.
 
     Args:
-        enabled: resume an answer whose backend broke.
-        wait_ms: a backend whose engine restarts is waited for before the next leg is asked, when it is
-            expected back within this. A request may wait two seconds in a queue; so it may for a restart.
-        max_wait_ms: longest wait for a restart when no target can answer; vLLM on a CPU loads in under a
+        enabled: resume an answer whose backend failed in the stream.
+        wait_ms: wait for a restarting engine before the next fallback target is tried, if the engine is
+            expected back within this time. A request may wait two seconds in a queue, so also for a restart.
+        max_wait_ms: longest wait for a restart if no target can answer; vLLM on a CPU loads in under a
             minute.
-        commit_chunks: pieces of a stream that are held back while the answer could not be resumed exactly;
-            0: none, so that holding back never delays the first token.
-        commit_ms: longest that they are held; a quarter of the target of 200 ms for the first token.
+        commit_chunks: chunks of a stream that are buffered while the answer could not be resumed exactly;
+            0 buffers none, so that the first token is never delayed.
+        commit_ms: longest time that they are buffered; a quarter of the 200 ms target for the first token.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -102,7 +101,7 @@ class RouteResume(BaseModel):
 
 
 def resume_rules(route: RouteResume) -> ResumeRules:
-    """The same with times in seconds; ``commit_chunks`` is 0 when nothing is held back."""
+    """Convert the section to rules in seconds; ``commit_chunks`` is 0 if nothing is buffered."""
     return ResumeRules(
         enabled=route.enabled,
         wait_s=route.wait_ms / 1000,

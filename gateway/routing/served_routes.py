@@ -1,4 +1,4 @@
-"""The routing in force with the models of pools: a pool of several models is a backend for each of them."""
+"""The routing in force, in which a pool of several models is one backend for each of its models."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -8,11 +8,11 @@ from gateway.routing.revision import Revision, Route
 
 
 class ServedRoutes:
-    """Returns the revision in force; a route that names a pool of several models names their backends.
+    """Returns the revision in force, in which routes name the backends of a pool instead of the pool.
 
     Args:
-        current: the revision in force.
-        models_of: the backends of each such pool, with the weight of the pool each; may change.
+        current: returns the revision in force.
+        models_of: the backends of each pool of several models, each with the pool's weight; may change.
     """
 
     def __init__(self, current: Callable[[], Revision], models_of: Mapping[str, Sequence[str]]) -> None:
@@ -21,7 +21,7 @@ class ServedRoutes:
         self._made: tuple[Revision, Mapping[str, Sequence[str]], Revision] | None = None
 
     def __call__(self) -> Revision:
-        """The revision as of now."""
+        """Return the current revision; computed again only after a change."""
         revision = self._current()
         if not self._models_of:
             return revision

@@ -7,7 +7,7 @@ from observability.slo_metrics import NO_TARGETS, SloTargets
 
 
 class RevisionTargets:
-    """The targets of each route, computed once a revision; ``revision`` returns the one in force."""
+    """The targets of each route, computed once per revision; ``revision`` returns the one in force."""
 
     def __init__(self, revision: Callable[[], Revision]) -> None:
         self._revision = revision
@@ -15,7 +15,7 @@ class RevisionTargets:
         self._targets = NO_TARGETS
 
     def __call__(self) -> Mapping[str, SloTargets]:
-        """By route."""
+        """Return the targets by route."""
         revision = self._revision()
         if revision is not self._of:
             self._targets = {

@@ -1,4 +1,4 @@
-"""Resolves what a request names: a route, and optionally a backend or an adapter (OpenAI's ``model``)."""
+"""Resolves the route of a request, and the backend, adapter or base model that its ``model`` names."""
 
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
@@ -18,17 +18,17 @@ from gateway.routing.rank import weights_serving
 from gateway.routing.revision import DEFAULT_ROUTE, Revision, Route
 
 NEAREST: Final = 3
-"""The most names that are offered for one that is not known."""
+"""The most names that are suggested for an unknown one."""
 
 MAX_SHOWN: Final = 20
 """The most names that a message lists."""
 
 MAX_NAME_CHARS: Final = 256
-"""Longer names than any model has are not compared."""
+"""Longest unknown name that is compared with the known ones; no model's name is longer."""
 
 
 class Target(Struct, frozen=True):
-    """The route to take; a backend, an adapter or a base model only when the caller named one.
+    """The route of a request, and the backend, adapter or base model if the caller named one.
 
     ``serving`` are the backends that serve ``model``, with their weights.
     """
@@ -41,7 +41,7 @@ class Target(Struct, frozen=True):
     serving: Sequence[tuple[str, float]] = ()
 
     def selection(self, request: GenerateRequest) -> Selection:
-        """What adapter selection looks at."""
+        """Return the input of adapter selection."""
         fields = {"tenant": request.caller.tenant, "locale": request.locale, "intent": request.intent}
         return Selection(
             self.adapter_id,
@@ -55,14 +55,14 @@ class Target(Struct, frozen=True):
 
 
 def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters: Collection[str]) -> Target:
-    """Resolve what the request names.
+    """Resolve the names in a request.
 
     Raises:
         Forbidden: the key is limited to other routes; the message does not reveal whether the route exists.
         InvalidRequest: ``model`` and ``adapter_id`` name two adapters.
         UnknownRoute: no such route in this revision.
         UnknownModel: ``model`` is neither a backend, nor an adapter, nor a base model that a backend of the
-            route serves, nor one that a route names.
+            route serves, nor a model name of a route.
     """
     native = request.contract is Contract.NATIVE
     caller = request.caller
@@ -117,7 +117,7 @@ def resolve(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters
 def _usable_names(
     caller: Caller, route: Route, revision: Revision, fleet: Fleet, adapters: Collection[str]
 ) -> set[str]:
-    """What the key may name as model on this route; other names are not shown to it."""
+    """Return the names that the key may use as model on this route; messages show no others."""
     allowed = caller.routes
     named = {one for one in adapters if caller.adapters is None or one in caller.adapters}
     backends = {
@@ -132,7 +132,7 @@ def _usable_names(
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """The few names among ``known`` that ``name`` may have meant; all of them where they are few."""
+    """Return a hint for an unknown name: the closest ``known`` names, else a list of them."""
     close = get_close_matches(name, known, n=NEAREST) if len(name) <= MAX_NAME_CHARS else []
     if close and len(known) > NEAREST:
         return f"did you mean {' or '.join(close)}? GET /v1/models lists all"
@@ -142,7 +142,7 @@ def nearest(name: str, known: Collection[str]) -> str:
 
 
 def may_use(request: GenerateRequest, revision: Revision, fleet: Fleet, adapters: AdapterRegistry) -> bool:
-    """Whether the key may use the route, model and adapter that the request names, and they exist."""
+    """Whether the route, model and adapter of the request exist and the key may use them."""
     try:
         target = resolve(request, revision, fleet, adapters.ids)
         with adapters.lease(target.selection(request)) as lease:
