@@ -1,6 +1,6 @@
 """The audit log: a record in the stream ``audit`` for each action of an operator, chained by hashes.
 
-With a key each record is also signed (``mac``), so that who can write to the store can write no record.
+With a key each record is also signed (``mac``): write access to the store does not suffice to forge one.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ KEY_VARIABLE = "SLUICE_AUDIT_KEY"
 # Longest target and comment of a record, in characters.
 MAX_TARGET = 256
 MAX_COMMENT = 1_000
-# Other processes append between the read of the last record and the append after it; operators are few.
+# Another process may append between the read of the last record and the append; operators are few.
 _TRIES = 20
 
 T = TypeVar("T")
 
 
 class AuditBroken(Exception):
-    """A record was changed, removed or put in between; the message names it."""
+    """A record was changed, removed or inserted; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditChain:
-    """What a whole audit log was found to be.
+    """The result of a check of the whole audit log.
 
     Args:
-        unchained: how many of them, the first ones, an earlier version wrote without a hash.
-        unsigned: how many of them, the first ones, were written before there was a key; 0 without one.
+        unchained: the number of first records that an earlier version wrote without a hash.
+        unsigned: the number of first records written before there was a key; 0 if checked without keys.
     """
 
     records: int
@@ -49,12 +49,12 @@ class AuditChain:
 
 
 def digest(entry: Mapping[str, Any]) -> str:
-    """The SHA-256 of a record as it is shown: its JSON without ``hash``, keys in order, no spaces, UTF-8."""
+    """Return the SHA-256 of a shown record: its JSON without ``hash``, sorted keys, no spaces, UTF-8."""
     return hashlib.sha256(_json_without(entry, "hash")).hexdigest()
 
 
 def signature(entry: Mapping[str, Any], key: bytes) -> str:
-    """The HMAC-SHA-256 of a record's JSON without ``hash`` and ``mac``; ``previous`` is in it."""
+    """Return the HMAC-SHA-256 of a record's JSON without ``hash`` and ``mac``, but with ``previous``."""
     return hmac.digest(key, _json_without(entry, "hash", "mac"), "sha256").hex()
 
 
@@ -64,10 +64,10 @@ def _json_without(entry: Mapping[str, Any], *names: str) -> bytes:
 
 
 def verify(entries: Iterable[Mapping[str, Any]], keys: Sequence[bytes] = ()) -> AuditChain:
-    """Check the whole log, oldest record first; with ``keys`` the signatures too. Raises AuditBroken.
+    """Check the whole log, oldest record first; with ``keys`` also the signatures. Raises AuditBroken.
 
-    Each signature covers the hash of the record before, and so all records up to it. It does not show whether
-    later records were cut off.
+    Each signature covers the hash of the previous record, and so all records before it. The check does not
+    detect that the last records were removed.
     """
     hashes: list[str] = []
     unchained = unsigned = 0
@@ -103,12 +103,12 @@ def _shown(record: Record) -> dict[str, Any]:
 
 
 class Audit:
-    """Appends records, each with the hash of the one before; each is also a line of the log.
+    """Appends records, each with the hash of the previous one; each record is also a line of the log.
 
-    The first of ``keys`` signs them.
+    The first of ``keys`` signs the records.
 
-    Fails open: when the store cannot be reached an error is logged and the record is in the log only. With
-    ``required`` an attempt is recorded before it begins, and refused when that cannot be written.
+    Fails open: if the store cannot be reached, an error is logged and the record is only in the log. With
+    ``required``, an action is recorded before it begins, and refused if the record cannot be written.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Audit:
             self._log.info("operator", **line)
 
     async def _chained(self, entry: Mapping[str, Any]) -> str:
-        """Append it after the last record; its hash."""
+        """Append ``entry`` after the last record, and return its hash."""
         for left in reversed(range(_TRIES)):
             last = [_shown(one) for one in await self._store.read(STREAM, limit=1, newest_first=True)]
             before = last[0]["number"] if last else 0
@@ -186,8 +186,8 @@ class Audit:
     ) -> T:
         """Await an action and record it, with its ``result`` or with the error that it raises.
 
-        Raises BackendUnavailable, and begins nothing, when records are required and cannot be written, unless
-        the action is not to be ``held_back``: a revocation comes before its record.
+        If records are required and cannot be written, the action is not begun, and BackendUnavailable is
+        raised. An action that is not ``held_back``, such as a revocation, begins before its record.
         """
         if self._required and held_back:
             try:
@@ -208,9 +208,9 @@ class Audit:
         return done
 
     async def last(self, limit: int) -> Sequence[Mapping[str, Any]]:
-        """The last entries, newest first, each with its number and hash. Raises StateUnavailable."""
+        """Return the last entries, newest first, with numbers and hashes. Raises StateUnavailable."""
         return [_shown(record) for record in await self._store.read(STREAM, limit=limit, newest_first=True)]
 
     async def after(self, number: int, limit: int = MAX_READ) -> Sequence[Mapping[str, Any]]:
-        """The entries after that one, oldest first. Raises StateUnavailable."""
+        """Return the entries after ``number``, oldest first. Raises StateUnavailable."""
         return [_shown(record) for record in await self._store.read(STREAM, after=number, limit=limit)]

@@ -39,7 +39,7 @@ class StateUnavailable(StateError):
 
     After an append it is unknown whether the record was written: read before appending again. With
     ``expected`` a second append is safe: it raises :class:`Conflict` when the first one was written.
-    ``writes_refused``: the store answers, is full or read-only, and wrote nothing.
+    ``writes_refused``: the store answers but is full or read-only; it wrote nothing.
     """
 
     code: ClassVar[str] = "state_unavailable"
@@ -52,7 +52,7 @@ class StateUnavailable(StateError):
 
 
 class RecordTooLarge(StateError):
-    """Longer than ``allowed`` bytes; nothing was written."""
+    """The record is longer than ``allowed`` bytes; nothing was written."""
 
     code: ClassVar[str] = "record_too_large"
 

@@ -1,12 +1,12 @@
-"""Replies stored under the caller's idempotency key: what every store guarantees."""
+"""Replies stored under the caller's idempotency key: the interface of the stores."""
 
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 KEEP_S: Final = 24 * 3600.0
-"""How long a reply is stored."""
+"""How long a reply is stored, in seconds."""
 ENTRY_BYTES: Final = 1_024
-"""What a reply takes besides its body, indexes included; so the bounds of bytes bound the number too."""
+"""Bytes of a reply besides its body, including indexes; thus a limit of bytes also limits the number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +19,16 @@ class StoredReply:
 
     @property
     def size(self) -> int:
-        """What it takes of the bounds."""
+        """The bytes that count towards :class:`ReplyBounds`."""
         return ENTRY_BYTES + len(self.body)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyBounds:
-    """Bytes of one reply, of a tenant's, and of all; a larger reply is not stored.
+    """The most bytes of one reply, of a tenant's replies, and of all replies; a larger reply is not stored.
 
-    Beyond a tenant's, its oldest replies are dropped; beyond the bytes of all, the oldest of the tenant that
-    has most.
+    Beyond ``tenant``, the tenant's oldest replies are dropped; beyond ``all``, the oldest ones of the tenant
+    with the most bytes.
     """
 
     reply: int = 1024 * 1024
@@ -39,15 +39,15 @@ class ReplyBounds:
 class IdempotencyStore(Protocol):
     """Replies stored for 24 hours under (tenant, key), within :class:`ReplyBounds`.
 
-    Operations raise StateUnavailable. The HTTP edge then refuses the request when it cannot read, and answers
-    it when it cannot write.
+    Operations raise StateUnavailable. The HTTP edge refuses a request whose reply cannot be looked up, and
+    answers one whose reply cannot be stored.
     """
 
     async def close(self) -> None:
         """Close connections."""
 
     async def get(self, tenant: str, key: str) -> tuple[str, StoredReply] | None:
-        """The fingerprint of the request's body, and the reply."""
+        """Return the fingerprint of the request's body and the reply, if there is one."""
 
     async def put(self, tenant: str, key: str, fingerprint: str, reply: StoredReply) -> bool:
-        """Store a reply; the first one under a key stays until it has expired. ``False``: it is too large."""
+        """Store a reply unless the key has one that has not expired. ``False``: the reply is too large."""

@@ -9,11 +9,11 @@ from redis.asyncio import Redis
 from gateway.state.idempotency import KEEP_S, ReplyBounds, StoredReply
 from gateway.state.redis_client import ask, prefix
 
-# Stores the reply unless there is one that has not expired by our clock (Redis expires by its own). Then it
-# drops, in this order: up to 100 expired replies, the tenant's oldest beyond its bound, and the oldest of the
-# tenant with most beyond the bound of all. The first write takes memory, so a full Redis refuses the script.
-# The keys: the reply, all replies by time, size and tenant of each, the tenants by their bytes. Further ones
-# are not declared to the script, and are in the namespace's slot.
+# Stores the reply unless there is one that has not expired by the gateway's clock (Redis expires keys by its
+# own clock). Then it drops, in this order: up to 100 expired replies, the tenant's oldest beyond its limit,
+# and the oldest of the largest tenant beyond the limit of all. The first write needs memory, so a full Redis
+# refuses the script. KEYS: the reply, all replies by time, size and tenant of each reply, tenants by bytes.
+# Other keys that the script uses are not declared; they are in the slot of the namespace.
 _PUT = """
 local all, sizes, tenants = KEYS[2], KEYS[3], KEYS[4]
 local digest, tenant, size = ARGV[2], ARGV[3], ARGV[4]
@@ -71,7 +71,7 @@ class _Stored(msgspec.Struct, array_like=True):
 class RedisIdempotencyStore:
     """Stores replies for 24 hours in Redis.
 
-    ``client``: as ``redis_client.connect`` makes it; this store closes it.
+    ``client`` is made by ``redis_client.connect``; this store closes it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RedisIdempotencyStore:
         if found is None:
             return None
         stored = msgspec.msgpack.decode(found, type=_Stored)
-        # Redis expires by its own clock, which may differ from ours.
+        # Redis expires keys by its own clock, which may differ from the gateway's.
         if stored.stored_at < self._unix_time() - KEEP_S:
             return None
         return stored.fingerprint, StoredReply(stored.status, stored.content_type, stored.body)
@@ -108,7 +108,7 @@ class RedisIdempotencyStore:
             return False
         now, digest = self._unix_time(), _digest(tenant, key)
         row = _Stored(fingerprint, reply.status, reply.content_type, reply.body, now)
-        # Times in full: Redis' own way of writing a float drops digits.
+        # Times as strings with all digits: the float formatting of Redis drops digits.
         arguments = (
             msgspec.msgpack.encode(row), digest, tenant, reply.size, int(KEEP_S * 1000),
             repr(now), repr(now - KEEP_S), self._bounds.tenant, self._bounds.all,
@@ -120,5 +120,5 @@ class RedisIdempotencyStore:
 
 
 def _digest(tenant: str, key: str) -> str:
-    """Hashed, because a caller's key may be long; the length keeps tenant and key apart."""
+    """Hash tenant and key, because a key may be long; the tenant's length separates the two."""
     return hashlib.sha256(f"{len(tenant)}:{tenant}{key}".encode("utf-8", "surrogatepass")).hexdigest()

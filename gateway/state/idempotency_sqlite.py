@@ -1,4 +1,4 @@
-"""Idempotent replies in a SQLite file of their own, so that they neither fill nor lock the state store's."""
+"""Idempotent replies in a separate SQLite file, so that they neither fill nor lock the state store's file."""
 
 import sqlite3
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _TABLES = (
     " body BLOB NOT NULL, stored_at FLOAT NOT NULL, PRIMARY KEY (tenant, key))",
     "CREATE INDEX IF NOT EXISTS ix_replies_by_age ON idempotent_replies (tenant, stored_at)",
     "CREATE INDEX IF NOT EXISTS ix_idempotent_replies_stored_at ON idempotent_replies (stored_at)",
-    # The bytes of each tenant, so that no write adds them up.
+    # The bytes of each tenant, so that a write need not sum them up.
     "CREATE TABLE IF NOT EXISTS reply_bytes (tenant VARCHAR(128) PRIMARY KEY, bytes INTEGER NOT NULL)",
     "CREATE TRIGGER IF NOT EXISTS reply_added AFTER INSERT ON idempotent_replies BEGIN"
     f" INSERT INTO reply_bytes VALUES (new.tenant, {ENTRY_BYTES} + LENGTH(new.body))"
@@ -22,7 +22,7 @@ _TABLES = (
     f" UPDATE reply_bytes SET bytes = bytes - {ENTRY_BYTES} - LENGTH(old.body) WHERE tenant = old.tenant;"
     " DELETE FROM reply_bytes WHERE tenant = old.tenant AND bytes <= 0; END",
 )
-# Most expired replies that one write deletes.
+# The most expired replies that one write deletes.
 DELETE_AT_ONCE = 100
 _DROP_OLDEST = (
     "DELETE FROM idempotent_replies WHERE rowid IN"
@@ -31,7 +31,7 @@ _DROP_OLDEST = (
 
 
 def replies_file(path: Path) -> Path:
-    """The file next to the state store's ``path``."""
+    """Return the path of the replies' file, next to the state store's ``path``."""
     return path.with_name(f"{path.name}.replies")
 
 

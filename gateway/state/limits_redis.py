@@ -1,7 +1,7 @@
-"""Limits of keys in Redis: one account for each key, changed by scripts, so that every decision is atomic.
+"""Limits of keys in Redis: one account per key, changed by Lua scripts, so that every decision is atomic.
 
-The scripts follow ``accounting/quotas.py``. An account is ``{windows, held}``: for each limit the steps
-``{number, amount}``, and for each request in flight ``{holder, number, at, tokens}``. Times are Redis' own.
+The scripts implement ``accounting/quotas.py``. An account is ``{windows, held}``: for each limit the steps
+``{number, amount}``, and for each request in flight ``{holder, number, at, tokens}``. Times are Redis's own.
 """
 
 import math
@@ -130,7 +130,7 @@ return answer
 """
 )
 
-# Keys and arguments come in groups, one a settlement.
+# One key and one group of seven arguments per settlement.
 _SETTLE = (
     _RULES
     + """
@@ -176,7 +176,7 @@ return 1
 class RedisLimitStore:
     """Implements :class:`gateway.state.limits.LimitStore`.
 
-    ``client``: as ``redis_client.connect`` makes it; this store closes it.
+    ``client`` is made by ``redis_client.connect``; this store closes it.
     """
 
     def __init__(self, client: Redis, *, namespace: str) -> None:

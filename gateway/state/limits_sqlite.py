@@ -1,7 +1,6 @@
-"""Limits of keys in a SQLite file, for any number of processes of one machine.
+"""Limits of keys in a SQLite file, for any number of processes on one machine.
 
-The file is next to the state store's and separate from it: its counts need no
-fsync, and would wake the processes that watch the other file.
+The file is not the state store's: counts need no fsync, and would wake the processes that watch that file.
 """
 
 import sqlite3
@@ -13,7 +12,7 @@ from accounting.quotas import KeyUsage, QuotaRequest, QuotaVerdict, Settlement
 from gateway.state.limits import KEPT_S, LEASE_S
 from gateway.state.sqlite_file import SqliteFile
 
-# Longest wait for another process's write; below the time that a request waits for its decision.
+# Longest wait for another process's write, in seconds; less than a request waits for its decision.
 BUSY_TIMEOUT_S = 0.4
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS limit_tallies (key_id TEXT PRIMARY KEY, kept BLOB NOT NULL, at REAL NOT NULL)"
@@ -23,15 +22,15 @@ _TABLES = (
 
 
 def limits_file(path: Path) -> Path:
-    """The file next to the state store's ``path``."""
+    """Return the path of the limits' file, next to the state store's ``path``."""
     return path.with_name(f"{path.name}.limits")
 
 
 class SqliteLimitStore:
-    """Implements :class:`gateway.state.limits.LimitStore`; ``unix_time`` is that of all processes."""
+    """Implements :class:`gateway.state.limits.LimitStore`; all processes must use the same ``unix_time``."""
 
     def __init__(self, path: Path, *, unix_time: Callable[[], float]) -> None:
-        # No decision waits for a disk. A file damaged by a loss of power is created again.
+        # Decisions do not wait for the disk. A file that a power loss damaged is created again.
         self._file = SqliteFile(path, _TABLES, synchronous="OFF", busy_timeout_s=BUSY_TIMEOUT_S)
         self._unix_time = unix_time
 
@@ -69,7 +68,7 @@ class SqliteLimitStore:
         await self._file.run("settle", replace)
 
     async def renew(self, holder: str) -> bool:
-        """Renew the lease; also deletes old holders and accounts."""
+        """Renew the lease, and delete old holders and accounts."""
 
         def keep(connection: sqlite3.Connection) -> bool:
             now = self._unix_time()

@@ -1,8 +1,8 @@
-"""A stream's records in a local file, so that a gateway starts and serves while the store is unreachable.
+"""A copy of a stream in a local file, so that a gateway can start and serve while the store is unreachable.
 
-The file is replaced as a whole once it is on disk, so it always holds one state of the stream. Its first line
-has the stream, the last number and a digest of the rest; each further line is a record. Only its owner may
-read it. Several processes may write one file: a newer file is not overwritten.
+The file is replaced atomically after an fsync, so it always contains one state of the stream. Its first line
+has the stream's name, the last number and a digest of the rest; each further line is a record. Only its owner
+may read it. Several processes may write one file: a newer file is not overwritten.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import structlog
 
 from gateway.state.port import Record
 
-# A first line has some 150 bytes; a longer one is not from this software.
+# A first line has about 150 bytes; Sluice did not write a much longer one.
 MAX_HEADER_BYTES = 1_024
 
 
@@ -34,7 +34,7 @@ class _Line(msgspec.Struct):
 
 
 class LocalCopy:
-    """The file of one stream. All methods block on disk; called from threads."""
+    """The file of one stream. All methods block on the disk, so they run in threads."""
 
     def __init__(self, folder: Path, stream: str) -> None:
         self.path = folder / f"{stream}.jsonl"
@@ -42,7 +42,7 @@ class LocalCopy:
         self._log = structlog.get_logger("state")
 
     def head(self) -> int:
-        """The last number, as the first line has it; 0 without a usable file."""
+        """Return the last record's number from the first line; 0 without a usable file."""
         try:
             with self.path.open("rb") as file:
                 header = msgspec.json.decode(file.readline(MAX_HEADER_BYTES), type=_Header)
@@ -51,7 +51,7 @@ class LocalCopy:
         return header.number if header.stream == self._stream else 0
 
     def load(self) -> Sequence[Record]:
-        """All records; none when the file is missing or damaged. A damaged file is logged and renamed."""
+        """Return all records; none if the file is missing or damaged. Log and rename a damaged file."""
         try:
             first, _, rest = self.path.read_bytes().partition(b"\n")
             header = msgspec.json.decode(first, type=_Header)
@@ -63,7 +63,7 @@ class LocalCopy:
         except OSError as error:
             self._log.warning("local copy not read", file=str(self.path), reason=type(error).__name__)
             return []
-        # Both of msgspec's errors, and that of a wrong encoding, are ValueErrors.
+        # msgspec's two errors and UnicodeDecodeError are ValueErrors.
         except ValueError as error:
             aside = self.path.with_suffix(".damaged")
             self._log.warning(
@@ -74,11 +74,11 @@ class LocalCopy:
         return [Record(self._stream, one.number, one.at, one.author, one.data.encode()) for one in lines]
 
     def extend(self, records: Sequence[Record]) -> bool:
-        """Add records; the first of them may be the file's last.
+        """Add records; the first of them may already be the file's last record.
 
-        Returns whether the file now contains them; ``False`` when it has another history.
+        Returns whether the file now contains them; ``False`` if the file has another history.
 
-        Raises OSError: the file cannot be written; the old one stays.
+        Raises OSError if the file cannot be written; the old file stays.
         """
         stored = list(self.load())
         for record in records:

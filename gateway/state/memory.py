@@ -1,4 +1,4 @@
-"""The fake: streams in memory, which several stores can share as processes share a file."""
+"""The fake: streams in memory, which several stores can share as processes share a file or Redis."""
 
 import asyncio
 import contextlib
@@ -23,10 +23,9 @@ class MemoryStreams:
 
 
 class MemoryStateStore(StateStore):
-    """A store for tests and for ``memory://``: nothing survives the process.
+    """A store for tests and for ``memory://``: its records are lost when the process ends.
 
-    Args:
-        streams: shared records; new ones when absent.
+    ``streams`` are the records that stores share; by default the store has its own.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the gateway needs of a state store: append-only, numbered streams that notify listeners.
+"""The interface of a state store: append-only, numbered streams that notify listeners.
 
 A stream's records are numbered 1, 2, 3 … without gaps and never change. The routing in force, the adapters
 and the keys are computed from the records of their streams; a rollback is a further record.
@@ -17,7 +17,7 @@ import structlog
 from gateway.state.errors import RecordTooLarge, StateUnavailable
 
 MAX_RECORD_BYTES: Final = 1 << 20
-"""Longest record; a routing file of thousands of routes fits."""
+"""Bytes of the longest record; a routing file of thousands of routes fits."""
 MAX_READ: Final = 1_000
 """Most records of one read."""
 MAX_AUTHOR: Final = 256
@@ -31,9 +31,9 @@ class Record:
     """One record of a stream.
 
     Args:
-        number: its position there, from 1.
-        at: when it was written, seconds since 1970 by the writer's clock; may decrease.
-        author: who wrote it: a key's id, or a part of the gateway.
+        number: its position in the stream, from 1.
+        at: when it was written, in seconds since 1970 by the writer's clock; may decrease.
+        author: the id of the writing key, or the name of a part of the gateway.
         data: JSON in UTF-8, at most ``MAX_RECORD_BYTES``.
     """
 
@@ -45,11 +45,11 @@ class Record:
 
 
 class StateStore(ABC):
-    """Streams that several processes, or machines, append to and follow.
+    """Streams to which several processes, also on several machines, append, and which they follow.
 
     Invariants: the numbers of a stream are 1 to its head without gaps; of two appends with the same
     ``expected`` at most one succeeds; a record never changes, but may be deleted by ``forget``. An append
-    that has returned is visible to every later read of every process, and survives the end of all of them.
+    that has returned is visible to every later read of every process, and survives the end of all processes.
     ``healthy``: the last operation reached the store.
 
     Args:
@@ -62,7 +62,7 @@ class StateStore(ABC):
         self._shown = shown
         self._unix_time = unix_time
         self._poll_s = poll_s
-        # Listeners are registered at the start, so their number is bounded by the code.
+        # Listeners are registered only at the start, so their number is bounded.
         self._listeners: dict[str, list[Callable[[int], None]]] = {}
         self._hearers: dict[str, list[Callable[[str], None]]] = {}
         self._log = structlog.get_logger("state")
@@ -70,7 +70,7 @@ class StateStore(ABC):
         self.healthy = False
 
     async def open(self) -> None:
-        """Prepare. An unreachable store is no error here: later operations try again."""
+        """Connect to the store. An unreachable store is not an error here: later operations try again."""
         with contextlib.suppress(StateUnavailable):
             await self.heads()
 
@@ -80,7 +80,7 @@ class StateStore(ABC):
 
     @abstractmethod
     async def append(self, stream: str, data: bytes, *, author: str, expected: int | None = None) -> Record:
-        """Add a record after the one numbered ``expected``; at the end when that is ``None``.
+        """Append a record if the stream's head is ``expected``, or in any case if that is ``None``.
 
         Raises:
             Conflict: the stream's head is not ``expected`` (0: an empty stream).
@@ -93,7 +93,7 @@ class StateStore(ABC):
     async def read(
         self, stream: str, *, after: int = 0, limit: int = MAX_READ, newest_first: bool = False
     ) -> Sequence[Record]:
-        """At most ``limit`` records numbered above ``after``; none for a stream that does not exist.
+        """Return at most ``limit`` records numbered above ``after``; none for a stream that does not exist.
 
         Raises:
             StateUnavailable: the store cannot be reached.
@@ -102,9 +102,9 @@ class StateStore(ABC):
 
     @abstractmethod
     async def forget(self, stream: str, up_to: int) -> None:
-        """Delete the records up to that number; later ones keep their numbers, and the head stays.
+        """Delete the records up to that number; later records keep their numbers, and the head stays.
 
-        For streams without followers: a follower begins at 1.
+        Not for a stream with a :class:`StreamFollower`, which begins at 1.
 
         Raises:
             StateUnavailable: the store cannot be reached.
@@ -113,27 +113,27 @@ class StateStore(ABC):
 
     @abstractmethod
     async def heads(self) -> Mapping[str, int]:
-        """The last number of each stream. Raises StateUnavailable."""
+        """Return the last number of each stream. Raises StateUnavailable."""
 
     def listen(self, stream: str, listener: Callable[[int], None]) -> None:
         """Call ``listener`` with the stream's head, on the event loop, while ``run`` runs.
 
-        It is called soon after an append by any process, and at every poll: possibly twice with one number,
-        or with an old one, but a new one is never later than a poll. 0 stands for a stream that does not
-        exist. ``listener`` must neither block nor raise.
+        It is called soon after an append by any process, and at every poll; so it receives a new number at
+        the latest at the next poll, and may receive a number twice, or an old one. 0 means that the stream
+        does not exist. ``listener`` must neither block nor raise.
         """
         self._listeners.setdefault(stream, []).append(listener)
 
     async def announce(self, stream: str, text: str) -> None:  # noqa: B027 - a file tells nothing
-        """Tell every process that can be reached now what cannot be stored; raises nothing."""
+        """Send a text that cannot be stored to every process that is reachable now; raises nothing."""
 
     def hear(self, stream: str, listener: Callable[[str], None]) -> None:
-        """Call ``listener`` with what is announced, while ``run`` runs; it must neither block nor raise."""
+        """Call ``listener`` with announced texts while ``run`` runs; it must neither block nor raise."""
         self._hearers.setdefault(stream, []).append(listener)
 
     @abstractmethod
     async def run(self) -> None:
-        """Watch and call listeners until cancelled; failures of the store do not end it."""
+        """Watch the store and call listeners until cancelled; failures of the store do not end the loop."""
 
     def _notify(self, stream: str, number: int) -> None:
         for listener in self._listeners.get(stream, ()):
@@ -144,7 +144,7 @@ class StateStore(ABC):
             listener(text)
 
     def _notify_all(self, heads: Mapping[str, int]) -> None:
-        """0 stands for a stream that does not exist."""
+        """Call all listeners; 0 is the head of a stream that does not exist."""
         for stream in self._listeners:
             self._notify(stream, heads.get(stream, 0))
 
@@ -165,7 +165,7 @@ class StateStore(ABC):
 
 
 def check_record(stream: str, data: bytes, author: str) -> None:
-    """Raises RecordTooLarge or ValueError for what no store accepts."""
+    """Raise RecordTooLarge or ValueError for a record that no store accepts."""
     if STREAM_NAME.fullmatch(stream) is None:
         raise ValueError(f"stream: given {stream!r}; allowed: {STREAM_NAME.pattern}")
     if not 1 <= len(author) <= MAX_AUTHOR:
@@ -179,12 +179,12 @@ def check_record(stream: str, data: bytes, author: str) -> None:
 
 
 def check_forget(up_to: int) -> None:
-    """Raises ValueError for a negative number."""
+    """Raise ValueError for a negative number."""
     if up_to < 0:
         raise ValueError(f"up_to: given {up_to}; allowed: from 0")
 
 
 def check_read(after: int, limit: int) -> None:
-    """Raises ValueError for a read without a bound."""
+    """Raise ValueError for a negative ``after`` or a ``limit`` out of range."""
     if after < 0 or not 1 <= limit <= MAX_READ:
         raise ValueError(f"given after={after}, limit={limit}; allowed: after from 0, limit 1 to {MAX_READ}")

@@ -1,4 +1,4 @@
-"""What every follower of a stream has, and the follower of a stream's last record."""
+"""The base class of followers of a stream, and the follower of a stream's last record."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ class ProjectionState(StrEnum):
     AWAY = "away"
     """The store was unreachable at the start; the local copy is in force."""
     LOST = "lost"
-    """The store lacks records that were applied here, or has others in their place."""
+    """The store lacks records that were applied here, or has other records in their place."""
     REFUSED = "refused"
     """A record cannot be applied, for example one of a newer version; the state before it is in force."""
 
@@ -43,11 +43,11 @@ class StreamProjection(ABC):
 
     @property
     def number(self) -> int:
-        """Of the last record applied here; 0: none."""
+        """The number of the last record applied here; 0: none."""
         return 0 if self._last is None else self._last.number
 
     async def caught_up_to(self, number: int, timeout_s: float) -> bool:
-        """Wait until record ``number`` is applied; ``False`` when it takes too long."""
+        """Wait until record ``number`` is applied; ``False`` after the timeout."""
         try:
             async with asyncio.timeout(timeout_s), self._moved:
                 await self._moved.wait_for(lambda: self.number >= number)
@@ -60,18 +60,18 @@ class StreamProjection(ABC):
             self._notified.set()
 
     def _must_verify(self) -> bool:
-        """Whether the stream is read although it has not grown."""
+        """Whether the stream must be read although it has not grown."""
         return False
 
     @abstractmethod
     async def _catch_up(self) -> None:
-        """Apply what is new. Raises StateUnavailable."""
+        """Apply new records. Raises StateUnavailable."""
 
     async def _keep_up(self) -> None:
         while True:
             await self._notified.wait()
             self._notified.clear()
-            # The store notifies again when it is back.
+            # The store notifies again when it is reachable.
             with contextlib.suppress(StateUnavailable):
                 await self._catch_up()
 
@@ -82,7 +82,7 @@ class StreamProjection(ABC):
 
 
 class LatestRecord(StreamProjection):
-    """Applies the newest record of a stream whose records are complete states; it skips those between.
+    """Applies the newest record of a stream whose records are complete states; it skips older ones.
 
     Earlier records may be deleted, so there is no history to follow. There is no local copy either: nothing
     uses such a stream while the store is unreachable.
@@ -93,7 +93,7 @@ class LatestRecord(StreamProjection):
     """
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Apply the last record; when the store cannot be reached, ``run`` does it later."""
+        """Apply the last record; if the store cannot be reached, ``run`` applies it later."""
         with contextlib.suppress(StateUnavailable, TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._catch_up()
@@ -122,20 +122,20 @@ class LatestRecord(StreamProjection):
 
 
 IN_FORCE_S: Final = 5.0
-"""Longest wait for a change to be applied in the process that made it."""
+"""Longest wait for a change to be applied in the process that made it, in seconds."""
 
 
 class FollowedStream:
-    """A projection that waits until its own records are applied; its follower is attached after it."""
+    """A projection that can wait until a record is applied; its follower is attached after construction."""
 
     _follower: StreamProjection | None = None
 
     def follow(self, follower: StreamProjection) -> None:
-        """Attach what applies the records."""
+        """Attach the follower that applies the records."""
         self._follower = follower
 
     async def caught_up_to(self, number: int, timeout_s: float = IN_FORCE_S) -> bool:
-        """Whether record ``number`` is applied here in time."""
+        """Wait until record ``number`` is applied here; ``False`` after the timeout."""
         if self._follower is None:
             raise RuntimeError("there is no follower; wiring calls follow()")
         return await self._follower.caught_up_to(number, timeout_s)

@@ -1,7 +1,7 @@
 """The Redis client: bounded, with timeouts, and without retries.
 
-redis-py by default sends a command again when a connection breaks; a script that appends would then append
-twice. So nothing is sent twice here; callers that may try again do so themselves.
+By default redis-py sends a command again when a connection breaks; a script that appends would then append
+twice. So this client sends no command twice; a caller that may try again does so itself.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from gateway.config.errors import ConfigError
 from gateway.state.errors import StateUnavailable
 
 MAX_CONNECTIONS = 16
-# Longest time to connect, for an answer, and for a free connection of the pool.
+# Longest time, in seconds, to connect, to wait for an answer, and to wait for a free connection.
 TIMEOUT_S = 2.0
-# Longest reason that is logged, in characters.
+# Longest logged reason, in characters.
 MAX_REASON = 200
-# What an operation raises when Redis is unreachable, refuses, or does not know the command.
+# The errors of an operation if Redis is unreachable, refuses the command, or does not know it.
 REDIS_ERRORS = (RedisError, OSError)
 
 
 def connect(url: str, *, max_connections: int = MAX_CONNECTIONS) -> Redis:
-    """A client of ``redis://`` or ``rediss://``; connects when it is first used.
+    """Make a client for ``redis://`` or ``rediss://``; it connects at first use.
 
-    Raises ConfigError: the url cannot be used; it is not shown.
+    Raises ConfigError for an unusable url, which the message does not show.
     """
     try:
         pool = BlockingConnectionPool.from_url(
@@ -48,13 +48,13 @@ def connect(url: str, *, max_connections: int = MAX_CONNECTIONS) -> Redis:
 
 
 async def ask(client: Redis, operation: str, command: object) -> Any:
-    """A command's answer. Raises StateUnavailable.
+    """Return a command's answer. Raises StateUnavailable.
 
-    When a connection breaks, the idle ones are closed too: their server is gone, and each would fail one more
-    command after its return.
+    If a connection breaks, the idle ones are closed too: their server is gone, and each of them would make
+    one more command fail after the server's return.
     """
     try:
-        # redis-py types its commands for both of its clients at once.
+        # redis-py's type hints cover its synchronous and its asynchronous client together.
         answer = await cast(Awaitable[Any], command)
     except REDIS_ERRORS as error:
         if isinstance(error, ConnectionError):
@@ -67,24 +67,24 @@ async def ask(client: Redis, operation: str, command: object) -> Any:
 
 
 def prefix(namespace: str) -> str:
-    """The prefix of a namespace's keys; the braces put them into one slot of a cluster."""
+    """Return the prefix of a namespace's keys; the braces put them into one slot of a cluster."""
     return f"sluice:{{{namespace}}}:"
 
 
 def _reason_of(error: Exception) -> str:
-    """The error's class; for a failed connection also its text, which has host and port but no password.
+    """Return the error's class, and for a failed connection its text: host and port, but no password.
 
-    Other texts may repeat what was sent.
+    Other errors' texts may contain the command's arguments.
     """
     name = type(error).__name__
     return f"{name}: {error}"[:MAX_REASON] if isinstance(error, ConnectionError) else name
 
 
 def end_if_cancelled() -> None:
-    """Raise the cancellation that redis-py lost.
+    """Raise the cancellation that redis-py suppressed.
 
     A task that is cancelled while the client connects may continue (observed with redis-py 8.1 on Python
-    3.11; ``tests/state/test_redis_store.py``). A loop that calls this after each command ends anyway.
+    3.11; ``tests/state/test_redis_store.py``). A loop that calls this after each command ends as it should.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

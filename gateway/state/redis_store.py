@@ -1,4 +1,4 @@
-"""Streams in Redis, for a fleet: a list for each stream, a hash of heads, a channel for appends."""
+"""Streams in Redis, for a fleet: a list per stream, a hash of heads, a channel that announces appends."""
 
 import asyncio
 import contextlib
@@ -13,15 +13,15 @@ from gateway.state.port import MAX_READ, Record, StateStore, check_forget, check
 from gateway.state.redis_client import REDIS_ERRORS, ask, end_if_cancelled, prefix
 
 POLL_S = 1.0
-# Stands for the number of a record that is announced and not stored; earlier versions ignore it.
+# Sent instead of a record's number with an announced text; earlier versions ignore it.
 _ANNOUNCED = "0"
-# Longest wait for one message.
+# Longest wait for one message, in seconds.
 LISTEN_S = 5.0
 
-# Atomic: compare, append, publish. The head is the list's length plus the deleted records; a hash of heads
-# that differs means that keys were evicted or deleted, and nothing is written then. Records are written also
-# when Redis is full, since a revocation must be: for want of memory Redis refuses only the first write of a
-# script, and never a deletion. The key that is deleted does not exist.
+# Compares, appends and publishes atomically. The head is the list's length plus the count of deleted records;
+# if the hash of heads differs, keys were evicted or deleted, and nothing is written. Records are written even
+# if Redis is full, because a revocation must be: without memory, Redis refuses only the first write of a
+# script, and never a deletion. So the script first deletes a key, which does not exist.
 _APPEND = """
 local head = redis.call('LLEN', KEYS[1]) + tonumber(redis.call('HGET', KEYS[4], ARGV[1]) or '0')
 if head ~= tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0') then return {-1, head} end
@@ -32,7 +32,7 @@ redis.call('HSET', KEYS[2], ARGV[1], head + 1)
 redis.call('PUBLISH', KEYS[3], (head + 1) .. ' ' .. ARGV[1])
 return {1, head + 1}
 """
-# Returns the number before the first record, and the records.
+# Returns the number that precedes the first record, and the records.
 _READ = """
 local gone = tonumber(redis.call('HGET', KEYS[2], ARGV[1]) or '0')
 local first, limit = math.max(tonumber(ARGV[2]), gone), tonumber(ARGV[3])
@@ -58,9 +58,9 @@ class RedisStateStore(StateStore):
     """A store in Redis.
 
     Args:
-        client: as ``redis_client.connect`` makes it; this store closes it.
+        client: made by ``redis_client.connect``; this store closes it.
         shown: the url without its password.
-        namespace: several fleets may share one Redis under different ones.
+        namespace: prefix of the keys; fleets with different namespaces may share one Redis.
     """
 
     def __init__(
@@ -117,12 +117,12 @@ class RedisStateStore(StateStore):
         return {stream.decode(): int(number) for stream, number in found.items()}
 
     async def announce(self, stream: str, text: str) -> None:
-        """Publish it; a Redis that is full or read-only does that too."""
+        """Publish ``text``; this works even if Redis is full or read-only."""
         with contextlib.suppress(StateUnavailable):
             await self._ask("announce", self._client.publish(self._channel, f"{_ANNOUNCED} {stream} {text}"))
 
     async def run(self) -> None:
-        """Subscribe to appends on one connection, and poll on the others in case that one is dead."""
+        """Subscribe to appends on one connection, and poll on the others in case that connection is dead."""
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._subscribe(), name="state-subscribe")
             loops.create_task(self._poll(), name="state-poll")

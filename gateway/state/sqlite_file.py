@@ -1,4 +1,4 @@
-"""A SQLite file that several processes of one machine write: one connection, used by one thread."""
+"""A SQLite file that several processes of a machine write; each has one connection, used by one thread."""
 
 import asyncio
 import sqlite3
@@ -12,9 +12,9 @@ from typing import Literal, TypeVar
 from gateway.state.errors import StateUnavailable
 
 BUSY_TIMEOUT_S = 2.0
-# Between two attempts. SQLite's own waits grow to 100 ms, and a busier process would always be first.
+# Seconds between two attempts. SQLite's own waits grow to 100 ms; a busier process would always be first.
 BUSY_RETRY_S = 0.0005
-# Most operations that wait for the thread.
+# The most operations that wait for the thread.
 MAX_WAITING = 1_024
 LOCKED = "locked"
 """The reason of StateUnavailable when another process holds the file."""
@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 
 class SqliteFile:
-    """Runs transactions; a file that was removed or replaced is opened again.
+    """Runs transactions; opens the file again if it was removed or replaced.
 
     Args:
-        path: the file, whose folder must exist; ``:memory:`` is a database of its own in memory.
+        path: the file, whose folder must exist; ``:memory:`` is a private database in memory.
         tables: statements that create the tables unless they exist.
-        synchronous: SQLite's pragma. With ``OFF`` a damaged file is deleted: its content is worthless then.
-        busy_timeout_s: longest wait for another process's write.
+        synchronous: SQLite's pragma. With ``OFF`` a damaged file is deleted, because its content may be lost.
+        busy_timeout_s: longest wait for another process's write, in seconds.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SqliteFile:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{path.name}")
         self._waiting = 0
         self._counting = threading.Lock()
-        # Used by the thread only.
+        # Only the thread uses these.
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, ...] | None = None
 
@@ -57,15 +57,15 @@ class SqliteFile:
         self._thread.shutdown(wait=False)
 
     async def run(self, operation: str, act: Callable[[sqlite3.Connection], T], *, writes: bool = True) -> T:
-        """The result of ``act`` in one transaction, which is repeated while the file is locked.
+        """Return the result of ``act`` in one transaction, which is repeated while the file is locked.
 
-        Raises StateUnavailable, and what ``act`` raises.
+        Raises StateUnavailable, and the errors of ``act``.
         """
         if self._waiting >= MAX_WAITING:
             raise StateUnavailable(operation, f"{MAX_WAITING} operations wait")
         self._count(1)
         doing = self._thread.submit(self._repeat, act, writes)
-        # Counted until the thread is done, also when the caller was cancelled.
+        # The operation counts until the thread has finished it, even if the caller was cancelled.
         doing.add_done_callback(lambda _: self._count(-1))
         try:
             return await asyncio.wrap_future(doing)
@@ -74,9 +74,9 @@ class SqliteFile:
             raise StateUnavailable(operation, reason) from error
 
     def files(self) -> Sequence[tuple[int, ...] | None]:
-        """Of the file and its log their identity, size and time of the last write: a commit changes these.
+        """Return identity, size and last write time of the file and of its log, which a commit changes.
 
-        One may not that comes within a tick of the file system's clock, a few ms, after another.
+        A commit within one tick of the file system's clock, a few ms, after another may not change them.
         """
         return [_stat(self._path), _stat(self._log)]
 
@@ -92,7 +92,7 @@ class SqliteFile:
             except sqlite3.Error as error:
                 if not _is_locked(error):
                     self._disconnect()
-                    # Exactly this class: its subclasses stand for a full disk and other faults that may pass.
+                    # Exactly this class: its subclasses mean a full disk and other temporary faults.
                     if type(error) is sqlite3.DatabaseError and self._synchronous == "OFF":
                         for suffix in ("", "-wal", "-shm"):
                             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
@@ -103,7 +103,7 @@ class SqliteFile:
 
     def _transact(self, act: Callable[[sqlite3.Connection], T], writes: bool) -> T:
         connection = self._opened()
-        # A transaction that reads first cannot wait for a lock; one that begins as a write can.
+        # Only a transaction that begins as a write can wait for the lock, not one that reads first.
         connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
         try:
             result = act(connection)
@@ -122,7 +122,7 @@ class SqliteFile:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute(f"PRAGMA synchronous={self._synchronous}")
-            # A table that exists needs no write, so a locked file can be opened.
+            # An existing table needs no write, so a locked file can be opened.
             for table in self._tables:
                 connection.execute(table)
         except BaseException:

@@ -1,7 +1,7 @@
-"""Streams in one SQLite file, for any number of processes of one machine.
+"""Streams in one SQLite file, for any number of processes on one machine.
 
-A process notices the commits of others by ``PRAGMA data_version``: the number changes when another connection
-has committed. Every ``WATCH_S`` it is read if the files have changed, and after ``poll_s`` in any case.
+A process notices other processes' commits by ``PRAGMA data_version``, a number that changes when another
+connection commits. Every ``WATCH_S`` it is read if the files have changed, and after ``poll_s`` in any case.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ T = TypeVar("T")
 
 
 class SqliteStateStore(StateStore):
-    """A store in the file ``path``; the folder must exist.
+    """A store in the file ``path``, whose folder must exist.
 
-    ``busy_timeout_s``: longest wait for another process's write.
+    ``busy_timeout_s``: longest wait for another process's write, in seconds.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SqliteStateStore(StateStore):
     ) -> None:
         super().__init__(f"sqlite:///{path}", unix_time, poll_s)
         self._clock = clock
-        # Acknowledged records survive a loss of power; appends are rare. Reads do not wait for writes.
+        # FULL: acknowledged records survive a power loss; appends are rare. Reads do not wait for writes.
         self._writer = SqliteFile(path, _TABLES, synchronous="FULL", busy_timeout_s=busy_timeout_s)
         self._reader = SqliteFile(path, _TABLES, synchronous="FULL", busy_timeout_s=busy_timeout_s)
 
@@ -105,12 +105,12 @@ class SqliteStateStore(StateStore):
         while True:
             due = self._clock() - notified_at >= self._poll_s
             changed = files != (files := self._reader.files())
-            # Another thread's turn costs ten times as much as this look, 20 times a second.
+            # A query in the thread costs ten times as much as this check, which runs 20 times a second.
             if settled and not changed and not due and seen is not None:
                 await asyncio.sleep(WATCH_S)
                 continue
-            # The look after a change reads again: a commit within a tick of the file system's clock after the
-            # last write that was seen may change nothing else.
+            # The check after a change queries again: a commit within a tick of the file system's clock after
+            # the last noticed write may not change the files' attributes.
             settled = not changed
             with contextlib.suppress(StateUnavailable):  # `healthy` shows the failure
                 found, heads = await self._run(self._reader, "watch", _look)
@@ -142,7 +142,7 @@ def _rows(connection: sqlite3.Connection, statement: str, *values: str | int) ->
 
 
 def _look(connection: sqlite3.Connection) -> tuple[tuple[object, int], Mapping[str, int]]:
-    """The connection with its version, which changes with each commit of another one, and the heads."""
+    """Return the connection, its ``data_version``, which other connections' commits change, and the heads."""
     [(version,)] = _rows(connection, "PRAGMA data_version")
     return (connection, version), _heads(connection)
 

@@ -1,6 +1,6 @@
-"""Follows one stream, in order, each record once, also while the store is unreachable.
+"""Follows one stream: applies each record once, in order, from a local copy while the store is unreachable.
 
-Each read begins at the last applied record. When that record is missing or different, the store has lost
+Each read begins at the last applied record. If that record is missing or different, the store has lost
 records that this process has applied (a Redis that lost its disk, a file restored from a backup). Then
 nothing is applied or undone: the last good state stays in force, ``healthy`` is false, an error is logged,
 and an operator decides (``docs/state.md``).
@@ -15,9 +15,9 @@ from gateway.state.port import Record, StateStore
 from gateway.state.projection import START_TIMEOUT_S, ProjectionState, StreamProjection
 
 PAGE = 100
-# How often a stream that does not grow is compared with the last applied record.
+# Seconds between comparisons of a stream that does not grow with the last applied record.
 VERIFY_S = 10.0
-# Longest lag of the local copy: writing it waits for the disk.
+# Seconds between writes of the local copy, which wait for the disk.
 COPY_S = 1.0
 
 
@@ -26,8 +26,8 @@ class StreamFollower(StreamProjection):
 
     Args:
         store: holds the stream; its ``run`` must be running.
-        apply: receives each record in order, exactly once; must not block. When it raises, it must have
-            changed nothing; the stream stops before that record, which is passed again later.
+        apply: receives each record in order, exactly once; must not block. If it raises, it must have
+            changed nothing; the follower stops before that record, and passes it again later.
         copy: the local copy; ``None``: nothing is in force until the store is reached.
     """
 
@@ -48,13 +48,13 @@ class StreamFollower(StreamProjection):
 
     @property
     def healthy(self) -> bool:
-        """Whether the applied records are known to be those of the store."""
+        """Whether the applied records are known to be the store's."""
         return self.state is ProjectionState.FOLLOWING and self._store.healthy
 
     async def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Apply the local copy's records, and those that the store has beyond it.
+        """Apply the local copy's records, and then newer ones of the store.
 
-        When the store does not answer within ``timeout_s``, that is logged and ``run`` catches up later.
+        If the store does not answer within ``timeout_s``, a warning is logged and ``run`` catches up later.
         """
         if self._copy is not None:
             for record in await asyncio.to_thread(self._copy.load):
@@ -140,7 +140,7 @@ class StreamFollower(StreamProjection):
     async def _save(self, copy: LocalCopy) -> None:
         """Add the applied records to the file. Raises StateUnavailable, OSError."""
         while (head := await asyncio.to_thread(copy.head)) < self.number:
-            # From the file's last record on, so that a file of another history is detected.
+            # Read from the file's last record on, so that a file with another history is detected.
             page = await self._store.read(self.stream, after=max(head - 1, 0), limit=PAGE)
             page = [record for record in page if record.number <= self.number]
             if not page or page[-1].number <= head or not await asyncio.to_thread(copy.extend, page):

@@ -41,7 +41,7 @@ class StateUrl:
 def parse_state_url(url: str, *, key: str = "state.url") -> StateUrl:
     """Parse ``state.url``, or the url of another ``key``.
 
-    Raises ConfigError: it is not allowed; the message shows no password.
+    Raises ConfigError for an invalid url; the message shows no password.
     """
     if url.startswith(_SQLITE):
         name = url.removeprefix(_SQLITE)
