@@ -1,4 +1,4 @@
-"""Chat templates of unknown cost, rendered in processes that are killed over their bounds."""
+"""Renders chat templates of unknown cost in processes that are killed if they exceed their limits."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ WORK: Final = "budgeting.template:prepare_render"
 
 
 def render_in(process: LimitedProcess, folder: Path) -> Callable[[bytes], bytes]:
-    """Renders by ``process``; blocks. Raises TemplateRefused, which names the folder and the bound."""
+    """Return a blocking function that renders in ``process``; it raises TemplateRefused with the limit."""
     limits = process.limits
     bounds = {
         "cpu_s": f"more than {limits.cpu_s:g} s of processor time",

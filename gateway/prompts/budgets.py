@@ -1,9 +1,9 @@
-"""Which token budgets hold for a request.
+"""Determines the token budgets of a request.
 
-A key that the route's configuration sets wins over the same key of the prompt version, and that over the
-default. A model's own budgets hold where neither has any. On OpenAI's paths budgets trim only where the
-route's ``trim_in`` names them or the caller asks for it (``truncation: auto``). The caller's ``max_tokens``
-wins over every reserve, in the planner.
+A key of the route's configuration overrides that of the prompt version, which overrides the default. A
+model's own budgets apply if neither has budgets. On OpenAI's paths budgets trim only if the route's
+``trim_in`` names OpenAI or the caller requests it (``truncation: auto``). The caller's ``max_tokens``
+overrides every reserve, in the planner.
 """
 
 from contextlib import suppress
@@ -21,7 +21,7 @@ from gateway.prompts.text import ModelText
 from gateway.prompts.versions import PromptVersion
 from gateway.routing.route_budgets import NO_ROUTE_BUDGETS, RouteBudgets
 
-# With ``truncation: auto`` and no budgets the oldest turns go, and only where the model's length demands it.
+# With ``truncation: auto`` and no budgets, the oldest turns are cut, and only to fit the context length.
 TRUNCATED = SectionBudgets(recent_turns=10**9, older_summary=0)
 
 
@@ -31,9 +31,9 @@ def budget_request(
     version: PromptVersion | None,
     route: RouteBudgets = NO_ROUTE_BUDGETS,
 ) -> BudgetRequest:
-    """The planner's input; nothing is trimmed where neither the route nor the prompt version has budgets.
+    """Return the planner's input; nothing is trimmed if neither the route nor the prompt version has budgets.
 
-    A model's own budgets come later, in :class:`Planning`.
+    :class:`Planning` adds a model's own budgets later.
     """
     budgets = version.budgets if version is not None else None
     if route.sections:
@@ -64,7 +64,7 @@ EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def nearest_efforts(effort: str) -> list[str]:
-    """The other efforts, the nearest first and the smaller one of two; ``none`` only stands for itself."""
+    """Return the other efforts, nearest first, the smaller of two first; ``none`` replaces no other."""
     if effort not in EFFORTS:
         return []
     place = EFFORTS.index(effort)
@@ -73,21 +73,21 @@ def nearest_efforts(effort: str) -> list[str]:
 
 
 class Planning(Struct, frozen=True):
-    """One request's prompt, planned for whichever model is to answer."""
+    """One request's prompt, which is planned separately for each model that may answer."""
 
     models: Models
     asked: BudgetRequest
     offload: Offload
 
     def asked_of(self, model: str) -> BudgetRequest:
-        """What the planner of ``model`` is asked: with its own budgets where there are no others."""
+        """Return the planner's input for ``model``, with the model's own budgets if there are no others."""
         own = self.models.budgets(model) if self.asked.trims else None
         if own is None or self.asked.budgets not in (None, TRUNCATED):
             return self.asked
         return structs.replace(self.asked, budgets=own)
 
     async def plan(self, model: str) -> Plan:
-        """The prompt as it is sent to ``model``. Raises BudgetError."""
+        """Plan the prompt as it is sent to ``model``. Raises BudgetError."""
         text, asked = self.models.of(model), self.asked_of(model)
         effort = asked.prompt.template_kwargs.get("reasoning_effort") if asked.lenient else None
         if not isinstance(effort, str):
@@ -113,7 +113,7 @@ class Planning(Struct, frozen=True):
         return structs.replace(plan, reasoning_effort=effort)
 
     async def half(self, model: str, plan: Plan) -> Plan | None:
-        """The prompt in half the tokens of ``plan``; ``None`` where nothing (more) may be cut."""
+        """Plan the prompt in half the tokens of ``plan``; ``None`` if nothing more may be cut."""
         asked = self.asked_of(model)
         if asked.budgets is None:
             return None
@@ -125,10 +125,10 @@ class Planning(Struct, frozen=True):
         return half if half.counts.total < plan.counts.total else None
 
     def alike(self, one: str, other: str) -> bool:
-        """Whether a plan for one model holds for the other: same tokenizer, length and budgets."""
+        """Whether a plan for one model is valid for the other: same tokenizer, length and budgets."""
         models = self.models
         return models.of(one) is models.of(other) and models.budgets(one) == models.budgets(other)
 
     def fits_any(self) -> bool:
-        """Whether the prompt means the same to every model: token ids do not."""
+        """Whether any model can take the prompt; token ids are valid for one model only."""
         return not isinstance(self.asked.prompt.raw, tuple)

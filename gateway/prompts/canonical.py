@@ -1,8 +1,8 @@
-"""Canonical prompts: whatever order a caller writes in, what is stable comes first and what changes last.
+"""Canonical prompts: stable parts come first and volatile parts last, in whatever order the caller sent them.
 
 The stable prefix (the prompt version's text, then the caller's system messages) is normalised, so that texts
 of equal meaning have equal bytes and an engine's prefix cache can reuse them. User and assistant turns are
-never touched. The context (time, names, anything volatile) goes after the older turns; so do, under the
+never changed. The context (time, names, anything volatile) goes after the older turns; so do, with the
 policy ``move``, the sentences of the caller's system messages that change from request to request. A prompt
 version's own text is not searched: it is published and does not change.
 """
@@ -24,26 +24,26 @@ from gateway.errors import InvalidRequest
 from gateway.prompts.versions import PromptVersion
 from gateway.prompts.volatile import Separated, VolatileFinder, VolatileFinding
 
-# How much system text is made canonical in the caller's thread, where it holds up the event loop: at worst
-# about 1.5 µs a character, some milliseconds; a usual text, mostly seen before, takes a twentieth of it.
+# The most system text that is made canonical on the event loop: at worst about 1.5 µs per character, some
+# milliseconds; a usual text, most of which is cached, takes a twentieth of that.
 INLINE_SYSTEM_CHARS = 4_096
 
-# Looking up a member of an enumeration costs as much as a call.
+# A module constant, because the lookup of an enum member costs as much as a function call.
 SYSTEM = Role.SYSTEM
 _role_of = attrgetter("role")
 
-# Bounds of the system texts that are remembered: 8 MiB at most.
+# Limits of the cache of system texts: 8 MiB at most.
 REMEMBERED_TEXTS = 256
 REMEMBERED_CHARS = 16_384
 
-# Line ends by Unicode that JSON leaves as they are; they can only occur inside its strings.
+# Unicode line ends that the JSON encoder does not escape; they occur only inside strings.
 _LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 class Canonical(Struct, frozen=True):
-    """A canonical prompt, and what was found volatile in the caller's system messages.
+    """A canonical prompt, and the volatile content found in the caller's system messages.
 
-    ``policy`` is what was done about ``findings``: moved after the boundary, or left in their place.
+    ``policy`` says what was done with ``findings``: moved behind the stable prefix, or left in place.
     """
 
     prompt: CanonicalPrompt
@@ -52,22 +52,22 @@ class Canonical(Struct, frozen=True):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds found, each once, sorted; safe to log."""
+        """The kinds of the findings, sorted, each once; safe to log."""
         return tuple(sorted({finding.kind.value for finding in self.findings}))
 
     @property
     def moved(self) -> bool:
-        """Whether sentences that the caller wrote before the boundary were moved after it."""
+        """Whether sentences of the caller's system messages were moved out of the stable prefix."""
         return bool(self.findings) and self.policy is VolatilePolicy.MOVE
 
     @property
     def action(self) -> str:
-        """What was done about the findings."""
+        """What was done with the findings: ``moved`` or ``reported``."""
         return "moved" if self.moved else "reported"
 
 
 class SystemTexts:
-    """Normalizes and searches system texts; caches those without a finding, since they come again.
+    """Normalizes and searches system texts; caches those without a finding, which are likely to recur.
     Thread-safe."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class SystemTexts:
         self._lock = threading.Lock()
 
     def read(self, content: str, number: int, *, search: bool = True) -> tuple[str, Separated]:
-        """The caller's system message of that number: normalized, and without what is volatile in it."""
+        """Return system message ``number`` of the caller normalized, and separated from volatile content."""
         known = self._known.get(content)
         if known is not None:
             return known
@@ -93,9 +93,9 @@ class SystemTexts:
 
 
 class Canonicalizer:
-    """Makes requests' prompts canonical, by the policy of their contract or of their prompt version.
+    """Makes requests' prompts canonical by the volatile policy of the prompt version or of the contract.
 
-    In OpenAI's contract a prompt is the caller's own down to the byte unless the operator says otherwise.
+    By default no sentence of a prompt in OpenAI's contract is moved.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class Canonicalizer:
         self._texts = SystemTexts()
 
     def policy_of(self, contract: Contract, version: PromptVersion | None) -> VolatilePolicy:
-        """The version's policy where it has one, else the contract's."""
+        """Return the version's policy if it has one, else the contract's."""
         if version is not None and version.volatile is not None:
             return version.volatile
         return self._native if contract is Contract.NATIVE else self._openai
 
     def canonical(self, request: GenerateRequest, version: PromptVersion | None) -> Canonical:
-        """The canonical form of a request's prompt. Raises InvalidRequest for a context that is not JSON."""
+        """Return a request's canonical prompt. Raises InvalidRequest for a context that is not JSON."""
         return canonicalize(
             request.messages,
             chunks=request.chunks,
@@ -131,13 +131,13 @@ class Canonicalizer:
         )
 
     def messages(self, messages: Sequence[Message]) -> Canonical:
-        """The canonical form of messages in OpenAI's contract, without prompt version and context."""
+        """Return the canonical form of messages in OpenAI's contract, without prompt version and context."""
         return canonicalize(messages, volatile=self._openai, texts=self._texts)
 
     async def canonical_async(
         self, request: GenerateRequest, version: PromptVersion | None, offload: Offload = asyncio.to_thread
     ) -> Canonical:
-        """:meth:`canonical`, offloaded when it would hold up the event loop."""
+        """Call :meth:`canonical`, offloaded if it would block the event loop."""
         searched = sum([len(one.content) for one in _apart(request.messages)[0]])
         if searched <= INLINE_SYSTEM_CHARS:
             return self.canonical(request, version)
@@ -145,7 +145,7 @@ class Canonicalizer:
 
 
 def _apart(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
-    """The system messages and the turns."""
+    """Return the system messages, and all other messages (the turns)."""
     opening = 0
     for message in messages:
         if message.role is not SYSTEM:
@@ -169,18 +169,18 @@ def canonicalize(
     tools: tuple[Tool, ...] = (),
     template_kwargs: Mapping[str, object] = NO_KWARGS,
 ) -> Canonical:
-    """The canonical form of a request's prompt. Idempotent over its own system messages and turns.
+    """Return the canonical form of a prompt. Idempotent for its own system messages and turns.
 
     Args:
         context: volatile fields.
         raw_prompt: a text completion's prompt; sent alone and unchanged.
         version: the prompt version whose text comes first, as one system message.
         volatile: what to do with volatile content in the caller's system messages. Moved sentences follow the
-            fields of the context, one a line, in their order and verbatim.
+            fields of the context, one per line, in their order and verbatim.
         texts: a cache of system texts.
-        tools, template_kwargs: what the chat template is shown besides the messages.
+        tools, template_kwargs: the chat template's other inputs.
 
-    Raises InvalidRequest when ``context`` cannot be written as text.
+    Raises InvalidRequest if ``context`` cannot be written as text.
     """
     if raw_prompt is not None:
         return Canonical(CanonicalPrompt(raw=raw_prompt))
@@ -210,24 +210,23 @@ def canonicalize(
 
 
 def stable_text(version: PromptVersion) -> str:
-    """A version's system text, policy and grounding rule as one text, parts set apart by a blank line."""
+    """Return a version's system text, policy and grounding rule as one text, separated by blank lines."""
     parts = (normalize(part) for part in (version.system, version.policy, version.grounding_rule))
     return "\n\n".join(part for part in parts if part)
 
 
 def normalize(text: str) -> str:
-    """A system text in composed Unicode (NFC), with line feeds, without spaces at the ends of lines and blank
-    lines around the whole; idempotent."""
+    """Return a system text in composed Unicode (NFC), with line feeds, without trailing spaces of lines and
+    without blank lines around the text; idempotent."""
     composed = unicodedata.normalize("NFC", text).replace("\r\n", "\n").replace("\r", "\n")
     return "\n".join(line.rstrip() for line in composed.split("\n")).strip()
 
 
 def render_context(context: Mapping[str, object]) -> str:
-    """The volatile block: a line ``key: value`` for each field, sorted by key.
+    """Return the context as text: a line ``key: value`` for each field, sorted by key.
 
-    Texts are used unchanged; anything else, and a text that would not be one plain line, as JSON with sorted
-    keys, so that no value can look like another field. Raises InvalidRequest for a value that is not JSON or
-    nested too deeply.
+    A text of one plain line is used unchanged. Any other value is written as JSON with sorted keys, so that
+    no value can look like another field. Raises InvalidRequest for a value that is not JSON or too deep.
     """
     try:
         return "\n".join(f"{_inline(key)}: {_inline(context[key])}" for key in sorted(context))
@@ -249,7 +248,7 @@ def _inline(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """Frozen mappings as dicts; nothing else is made JSON of."""
+    """Convert a frozen mapping to a dict for the JSON encoder. Raises TypeError for other types."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is not JSON")

@@ -1,10 +1,10 @@
-"""Summaries of older turns written by the model itself, off the path of the requests that need them.
+"""Summaries of older turns that the model writes, in the background of the requests that need them.
 
-A plan does not wait: it uses the longest beginning of the older turns that has a written summary, and picked
-sentences for the turns after it. What is missing is written once in the background when the engine is not
-busy, for the conversation's next request. A summary of more turns is made from the last one and the turns
-since. A summary is stored for its owner, by the content it was made of, and written with the owner's cache
-salt: no tenant learns whether another had the same conversation.
+A plan does not wait: it uses the longest prefix of the older turns that has a written summary, and extracted
+sentences for the turns after it. A missing summary is written in the background when the engine is not busy,
+for the conversation's next request. A longer summary is made from the previous one and the newer turns. A
+summary is stored per owner, under a key of the summarized content, and written with the owner's cache salt:
+no tenant learns whether another one had the same conversation.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure
 
-# Queued and not yet started; beyond it the longest waiting is forgotten: its conversation asks again.
+# The most queued summaries; beyond it the oldest is dropped: the conversation's next request asks again.
 MAX_WAITING = 64
-# Turns that a written summary may lack before a longer one is asked for: two exchanges.
+# Turns that a written summary may lack before a longer one is requested: two exchanges.
 MIN_NEW_TURNS = 4
-# What the model reads and writes for one summary, and how long it may take.
+# Limits of one summary: the model's input, its output, and the time in seconds.
 MAX_SOURCE_CHARS = 16_384
 MIN_SOURCE_CHARS = 512
 MAX_SUMMARY_TOKENS = 256
@@ -36,7 +36,7 @@ MAX_SUMMARY_CHARS = 4_096
 TIMEOUT_S = 60.0
 # Below every caller's priority (-1 to 1).
 PRIORITY = -2
-# How often a busy engine is looked at again.
+# Seconds between checks of a busy engine.
 BUSY_WAIT_S = 1.0
 CACHE_BYTES = 4 * 1024 * 1024
 
@@ -47,17 +47,17 @@ _ASK = (
 
 
 class ChatEncoder(Protocol):
-    """The model's tokenizer, as far as it is needed here."""
+    """The part of the model's tokenizer that is used here."""
 
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> tuple[int, ...]:
-        """Ids of a conversation."""
+        """Return the token ids of a conversation."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A summary to write: of ``turns``, the first ``covered`` of which ``known`` stands for."""
+    """A summary to write of ``turns``; the summary ``known`` replaces the first ``covered`` of them."""
 
     key: bytes
     turns: tuple[Message, ...]
@@ -70,11 +70,11 @@ class EngineSummarizer:
     """Implements ``budgeting.summary.Summarizer``; :meth:`run` writes the requested summaries.
 
     Args:
-        backend: where summaries are written.
+        backend: the backend that writes the summaries.
         encoder: the served model's tokenizer.
-        until_written: picks sentences meanwhile, and for the turns after a written summary.
-        on_failure: called with why a summary was not written: a failure kind, ``timeout``, ``refused``,
-            ``too_long`` or ``empty``.
+        until_written: extracts sentences until then, and for the turns after a written summary.
+        on_failure: called with the reason why a summary was not written: a failure kind, ``timeout``,
+            ``refused``, ``too_long`` or ``empty``.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class EngineSummarizer:
 
     @property
     def waiting(self) -> int:
-        """Summaries queued and not yet started."""
+        """The number of queued summaries that are not yet started."""
         return len(self._waiting)
 
     def summarize(
         self, turns: Sequence[Message], *, max_tokens: int, count: Count, owner: str = ""
     ) -> Summary | None:
-        """The longest written summary that fits, then picked sentences; orders what is missing."""
+        """Return the longest written summary that fits, then extracted sentences; request a missing one."""
         keys = beginnings(turns, owner)
         covered, known = 0, ""
         for number in range(len(turns), 0, -1):
@@ -122,7 +122,7 @@ class EngineSummarizer:
             self._ask(_Wanted(keys[-1], tuple(turns), known, covered, owner))
         room = max_tokens - count(known) - 1 if known else max_tokens
         if room < 0:
-            known, covered, room = "", 0, max_tokens  # written for a larger budget
+            known, covered, room = "", 0, max_tokens  # the summary was written for a larger budget
         rest = turns[covered:]
         picked = self._until_written.summarize(rest, max_tokens=room, count=count) if rest else None
         if picked is None:
@@ -135,7 +135,7 @@ class EngineSummarizer:
         return Summary(text, covered + picked.turns)
 
     async def run(self) -> None:
-        """Write summaries, one at a time, until cancelled. One task runs this at most."""
+        """Write summaries, one at a time, until cancelled. At most one task may run this."""
         self._loop = asyncio.get_running_loop()
         try:
             while True:
@@ -143,7 +143,7 @@ class EngineSummarizer:
                 while self._busy():
                     await self._sleep(BUSY_WAIT_S)
                 with self._lock:
-                    # The newest first: its conversation is the one most likely to continue.
+                    # The newest first: its conversation is the most likely to continue.
                     wanted = self._waiting.popitem()[1] if self._waiting else None
                     self._writing = wanted.key if wanted is not None else None
                     if not self._waiting:
@@ -162,7 +162,7 @@ class EngineSummarizer:
             if len(self._waiting) > MAX_WAITING:
                 self._waiting.popitem(last=False)
             loop = self._loop
-        # Plans are made in other threads, too.
+        # Plans are also made in other threads.
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._wake.set)
         else:
@@ -185,7 +185,7 @@ class EngineSummarizer:
             messages=messages,
             sampling=Sampling(max_tokens=MAX_SUMMARY_TOKENS, temperature=0.0),
             priority=PRIORITY,
-            # Two blanks: a caller's salt has one at most.
+            # Contains two spaces; a caller's salt has at most one.
             cache_salt=f"summaries of {wanted.owner}",
         )
         pieces: list[str] = []
@@ -210,7 +210,7 @@ class EngineSummarizer:
         self._written.put(wanted.key, text, getsizeof(text) + getsizeof(wanted.key))
 
     def _source(self, wanted: _Wanted) -> tuple[tuple[Message, ...], tuple[int, ...]]:
-        """What the model reads, as short as it must be to leave room for the summary."""
+        """Return the model's input, shortened to leave room for the summary."""
         room = self._max_model_len() - MAX_SUMMARY_TOKENS
         chars = MAX_SOURCE_CHARS
         while True:
@@ -222,7 +222,7 @@ class EngineSummarizer:
 
 
 def _messages(wanted: _Wanted, chars: int) -> tuple[Message, ...]:
-    """What the model reads: the summary so far, and the newest of the turns since, within ``chars``."""
+    """Return the model's input: the summary so far, and the newest later turns, within ``chars``."""
     lines: list[str] = []
     room = max(1, chars - len(wanted.known))
     for turn in reversed(wanted.turns[wanted.covered :]):

@@ -1,4 +1,4 @@
-"""Large texts, encoded in processes that are killed over their bounds."""
+"""Tokenizes large texts in processes that are killed if they exceed their limits."""
 
 from collections.abc import Callable
 from typing import Final
@@ -10,10 +10,10 @@ WORK: Final = "budgeting.vocabulary:prepare_encode"
 
 
 def limits(max_body_bytes: int) -> Limits:
-    """What one text of at most that size may take.
+    """Return the limits for one text of at most ``max_body_bytes``.
 
-    A byte of text takes 0.5 µs and some 100 bytes of memory where tokens are of usual length, and the answer
-    has two numbers of 4 bytes for each token: a token for each byte, and ten times the time, are within them.
+    With tokens of usual length a byte of text takes 0.5 µs and about 100 bytes of memory; the answer has two
+    numbers of 4 bytes per token. The limits allow for a token per byte, and for ten times the time.
     """
     cpu_s = 10.0 + max_body_bytes * 5e-6
     return Limits(
@@ -25,7 +25,7 @@ def limits(max_body_bytes: int) -> Limits:
 
 
 def encode_in(process: LimitedProcess) -> Callable[[bytes], bytes]:
-    """Encodes by ``process``; blocks. Raises InvalidRequest, which names the bound; BackendUnavailable."""
+    """Return a blocking encoder in ``process``; it raises InvalidRequest (over a limit), BackendUnavailable."""
     bounds = {
         "cpu_s": f"{process.limits.cpu_s:g} s of processor time",
         "memory_bytes": f"{process.limits.memory_bytes >> 20} MiB of memory",

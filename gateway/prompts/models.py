@@ -1,4 +1,4 @@
-"""The models that backends serve: each counts and plans with a tokenizer and a context length of its own."""
+"""The models that backends serve; each has its own tokenizer and context length to plan prompts."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -9,10 +9,10 @@ from gateway.prompts.text import ModelText
 
 
 class Models:
-    """Each model's text side by its id; it may change while the gateway runs.
+    """The :class:`ModelText` of each model by id; it may change while the gateway runs.
 
-    A model without one of its own has the engine's, ``default``. ``budgets`` are models' own.
-    Not thread-safe: the event loop's.
+    A model without an own one uses ``default``, the engine's. ``budgets`` are the models' own budgets.
+    Not thread-safe: use it only on the event loop.
     """
 
     def __init__(
@@ -26,34 +26,34 @@ class Models:
         self._budgets = budgets
 
     def of(self, model: str) -> ModelText:
-        """The text side of a model."""
+        """Return the text of a model."""
         return self._own.get(model, self.default)
 
     def length(self, model: str) -> int:
-        """The longest sequence of a model, prompt and answer together, in tokens."""
+        """Return the longest sequence of a model, prompt and answer together, in tokens."""
         return self.of(model).max_model_len
 
     def tokenizer(self, model: str) -> PromptCounter:
-        """The tokenizer of a model."""
+        """Return the tokenizer of a model."""
         return self.of(model).tokenizer
 
     def block_size(self, model: str) -> int:
-        """Tokens of a block, for backends that do not report it."""
+        """Return the tokens of a KV cache block, for backends that do not report it."""
         return self.of(model).block_size
 
     def budgets(self, model: str) -> SectionBudgets | None:
-        """The budgets that trim a model's prompts where neither the route nor the prompt version has any."""
+        """Return a model's budgets, which apply if neither the route nor the prompt version has any."""
         return self._budgets.get(model)
 
     def put(self, model: str, text: ModelText) -> None:
-        """Prompts for this model are counted and planned by ``text`` from here on."""
+        """Count and plan prompts for this model with ``text`` from now on."""
         self._own[model] = text
 
     def remove(self, model: str) -> None:
-        """No backend serves the model any more."""
+        """Remove the text of a model that no backend serves any more."""
         self._own.pop(model, None)
 
     @property
     def texts(self) -> Mapping[str, ModelText]:
-        """The models with a text side of their own."""
+        """The texts of the models that have their own."""
         return MappingProxyType(self._own)

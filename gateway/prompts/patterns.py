@@ -1,4 +1,4 @@
-"""The patterns of volatile content, and the words around it that say what it means.
+"""The patterns of volatile content, and of the words before it that determine its meaning.
 
 Every repetition is bounded, or cannot restart inside itself, so matching is linear in the text's length.
 :mod:`gateway.prompts.volatile` decides by the group that matched and the words in front of it.
@@ -27,8 +27,8 @@ _OWNER = (
     r"|user|customer|visitor|client|transaction|txn|event|order|invocation)"
 )
 
-# Tried at each place from the first to the last. Nothing in front of a match is looked at but the character
-# before it; what a match means may depend on the words before it, see `_means_now`.
+# The alternatives are tried in order at each position. The pattern checks only one character before a match;
+# whether a match is volatile may depend on the words before it, see `_means_now`.
 PATTERN: Final = re.compile(
     rf"""(?<![\w.])(?:
       (?P<uuid> [0-9a-f]{{8}}-[0-9a-f]{{4}}-[0-9a-f]{{4}}-[0-9a-f]{{4}}-[0-9a-f]{{12}} )(?!\w)
@@ -67,12 +67,12 @@ PATTERN: Final = re.compile(
     re.VERBOSE | re.IGNORECASE | re.ASCII,
 )
 
-# How far in front of a match the words count that say what it means.
+# How many characters before a match are searched for words that determine its meaning.
 CUE_CHARS: Final = 48
-# Precedes those words when there are more: a sentence does not begin there.
+# Prepended to those characters if the sentence begins earlier, so that `^` does not match there.
 CUT: Final = "\0"
 
-# These say that a date or a time is the present one. They come right before it.
+# Words directly before a date or a time that mark it as the current one.
 NOW: Final = re.compile(
     r"(?:\b(?:today|now|tonight|as of|it is|it['’]s|at the moment)\b(?:['’]s (?:date|time|day))?[ \t]*"
     r"(?:is\b)?[\s:=,(\-–]{0,4}(?:the )?"
@@ -84,17 +84,17 @@ NOW: Final = re.compile(
     r"|(?:今日|本日|現在|ただ今|今は|今の|오늘|현재|지금|今天|目前)[^。\n\d]{0,8})$",
     re.IGNORECASE,
 )
-# These say that a number of ten or thirteen digits is a time. They come right before it.
+# Words directly before a number of ten or thirteen digits that mark it as a time.
 UNIX: Final = re.compile(
     r"(?:\b(?:unix|epoch|timestamp|time|now|clock|ts|date)\b|[_-](?:ts|at|time)\b)[^.!?。\n\d]{0,16}$",
     re.IGNORECASE,
 )
-# These say that a turn's number is the present one.
+# Words directly before a turn's number that mark it as the current turn.
 HERE: Final = re.compile(
     r"\b(?:this is|it is|it['’]s|now|current(?:ly)?|you are (?:in|at|on))\b[ \t]*[:=]?[ \t]*(?:the |your )?$",
     re.IGNORECASE,
 )
-# These say that a date holds still: it is part of the subject. Those of the first kind come right before it.
+# Words that mark a date as fixed, as a part of the subject; those of the first group are directly before it.
 FIXED: Final = re.compile(
     r"(?:\b(?:since|until|till?|through|to|and|before|after|from|by|between|or)\b[ \t]*(?:the )?"
     r"|\b(?:published|released?|launched|born|died|founded|established|opened|effective|valid|expires?"
@@ -105,11 +105,11 @@ FIXED: Final = re.compile(
     re.IGNORECASE,
 )
 
-# A line without a digit can only name a weekday as today's.
+# A line without a match has nothing volatile: without a digit, only a weekday can be volatile, as today's.
 WORTH_A_LOOK: Final = re.compile(r"\d|\b(?:today|now|it['’]s|it is|day)\b", re.IGNORECASE)
 FENCE: Final = re.compile(r"\s*(?:```|~~~)")
 
-# Where a sentence may end inside a line, and what does not end one.
+# The possible ends of a sentence inside a line, and the abbreviations that do not end one.
 ENDS: Final = re.compile(
     r"(?<![.!?…])[.!?…]++[\"'”’)\]]{0,2}\s++(?=[\"'“‘(\[¿¡]{0,2}[^\W\d_a-z])"
     r"|(?<![。！？｡．।॥؟۔።])[。！？｡．।॥؟۔።]++[」』）]{0,2}\s*+(?![`~])"
@@ -120,10 +120,10 @@ ABBREVIATION: Final = re.compile(
     r"|[a-z])\.$",
     re.IGNORECASE,
 )
-# How far back an abbreviation can begin.
+# How many characters before a full stop an abbreviation can begin.
 ABBREVIATION_CHARS: Final = 8
 
-# A line that continues the previous one: it starts with a small letter or a number, and is no item of a list
-# and no field of its own.
+# A line that continues the previous one: it starts with a lower-case letter or a number, and is neither a
+# list item nor a field.
 GOES_ON: Final = re.compile(r"[a-z\d](?!\d{0,3}[.)]\s)(?![\w .-]{0,40}[:=])")
 UNFINISHED: Final = "_,'’)"

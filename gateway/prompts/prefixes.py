@@ -1,8 +1,8 @@
-"""What of a prompt's stable prefix should be found in the prefix cache, to compare with what was found.
+"""Predicts how much of a prompt's stable prefix is in the prefix cache, to compare with the cached tokens.
 
-If most of the prefix is expected but little found, the engine does not keep it (too little memory, no
-affinity, caching switched off). If little is expected, the prefix itself changes from request to request, as
-after a change of prompt that adds something volatile.
+If most of the prefix is expected but little is found, the engine does not cache it (too little memory, no
+affinity, caching switched off). If little is expected, the prefix itself changes from request to request,
+for example after a change of the prompt that adds something volatile.
 """
 
 from collections.abc import Callable
@@ -14,28 +14,28 @@ from budgeting.values import Plan
 from gateway.backends.port import Backend
 from gateway.backends.prefix_hash import chain_of
 
-# Blocks that are remembered: 2,600 prefixes of 400 tokens, about 8 MiB.
+# The most remembered blocks: 2,600 prefixes of 400 tokens, about 8 MiB.
 MAX_BLOCKS_SEEN = 65_536
 
-# Prefixes whose keys are kept, and the longest such one: 5 MiB at most.
+# The most prefixes whose keys are cached, and the tokens of the longest one: 5 MiB at most.
 MAX_LATELY = 64
 MAX_TOKENS_LATELY = 4096
 
 _64_BITS = (1 << 64) - 1
 
 
-# Backend, tenant (none when tenants share), adapter, tokens of a block.
+# Backend, tenant (none if tenants share prefixes), adapter, tokens of a block.
 _Place = tuple[str, str | None, str | None, int]
-# A prefix's fingerprint, and what each of its blocks is remembered by.
+# A prefix's fingerprint, and the key of each of its blocks.
 _Keys = tuple[str | None, tuple[int, ...]]
 
 
 class Prefix(Struct, frozen=True):
-    """The stable prefix of one request, bound for one backend.
+    """The stable prefix of one request for one backend.
 
-    ``fingerprint`` is 16 hex digits over the ids of its whole blocks (``None`` without any), the same for
-    every tenant, adapter and process. ``tokens`` fill those blocks; ``expected`` of them were computed there
-    before, from the beginning on. ``keys`` identify the blocks.
+    ``fingerprint`` is 16 hex digits computed from the token ids of its full blocks (``None`` without any),
+    equal for every tenant, adapter and process. ``tokens`` is the number of tokens in those blocks, and
+    ``expected`` that in leading blocks which the backend has computed before. ``keys`` identify the blocks.
     """
 
     fingerprint: str | None
@@ -46,19 +46,19 @@ class Prefix(Struct, frozen=True):
 
 
 def fingerprint_of(token_ids: tuple[int, ...], prefix_tokens: int, block_size: int) -> str | None:
-    """The fingerprint of a prompt's stable prefix; ``None`` when it fills no whole block."""
+    """Return the fingerprint of a prompt's stable prefix; ``None`` if it fills no block."""
     chain = chain_of(token_ids[:prefix_tokens], block_size, 0)
     return _hex(chain[-1]) if chain else None
 
 
 class PrefixWatch:
-    """Remembers which blocks of stable prefixes each backend has computed, about ``max_blocks`` of them.
+    """Remembers about ``max_blocks`` blocks of stable prefixes that each backend has computed.
 
-    They are remembered in two halves. Once the new half is full it becomes the old one, and what was not
-    computed again since the last such change is forgotten, all of a prefix together.
+    The blocks are in two sets of half the size. A full new set replaces the old one, whose blocks are dropped
+    unless they were computed again; all blocks of a prefix are dropped together.
 
-    ``block_size``, of a model, is for backends that do not report it; ``shared``: tenants find each other's
-    prefixes.
+    ``block_size`` returns a model's block size, for backends that do not report it; with ``shared``, tenants
+    share prefixes.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class PrefixWatch:
         self._max_blocks = max_blocks
         self._new: set[int] = set()
         self._old: set[int] = set()
-        # First in, first out.
+        # A cache; the oldest entry is dropped first.
         self._lately: dict[tuple[tuple[int, ...], _Place], _Keys] = {}
 
     def expect(self, plan: Plan, backend: Backend, tenant: str, adapter_id: str | None) -> Prefix:
-        """What that backend should find of the plan's stable prefix."""
+        """Return the plan's stable prefix, with the tokens of it that ``backend`` should find cached."""
         load = backend.load
         block_size = 0 if load is None else load.block_size
-        if block_size <= 0:  # it does not report it
+        if block_size <= 0:  # the backend does not report it
             block_size = self._block_size(backend.model)
         place = (backend.name, None if self._shared else tenant, adapter_id, block_size)
         fingerprint, keys = self._keys_of(first(plan.token_ids, plan.prefix_tokens), place)
@@ -86,7 +86,7 @@ class PrefixWatch:
         return Prefix(fingerprint, len(keys) * block_size, known * block_size, backend.name, keys)
 
     def _keys_of(self, token_ids: tuple[int, ...], place: _Place) -> _Keys:
-        """A prefix's fingerprint and its blocks' keys in a place; most requests share a few prefixes."""
+        """Return a prefix's fingerprint and block keys, cached: most requests share a few prefixes."""
         asked = (token_ids, place)
         known = self._lately.get(asked)
         if known is not None:
@@ -101,7 +101,7 @@ class PrefixWatch:
         return found
 
     def computed(self, prefix: Prefix) -> None:
-        """The backend has computed this prefix."""
+        """Remember that the backend has computed this prefix."""
         self._new.update(prefix.keys)
         if len(self._new) > self._max_blocks // 2:
             self._old, self._new = self._new, set()

@@ -1,9 +1,9 @@
-"""Stores what was published under each prompt version's id, so that a published text never changes unnoticed.
+"""Stores the hash of each published prompt version, so that a published text never changes unnoticed.
 
-The first start with an id publishes it: its hash stays in the state store, also when the file is deleted. A
-start with another text under a published id is refused. When the state store cannot be reached at the start,
-the gateway starts without this check and logs that: a broken disk must not stop an operator who changed no
-prompt.
+The first start with an id publishes it: its hash stays in the state store, even if the file is deleted. A
+start with another text under a published id is refused. If the state store cannot be reached at the start,
+the gateway logs a warning and starts without this check: a broken disk must not stop an operator who changed
+no prompt.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from gateway.state.port import MAX_READ, StateStore
 
 STREAM = "prompts.published"
 AUTHOR = "gateway"
-# Ids that one state store keeps; publishing is done by people.
+# The most ids in one state store; people publish, so there are few.
 MAX_PUBLISHED = 100_000
-# Versions of one record: far below the longest record.
+# The most versions in one record; far below the limit of a record's bytes.
 RECORD_VERSIONS = 1_000
-# Longest wait for another process that writes the table.
+# Longest wait for another process that writes the table, in seconds.
 BUSY_TIMEOUT_S = 2.0
-# How often another process may be first; each time it has published, as a rule the same versions.
+# How often another process may append first; usually it has published the same versions.
 MAX_TRIES = 50
 
 
@@ -49,22 +49,22 @@ class PromptChanged(PromptFileError):
 
 
 class StoreUnreachable(Exception):
-    """What was published cannot be read or stored now."""
+    """The published versions cannot be read or stored at the moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What is known of one published id. ``published_at`` is in seconds since 1970."""
+    """The hash of one published id, and its publication time in seconds since 1970."""
 
     sha256: str
     published_at: float
 
 
 class StreamPublished:
-    """Stores them on a stream of the state store; of several records for one id the first holds.
+    """Stores published versions in a stream of the state store; the first of several records of an id counts.
 
-    Earlier versions of Sluice stored them in a table of the SQLite file ``earlier``; what is there is copied
-    onto the stream with the next publishing.
+    Earlier versions of Sluice stored them in a table of the SQLite file ``earlier``; its content is copied
+    into the stream with the next publishing.
     """
 
     def __init__(self, store: StateStore, earlier: Path | None = None) -> None:
@@ -72,14 +72,14 @@ class StreamPublished:
         self._earlier = earlier
 
     async def read(self) -> Mapping[str, Published]:
-        """All that was published, by id; writes nothing."""
+        """Return all published versions by id; write nothing."""
         before = await asyncio.to_thread(_table, self._earlier)
         _, kept = await self._kept()
         return {**before, **kept}
 
     async def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
-        """Store those whose id is new, then return all: of two processes that start at once, one wins, and
-        both see it."""
+        """Store the versions whose id is new, and return all. Of two processes that start at the same time,
+        one stores, and both return the same."""
         before = await asyncio.to_thread(_table, self._earlier)
         for _ in range(MAX_TRIES):
             head, kept = await self._kept()
@@ -97,7 +97,7 @@ class StreamPublished:
         raise StoreUnreachable(f"others published {MAX_TRIES} times meanwhile")
 
     async def _kept(self) -> tuple[int, dict[str, Published]]:
-        """The stream's head, and what its records add up to."""
+        """Return the stream's head, and the published versions in its records."""
         head, kept = 0, dict[str, Published]()
         try:
             while page := await self._store.read(STREAM, after=head, limit=MAX_READ):
@@ -128,12 +128,12 @@ class Publishing:
         self._published: Mapping[str, Published] = {}
 
     def published_at(self, version_id: str) -> str | None:
-        """When a version was published, in ISO 8601; ``None`` while that is not known."""
+        """Return when a version was published, in ISO 8601; ``None`` if not known."""
         known = self._published.get(version_id)
         return None if known is None else _iso(known.published_at)
 
     async def publish(self) -> None:
-        """Publish what is new. Raises PromptChanged when a published id has another text now."""
+        """Publish new versions. Raises PromptChanged if a published id now has another text."""
         hashes = {version.id: version.sha256 for version in self._versions.all}
         try:
             self._published = await self._store.publish(hashes, at=self._unix_time())
@@ -144,8 +144,9 @@ class Publishing:
         self._refuse_changed()
 
     async def check(self) -> int:
-        """How many versions of the folder are published already; publishes nothing. Raises PromptChanged,
-        StoreUnreachable."""
+        """Return how many versions of the folder are already published; publish nothing.
+
+        Raises PromptChanged, StoreUnreachable."""
         self._published = await self._store.read()
         self._refuse_changed()
         return sum(version.id in self._published for version in self._versions.all)

@@ -1,6 +1,4 @@
-"""The served model's text side: tokenizer, planner, sampling defaults, and the service of the tokenize
-endpoints.
-"""
+"""A served model's text: tokenizer, planner, sampling defaults, and the service of the tokenize endpoints."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,12 +17,12 @@ from gateway.prompts.canonical import Canonicalizer
 class TokenizerText:
     """The served model's tokenizer and chat template. Synchronous and thread-safe.
 
-    ``blocks``: it asks a worker, so it is not for the event loop.
+    ``blocks``: the tokenizer asks a worker, so it must not run on the event loop.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         max_model_len: longest sequence, prompt and answer together, in tokens.
-        canonicalizer: the one that requests go through, so that both count the same.
+        canonicalizer: the canonicalizer of the requests, so that both count the same.
     """
 
     def __init__(
@@ -36,7 +34,6 @@ class TokenizerText:
     ) -> None:
         self._tokenizer = tokenizer
         self._canonicalizer = canonicalizer or Canonicalizer()
-        # Longest sequence, prompt and answer together, in tokens.
         self.max_model_len = max_model_len
         self.blocks = tokenizer.speed == 0
 
@@ -48,8 +45,7 @@ class TokenizerText:
         tools: tuple[Tool, ...] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
-        """Ids of a conversation as it would be sent untrimmed, so that the count equals
-        ``usage.prompt_tokens``.
+        """Return the token ids of an untrimmed conversation; their number equals ``usage.prompt_tokens``.
 
         Raises TemplateRefused.
         """
@@ -59,22 +55,22 @@ class TokenizerText:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Ids of a raw text; control tokens written in it are control tokens."""
+        """Return the token ids of a raw text; control tokens written in it are control tokens."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids. Raises ValueError for an id outside the vocabulary."""
+        """Return the text of token ids. Raises ValueError for an id outside the vocabulary."""
         return self._tokenizer.decode(token_ids)
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """The vocabulary's own string for each id. Raises ValueError for an id outside the vocabulary."""
+        """Return the vocabulary's string of each id. Raises ValueError for an id outside the vocabulary."""
         return self._tokenizer.tokens(token_ids)
 
 
 class ModelText:
-    """Tokenizer and planner of one model; the length may shrink once the engine knows its pool.
+    """Tokenizer and planner of one model; the context length may shrink when the engine knows its KV cache.
 
-    ``block_size`` is for backends that do not report theirs, ``images`` what an image takes.
+    ``block_size`` is for backends that do not report theirs; ``images`` is the token cost of an image.
     """
 
     def __init__(
@@ -90,14 +86,14 @@ class ModelText:
         self.tokenizer = tokenizer
         self.block_size = block_size
         self._canonicalizer = canonicalizer
-        # Efforts that the chat template refuses, and the nearest ones that it takes, as requests found out.
+        # For each effort that the chat template refused, the nearest one that it accepts.
         self.efforts: dict[str, str] = {}
         self.extractive = ExtractiveSummarizer()
         self._summarizers: dict[SummaryKind, Summarizer] = {SummaryKind.EXTRACTIVE: self.extractive}
         self.limit(max_model_len)
 
     def limit(self, max_model_len: int) -> None:
-        """Sequences are at most this long from here on."""
+        """Limit sequences to this many tokens from now on."""
         self.max_model_len = max_model_len
         self.service = TokenizerText(
             self.tokenizer, max_model_len=max_model_len, canonicalizer=self._canonicalizer
@@ -107,7 +103,7 @@ class ModelText:
         )
 
     def add_summarizer(self, kind: SummaryKind, summarizer: Summarizer) -> None:
-        """Prompt versions that ask for this kind get it from here on."""
+        """Use ``summarizer`` for prompt versions with this kind from now on."""
         self._summarizers[kind] = summarizer
 
     @property
@@ -117,7 +113,7 @@ class ModelText:
 
 
 def sampling_defaults(folder: Path) -> Sampling:
-    """The sampling that a checkpoint's ``generation_config.json`` sets for callers that set none.
+    """Return the sampling defaults of a checkpoint's ``generation_config.json``.
 
     ``do_sample: false`` is greedy, as in Transformers.
     """

@@ -1,8 +1,8 @@
-"""Threads for texts that would hold up the event loop, shared fairly by the tenants.
+"""Threads for texts that would block the event loop, shared fairly by the tenants.
 
-Tenants take turns. A large text takes a long time and much memory, so a tenant has one at work, all tenants
-together one for every two threads, and smaller texts always find a thread. A text that waits is dropped when
-its caller leaves; one at work is finished, and counts until then.
+Tenants take turns. A large text takes much time and memory: a tenant may have one in a thread, and all
+tenants together one for every two threads, so that smaller texts always find a thread. A waiting text is
+dropped when its caller disconnects; one in a thread is finished, and counts until then.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from gateway.contracts.values import GenerateRequest
 from gateway.errors import RateLimited
 
 LARGE_CHARS: Final = 262_144
-"""A larger text is tokenized for more than 0.1 s (2.6 characters a microsecond)."""
+"""Tokenizing a larger text takes more than 0.1 s (2.6 characters per microsecond)."""
 MAX_WAITING: Final = 256
-"""Most texts of a tenant that wait or are at work."""
+"""The most texts of a tenant, waiting or in a thread."""
 MAX_WAITING_CHARS: Final = 32 * 1024 * 1024
-"""Most characters of them: eight of the largest bodies by default."""
+"""The most characters of these texts: eight of the largest bodies by default."""
 THREADS: Final = max(2, min(8, os.cpu_count() or 2))
 RETRY_MS: Final = 1_000
 
@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 
 def give_memory_back() -> None:
-    """Return to the system what the C library keeps of freed memory: some 100 bytes a character of a text."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    """Return memory freed in the C library to the system: about 100 bytes per character of a text."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # exists only in glibc
     if trim is not None:
         trim(0)
 
@@ -56,22 +56,22 @@ class TextThreads:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="text")
         self._free = threads
         self._free_for_large = max(1, threads // 2)
-        # In the order of their turns; each tenant's jobs in the order of their arrival.
+        # Tenants in the order of their turns, with each tenant's jobs in the order of arrival.
         self._waiting: OrderedDict[str, list[_TextJob]] = OrderedDict()
         self._at_work: dict[str, list[_TextJob]] = {}
 
     @property
     def waiting(self) -> int:
-        """Texts that wait for a thread."""
+        """The number of texts that wait for a thread."""
         return sum(map(len, self._waiting.values()))
 
     @property
     def at_work(self) -> int:
-        """Texts in a thread, those whose callers have left included."""
+        """The number of texts in a thread, including those whose callers have disconnected."""
         return sum(map(len, self._at_work.values()))
 
     def of(self, request: GenerateRequest) -> Offload:
-        """Runs a request's work in its tenant's share."""
+        """Return a function that runs a request's work in its tenant's share."""
 
         async def offload(work: Callable[[], T], /) -> T:
             return await self.run(request.caller.tenant, text_chars(request), work)
@@ -79,9 +79,9 @@ class TextThreads:
         return offload
 
     async def run(self, tenant: str, chars: int, work: Callable[[], T]) -> T:
-        """The result of ``work`` on a text of so many characters.
+        """Return the result of ``work`` on a text of ``chars`` characters, from a thread.
 
-        Raises RateLimited, and what ``work`` raises.
+        Raises RateLimited, and the errors of ``work``.
         """
         held = [*self._waiting.get(tenant, ()), *self._at_work.get(tenant, ())]
         if len(held) >= MAX_WAITING or (held and sum(one.chars for one in held) + chars > MAX_WAITING_CHARS):
@@ -140,7 +140,7 @@ class TextThreads:
         self._free_for_large += job.chars > LARGE_CHARS
         self._start()
         if job.done.done():
-            return  # its caller has left
+            return  # the caller has disconnected
         error = doing.exception()
         if error is None:
             job.done.set_result(doing.result())
@@ -155,7 +155,7 @@ class TextThreads:
 
 
 def text_chars(request: GenerateRequest) -> int:
-    """The characters of all texts of a request."""
+    """Return the number of characters in all texts of a request."""
     raw = request.raw_prompt
     return (
         sum(len(message.content) for message in request.messages)

@@ -20,10 +20,10 @@ from gateway.config.yaml_file import read_yaml
 from gateway.errors import UnknownPromptVersion
 
 DEFAULT_FOLDER = "prompts"
-# Bounds of what a folder may hold; a prompt version is a page of text.
+# Limits of a folder; a prompt version is usually a page of text.
 MAX_FILE_BYTES = 262_144
 MAX_VERSIONS = 1_000
-# How many ids an error names.
+# The most ids that an error names.
 _NAMED_IDS = 10
 
 _Text = Annotated[str, Field(max_length=MAX_FILE_BYTES)]
@@ -37,10 +37,10 @@ class PromptFileError(ValueError):
 class PromptVersion:
     """A published prompt.
 
-    ``policy`` and ``grounding_rule`` (how it uses evidence) may be empty; without ``budgets`` nothing is
-    trimmed; ``reserve`` are tokens for the answer (``None``: the model's default); ``volatile`` is what to do
-    with volatile content in callers' system messages (``None``: as configured for the contract); ``sha256``
-    hashes all of it, without comments and layout of the file.
+    ``policy`` and ``grounding_rule`` (how the model uses evidence) may be empty; without ``budgets`` nothing
+    is trimmed; ``reserve`` are tokens for the answer (``None``: the model's default); ``volatile`` is what to
+    do with volatile content in callers' system messages (``None``: as configured for the contract);
+    ``sha256`` is the hash of all fields, independent of comments and layout of the file.
     """
 
     id: str
@@ -69,7 +69,7 @@ class _VersionFile(BaseModel):
     @field_validator("volatile", mode="before")
     @classmethod
     def _off_is_a_word(cls, value: object) -> object:
-        """YAML reads a bare ``off`` as false."""
+        """Restore ``off``, which YAML reads as false without quotes."""
         return "off" if value is False else value
 
     def version(self) -> PromptVersion:
@@ -87,7 +87,7 @@ class _VersionFile(BaseModel):
 
 
 def _sha256(version: PromptVersion) -> str:
-    """The hash of all that a version says; keys that came later count when they are not at their default."""
+    """Return the hash of a version's fields; later added fields count only if not at their default."""
     # Versions without budgets were published with the default ones.
     body = asdict(replace(version, budgets=version.budgets or SectionBudgets()))
     del body["sha256"]
@@ -98,7 +98,7 @@ def _sha256(version: PromptVersion) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# Versions published before these keys were known keep their hash.
+# Fields added later; versions published before keep their hash.
 _LATER_KEYS = tuple(one for one in fields(PromptVersion) if one.name in ("summarizer", "volatile"))
 
 
@@ -115,7 +115,7 @@ class PromptVersions:
     def from_folder(cls, path: str | Path) -> PromptVersions:
         """Read every ``*.yaml`` of a folder. Blocks on disk.
 
-        Raises PromptFileError when a file cannot be read or does not validate, or two files have one id.
+        Raises PromptFileError if a file cannot be read or is invalid, or two files have the same id.
         """
         folder = Path(path)
         if not folder.is_dir():
@@ -137,9 +137,9 @@ class PromptVersions:
 
     @classmethod
     def configured(cls, folder: str | None) -> PromptVersions:
-        """The versions of ``prompts.folder``; unset: those of ``prompts``, or none without that folder.
+        """Read ``prompts.folder``; if unset, the folder ``prompts``, if it exists.
 
-        Raises as :meth:`from_folder`.
+        Raises the errors of :meth:`from_folder`.
         """
         if folder is None and not Path(DEFAULT_FOLDER).exists():
             structlog.get_logger("prompts").info(
@@ -159,11 +159,11 @@ class PromptVersions:
         return tuple(self._by_id[version_id] for version_id in self.ids)
 
     def file_of(self, version_id: str) -> str:
-        """Where a version was read from, for messages."""
+        """Return the file of a version, for messages."""
         return str(self._files.get(version_id, version_id))
 
     def get(self, version_id: str) -> PromptVersion:
-        """The version of that id. Raises UnknownPromptVersion naming the known ones."""
+        """Return the version of that id. Raises UnknownPromptVersion, which names the known ones."""
         version = self._by_id.get(version_id)
         if version is None:
             listed = ", ".join(self.ids[:_NAMED_IDS]) or "none"

@@ -1,12 +1,12 @@
-"""Finds what changes from request to request inside system texts, and takes it out of them.
+"""Finds content in system texts that changes from request to request, and removes it from them.
 
 A prefix cache reuses a prompt up to its first changed token. Found are dates and times, Unix timestamps,
-UUIDs, ULIDs, long hex ids, ids of requests, sessions and traces, and counters of turns. What only looks like
-them stays: years in prose, prices, ISBNs, version numbers, opening hours, dates that say since when something
-holds, and fenced blocks of code.
+UUIDs, ULIDs, long hex ids, ids of requests, sessions and traces, and counters of turns. Similar fixed content
+stays: years in prose, prices, ISBNs, version numbers, opening hours, dates since which something applies, and
+fenced blocks of code.
 
-The sentence that holds a finding is taken out whole, also when it continues after a line end, so that nothing
-is lost. Every pattern has a bounded length, so the time is linear in the text's length.
+The whole sentence with a finding is removed, even if it continues after a line end, so that its meaning is
+kept. Every pattern has a bounded length, so the time is linear in the text's length.
 """
 
 import threading
@@ -32,16 +32,16 @@ from gateway.prompts.patterns import (
     WORTH_A_LOOK,
 )
 
-# Bounds of what is remembered: about 4 MiB.
+# Limits of the cache of lines: about 4 MiB.
 REMEMBERED_LINES: Final = 4_096
 REMEMBERED_CHARS: Final = 1_024
-# A longer run of text without a sentence's end is data, not prose, and stays as it is; so that one look never
-# takes longer than some milliseconds.
+# A longer text without the end of a sentence is data, not prose, and is not searched; so one search takes at
+# most some milliseconds.
 MAX_SENTENCE_CHARS: Final = 4_096
 
 
 class VolatileKind(StrEnum):
-    """What was found; a closed set, so that it can be a metric's label."""
+    """The kind of a finding; a closed set, so that it can be a metric's label."""
 
     DATE = "date"
     TIME = "time"
@@ -55,8 +55,8 @@ class VolatileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VolatileFinding:
-    """One piece of volatile content (``text``, never logged), the sentence that holds it, and the number of
-    the caller's system message, from 0."""
+    """One piece of volatile content (``text``, never logged), the sentence that contains it, and the number
+    of the caller's system message, from 0."""
 
     kind: VolatileKind
     text: str
@@ -66,7 +66,7 @@ class VolatileFinding:
 
 @dataclass(frozen=True, slots=True)
 class Separated:
-    """A system text in two: what stays, and the sentences that were taken out, verbatim and in order."""
+    """A system text in two parts: the rest, and the removed sentences, verbatim and in order."""
 
     stable: str
     moved: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One line: its sentences, and what was found in each; joined they are the line."""
+    """One line: its sentences, which joined are the line, and the findings in each."""
 
     pieces: tuple[str, ...]
     found: tuple[tuple[tuple[VolatileKind, str], ...], ...]
@@ -101,7 +101,7 @@ class _Line:
 
 
 class VolatileFinder:
-    """Separates system texts; caches lines, since most of a system text is the same in each request.
+    """Separates system texts; caches lines, because most of a system text is equal in each request.
     Thread-safe."""
 
     def __init__(self, *, max_lines: int = REMEMBERED_LINES) -> None:
@@ -110,10 +110,9 @@ class VolatileFinder:
         self._lock = threading.Lock()
 
     def separate(self, text: str, message: int = 0) -> Separated:
-        """Take the sentences out that hold volatile content; ``message`` is reported with each finding.
+        """Remove the sentences with volatile content; each finding has the number ``message``.
 
-        Deterministic and idempotent. All that is not white space is either in ``stable`` or in ``moved``, in
-        order.
+        Deterministic and idempotent. All text except white space is in ``stable`` or in ``moved``, in order.
         """
         if not WORTH_A_LOOK.search(text):
             return Separated(text)
@@ -140,7 +139,7 @@ class VolatileFinder:
         pieces = _sentences(line)
         found = tuple([tuple(_volatile_in(piece)) for piece in pieces])
         looked_at = _Line(pieces, found, any(found))
-        # A line with a finding is not likely to come again.
+        # A line with a finding is not likely to recur, so it is not cached.
         if len(line) <= REMEMBERED_CHARS and not looked_at.hit:
             with self._lock:
                 if len(self._lines) >= self._max_lines:
@@ -154,7 +153,7 @@ def _plain(line: str) -> _Line:
 
 
 def _sentences(line: str) -> tuple[str, ...]:
-    """The line, cut after the end of each sentence; joined, the parts are the line again."""
+    """Split the line after each sentence; the joined parts are the line again."""
     cut, at = [], 0
     for end in ENDS.finditer(line):
         shown = line[max(0, end.start() - ABBREVIATION_CHARS) : end.start() + 1]
@@ -179,7 +178,7 @@ def _volatile_in(piece: str) -> Iterator[tuple[VolatileKind, str]]:
 
 
 def _means_now(group: str, what: str, before: str) -> bool:
-    """Whether a match is volatile, by the words in front of it."""
+    """Whether a match is volatile, by the words before it."""
     if group in ("date", "cjk"):
         return not FIXED.search(before) or NOW.search(before) is not None
     if group in ("stamp", "time"):
@@ -196,9 +195,9 @@ def _means_now(group: str, what: str, before: str) -> bool:
 
 
 def _parted(lines: list[_Line], findings: tuple[VolatileFinding, ...]) -> Separated:
-    """What stays and what goes.
+    """Separate the lines into the rest and the removed sentences.
 
-    Neighbours of a removed sentence are put on lines of their own: their ends stay ends, so that another
+    The sentences before and after a removed one get separate lines, so that they are not joined and another
     search finds nothing new.
     """
     hits = [[bool(found) for found in line.found] for line in lines]
@@ -208,7 +207,7 @@ def _parted(lines: list[_Line], findings: tuple[VolatileFinding, ...]) -> Separa
     gap = False
     for line, hit in zip(lines, hits, strict=True):
         if not any(hit):
-            # The gap that a paragraph leaves is one blank line, not two.
+            # A removed paragraph leaves one blank line, not two.
             if line.pieces[0] or not (gap and stable and not stable[-1]):
                 stable.append("".join(line.pieces))
                 gap = False
@@ -229,7 +228,7 @@ def _parted(lines: list[_Line], findings: tuple[VolatileFinding, ...]) -> Separa
 
 
 def _spread(lines: list[_Line], hits: list[list[bool]]) -> None:
-    """A sentence that runs on over a line end is hit whole."""
+    """Extend each hit to the whole sentence if it continues over a line end."""
     last = len(lines) - 1
     for at in range(last):
         if hits[at][-1] and _runs_on(lines[at], lines[at + 1]):
@@ -240,7 +239,7 @@ def _spread(lines: list[_Line], hits: list[list[bool]]) -> None:
 
 
 def _runs_on(line: _Line, following: _Line) -> bool:
-    """Whether the following line continues the line's last sentence."""
+    """Whether ``following`` continues the last sentence of ``line``."""
     end = line.pieces[-1][-1:]
     unfinished = end.isalnum() or (end != "" and end in UNFINISHED)
     return unfinished and GOES_ON.match(following.pieces[0]) is not None
