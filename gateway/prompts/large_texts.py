@@ -25,7 +25,7 @@ def limits(max_body_bytes: int) -> Limits:
 
 
 def encode_in(process: LimitedProcess) -> Callable[[bytes], bytes]:
-    """Return a blocking encoder in ``process``; it raises InvalidRequest (over a limit), BackendUnavailable."""
+    """Return a blocking encoder in ``process``; it raises InvalidRequest over a limit, BackendUnavailable."""
     bounds = {
         "cpu_s": f"{process.limits.cpu_s:g} s of processor time",
         "memory_bytes": f"{process.limits.memory_bytes >> 20} MiB of memory",
