@@ -1,1 +1,1 @@
-"""Who calls and how much: keys, roles, rate limits."""
+"""API keys, roles and rate limits."""

@@ -6,7 +6,7 @@ from accounting.keys import KeyRecord, KeyRing
 from gateway.contracts.values import Caller
 from gateway.errors import InvalidKey, MissingKey
 
-# Callers that are kept besides those whose keys are accepted.
+# The most cached callers in addition to those of accepted keys.
 MAX_REVOKED = 1_000
 
 
@@ -14,22 +14,22 @@ class Keys:
     """Maps the key ring's records to callers.
 
     Args:
-        ring: the keys that are accepted.
-        on_use: called with each created key that is used.
+        ring: the accepted keys.
+        on_use: called with the id of a created key at each use.
     """
 
     def __init__(self, ring: KeyRing, on_use: Callable[[str], None] = lambda key_id: None) -> None:
         self._ring = ring
         self._on_use = on_use
-        # By key id; a key that was made again has another record.
+        # By key id; a key that was created again has another record.
         self._callers: dict[str, tuple[KeyRecord, Caller]] = {}
 
     def authenticate(self, bearer: str | None) -> Caller:
-        """Who sent this key.
+        """Return the caller of a key.
 
         Raises:
-            MissingKey: none was sent.
-            InvalidKey: it is not known, was revoked or has expired.
+            MissingKey: no key was sent.
+            InvalidKey: the key is unknown, was revoked or has expired.
         """
         record = self._ring.lookup(bearer)
         if record is not None:

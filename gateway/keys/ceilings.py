@@ -1,4 +1,4 @@
-"""What a key without limits of its own may ask of this process."""
+"""The default limits of keys without their own limits, per process."""
 
 import math
 from collections import Counter
@@ -13,15 +13,15 @@ NANOUSD = 10**9
 
 
 class Ceilings:
-    """Counts callers' keys in windows of one minute, which begin together, and their requests that run.
+    """Counts the use of callers' keys in one-minute windows, common to all keys, and their running requests.
 
-    A ceiling protects the others from one key that runs away. It costs no call of the state store, so each
-    process counts for itself. Keys of other roles have none.
+    A ceiling protects other callers from a key with runaway traffic. Each process counts on its own, so a
+    ceiling needs no call of the state store. Only keys of the role ``caller`` have ceilings.
 
     Args:
-        limits: of requests and tokens per minute; a key's own limit replaces the one of its kind.
-        concurrent: most requests of one key at a time; ``None``: any number.
-        nanousd_per_minute: most money; a key with a budget has that instead. ``None``: any amount.
+        limits: requests and tokens per minute; a key's own limit replaces the one of the same kind.
+        concurrent: most concurrent requests of one key; ``None``: any number.
+        nanousd_per_minute: most money; a key's budget replaces it. ``None``: any amount.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class Ceilings:
             self._count("requests_per_minute", limit, self._requests, caller, 1)
 
     def count_tokens(self, caller: Caller, tokens: int) -> None:
-        """Count what a request is expected to use. Raises RateLimited."""
+        """Count the tokens that a request is expected to use. Raises RateLimited."""
         limit = self._limits.tokens_per_minute
         if limit is not None and caller.limits.tokens_per_minute is None:
             self._count("tokens_per_minute", limit, self._tokens, caller, tokens)
 
     def count_money(self, caller: Caller, cost: Callable[[], int]) -> None:
-        """Count what a request may cost, nano US dollars. Raises RateLimited."""
+        """Count the money that a request may cost, in nano US dollars. Raises RateLimited."""
         if self._nanousd is not None and caller.role is CallerRole.CALLER and caller.budget == NO_BUDGET:
             self._count("usd_per_minute", self._nanousd, self._money, caller, cost(), NANOUSD)
 
     def running(self, caller: Caller) -> "Running":
-        """The block in which a request of the key runs. Raises RateLimited."""
+        """Return a context manager in which a request of the key runs. Raises RateLimited."""
         limit, key_id = self._concurrent, caller.key_id
         counted = limit is not None and caller.role is CallerRole.CALLER
         if counted and self._running[key_id] >= (limit or 0):
@@ -101,7 +101,7 @@ class Ceilings:
 
 
 class Running:
-    """A request that runs, counted while the block lasts."""
+    """Counts a running request until its block ends."""
 
     __slots__ = ("_key_id", "_running")
 

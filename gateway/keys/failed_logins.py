@@ -1,4 +1,4 @@
-"""Wrong keys, counted for each address: beyond a number a minute they are refused before they are judged."""
+"""Limits the wrong keys of an address per minute; above the limit a wrong key gets 429."""
 
 import time
 from collections import OrderedDict
@@ -11,17 +11,17 @@ from accounting.events import LoginFailed
 from gateway.contracts.addresses import Network, source_of
 from gateway.errors import RateLimited
 
-# Of one address in a minute. A client with a mistyped key that tries again each second stays below.
+# The most wrong keys of an address per minute. A client that retries a mistyped key each second is allowed.
 MAX_FAILED = 60
 WINDOW_S = 60.0
-# Addresses that are remembered, the latest ones: about 1 MB.
+# The most addresses that are remembered, the most recent ones: about 1 MB.
 MAX_ADDRESSES = 4_096
 
 
 class FailedLogins:
-    """Counts wrong keys by address. A valid key is never refused here, from whatever address it comes.
+    """Counts wrong keys by address. A valid key is never refused here, whatever its address.
 
-    ``proxies``: addresses that are counted and not refused: each speaks for many callers.
+    ``proxies``: addresses that are never refused, because each stands for many callers.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class FailedLogins:
         self._clock = clock
         self._proxies = proxies
         self._emit = emit
-        # By address: the start of its minute, and the wrong keys since.
+        # By address: the start of its minute, and the number of wrong keys since then.
         self._counts: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._quiet_until = float("-inf")
         self._log = structlog.get_logger("keys")
 
     def failed(self, address: str) -> None:
-        """A wrong key came from this address. Raises RateLimited: it has sent too many in this minute."""
+        """Count a wrong key of this address. Raises RateLimited if it has sent too many in this minute."""
         source, now = source_of(address, self._proxies), self._clock()
         since, count = self._counts.get(source, (now, 0))
         if now - since >= WINDOW_S:

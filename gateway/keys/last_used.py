@@ -1,4 +1,4 @@
-"""When keys were used last: exact in each process, published to the others in batches."""
+"""The time of each key's last use: exact in each process, published to the other processes in batches."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from gateway.state.port import Record, StateStore
 
 STREAM = "keys-used"
 AUTHOR = "gateway"
-# How often a process publishes its keys' use, in one record.
+# Seconds between records in which a process publishes the use of its keys.
 PUBLISH_EVERY_S = 60.0
-# A key is published again when its published use is this old. Streams only grow, so a key in steady use costs
-# 24 entries a day, not 1,440.
+# Seconds after which the use of a key is published again. Streams only grow, so a key in steady use adds 24
+# entries a day, not 1,440.
 KNOWN_FOR_S = 3_600.0
-# Most keys of one record; at some 40 bytes each it stays far below a record's bound.
+# The most keys of one record; at about 40 bytes each, the record stays far below the size limit.
 MAX_PUBLISHED = 10_000
 
 
@@ -35,7 +35,7 @@ class KeyUse:
         self._here[key_id] = self._unix_time()
 
     def last(self, key_id: str) -> float | None:
-        """Unix seconds of its last known use; uses in other processes are known within the hour."""
+        """Return the key's last known use in Unix seconds; other processes publish a use within an hour."""
         known = [times[key_id] for times in (self._here, self._everywhere) if key_id in times]
         return max(known, default=None)
 
@@ -44,7 +44,7 @@ class KeyUse:
         self._everywhere.pop(key_id, None)
 
     def take(self, record: Record) -> None:
-        """Apply what a process published; raises nothing: a record that is not understood is skipped."""
+        """Apply a record of another process; raises nothing: an undecodable record is skipped."""
         try:
             published = msgspec.json.decode(record.data, type=dict[str, float])
         except msgspec.MsgspecError:
@@ -55,7 +55,7 @@ class KeyUse:
                 self._everywhere[key_id] = max(at, self._everywhere.get(key_id, at))
 
     def due(self) -> dict[str, float]:
-        """What is to be published now."""
+        """Return the uses that are to be published now."""
         fresh = [
             (key_id, at)
             for key_id, at in self._here.items()
@@ -64,7 +64,7 @@ class KeyUse:
         return dict(fresh[:MAX_PUBLISHED])
 
     async def publish(self) -> None:
-        """Append what is due; when the store cannot be reached, the next call does it."""
+        """Append the due uses; if the store cannot be reached, the next call appends them."""
         due = self.due()
         if not due:
             return

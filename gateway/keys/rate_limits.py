@@ -1,4 +1,4 @@
-"""Applies keys' limits to requests: over a limit is 429, never an answer of the fallback chain."""
+"""Applies keys' limits to requests: over a limit the caller gets 429, never a fallback answer."""
 
 import itertools
 import math
@@ -32,27 +32,27 @@ from gateway.keys.shared_limits import SharedLimits
 
 Header = tuple[bytes, bytes]
 _DAY = "tokens_per_day"
-# Between a key's id and a model's in the name of an account.
+# Separates a key's id from a model's id in the name of an account.
 MODEL_MARK = " model "
 _LOCAL = "local"
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it (``6m0s``), in whole seconds, rounded up."""
+    """Format a duration like OpenAI (``6m0s``), in whole seconds, rounded up."""
     minutes, second = divmod(math.ceil(seconds), 60)
     hour, minute = divmod(minutes, 60)
     return f"{hour}h{minute}m{second}s" if hour else f"{minute}m{second}s" if minute else f"{second}s"
 
 
 def month_of(unix_s: float) -> tuple[str, float]:
-    """The UTC month as ``2026-11``, and its end in Unix seconds."""
+    """Return the UTC month as ``2026-11``, and its end in Unix seconds."""
     now = datetime.fromtimestamp(unix_s, UTC)
     end = datetime(now.year + now.month // 12, now.month % 12 + 1, 1, tzinfo=UTC)
     return f"{now:%Y-%m}", end.timestamp()
 
 
 def budget_of(usd_per_day: float | None, usd_per_month: float | None) -> Budget:
-    """A budget in whole nano US dollars."""
+    """Make a budget in whole nano US dollars."""
     day, month = (None if usd is None else round(usd * NANOUSD) for usd in (usd_per_day, usd_per_month))
     return Budget(day, month)
 
@@ -64,13 +64,13 @@ class TokenReservation:
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
-        # What the tenant pays, nano US dollars, once it was billed.
+        # What the tenant pays, in nano US dollars; set when the request is billed.
         self.paid = 0
         self._settle_tokens: list[Callable[[int], None]] = []
         self._settle_money: list[Callable[[int], None]] = []
 
     def settle(self, used: int) -> None:
-        """Replace the reservation by what was used; a second call changes nothing."""
+        """Replace the reservation by the used tokens and money; a second call changes nothing."""
         for settle in self._settle_tokens:
             settle(used)
         for settle in self._settle_money:
@@ -79,18 +79,17 @@ class TokenReservation:
 
 
 class KeyLimiter:
-    """Counts keys' requests, and reserves tokens for the journey.
+    """Counts keys' requests, and reserves tokens and money for requests.
 
-    Nothing is counted in the store for a key without limits: ``ceilings`` hold for it, in this process.
-
-    ``running``: the block in which a request of a key runs.
+    A key without limits is not counted in the store; ``ceilings`` apply to it in this process. ``running``
+    returns the context manager in which a request of a key runs.
 
     Args:
-        quotas: this process' own counts; ``None``: nothing is limited.
-        shared: all processes' counts; ``None``: this is the only process. While they cannot be reached, this
-            process decides by their last answer and by its own counts, which it always updates.
-        tenant_budgets: of tenants, besides those of their keys.
-        unix_time: tells which day's and month's budget is used.
+        quotas: this process's own counts; ``None``: nothing is limited.
+        shared: the counts of all processes; ``None``: this is the only process. While their store cannot be
+            reached, this process decides by its last answer and by its own counts, which it always updates.
+        tenant_budgets: budgets of tenants, in addition to those of their keys.
+        unix_time: selects the day and the month of a budget.
     """
 
     def __init__(
@@ -134,7 +133,7 @@ class KeyLimiter:
         self._decided("request", account, verdict.excess, shared=True)
 
     async def headers(self, caller: Caller) -> list[Header]:
-        """``x-ratelimit-*`` of a limited key."""
+        """Return the ``x-ratelimit-*`` headers of a key with limits."""
         if self._quotas is None or caller.limits == NO_LIMITS:
             return []
         headers: list[Header] = []
@@ -151,7 +150,7 @@ class KeyLimiter:
         return headers
 
     async def used(self, key_id: str, limits: KeyLimits, model: str | None = None) -> dict[str, int]:
-        """What is used or reserved of a key's limits, or of those for a model, now, by the limits' names."""
+        """Return what is now used or reserved of a key's limits, or of those for a model, by limit name."""
         return await self._used(self._quotas, _of_model(key_id, model), limits)
 
     async def _used(self, quotas: Quotas | None, account: str, limits: KeyLimits | Budget) -> dict[str, int]:
@@ -165,7 +164,7 @@ class KeyLimiter:
         }
 
     async def spend(self, caller: Caller, tokens: int) -> None:
-        """Count tokens as used. Raises as :meth:`reserve`."""
+        """Count tokens as used. Raises the errors of :meth:`reserve`."""
         reservation = await self.reserve(caller, tokens) if tokens else None
         if reservation is not None:
             reservation.settle(tokens)
@@ -175,13 +174,13 @@ class KeyLimiter:
     ) -> TokenReservation | None:
         """Reserve the most that a request may use; ``None`` for a key without such limits.
 
-        ``cost`` is what the request may cost, nano US dollars. Where the key has limits for ``model`` the
-        request is also counted there.
+        ``cost`` returns what the request may cost, in nano US dollars. If the key has limits for ``model``,
+        the request is also counted there.
 
         Raises:
             RateLimited: over the tokens per minute, or the requests per minute of the model.
             QuotaExceeded: over the tokens per day.
-            BudgetExceeded: over the money of a day or a month, of the key or its tenant.
+            BudgetExceeded: over the budget of a day or a month, of the key or its tenant.
         """
         self._ceilings.count_tokens(caller, tokens)
         self._ceilings.count_money(caller, cost)
@@ -226,13 +225,13 @@ class KeyLimiter:
         return settle_tokens
 
     async def spent(self, key_id: str, budget: Budget, model: str | None = None) -> dict[str, int]:
-        """What a key has spent or reserved of its budget, or of that for a model, nano US dollars, by the
-        budget's names.
+        """Return what a key has spent or reserved of its budget, or of that for a model, in nano US dollars,
+        by budget name.
         """
         return await self._used(self._spent, self._account("key", _of_model(key_id, model)), budget)
 
     def _budgets(self, caller: Caller, own: ModelLimits | None) -> list[tuple[str, Budget]]:
-        """The budgets that hold for the caller, also for the model, and their accounts."""
+        """Return the budgets of the caller's key, tenant and model limits, with their accounts."""
         of_tenant = self._tenant_budgets.get(caller.tenant, NO_BUDGET)
         if own is None and of_tenant is caller.budget is NO_BUDGET:
             return []
@@ -242,13 +241,13 @@ class KeyLimiter:
         return [(self._account(kind, name), one) for kind, name, one in budgets if one != NO_BUDGET]
 
     def _account(self, kind: str, name: str) -> str:
-        """An account of a month. No key's id has a blank."""
+        """Return the name of a month's account. No key's id contains a space."""
         return f"usd {kind} {name} {month_of(self._unix_time())[0]}"
 
     async def _hold(
         self, kind: str, quotas: Quotas, account: str, limits: KeyLimits | Budget, amount: int
     ) -> Callable[[int], None]:
-        """Hold an amount; the result replaces it by the used one."""
+        """Hold an amount; return the function that replaces it by the used one."""
         verdict, hold = None, None
         if self._shared is not None:
             verdict, hold = await self._shared.hold(account, limits, amount)
@@ -270,7 +269,7 @@ class KeyLimiter:
     def _decide(
         self, kind: str, quotas: Quotas, key_id: str, limits: KeyLimits | Budget, ask: QuotaRequest
     ) -> None:
-        """Decide without the store: by its last answer, and by this process' own counts."""
+        """Decide without the store: by its last answer, and by this process's own counts."""
         excess = None if self._shared is None else self._shared.last_known(key_id, ask)
         if excess is None:
             excess = quotas.take(key_id, limits, ask).excess
@@ -309,10 +308,10 @@ class KeyLimiter:
 
 
 class Settling(Struct, eq=False):
-    """Settle the reservation when the block ends.
+    """Settles the reservation when the block ends.
 
-    A block that ends without ``settle`` has used its prompt and the generated tokens; nothing when none was
-    generated.
+    If the block did not call ``settle``, the request has used its prompt and the generated tokens, or nothing
+    if no token was generated.
     """
 
     _held: TokenReservation | None
@@ -329,7 +328,7 @@ class Settling(Struct, eq=False):
 
 
 def paying(held: TokenReservation | None, billed: Callable[[UsageRow], None]) -> Callable[[UsageRow], None]:
-    """``billed``, and the reservation is told what the tenant pays: nothing for an undelivered answer."""
+    """Wrap ``billed`` to set the reservation's ``paid``: the billed cost, 0 for an undelivered answer."""
     if held is None:
         return billed
 
@@ -341,7 +340,7 @@ def paying(held: TokenReservation | None, billed: Callable[[UsageRow], None]) ->
 
 
 def _tightest(figures: tuple[Figures | None, ...]) -> Mapping[str, Figures]:
-    """``requests`` and ``tokens``; of two token limits the one that leaves less."""
+    """Return the figures of ``requests`` and ``tokens``; of two token limits, those with less remaining."""
     found: dict[str, Figures] = {}
     for kind, one in zip(LIMITS, figures, strict=True):
         name = "tokens" if kind.of_tokens else "requests"
@@ -351,7 +350,7 @@ def _tightest(figures: tuple[Figures | None, ...]) -> Mapping[str, Figures]:
 
 
 def _of_model(key_id: str, model: str | None) -> str:
-    """The account of a key's limits for a model. No key's id has a blank."""
+    """Return the account of a key's limits for a model. No key's id contains a space."""
     return key_id if model is None else f"{key_id}{MODEL_MARK}{model}"
 
 
@@ -365,7 +364,7 @@ def _refusal(excess: Excess, place: str) -> RateLimited | QuotaExceeded:
 
 
 def _hint(wait_s: float | None) -> tuple[str, int | None]:
-    """What the caller can do, in words and as milliseconds until a retry."""
+    """Return a hint for the caller, and the milliseconds until a retry."""
     if wait_s is None:
         return "ask for less", None
     return f"come again in {math.ceil(wait_s)} s", max(1, math.ceil(wait_s * 1000))

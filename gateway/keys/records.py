@@ -9,7 +9,7 @@ from accounting.keys import Budget, CallerRole, KeyLimits, KeyRecord, ModelLimit
 from gateway.state.port import Record
 
 STREAM = "keys"
-# Fields of a record and of a key of which one has the value of the other.
+# Fields that have the same name and value in a record and in a key.
 _SAME: Final = (
     "tenant", "max_priority", "routes", "adapters", "expires_at", "org", "tools", "models", "aliases",
 )  # fmt: skip
@@ -17,7 +17,7 @@ Limits = TypeVar("Limits", KeyLimits, Budget)
 
 
 class MadeLimits(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What a key may ask for, and spend."""
+    """The limits and budgets of a created key."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -27,7 +27,7 @@ class MadeLimits(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True,
 
 
 class MadeModelLimits(MadeLimits, kw_only=True):
-    """What a key may ask of one model."""
+    """The limits and budgets of a created key for one model."""
 
     model: str
 
@@ -35,7 +35,7 @@ class MadeModelLimits(MadeLimits, kw_only=True):
 class Made(MadeLimits, tag="made", kw_only=True):
     """A key was created. ``salt`` and ``digest`` are base64.
 
-    An unknown field may be a restriction, so a record with one is not understood.
+    An unknown field may be a restriction, so a record with an unknown field is rejected.
     """
 
     id: str
@@ -88,7 +88,7 @@ def revoked_data(key_id: str) -> bytes:
 
 
 def key_event(record: Record) -> StoredKey | Revoked:
-    """Decode a record. Raises msgspec.MsgspecError when it is not understood."""
+    """Decode a record. Raises msgspec.MsgspecError if it cannot be decoded."""
     event = msgspec.json.decode(record.data, type=Made | Revoked)
     if isinstance(event, Revoked):
         return event

@@ -1,7 +1,7 @@
-"""The keys in force in this process, computed from the stream ``keys``, and changes of them.
+"""The keys in force in this process, computed from the stream ``keys``, and their changes.
 
-A record that is not understood, as one of a newer version, is logged and skipped, so that the revocations
-after it are in force.
+An undecodable record, for example of a newer version, is logged and skipped, so that later revocations are
+applied.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ class KeyProjection(FollowedStream):
 
     Args:
         ring: authenticates requests.
-        folder: of local copies.
+        folder: the folder of local copies.
     """
 
     def __init__(self, store: StateStore, ring: KeyRing, use: KeyUse, folder: Path | None = None) -> None:
@@ -56,7 +56,7 @@ class KeyProjection(FollowedStream):
             self._log.error("more keys than are allowed; this one is not accepted here", allowed=MAX_KEYS)
 
     async def make(self, key: StoredKey, *, author: str) -> None:
-        """Create a key: accepted here when this returns, and in every process within a second.
+        """Create a key: accepted here when the call returns, and in every process within a second.
 
         Raises:
             Forbidden: there are too many keys.
@@ -65,16 +65,16 @@ class KeyProjection(FollowedStream):
         if len(self._ring) >= MAX_KEYS:
             raise Forbidden(f"there are {MAX_KEYS} keys; allowed: no more; revoke some that are not used")
         if not await self._append(made_data(key), author=author):
-            # The record is written, and the secret can be shown only now.
+            # Not an error: the record is written, and the secret can be shown only now.
             self._log.warning("a new key is not accepted here yet", key_id=key.record.key_id)
 
     async def revoke(self, key_id: str, *, author: str) -> None:
-        """Revoke a key: refused here at once, and in every process within a second when this returns.
+        """Revoke a key: refused here at once, and in every process within a second after the call returns.
 
         Raises:
-            NoSuchKey: there is none of that id.
-            BackendUnavailable: the state store did not take the record, or this process does not follow it.
-                The key is refused here all the same.
+            NoSuchKey: there is no key of that id.
+            BackendUnavailable: the state store did not accept the record, or this process does not follow
+                the store. The key is refused here nevertheless.
         """
         if self._ring.get(key_id) is None and not self.revocations.unstored(key_id):
             raise NoSuchKey(f"there is no key {key_id[:64]!r}", param="id")
@@ -86,7 +86,7 @@ class KeyProjection(FollowedStream):
                 "the gateways that it reaches, and tries until it is stored; others may accept it until then",
                 retry_after_ms=RETRY_MS,
             ) from error
-        # In a stream that has lost records the number is that of an earlier one.
+        # If the stream has lost records, an earlier record had this number too.
         if not await self.caught_up_to(record.number) or self.revocations.unstored(key_id):
             raise BackendUnavailable(
                 "the revocation was written, and this gateway does not follow the state store; look at it",
@@ -98,9 +98,9 @@ class KeyProjection(FollowedStream):
         self._use.forget(key_id)
 
     async def _append(self, data: bytes, *, author: str) -> bool:
-        """Whether the record is in force here. Raises BackendUnavailable."""
+        """Append a record; return whether it is applied here. Raises BackendUnavailable."""
         try:
-            # No number is expected: these changes do not depend on earlier records.
+            # Without ``expected``: these changes do not depend on earlier records.
             record = await self._store.append(STREAM, data, author=author)
         except StateUnavailable as error:
             raise BackendUnavailable(

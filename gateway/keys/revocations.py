@@ -1,9 +1,9 @@
-"""Revocations fail closed: what the state store has not taken yet is refused all the same.
+"""Revocations fail closed: a revoked key is refused even if the state store has not accepted the record yet.
 
-A gateway that is to revoke a key refuses it first. While the store does not take the record, the gateway
-tries again and tells the gateways that hear it through the store, as a full or read-only Redis lets it. It
-leaves a note in the folder of local copies for the gateways of its machine and for its own restart. A gateway
-that hears of a revocation or finds a note does the same. Two records of one revocation do no harm.
+A gateway that revokes a key refuses it first. While the store does not accept the record, the gateway retries
+and announces the revocation to the gateways that the store reaches; a full or read-only Redis can still do
+that. It writes a note into the folder of local copies, for gateways on its machine and for its own restart. A
+gateway that receives an announcement or finds a note does the same. A duplicate record does no harm.
 """
 
 import asyncio
@@ -20,20 +20,20 @@ from gateway.state.errors import StateError
 from gateway.state.port import MAX_AUTHOR, Record, StateStore
 
 FOLDER: Final = "revoked-keys"
-"""Of the notes: a file for each key, named by its id; the author's id is its content."""
+"""The folder of the notes: one file per key, named by the key's id; its content is the author's id."""
 NOTES_EVERY_S: Final = 0.25
-"""How often notes of other processes are looked for."""
+"""Seconds between reads of the notes of other processes."""
 RETRY_S: Final = 0.5
-"""How often a revocation is told and tried again while the store does not take it."""
+"""Seconds between attempts to store and announce a revocation that the store has not accepted."""
 _KEY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Revocations:
-    """Refuses keys and stores that. Lives on the event loop.
+    """Refuses revoked keys and stores the revocations. Use it only on the event loop.
 
     Args:
-        folder: of local copies; ``None``: nothing is noted.
-        forget: makes this process refuse a key; ``knows``: whether it accepts one.
+        folder: the folder of local copies; ``None``: no notes are written.
+        forget: makes this process refuse a key; ``knows``: whether this process accepts a key.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Revocations:
         self._forget = forget
         self._knows = knows
         self._log = structlog.get_logger("keys")
-        # Ids with their authors. Both are bounded by the number of keys.
+        # Unstored revocations: authors by key id. All collections are bounded by the number of keys.
         self._unstored = self._read()
         self._refused = set(self._unstored)
         self._settled: set[str] = set()
@@ -57,15 +57,15 @@ class Revocations:
         store.hear(STREAM, self._heard)
 
     def __contains__(self, key_id: str) -> bool:
-        """Whether the key is refused here whatever the stream says."""
+        """Whether this process refuses the key, independent of the stream."""
         return key_id in self._refused
 
     def unstored(self, key_id: str) -> bool:
-        """Whether the store has not taken the revocation yet."""
+        """Whether the key has a revocation that the store has not accepted yet."""
         return key_id in self._unstored
 
     async def revoke(self, key_id: str, author: str) -> Record:
-        """Refuse a key from now on, and store that. Raises StateError: it is not stored yet."""
+        """Refuse a key from now on, and store the revocation. Raises StateError if it is not stored yet."""
         self._refuse(key_id, author)
         try:
             return await self._append(key_id)
@@ -76,13 +76,13 @@ class Revocations:
             raise
 
     def stored(self, key_id: str) -> None:
-        """The stream has the revocation, and is followed."""
+        """Mark a revocation as stored: its record was read from the stream."""
         self._written.discard(key_id)
         if self._unstored.pop(key_id, None) is not None:
             self._settled.add(key_id)
 
     async def run(self) -> None:
-        """Look for notes, and store what is not stored, until cancelled."""
+        """Read notes and store unstored revocations, until cancelled."""
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._follow_notes(), name="revocation-notes")
             loops.create_task(self._store_all(), name="revocations-store")
@@ -114,7 +114,7 @@ class Revocations:
                     if key_id not in self._written:
                         await self._append(key_id)
                         continue
-                # Not stored, or in a stream that has lost records and that gateways follow no further.
+                # Not stored, or stored in a stream that lost records and that gateways no longer follow.
                 await self._store.announce(STREAM, f"{key_id} {author}")
 
     async def _append(self, key_id: str) -> Record:
@@ -124,7 +124,7 @@ class Revocations:
         return record
 
     def _exchange(self, settled: set[str]) -> Mapping[str, str]:
-        """Delete the notes of what is stored, write those of what is not; all notes. Blocks on disk."""
+        """Delete notes of stored revocations, write those of unstored ones, return all. Blocks on disk."""
         if self._folder is None:
             return {}
         for key_id in settled:
@@ -134,7 +134,7 @@ class Revocations:
         return self._read()
 
     def _note(self) -> None:
-        """Write the notes that are missing. Blocks on disk."""
+        """Write missing notes. Blocks on disk."""
         if self._folder is None:
             return
         try:
@@ -156,7 +156,7 @@ class Revocations:
                 if _KEY_ID.fullmatch(note.name)
             }
         except FileNotFoundError:
-            return {}  # nothing was ever noted, or a note was just deleted
+            return {}  # there is no note yet, or another process has just deleted one
         except OSError as error:
             self._log.error("notes of revocations cannot be read", reason=type(error).__name__)
             return {}

@@ -1,4 +1,4 @@
-"""Data sealed with an operator's keys: the files of batches, and reasoning that comes back with a request."""
+"""Encryption with the operator's keys: of batch files, and of reasoning that clients send back."""
 
 import base64
 import hashlib
@@ -12,15 +12,15 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 NONCE_BYTES: Final = 12
-"""The length that AES-GCM is made for; random ones are safe for 2^32 texts of a key."""
+"""The standard nonce length of AES-GCM; random nonces are safe for 2^32 texts per key."""
 TAG_BYTES: Final = 16
 _VERSION: Final = b"\x01"
 
 
 class AesCipher:
-    """Encrypts with the first key and decrypts with any, so that a key is replaced without a break.
+    """Encrypts with the first key and decrypts with any, so that keys can be rotated without interruption.
 
-    Each ``purpose`` has keys of its own, made of the operator's.
+    Each ``purpose`` has its own keys, derived from the operator's.
     """
 
     overhead: Final = NONCE_BYTES + TAG_BYTES
@@ -30,22 +30,22 @@ class AesCipher:
         self._ciphers = [AESGCM(hmac.digest(key, derived, hashlib.sha256)) for key in keys]
 
     def encrypt(self, data: bytes, bound_to: bytes) -> bytes:
-        """The data with its nonce, bound to where it belongs."""
+        """Encrypt data; the result starts with the nonce. ``bound_to`` is authenticated with it."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         return nonce + self._ciphers[0].encrypt(nonce, data, bound_to)
 
     def decrypt(self, data: bytes, bound_to: bytes) -> bytes | None:
-        """The data again; ``None``: it is damaged, of another place, or encrypted with an unknown key."""
+        """Decrypt data; ``None`` if it is damaged, bound to something else, or its key is unknown."""
         for cipher in self._ciphers:
             try:
                 return cipher.decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], bound_to)
-            except (InvalidTag, ValueError):  # the latter: less than a nonce is left of it
+            except (InvalidTag, ValueError):  # ValueError: the data is shorter than a nonce
                 continue
         return None
 
 
 class AesReasoningSeal:
-    """Seals reasoning for a client. A sealed text is bound to its tenant and model."""
+    """Encrypts reasoning for clients. An encrypted text is bound to its tenant and model."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._cipher = AesCipher(keys, "reasoning")

@@ -1,4 +1,4 @@
-"""Sessions of the console: a key in exchange for a cookie that ends soon."""
+"""Sessions of the console: a key is exchanged for a cookie that expires after hours."""
 
 import hashlib
 import hmac
@@ -14,13 +14,13 @@ _PURPOSE: Final = b"sluice: sessions of the console"
 
 
 class ConsoleSessions:
-    """Signs tokens; nothing is stored, so every gateway with the secret accepts them.
+    """Signs session tokens; they are not stored, so every gateway with the secret accepts them.
 
-    A session has the rights that its key has at the moment, and ends with it.
+    A session has the current rights of its key, and ends with the key.
 
     Args:
-        secret: the admin key, which gateways of one fleet share.
-        by_id: who has a key; raises InvalidKey.
+        secret: the admin key, which the gateways of a fleet share.
+        by_id: returns the caller of a key's id; raises InvalidKey.
     """
 
     def __init__(self, secret: bytes, by_id: Callable[[str], Caller], unix_time: Callable[[], float]) -> None:
@@ -29,12 +29,12 @@ class ConsoleSessions:
         self._unix_time = unix_time
 
     def issue(self, key_id: str) -> str:
-        """A token that is good for :data:`SESSION_S`."""
+        """Return a token that is valid for :data:`SESSION_S`."""
         text = f"{key_id}.{int(self._unix_time()) + SESSION_S}"
         return f"{text}.{self._signature(text)}"
 
     def caller(self, token: str) -> Caller:
-        """Whose session it is. Raises InvalidKey."""
+        """Return the caller of a session. Raises InvalidKey."""
         text, _, signature = token.rpartition(".")
         if not hmac.compare_digest(self._signature(text).encode(), signature.encode()):
             raise InvalidKey("the session is not known here; sign in again")

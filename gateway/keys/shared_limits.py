@@ -1,8 +1,8 @@
 """Keys' limits shared by all gateway processes: the store decides, within a time limit.
 
-When the store is slow or unreachable, the caller decides by the store's last answer, while that is fresh, and
-by this process' own counts (fail open); the store is tried again later. What requests used meanwhile is sent
-to it afterwards.
+If the store is slow or unreachable, :class:`gateway.keys.rate_limits.KeyLimiter` decides by the store's last
+answer, while that is fresh, and by this process's own counts (fail open). The store is tried again later, and
+then receives what requests used meanwhile.
 """
 
 import asyncio
@@ -30,22 +30,22 @@ from accounting.quotas import (
 from gateway.state.errors import StateUnavailable
 from gateway.state.limits import LEASE_S, LimitStore
 
-# Longest that a request waits for the store's decision. Redis answers in well under a millisecond.
+# Longest wait of a request for the store's decision, in seconds. Redis answers in far less than 1 ms.
 TIMEOUT_S = 0.5
-# After a miss the store is not asked for so long: a hanging store delays one request a second.
+# Seconds without a call after the store did not answer: a hanging store delays one request per second.
 COOL_OFF_S = 1.0
 RENEW_EVERY_S = LEASE_S / 5
-# Most settlements that wait for the store: a minute of 160 requests a second.
+# The most settlements that wait for the store: one minute at 160 requests per second.
 MAX_OUTBOX = 10_000
-# Settlements of one call, and the time between calls: unused tokens stay reserved for so long.
+# Settlements per call, and the seconds between calls, during which unused tokens stay reserved.
 BATCH = 100
 SETTLE_EVERY_S = 0.02
-# Longest wait for the last settlements when the gateway stops.
+# Longest wait for the last settlements when the gateway stops, in seconds.
 CLOSE_TIMEOUT_S = 1.0
-# How long the figures of a key are reused for other requests of this process.
+# Seconds for which the figures of a key are reused for other requests of this process.
 FIGURES_FOR_S = 2.0
-# How long the last answer is used while the store does not answer: over a timeout, the cool-off and another
-# timeout, as of a busy SQLite. It includes other processes' use, which this one's own counts lack.
+# Seconds for which the last answer is used while the store does not answer: longer than a timeout, the
+# cool-off and another timeout, as with a busy SQLite. Unlike own counts, it includes other processes' use.
 LAST_KNOWN_S = 5.0
 
 
@@ -53,7 +53,7 @@ LAST_KNOWN_S = 5.0
 class _Known:
     """The last known figures of a key's limits; no request passes before ``blocked_until``.
 
-    ``answered_at`` is the time of the store's answer, ``at`` that of this process' last change.
+    ``answered_at`` is the time of the store's answer, ``at`` that of this process's last change.
     """
 
     kinds: tuple[Limit, ...]
@@ -63,7 +63,7 @@ class _Known:
     blocked_until: float = 0.0
 
     def use(self, requests: int, tokens: int) -> None:
-        """Count what was not sent to the store yet; negative numbers are free again."""
+        """Subtract use that was not sent to the store yet; negative numbers add to the remaining ones."""
         self.figures = tuple(
             None
             if one is None
@@ -80,7 +80,7 @@ class SharedLimits:
     """Asks the store for decisions. Lives on the event loop.
 
     Args:
-        unix_time: seconds since 1970; the store's clock agrees.
+        unix_time: seconds since 1970, assumed equal to the store's clock.
         new_holder: makes a unique name under which this process holds tokens.
     """
 
@@ -111,14 +111,14 @@ class SharedLimits:
         return self._away_until is not None
 
     def status(self) -> tuple[bool, int]:
-        """Whether the store is unreachable, and the settlements that wait for it; for metrics."""
+        """Return, for metrics, whether the store is unreachable, and how many settlements wait for it."""
         return self.away, len(self._outbox) + self._settling
 
     async def count(self, key_id: str, limits: KeyLimits) -> QuotaVerdict | None:
-        """Count a request; ``None``: the store does not decide now.
+        """Count a request; ``None`` if the store does not answer.
 
-        A key that the store has refused is refused here until its next request may pass. Requests are never
-        given back, so this is exact, and a caller that keeps sending costs the store nothing.
+        A key that the store has refused is refused here until its next request may pass. A counted request is
+        never returned to the limit, so this is exact, and repeated requests cost the store nothing.
         """
         known, now = self._known.get(key_id), self.clock()
         if known is not None and known.blocked_until > now:
@@ -133,7 +133,7 @@ class SharedLimits:
     async def hold(
         self, key_id: str, limits: KeyLimits | Budget, tokens: int
     ) -> tuple[QuotaVerdict | None, HoldId | None]:
-        """Hold tokens; the id is for :meth:`settle`."""
+        """Hold tokens; return the verdict and the id for :meth:`settle`."""
         if self._cooling_off():
             return None, None
         for _ in range(2):
@@ -144,7 +144,7 @@ class SharedLimits:
                 lapsed = verdict is None and not self.away
             finally:
                 if verdict is None and not lapsed:
-                    # Cancelled or not answered: the store may hold them.
+                    # Cancelled or not answered: the store may hold the tokens.
                     self._put(Settlement(key_id, limits, hold, None, 0, sure=False))
             if verdict is not None:
                 if verdict.excess is None and holder == self._holder:
@@ -156,14 +156,14 @@ class SharedLimits:
         return None, None
 
     def last_known(self, key_id: str, ask: QuotaRequest) -> Excess | None:
-        """The limit that a request exceeds by the store's last answer; ``None``: none.
+        """Return the limit that a request exceeds by the store's last answer, if any.
 
         An answer older than :data:`LAST_KNOWN_S` is not used.
         """
         known = self._known.get(key_id)
         if known is None or self.clock() - known.answered_at > LAST_KNOWN_S:
             return None
-        # The longest window is last and checked first: it blocks the request for longest.
+        # The longest window is the last one; it is checked first because it blocks the longest.
         for kind, one in reversed(tuple(zip(known.kinds, known.figures, strict=True))):
             asked = ask.tokens if kind.of_tokens else ask.requests
             if one is not None and asked > one.remaining:
@@ -171,13 +171,13 @@ class SharedLimits:
         return None
 
     def count_passed(self, key_id: str, ask: QuotaRequest) -> None:
-        """A request passed without the store."""
+        """Count a request that passed without the store."""
         known = self._known.get(key_id)
         if known is not None:
             known.use(ask.requests, ask.tokens)
 
     async def figures(self, key_id: str, limits: KeyLimits | Budget) -> tuple[Figures | None, ...] | None:
-        """The figures of the limits, two seconds old at most; ``None``: the store does not answer now."""
+        """Return the limits' figures, at most two seconds old; ``None`` if the store does not answer."""
         if self.away:
             return None
         known, now = self._known.get(key_id), self.clock()
@@ -200,14 +200,14 @@ class SharedLimits:
         tokens: int,
         used: int,
     ) -> None:
-        """Send what a request used; without ``hold`` the store did not decide on it."""
+        """Send what a request used; ``hold`` is ``None`` if the store did not decide on the request."""
         if hold is None and not used:
             return
         at = int(self.unix_time()) if verdict is None else verdict.at
         self._put(Settlement(key_id, limits, hold, at, used))
         if hold is None or hold.holder != self._holder:
-            # The figures do not include its tokens. Figures of an unreachable store are the last ones and
-            # stay as they are: other processes may have used what this request leaves.
+            # The figures do not include this request's tokens, so they are dropped. The last figures of an
+            # unreachable store stay unchanged: other processes may have used what this request left.
             if not self.away:
                 self._known.pop(key_id, None)
             return
@@ -238,7 +238,7 @@ class SharedLimits:
         if self._cooling_off():
             return None
         if self.away:
-            # This request tries; the others do without the store until it has an answer.
+            # This request tries the store; others decide without it until there is an answer.
             self._away_until = begun + self.cool_off_s
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -261,7 +261,7 @@ class SharedLimits:
         return self._away_until is not None and self.clock() < self._away_until
 
     def _rename(self, holder: str) -> None:
-        """Take a new name: the store has dropped what the old one held. A second call changes nothing."""
+        """Take a new name, as the store has dropped the old one's tokens. A second call changes nothing."""
         if self._holder == holder:
             self._log.warning("the store dropped the tokens held for keys", held=self._held)
             self._holder, self._held = self.new_holder(), 0
@@ -279,8 +279,8 @@ class SharedLimits:
             await asyncio.sleep(self.settle_every_s)
             self._wake.clear()
             while self._outbox:
-                # An unreachable store is first asked for a renewal: a settlement that was tried once is no
-                # longer sure.
+                # An unreachable store is first tested with a renewal: after a failed attempt a settlement is
+                # no longer sure.
                 if (self.away and not await self._renewed()) or not await self._settle_batch():
                     await asyncio.sleep(self.cool_off_s)
 
@@ -306,7 +306,7 @@ class SharedLimits:
                 await self._renewed()
 
     async def _renewed(self) -> bool:
-        """Renew the lease; whether the store answered."""
+        """Renew the lease; return whether the store answered."""
         holder = self._holder
         begun = self.clock()
         try:

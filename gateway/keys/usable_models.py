@@ -1,4 +1,4 @@
-"""Which models a key may name."""
+"""Determines which models a key may name."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from gateway.routing.revision import Revision
 
 
 def usable(cards: Sequence[ModelCard], caller: Caller, revision: Revision) -> Sequence[ModelCard]:
-    """The models that a caller can name where it names no route; with a key that must name one, those of any.
+    """Return the models that a caller can name without a route; for a key that must name one, those of any.
 
     A backend, and a model that a route names, can be named unless the key is limited to other routes.
     """
