@@ -1,8 +1,8 @@
 """Sends the copy of an answered request to another backend, only where there is idle capacity.
 
-A shadow request uses nothing that callers share: no retry (the budget is the callers'), no fallback, no
-report to the circuit or to the learned limits. It takes one sequence of the backend, only while no request
-waits there and at most a share of the backend is in use.
+A shadow request does not affect callers: it has no retry (the retry budget is the callers'), no fallback, and
+no effect on the circuit breaker or the learned limits. It uses one sequence of the backend, only while no
+request waits there and at most a share of the backend is in use.
 """
 
 import asyncio
@@ -53,15 +53,15 @@ HINTS = frozenset(
 )
 # Lower than the priority of any caller.
 PRIORITY = -1
-# For the fairness of admission; no key has an empty tenant.
+# The tenant of shadow requests in admission's fair queue; no key has an empty tenant.
 TENANT = ""
-# There was capacity a moment ago: a wait means that a caller took it.
+# Seconds. There was capacity just before, so a longer wait means that a caller took it.
 MAX_WAIT_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowAnswer:
-    """The result. Times are milliseconds since the call; ``failure`` is the kind of a failure."""
+    """The answer of a backend. Times are milliseconds since the call; ``failure`` is the failure's kind."""
 
     generation_id: str
     backend: str
@@ -89,12 +89,12 @@ class Asker:
     """Calls backends with idle capacity.
 
     Args:
-        admission: its gates show idle capacity and admit shadow requests.
+        admission: has the gates that report idle capacity and admit shadow requests.
         adapters: leases the adapter of the caller's answer.
         limits: the spend limits of shadow requests, by backend.
-        accounts: each shadow request has a row of its own kind, in no tenant's usage.
-        models: a prompt is encoded again for a backend with another tokenizer or length.
-        redact: removes what must not be sent.
+        accounts: each shadow request gets a usage row of the kind ``shadow``, without a tenant.
+        models: used to encode a prompt again for a backend with another tokenizer or length.
+        redact: removes content that must not be sent.
         timeout_s: the time limit of one request.
         idle_share: share of a backend's sequences and memory in use, above which there is no idle capacity.
     """
@@ -134,8 +134,8 @@ class Asker:
     async def ask(self, copy: Copy) -> ShadowAnswer:
         """Send the copied request to the copy's backend, once.
 
-        Raises NotAsked: the key may not use the model; the backend lacks a feature, idle capacity or budget;
-        it is a pool of several models; or the redactor failed, so that nothing may be sent.
+        Raises NotAsked if the key may not use the model; if the backend lacks a feature, idle capacity or
+        budget, or is a pool of several models; or if the redactor failed, so that nothing may be sent.
         """
         backend = self.backends.get(copy.backend)
         if backend is None:
@@ -164,7 +164,7 @@ class Asker:
             tenant=TENANT,
             priority=PRIORITY,
             kind=("shadow", *(demand.kind if isinstance(demand.kind, tuple) else (demand.kind,))),
-            # No queue: there is capacity at once, or a caller took it. The input limits are the callers'.
+            # No queue: there is capacity at once, or a caller took it. Input limits apply only to callers.
             limits=replace(
                 demand.limits or self.admission.gate(backend.name).limits,
                 max_queue=0,
@@ -188,7 +188,7 @@ class Asker:
                     with self.accounts.open(row) as account:
                         asked = await self._call(backend, work, stream, version)
                         account.settle(_closed(row, asked, stream))
-                    # The circuit and the learned limits follow callers' requests alone.
+                    # Only callers' requests count for the circuit breaker and the learned limits.
                     slot.ignored()
                 usage = asked.usage
                 permit.settle(LegUsage(usage.input_tokens, usage.output_tokens, usage.cached_tokens))
@@ -197,7 +197,7 @@ class Asker:
         return asked
 
     async def _call(self, backend: Backend, work: Work, stream: AnswerStream, version: str) -> ShadowAnswer:
-        """One call; raises nothing but a cancellation."""
+        """Call the backend once; raises nothing but a cancellation."""
         completion: Completion | None = None
         failure: FailureKind | None = None
         began = self.clock()
@@ -236,18 +236,18 @@ class Asker:
         tools: tuple[Tool, ...] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> TokenIds:
-        """The ids of a conversation for a model."""
+        """Return the token ids of a conversation for a model."""
         encode = self.models.tokenizer(model).encode_parts
         return (await asyncio.to_thread(partial(encode, messages, (), tools=tools, kwargs=kwargs))).token_ids
 
     async def _redacted(self, copy: Copy, model: str) -> Plan:
-        """The redacted plan; it is encoded again only when the redactor changed a text, or for another
-        model."""
+        """Return the redacted plan, encoded again only if the redactor changed a text or the tokenizer or
+        length differs."""
         plan, variables = copy.plan, copy.request.template_variables
         try:
             messages, tools = await asyncio.to_thread(self._clean, plan)
         except Exception:
-            # The operator's function may raise anything; a text that it did not pass is not sent.
+            # The operator's function may raise anything; a text that was not redacted is not sent.
             raise NotAsked(ShadowOutcome.REDACTION_FAILED) from None
         planned_for = copy.answer.model if copy.adapter is None else copy.adapter.base_model
         if self.models.of(planned_for) is not self.models.of(model):
@@ -264,7 +264,7 @@ class Asker:
         return structs.replace(plan, messages=messages, tools=tools, token_ids=ids, prefix_tokens=0)
 
     def _clean(self, plan: Plan) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
-        """The plan's messages and tools without what must not be sent."""
+        """Return the plan's messages and tools, redacted."""
         messages = [
             structs.replace(
                 one,
@@ -278,7 +278,7 @@ class Asker:
         return tuple(messages), redact_tools(plan.tools, self.redact)
 
     def _fitted(self, plan: Plan, model: str) -> Plan:
-        """The plan with an answer that the model's context has room for."""
+        """Return the plan with an answer length that fits the model's context."""
         room = self.models.of(model).max_model_len - len(plan.token_ids)
         if room < 1:
             raise NotAsked(ShadowOutcome.UNABLE)
@@ -307,7 +307,7 @@ def _quiet(request: GenerateRequest, generation_id: str, now: float) -> Generate
     return structs.replace(
         request,
         generation_id=generation_id,
-        # Hints that a backend lacks are dropped in this contract.
+        # In this contract, sampling hints that a backend does not support are dropped.
         contract=Contract.NATIVE,
         sampling=structs.replace(request.sampling, n=1, logprobs=None),
         priority=PRIORITY,

@@ -29,10 +29,10 @@ class Exam:
 
     Args:
         question: the caller's latest turn.
-        said: all messages of the caller without the evidence.
+        said: all messages of the request, without the evidence.
         evidence: the retrieval chunks' texts.
         wanted: the response format of the request.
-        called: whether it calls tools.
+        called: whether the answer calls tools.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Exam:
 
 
 def exam_of(request: GenerateRequest, plan: Plan, text: str, *, called: bool = False) -> Exam:
-    """The exam of an answer to a request; of its evidence, that which was sent with ``plan``."""
+    """Return the exam of an answer to a request, with the evidence that was sent with ``plan``."""
     turns = [message.content for message in request.messages if message.role is Role.USER]
     return Exam(
         text=text,
@@ -59,7 +59,7 @@ def exam_of(request: GenerateRequest, plan: Plan, text: str, *, called: bool = F
 
 
 def sent_evidence(request: GenerateRequest, plan: Plan) -> tuple[str, ...]:
-    """The texts of the retrieval chunks in the model's prompt."""
+    """Return the texts of the retrieval chunks in the model's prompt."""
     gone = frozenset(plan.dropped_chunks)
     return tuple(chunk.text for chunk in request.chunks if chunk.chunk_id not in gone)
 
@@ -67,7 +67,7 @@ def sent_evidence(request: GenerateRequest, plan: Plan) -> tuple[str, ...]:
 Check = Callable[[Exam], bool | None]
 """True: passed; ``None``: does not apply. An exception counts as ``None`` (:class:`Checks`)."""
 
-# Openings of refusals; further on the words may belong to the subject.
+# Beginnings of refusals; later in the answer these words may belong to the subject.
 _REFUSAL = re.compile(
     r"(?:^|[.!]\s+)\W*(?:(?:i['’]?m|i am|we are|we['’]re) (?:sorry|afraid|unable|not able)\b"
     r"|sorry,? (?:but|i)\b"
@@ -84,7 +84,7 @@ _REFUSAL_WITHIN = 240
 
 
 def shape(exam: Exam) -> bool | None:
-    """The answer is not empty and has the requested format; one that calls tools may have no text."""
+    """Check that the answer has the requested format and is not empty, unless it calls tools."""
     if not exam.text.strip():
         return exam.called
     wanted = exam.wanted
@@ -93,7 +93,7 @@ def shape(exam: Exam) -> bool | None:
     if wanted.type is FormatType.CHOICE:
         return exam.text.strip() in map(str, orjson.loads(wanted.spec))
     if wanted.type not in (FormatType.JSON_OBJECT, FormatType.JSON_SCHEMA):
-        return None  # a caller's pattern may run without end; a grammar needs its parser
+        return None  # a caller's pattern may run forever; a grammar needs a parser
     try:
         value = orjson.loads(exam.text)
     except orjson.JSONDecodeError:
@@ -104,7 +104,7 @@ def shape(exam: Exam) -> bool | None:
 
 
 def language(exam: Exam) -> bool | None:
-    """The answer is in the language of the question, or of the locale when the question has none."""
+    """Check that the answer has the language of the question, or of the locale if that is unknown."""
     if exam.wanted.type is not FormatType.TEXT:
         return None
     asked = language_of(exam.question) or (exam.locale or "").split("-")[0].split("_")[0].lower() or None
@@ -113,7 +113,7 @@ def language(exam: Exam) -> bool | None:
 
 
 def grounding(exam: Exam) -> bool | None:
-    """Each name and number of the answer occurs in the evidence or in the caller's messages."""
+    """Check that each name and number of the answer occurs in the evidence or in the caller's messages."""
     if not exam.evidence:
         return None
     names, missing = ungrounded(exam.text, "\n".join((*exam.evidence, exam.said)))
@@ -121,17 +121,17 @@ def grounding(exam: Exam) -> bool | None:
 
 
 def no_personal_data(exam: Exam) -> bool | None:
-    """The answer contains no personal data."""
+    """Check that the answer contains no personal data."""
     return not has_personal(exam.text)
 
 
 def no_refusal(exam: Exam) -> bool | None:
-    """The answer is not a refusal."""
+    """Check that the answer is not a refusal."""
     return _REFUSAL.search(exam.text.strip()[:_REFUSAL_WITHIN]) is None
 
 
 def forbidding(patterns: Sequence[str]) -> Check:
-    """The check that an answer matches none of the operator's patterns."""
+    """Return a check that an answer matches none of the operator's patterns."""
     compiled = tuple(re.compile(pattern, re.IGNORECASE) for pattern in patterns)
 
     def forbidden(exam: Exam) -> bool | None:
@@ -157,7 +157,7 @@ class Checks:
         return self._errors
 
     def run(self, exam: Exam) -> dict[str, bool | None]:
-        """The results by the checks' names. Called in a thread; lets other threads run between two checks."""
+        """Return the results by check name. Called in a thread; lets other threads run between two checks."""
         return {name: self._result(name, check, exam) for name, check in self._checks.items()}
 
     def _result(self, name: str, check: Check, exam: Exam) -> bool | None:
@@ -185,9 +185,9 @@ BUILT_IN: Mapping[str, Check] = {
 
 
 def make_checks(names: Sequence[str], forbidden: Sequence[str] = ()) -> Checks:
-    """The checks of those names, in order.
+    """Return the checks of those names, in order.
 
-    Raises HookError: a name is neither built in nor of a function.
+    Raises HookError if a name is neither built in nor that of a function.
     """
     known = {**BUILT_IN, "forbidden": forbidding(forbidden)}
     allowed = ", ".join(sorted(known))
@@ -197,11 +197,11 @@ def make_checks(names: Sequence[str], forbidden: Sequence[str] = ()) -> Checks:
 
 
 class HookError(Exception):
-    """A name leads to no function; the message has the name and the reason."""
+    """A name cannot be resolved to a function; the message has the name and the reason."""
 
 
 def load_hook(name: str, *, built_in: str) -> Callable[..., Any]:
-    """The function ``package.module:function``; the message of HookError also allows ``built_in``."""
+    """Import ``package.module:function``. Raises HookError, whose message also lists ``built_in``."""
     if ":" not in name:
         raise HookError(f"given {name!r}; allowed: {built_in}, or package.module:function")
     try:

@@ -33,7 +33,7 @@ class Comparer:
     """Makes pairs.
 
     Args:
-        redact: removes what must not be stored.
+        redact: removes content that must not be stored.
         keep_texts: whether the redacted answers are stored with the pair.
     """
 
@@ -44,7 +44,7 @@ class Comparer:
     unix_time: Callable[[], float]
 
     def compare(self, copy: Copy, asked: ShadowAnswer) -> tuple[ShadowPair, JudgedPair]:
-        """The pair, and the texts for a judge. Raises what the redactor raises."""
+        """Return the pair, and the texts for a judge. Raises the errors of the redactor."""
         answer, request = copy.answer, copy.request
         question = next((m.content for m in reversed(request.messages) if m.role is Role.USER), "")
         texts = JudgedPair(
@@ -91,7 +91,7 @@ class Comparer:
         return self.redact(text)
 
     def _side(self, copy: Copy, given: Answer | ShadowAnswer, text: str, backend: str) -> ShadowSide:
-        """What the text, the calls and the tokens of one answer show."""
+        """Return one answer's side of the pair, computed from its text, calls and tokens."""
         request, usage, calls = copy.request, given.usage, given.tool_calls
         exam = exam_of(request, copy.plan, text, called=bool(calls))
         price = self.prices.get(backend)
@@ -114,7 +114,7 @@ class Comparer:
 
 
 def _hash(calls: Sequence[ToolCall]) -> str:
-    """Equal where the same tools are called in the same order with the same arguments; ids do not count."""
+    """Hash tool calls: equal for the same tools and arguments in the same order, whatever the ids."""
     said = orjson.dumps([(call.name, _value(call)) for call in calls], option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(said, digest_size=16).hexdigest()
 

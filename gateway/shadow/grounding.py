@@ -1,4 +1,4 @@
-"""Whether an answer contains names and numbers that its evidence does not.
+"""Finds names and numbers in an answer that its evidence does not contain.
 
 Names are titles in quotation marks, capitalized words inside a sentence, and numbers of two or more digits.
 Each must occur in the evidence or in the caller's messages. This finds invented titles, people and prices; a
@@ -22,7 +22,7 @@ MAX_CHARS = 8_000
 
 
 def ungrounded(answer: str, sources: str) -> tuple[int, int]:
-    """The number of names in the answer, and of those that ``sources`` lacks."""
+    """Return the number of names and numbers in the answer, and of those that ``sources`` lacks."""
     answer = unicodedata.normalize("NFKC", answer[:MAX_CHARS])
     held = unicodedata.normalize("NFKC", sources).lower()
     words = set(_WORD.findall(held))
@@ -38,7 +38,7 @@ def ungrounded(answer: str, sources: str) -> tuple[int, int]:
         if not word[0].isupper() or word.lower() in _PLAIN or len(word) < 3:
             continue
         if _begins_sentence(answer, found.start()) and word.lower() not in words:
-            continue  # any word has a capital there
+            continue  # the first word of a sentence is always capitalized
         names += 1
         # With or without the English genitive.
         missing += words.isdisjoint((word.lower(), re.sub(r"['’]s$", "", word.lower())))

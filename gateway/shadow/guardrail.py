@@ -1,4 +1,4 @@
-"""Checks the content of a canary's and its baseline's answers, after the callers have them.
+"""Checks the content of a canary's and its baseline's answers, after they were sent.
 
 The answers are a sample (:mod:`gateway.routing.canary_tally`), taken by position and not by content. The
 checks are those of the section ``shadow``; they run one answer at a time in a thread.
@@ -14,7 +14,7 @@ from gateway.generation.job import Job
 from gateway.routing.canary_tally import CanaryTally
 from gateway.shadow.checks import Checks, Exam, exam_of
 
-# Answers that wait for their checks: one window's sample of both sides, and some of the next.
+# The most answers that wait for their checks: one window's sample of both sides, and some of the next window.
 MAX_WAITING = 256
 
 
@@ -26,7 +26,7 @@ class _Sampled:
 
 
 class CanaryGuardrail:
-    """Gives the results of the checks to the tally."""
+    """Checks sampled answers and adds the results to the tally."""
 
     def __init__(self, checks: Checks, tally: CanaryTally) -> None:
         self._checks = checks
@@ -36,11 +36,11 @@ class CanaryGuardrail:
 
     @property
     def waiting(self) -> int:
-        """Answers whose checks have not ended."""
+        """The number of answers whose checks have not ended."""
         return len(self._waiting)
 
     def offer(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
-        """Sample an answer that the drawn backend gave; takes microseconds, waits for nothing."""
+        """Sample an answer of the drawn backend; takes microseconds and never waits."""
         request, drawn = job.request, job.drawn
         whole = answer.fallback is None and answer.usage.input_tokens > 0
         if drawn is None or answer.backend_name != drawn or not whole or len(self._waiting) >= MAX_WAITING:
@@ -53,7 +53,7 @@ class CanaryGuardrail:
             self._not_empty.set()
 
     async def run(self) -> None:
-        """Check what was sampled until cancelled."""
+        """Check sampled answers until cancelled."""
         while True:
             await self._not_empty.wait()
             while self._waiting:

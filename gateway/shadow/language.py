@@ -1,7 +1,7 @@
-"""The language of a text, by its script and its function words; no model.
+"""Detects the language of a text by its script and its function words, without a model.
 
-Kana, Hangul, Han and other scripts decide at once. Among languages in Latin letters the most frequent
-function words decide; a text with too few of them, such as a list of titles, has no language here.
+Kana, Hangul, Han and other scripts identify the language. Among languages in Latin letters the most frequent
+function words do; a text with too few of them, such as a list of titles, has no known language.
 """
 
 import re
@@ -19,7 +19,7 @@ _SCRIPTS = (
     ("hi", re.compile(r"[\u0900-\u097f]")),
     ("th", re.compile(r"[\u0e00-\u0e7f]")),
 )
-# Least share of a script among all letters: one quoted title in kana does not make an answer Japanese.
+# The least share of a script among all letters, so that a quoted title in kana does not make a text Japanese.
 _LEAST_SHARE = 0.3
 _KANA = re.compile(r"[\u3040-\u30ff]")
 _LETTER = re.compile(r"[^\W\d_]")
@@ -35,13 +35,13 @@ _FUNCTION_WORDS: Mapping[str, frozenset[str]] = {
     }.items()
 }
 _WORD = re.compile(r"[^\W\d_]+")
-# Least function words. The best language must also lead: "no" and "que" belong to several.
+# The least function words. The best language must also lead: "no" and "que" belong to several languages.
 _LEAST_WORDS = 2
 MAX_CHARS = 2_000
 
 
 def language_of(text: str) -> str | None:
-    """The ISO 639-1 code; ``None`` when neither script nor words decide."""
+    """Return the ISO 639-1 code; ``None`` if neither script nor function words identify the language."""
     text = text[:MAX_CHARS]
     letters = len(_LETTER.findall(text))
     if not letters:

@@ -1,19 +1,19 @@
-"""How alike two answers are, by characters."""
+"""Computes the similarity of two answers by characters (chrF)."""
 
 import time
 from collections import Counter
 
-# chrF as published (Popović 2015): runs of 1 to 6 characters, recall weighs four times as much as precision.
+# chrF as published (Popović 2015): n-grams of 1 to 6 characters; recall has four times the precision's weight.
 MAX_ORDER = 6
 BETA = 2.0
-# Of longer answers the beginning is compared: 7 ms for two of this length, in steps of about 1 ms.
+# Only the beginning of longer answers is compared: 7 ms for two of this length, in steps of about 1 ms.
 MAX_CHARS = 1_500
 # Long enough for another thread to get the interpreter lock.
 PAUSE_S = 0.0002
 
 
 def chrf(reference: str, given: str) -> float:
-    """The chrF score of ``given``, 0 to 1; white space does not count. 1 for two empty texts."""
+    """Return the chrF score of ``given``, 0 to 1, without white space; 1 for two empty texts."""
     wanted = "".join(reference.split())[:MAX_CHARS]
     found = "".join(given.split())[:MAX_CHARS]
     if not wanted or not found:

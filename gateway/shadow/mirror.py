@@ -1,7 +1,7 @@
 """Copies answered requests, sends the copies to another backend when it is idle, and stores the comparison.
 
-The caller's answer is complete before: :meth:`Shadow.mirror` takes a few microseconds, waits for nothing and
-raises nothing. Background loops do the rest, and start nothing while the event loop is late.
+The caller's answer is complete before that: :meth:`Shadow.mirror` takes a few microseconds, never waits and
+raises nothing. Background loops do the rest; they start no copy while the event loop is overloaded.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from gateway.shadow.judge import Judge
 from gateway.shadow.sampling import Copy, ShadowOutcome, ShadowQueue, chosen
 from observability.collectors import ShadowShown
 
-# The interval at which a busy backend is checked again.
+# Seconds between checks of a busy backend.
 POLL_S = 0.1
-# A sleep that ends this much too late: callers need the event loop.
+# The event loop is overloaded if a sleep ends this many seconds too late.
 LATE_S = 0.01
-# Pairs are written in batches: the interval, and the most in one batch.
+# Pairs are written in batches: the interval in seconds, and the most pairs of a batch.
 WRITE_S = 1.0
 WRITE_PAIRS = 200
 # The most pairs that wait for an unavailable database.
@@ -97,7 +97,7 @@ class Shadow:
             self._outcomes[ShadowOutcome.QUEUE_FULL] += 1
 
     def figures(self, spent_nanousd: int = 0) -> ShadowShown:
-        """For the metrics; the limits know what was spent."""
+        """Return the figures for the metrics; the caller passes what the spend limits counted."""
         return ShadowShown(
             {outcome.value: self._outcomes[outcome] for outcome in ShadowOutcome},
             len(self.queue),
@@ -154,7 +154,7 @@ class Shadow:
 
     async def _compare(self, copy: Copy, asked: ShadowAnswer) -> ShadowOutcome:
         pair, texts = await asyncio.to_thread(self.comparer.compare, copy, asked)
-        # A judge reads texts alone.
+        # A judge compares only texts, not tool calls.
         called = pair.primary.tool_calls or pair.shadow.tool_calls
         if self.judge is not None and asked.failure is None and not called:
             pair = replace(pair, judged=await self.judge.judge(copy, texts))

@@ -15,8 +15,8 @@ from budgeting.values import Tool, ToolCall
 from observability.redact import scrub
 
 Redactor = Callable[[str], str]
-"""Returns a text without what must not be stored or sent. Called in a thread; when it raises, the text is
-neither stored nor sent."""
+"""Returns a text without content that must not be stored or sent. Called in a thread; if it raises, the text
+is neither stored nor sent."""
 
 _MAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![A-Za-z0-9])")
 _IP = re.compile(r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d.])")
@@ -32,7 +32,7 @@ _PHONE = re.compile(
 
 
 def redact_personal(text: str) -> str:
-    """``text`` with ``[mail]``, ``[phone]`` and the like for personal data, and without credentials."""
+    """Replace personal data by ``[mail]``, ``[phone]`` and the like, and remove credentials."""
     text = scrub(text)
     if "@" in text:
         text = _MAIL.sub("[mail]", text)
@@ -46,7 +46,7 @@ def redact_personal(text: str) -> str:
 
 
 def redact_json(text: str, redact: Redactor) -> str:
-    """JSON text with each string and number of it redacted; what is no JSON is redacted as text."""
+    """Redact each string and number of a JSON text; a text that is not JSON is redacted as a whole."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -68,12 +68,12 @@ def _clean(value: Any, redact: Redactor) -> Any:
 
 
 def redact_calls(calls: Sequence[ToolCall], redact: Redactor) -> tuple[ToolCall, ...]:
-    """The calls with redacted arguments."""
+    """Return the calls with redacted arguments."""
     return tuple([replace(call, arguments=redact_json(call.arguments, redact)) for call in calls])
 
 
 def redact_tools(tools: Sequence[Tool], redact: Redactor) -> tuple[Tool, ...]:
-    """The tools with redacted descriptions and schemas."""
+    """Return the tools with redacted descriptions and schemas."""
     return tuple(
         [
             replace(
@@ -93,12 +93,12 @@ def has_personal(text: str) -> bool:
 
 
 def keep_all(text: str) -> str:
-    """The redactor ``none``."""
+    """Return the text unchanged: the redactor ``none``."""
     return text
 
 
 def _is_card(text: str) -> bool:
-    """Luhn's check digit."""
+    """Whether the number has a valid Luhn check digit."""
     total = 0
     for place, digit in enumerate(reversed([int(one) for one in text if one.isdigit()])):
         doubled = digit * 2 if place % 2 else digit
@@ -107,7 +107,7 @@ def _is_card(text: str) -> bool:
 
 
 def _is_iban(text: str) -> bool:
-    """The check digits of ISO 13616."""
+    """Whether the number has valid check digits by ISO 13616."""
     plain = text.replace(" ", "")
     if not 15 <= len(plain) <= 34:
         return False

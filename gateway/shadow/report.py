@@ -1,8 +1,8 @@
 """A report over many pairs, as JSON values.
 
-Compared over all pairs and by prompt version, adapter and intent: the share of answers that pass each check,
-with Wilson's interval; means of numbers, with a bootstrap of their paired differences; how alike the answers
-are. A difference is the shadow's value less the primary's.
+It compares, over all pairs and by prompt version, adapter and intent: the share of answers that pass each
+check, with Wilson's interval; means of numbers, with a bootstrap of their paired differences; the similarity
+of the answers. A difference is the shadow's value minus the primary's.
 """
 
 import random
@@ -14,7 +14,7 @@ from typing import Any
 from accounting.shadow_values import ShadowPair, ShadowSide
 from gateway.shadow.statistics import CONFIDENCE, Interval, bootstrap, quantile, wilson
 
-# What pairs are grouped by, and the most groups of each: those with the most pairs.
+# The fields by which pairs are grouped, and the most groups per field: those with the most pairs.
 BY = ("prompt_version", "adapter_id", "intent")
 MAX_GROUPS = 20
 # The points of the plots.
@@ -32,18 +32,18 @@ NUMBERS: Mapping[str, Measure] = {
     "reasoning_chars": lambda side: side.reasoning_chars,
     "cost_nanousd": lambda side: side.cost_nanousd,
 }
-"""What is measured of one answer. A pair whose shadow failed is not compared."""
+"""The measures of one answer. A pair whose shadow failed is not compared."""
 
 
 def make_report(pairs: Sequence[ShadowPair]) -> dict[str, Any]:
-    """The report. It takes seconds for ten thousand pairs, so it does not run on the event loop."""
+    """Compute the report. It takes seconds for ten thousand pairs, so it must not run on the event loop."""
     compared = [pair for pair in pairs if pair.shadow.failure is None]
     at = [pair.at for pair in pairs]
     groups = [_group(None, None, pairs)] if pairs else []
     for by in BY:
         counts = Counter(getattr(pair, by) for pair in pairs)
         if len(counts) < 2:
-            continue  # that group is all of them
+            continue  # the only group would contain all pairs
         for value, _ in counts.most_common(MAX_GROUPS):
             groups.append(_group(by, value, [pair for pair in pairs if getattr(pair, by) == value]))
     return {
@@ -136,7 +136,7 @@ def _difference(shadow: float | None, primary: float | None) -> float | None:
 
 
 def _both(pairs: Sequence[ShadowPair], of: Measure) -> list[tuple[float, float]]:
-    """The values of the pairs that have one on both sides."""
+    """Return the values of the pairs that have a value on both sides."""
     values = ((of(pair.primary), of(pair.shadow)) for pair in pairs)
     return [(primary, shadow) for primary, shadow in values if primary is not None and shadow is not None]
 

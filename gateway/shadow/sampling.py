@@ -1,4 +1,4 @@
-"""Which requests are shadowed, and the queue of their copies. Sans I/O."""
+"""Selects the requests to shadow, and queues their copies. No I/O."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ class ShadowOutcome(StrEnum):
     SPEND = "spend"
     UNABLE = "unable"  # the other backend lacks a feature
     REDACTION_FAILED = "redaction_failed"
-    REFUSED = "refused"  # by the other backend's admission
+    REFUSED = "refused"  # the other backend's admission refused the copy
     DEFECT = "defect"
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What the second call and the comparison need; it holds no slot, lease or connection of the request.
+    """The input of the second call and the comparison; it holds no slot, lease or connection of the request.
 
     Args:
-        backend: the one to call.
-        adapter: the one of the caller's answer.
-        made_at: on the gateway's clock.
+        backend: the backend to call.
+        adapter: the adapter of the caller's answer.
+        made_at: when the copy was made, in seconds on the gateway's monotonic clock.
     """
 
     request: GenerateRequest
@@ -45,7 +45,7 @@ class Copy:
 
     @property
     def size_bytes(self) -> int:
-        """Its size in memory, estimated: its texts (at most 4 bytes a character) and token ids."""
+        """The estimated size in memory: texts (at most 4 bytes per character) and token ids."""
         prompt = sum(len(message.content) for message in self.plan.messages)
         prompt += sum(len(call.arguments) for one in self.plan.messages for call in one.tool_calls)
         prompt += sum(len(tool.parameters or "") + len(tool.description or "") for tool in self.plan.tools)
@@ -74,7 +74,7 @@ class ShadowQueue:
         return len(self._copies)
 
     def offer(self, copy: Copy) -> bool:
-        """Add a copy; ``False`` when the queue is full."""
+        """Add a copy; ``False`` if the queue is full."""
         size = copy.size_bytes
         if len(self._copies) >= self._most or self.size_bytes + size > self._most_bytes:
             return False
@@ -83,7 +83,7 @@ class ShadowQueue:
         return True
 
     def take(self) -> Copy | None:
-        """Remove the oldest copy; ``None`` when the queue is empty."""
+        """Remove and return the oldest copy; ``None`` if the queue is empty."""
         if not self._copies:
             return None
         copy, size = self._copies.popleft()

@@ -12,13 +12,13 @@ from operator import itemgetter
 from gateway.shadow.likeness import give_way
 
 CONFIDENCE = 0.95
-# The normal distribution's quantile of the two-sided 95 %.
+# The quantile of the normal distribution for a two-sided 95 % interval.
 _Z = 1.959964
-# With this many, the ends of an interval vary by about 3 % of its width between seeds.
+# With this many resamples, the ends of an interval vary by about 3 % of its width between seeds.
 RESAMPLES = 500
 # A bootstrap of fewer pairs is meaningless.
 MIN_PAIRS = 10
-# So many values are drawn and summed in one go: about a millisecond, in which no other thread runs.
+# How many values are drawn and summed in one step: about a millisecond, in which no other thread runs.
 _VALUES_AT_ONCE = 5_000
 
 
@@ -32,7 +32,7 @@ class Interval:
 
 
 def wilson(good: int, count: int) -> Interval:
-    """A share and Wilson's score interval, accurate near 0 and 1 too. Raises ValueError for no values."""
+    """Return a share and Wilson's score interval, accurate near 0 and 1 too. Raises ValueError for none."""
     if count < 1:
         raise ValueError(f"count is {count}; allowed: 1 or more")
     share, square = good / count, _Z * _Z
@@ -44,7 +44,7 @@ def wilson(good: int, count: int) -> Interval:
 def bootstrap(
     columns: Mapping[str, Sequence[float | None]], random: random.Random, *, resamples: int = RESAMPLES
 ) -> Mapping[str, Interval]:
-    """The mean of each column and its percentile bootstrap interval.
+    """Return the mean of each column and its percentile bootstrap interval.
 
     A column has one entry per pair, ``None`` for a missing value; a column without values is left out. Whole
     pairs are drawn, so all columns use the same draws and differences within a pair stay paired.
@@ -81,7 +81,7 @@ def bootstrap(
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The quantile of sorted values, interpolated linearly. Raises ValueError without values."""
+    """Return the linearly interpolated quantile of sorted values. Raises ValueError without values."""
     if not ordered:
         raise ValueError("there are no values to take a quantile of")
     place = share * (len(ordered) - 1)
