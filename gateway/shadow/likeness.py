@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 
-# chrF as published (Popović 2015): n-grams of 1 to 6 characters; recall has four times the precision's weight.
+# chrF (Popović 2015): n-grams of 1 to 6 characters; recall weighs four times as much as precision.
 MAX_ORDER = 6
 BETA = 2.0
 # Only the beginning of longer answers is compared: 7 ms for two of this length, in steps of about 1 ms.
