@@ -1,1 +1,1 @@
-"""Sources of a model's files: a local folder, a model hub or S3; fetched once, into a cache."""
+"""Sources of a model's files: a local folder, a model hub or S3; each file is fetched once, into a cache."""

@@ -1,8 +1,8 @@
 """The expected content of a file, and its check.
 
-Sources, strongest first: a manifest in the same prefix (``SHA256SUMS``, ``<name>.sha256``), the checksum that
-S3 stores for the whole object, the ETag (an MD5, or for a multipart upload the MD5 of the parts' MD5s), the
-size.
+The check uses the first that exists of: a manifest in the same prefix (``SHA256SUMS``, ``<name>.sha256``),
+the checksum that S3 stores for the whole object, the ETag (an MD5, or for a multipart upload the MD5 of the
+parts' MD5s), the size.
 """
 
 import base64
@@ -22,8 +22,8 @@ _BARE = re.compile(r"[0-9a-fA-F]{64}")
 class Expected:
     """The content that a file must have.
 
-    ``kind`` is ``sha256``, ``sha1``, ``md5``, ``crc32``, ``multipart-md5`` or ``size``; ``value`` the digest
-    in hex, for ``multipart-md5`` with ``-<parts>`` and ``part_bytes`` for each part but the last.
+    ``kind`` is ``sha256``, ``sha1``, ``md5``, ``crc32``, ``multipart-md5`` or ``size``; ``value`` is the hex
+    digest. For ``multipart-md5`` it ends in ``-<parts>``, and each part but the last has ``part_bytes``.
     """
 
     kind: str
@@ -33,8 +33,8 @@ class Expected:
 
 
 def fault(path: Path, expected: Expected, stop: Callable[[], None]) -> str | None:
-    """What is wrong with the file; None when it is as expected. ``stop`` is called between chunks and may
-    raise."""
+    """Return what is wrong with the file; ``None`` if it is as expected. ``stop`` is called between chunks
+    and may raise."""
     size = path.stat().st_size
     if size != expected.size:
         return f"{size} bytes instead of {expected.size}"
@@ -76,7 +76,7 @@ def _digest(path: Path, expected: Expected, stop: Callable[[], None]) -> str:
 
 
 def read_manifest(name: str, text: str) -> Mapping[str, str]:
-    """SHA-256 by file name, from ``SHA256SUMS`` or ``<file>.sha256``; names below the manifest's folder."""
+    """Read SHA-256 digests by file name from ``SHA256SUMS`` or ``<file>.sha256``, relative to its folder."""
     folder, _, base = name.rpartition("/")
     below = f"{folder}/" if folder else ""
     single = base.removesuffix(".sha256") if base.endswith(".sha256") else None
@@ -91,21 +91,21 @@ def read_manifest(name: str, text: str) -> Mapping[str, str]:
 
 
 def is_manifest(name: str) -> bool:
-    """Whether a file lists the checksums of others."""
+    """Whether a file lists the checksums of other files."""
     base = name.rpartition("/")[2]
     return base == "SHA256SUMS" or base.endswith(".sha256")
 
 
 def from_head(head: Mapping[str, object], size: int, part_bytes: Callable[[], int | None]) -> Expected:
-    """The expected content of an object, from HeadObject with ``ChecksumMode``; ``part_bytes`` returns the
-    size of its first part, if known."""
+    """Return the expected content of an object from HeadObject with ``ChecksumMode``; ``part_bytes`` returns
+    the size of its first part, if known."""
     etag = str(head.get("ETag", "")).strip('"').lower()
     whole = head.get("ChecksumType", "COMPOSITE" if "-" in etag else "FULL_OBJECT") == "FULL_OBJECT"
     for kind, field in (("sha256", "ChecksumSHA256"), ("sha1", "ChecksumSHA1"), ("crc32", "ChecksumCRC32")):
         value = head.get(field)
         if whole and isinstance(value, str) and "-" not in value:
             return Expected(kind, base64.b64decode(value).hex(), size)
-    # Under KMS or a customer's key the ETag is not a digest of the content.
+    # With encryption by KMS or a customer's key, the ETag is not a digest of the content.
     if str(head.get("ServerSideEncryption", "AES256")) != "AES256" or head.get("SSECustomerAlgorithm"):
         return Expected("size", "", size)
     if re.fullmatch(r"[0-9a-f]{32}", etag):

@@ -1,4 +1,4 @@
-"""The errors of fetching a model; each message is one line that says what to do."""
+"""The errors of fetching a model; each message is one line with the action to take."""
 
 import errno
 from pathlib import Path
@@ -8,7 +8,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class FetchError(Exception):
-    """A model's files could not be made ready."""
+    """A model's files could not be fetched."""
 
 
 class UnknownLocation(FetchError):
@@ -52,11 +52,11 @@ class TookTooLong(FetchError):
 
 
 class FetchStopped(FetchError):
-    """The fetch was stopped; what has arrived stays for the next one."""
+    """The fetch was stopped; received bytes are kept for the next one."""
 
 
 def disk_error(error: OSError, folder: Path) -> FetchError:
-    """What an error of the file system under ``folder`` means."""
+    """Return the fetch error for an error of the file system under ``folder``."""
     if error.errno in _FULL:
         return DiskFull(
             f"{folder}: {error.strerror}; free some space or set weights.cache_folder to a larger disk, what "

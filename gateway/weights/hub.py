@@ -1,9 +1,9 @@
 """Fetches a model of the Hugging Face hub into the hub's own cache, with huggingface_hub in a child process.
 
-The library cannot be interrupted, so a stop kills the child; what has arrived stays in the library's cache
-for the next fetch. ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are honoured.
+The library cannot be interrupted, so a stop kills the child; received bytes stay in the library's cache for
+the next fetch. ``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` are honoured.
 
-The child gets one argument, ``{"repo", "revision", "small"}``, and prints JSON objects, one a line: twice a
+The child gets one argument, ``{"repo", "revision", "small"}``, and prints one JSON object per line: twice a
 second ``{"done", "total"}``, at the end ``{"path"}`` or ``{"error", "message"}`` with the name of an error.
 """
 
@@ -27,9 +27,9 @@ HUB_TIMEOUT_S = 10.0
 
 
 class HubFetcher:
-    """Fetches from the hub; ``into`` is not used, since the hub's cache is shared with other programs.
+    """Fetches from the hub; ``into`` is ignored, because the hub's cache is shared with other programs.
 
-    Raises LibraryMissing without huggingface_hub.
+    The constructor raises LibraryMissing without huggingface_hub.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class HubFetcher:
 
 
 def main() -> None:
-    """The child process."""
+    """Run the child process."""
     request = json.loads(sys.argv[1])
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -105,7 +105,7 @@ def main() -> None:
         ticker.start()
         try:
             answer = {"path": _download(request["repo"], request["revision"], request["small"], Counter)}
-        except Exception as error:  # the library raises its own, its HTTP client's and the file system's
+        except Exception as error:  # the library raises its own errors, its HTTP client's and OSErrors
             kind, message = _meaning(error)
             answer = {"error": kind.__name__, "message": message}
         over.set()
@@ -121,7 +121,7 @@ def _download(repo: str, revision: str | None, small: bool, counter: Any) -> str
         info = huggingface_hub.HfApi().model_info(repo, revision=revision, timeout=HUB_TIMEOUT_S)
     except HfHubHTTPError:
         raise
-    except Exception as error:  # its HTTP client's, or that HF_HUB_OFFLINE is set
+    except Exception as error:  # an error of the HTTP client, or HF_HUB_OFFLINE is set
         try:
             return huggingface_hub.snapshot_download(
                 repo,

@@ -1,4 +1,4 @@
-"""The three forms of ``engine.model``."""
+"""Parses the three forms of ``engine.model``: a folder, a hub id, an S3 prefix."""
 
 import re
 from collections.abc import Collection
@@ -7,32 +7,32 @@ from pathlib import Path, PurePosixPath
 
 from gateway.weights.errors import UnknownLocation
 
-# Weights in formats that the engines do not read when there are safetensors.
+# File types of weights that the engines do not read if there are safetensors.
 _OTHER_WEIGHTS = frozenset({".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth"})
 _WEIGHTS = _OTHER_WEIGHTS | {".safetensors"}
-# Meta's own checkpoint, next to the converted one.
+# The folder of Meta's own checkpoint, next to the converted one.
 _OTHER_FOLDERS = frozenset({"original"})
 
 
 def is_small(name: str) -> bool:
-    """Whether a file is configuration or tokenizer rather than weights."""
+    """Whether a file is not weights but, for example, configuration or tokenizer."""
     return PurePosixPath(name).suffix not in _WEIGHTS
 
 
 def unneeded_patterns(*, small: bool) -> list[str]:
-    """Globs of unneeded files, for when the list of files is unknown."""
+    """Return globs of unneeded files, for use if the list of files is unknown."""
     suffixes = _WEIGHTS if small else _OTHER_WEIGHTS
     return [*(f"*{suffix}" for suffix in sorted(suffixes)), *(f"{name}/*" for name in sorted(_OTHER_FOLDERS))]
 
 
 def is_safe(name: str) -> bool:
-    """Whether the path of the name stays below its folder."""
+    """Whether the path of a file name stays below its folder."""
     parts = name.split("/")
     return not any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts)
 
 
 def needed(names: Collection[str]) -> frozenset[str]:
-    """Those of ``names`` that an engine reads: one format of the weights, safetensors when there are any."""
+    """Return the names of files that an engine reads: of weights only safetensors, if there are any."""
     if not any(name.endswith(".safetensors") for name in names):
         return frozenset(names)
     return frozenset(
@@ -43,7 +43,7 @@ def needed(names: Collection[str]) -> frozenset[str]:
     )
 
 
-# Bucket names as S3 documents them; the hub's ids are two words of letters, digits, `-`, `_` and `.`.
+# Bucket names as documented by S3; hub ids are two words of letters, digits, `-`, `_` and `.`.
 _S3 = re.compile(r"s3://(?P<bucket>[A-Za-z0-9][A-Za-z0-9.\-_]{1,254})(?:/(?P<prefix>.*))?")
 _HUB = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:@(?P<revision>[\w.\-/]{1,255}))?"
@@ -53,14 +53,14 @@ ALLOWED = "a local folder, a hub id (org/name, hf://org/name@revision) or s3://b
 
 @dataclass(frozen=True, slots=True)
 class LocalFolder:
-    """A folder on this machine; when it is missing, the engine reports it."""
+    """A folder on this machine; the engine reports a missing one."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model of the Hugging Face hub; ``revision`` a branch, tag or commit, None for the main branch."""
+    """A model of the Hugging Face hub; ``revision`` is a branch, tag or commit, None for the main branch."""
 
     repo: str
     revision: str | None = None
@@ -75,18 +75,18 @@ class S3Prefix:
 
     @property
     def url(self) -> str:
-        """The form of the configuration."""
+        """The prefix as written in the configuration."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def holds(self, other: "S3Prefix") -> bool:
-        """Whether ``other`` is this prefix or below it; not with ``..``: some servers follow it."""
+        """Whether ``other`` is this prefix or below it; False with ``..``, which some servers resolve."""
         if other.bucket != self.bucket or not (other.prefix == "" or is_safe(other.prefix)):
             return False
         return f"{other.prefix}/".startswith(self.start)
 
     @property
     def start(self) -> str:
-        """The start of each key."""
+        """The string with which each key starts."""
         return f"{self.prefix}/" if self.prefix else ""
 
 
@@ -94,10 +94,10 @@ Location = LocalFolder | HubModel | S3Prefix
 
 
 def locate(given: str) -> Location:
-    """The location that ``given`` names. Raises UnknownLocation.
+    """Parse an address. Raises UnknownLocation.
 
-    An existing folder wins over a hub id of the same spelling. Two words whose first is a folder here are a
-    path, so that a typing error in ``models/demo`` is not looked up on the internet.
+    An existing folder has precedence over an equal hub id. An ``org/name`` whose first part is a folder here
+    is a path, so that a typing error in ``models/demo`` is not looked up on the internet.
     """
     if given.startswith("s3://"):
         found = _S3.fullmatch(given)

@@ -1,7 +1,7 @@
-"""A file that is arriving: bytes at their final offsets, and for each segment how many of them have arrived.
+"""A partly received file: bytes at their final offsets, and for each segment the number of received bytes.
 
-A count is written after the bytes that it counts, so a kill at any moment leaves no count of missing bytes.
-The checksum covers what a crash of the machine may lose beyond that.
+A count is written after the bytes that it counts, so it never counts missing bytes if the process is killed.
+The checksum detects bytes that were lost in a crash of the machine.
 """
 
 import hashlib
@@ -12,15 +12,15 @@ from typing import Self
 
 from gateway.weights.values import RemoteFile
 
-# One request fetches one segment: long enough that the latency of a request is a few percent of it, short
-# enough that all connections have work on one file.
+# One request fetches one segment: long enough that a request's latency is a few percent of its time, short
+# enough that one file has work for all connections.
 SEGMENT_BYTES = 16 << 20
 _HEADER_BYTES = 32
 _COUNT_BYTES = 8
 
 
 class PartFile:
-    """The part of ``file`` that is here, at ``path``; one owner at a time. Raises OSError."""
+    """The received part of ``file``, at ``path``; may have one owner at a time. Raises OSError."""
 
     def __init__(self, path: Path, file: RemoteFile, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.path = path
@@ -32,7 +32,7 @@ class PartFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         known = self._counts_path.read_bytes() if path.is_file() and self._counts_path.is_file() else b""
         if not known.startswith(header) or len(known) != _HEADER_BYTES + _COUNT_BYTES * count:
-            # Nothing is here, or a part of another version of the file.
+            # There is no part, or it is of another version of the file.
             self.discard()
             known = header + bytes(_COUNT_BYTES * count)
             self._counts_path.write_bytes(known)
@@ -50,7 +50,7 @@ class PartFile:
 
     @property
     def here(self) -> int:
-        """Bytes that have arrived."""
+        """The number of received bytes."""
         return sum(self._counts)
 
     @property
@@ -78,7 +78,7 @@ class PartFile:
         os.fsync(self._data)
 
     def finish(self, target: Path) -> None:
-        """Move the complete file to its name, in one step."""
+        """Rename the complete file to ``target``, atomically."""
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(self.path, target)
         self._counts_path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Progress of a fetch as log lines or as a bar on a terminal."""
+"""Shows the progress of a fetch as log lines or as a bar on a terminal."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ class LogProgress:
         self._next_s = 0.0
 
     def __call__(self, progress: Progress) -> None:
-        """Called after each chunk, from any thread."""
+        """Log the progress if it is due; called after each chunk, from any thread."""
         with self._lock:
             now = self._clock()
             if self._began is None:
@@ -48,7 +48,7 @@ class LogProgress:
 
 @contextmanager
 def bar(console: Console, source: str) -> Iterator[OnProgress]:
-    """A bar that is shown while the block runs."""
+    """Show a progress bar while the block runs."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

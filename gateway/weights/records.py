@@ -1,4 +1,4 @@
-"""The state of a cache folder, in its folder ``.sluice``: locks, parts, records of checked files."""
+"""The state of a cache folder, in its subfolder ``.sluice``: locks, parts, records of checked files."""
 
 import json
 import os
@@ -20,21 +20,21 @@ class CacheFolder:
         self._state = folder / STATE
 
     def path(self, name: str) -> Path:
-        """The path of a complete file."""
+        """Return the path of a complete file."""
         return self.folder / name
 
     def part(self, name: str) -> Path:
-        """The path of its part while it arrives."""
+        """Return the path of a file's part while it is received."""
         return self._state / "files" / f"{name}.part"
 
     def lock(self, name: str) -> Path:
-        """The path of its lock; the file stays, the lock ends with its process."""
+        """Return the path of a file's lock; the lock file stays, the lock ends with its process."""
         path = self._state / "files" / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def has(self, file: RemoteFile) -> bool:
-        """Whether this version of the file is here and was checked; its content is not read again."""
+        """Whether this version of the file is here and was checked; does not read its content."""
         record = read_json(self._record(file.name))
         path = self.path(file.name)
         return (
@@ -45,7 +45,7 @@ class CacheFolder:
         )
 
     def checked(self, file: RemoteFile, by: str) -> None:
-        """Record that the file is here and was checked with that kind of checksum."""
+        """Record that the file is here and was checked with the checksum kind ``by``."""
         write_json(self._record(file.name), {"etag": file.etag, "size": file.size, "checked_by": by})
 
     def _record(self, name: str) -> Path:
@@ -56,14 +56,14 @@ class CacheFolder:
         write_json(self._state / "all.json", {"files": [[f.name, f.size, f.etag] for f in files]})
 
     def last_known(self) -> list[RemoteFile]:
-        """The files of the last complete fetch; empty when there was none, or some are missing."""
+        """Return the files of the last complete fetch; empty if there was none, or a file is missing."""
         listed = read_json(self._state / "all.json").get("files", [])
         files = [RemoteFile(str(name), int(size), str(etag)) for name, size, etag in listed]
         return files if all(self.has(file) for file in files) else []
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty without a usable one."""
+    """Read the JSON object in a file; empty if there is no usable one."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -72,7 +72,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replace a file in one step. Raises OSError."""
+    """Replace a file atomically. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     with os.fdopen(handle, "w", encoding="utf-8") as file:

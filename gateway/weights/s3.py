@@ -25,7 +25,7 @@ MAX_FILES = 10_000
 
 
 class S3Fetcher:
-    """A fetcher with one client; ``free_bytes`` returns the free disk space of a folder.
+    """Fetches from S3 with one client; ``free_bytes`` returns the free disk space of a folder.
 
     Raises LibraryMissing without boto3 or filelock.
     """
@@ -43,7 +43,7 @@ class S3Fetcher:
         self._backoff_s = backoff_s
 
     def folder(self, url: str, into: Path) -> Path:
-        """The folder of an address, the same in every process."""
+        """Return the folder of an address, which is the same in every process."""
         prefix = _prefix(url)
         name = (prefix.prefix or prefix.bucket).rpartition("/")[2]
         identity = f"{self._section.endpoint_url or ''} {prefix.url}"
@@ -77,7 +77,7 @@ class S3Fetcher:
         return cache.folder
 
     def _list(self, prefix: S3Prefix, cache: CacheFolder) -> list[RemoteFile]:
-        """The files of the source; those of the last complete fetch when S3 is unreachable."""
+        """List the files of the source; if S3 is unreachable, those of the last complete fetch."""
         try:
             return _choose(prefix, self._pages(prefix))
         except Unreachable as error:
@@ -118,7 +118,7 @@ def _prefix(url: str) -> S3Prefix:
 
 
 def _choose(prefix: S3Prefix, objects: Iterable[Mapping[str, Any]]) -> list[RemoteFile]:
-    """The files of a listing that an engine reads."""
+    """Return the files of a listing that an engine reads."""
     found: dict[str, RemoteFile] = {}
     for one in objects:
         name = str(one["Key"]).removeprefix(prefix.start)
@@ -137,7 +137,7 @@ def _choose(prefix: S3Prefix, objects: Iterable[Mapping[str, Any]]) -> list[Remo
 
 
 def _blocks_on_disk(path: Path) -> int:
-    """Bytes that a sparse part file takes on the disk."""
+    """Return the bytes that a sparse part file uses on the disk."""
     try:
         return path.stat().st_blocks * 512
     except FileNotFoundError:

@@ -5,7 +5,7 @@ from typing import Any
 from gateway.config.engine import WeightsSection
 from gateway.weights.errors import AccessDenied, Changed, FetchError, LibraryMissing, NotThere, Unreachable
 
-# Attempts of the client for one request, until the body begins.
+# The client's attempts for one request, until the body begins.
 REQUEST_ATTEMPTS = 3
 _NOT_THERE = frozenset({"404", "NoSuchBucket", "NoSuchKey", "NotFound"})
 _DENIED = frozenset((
@@ -16,7 +16,7 @@ _CHANGED = frozenset({"412", "PreconditionFailed"})
 
 
 def make_client(section: WeightsSection) -> Any:
-    """A thread-safe client; credentials come from the AWS SDK's usual chain.
+    """Make a thread-safe client; credentials come from the AWS SDK's usual chain.
 
     Raises LibraryMissing, or FetchError for malformed credentials or a malformed endpoint.
     """
@@ -35,7 +35,7 @@ def make_client(section: WeightsSection) -> Any:
                 read_timeout=section.read_timeout_seconds,
                 retries={"total_max_attempts": REQUEST_ATTEMPTS, "mode": "standard"},
                 max_pool_connections=section.connections,
-                # Services other than AWS rarely have a host name for each bucket.
+                # S3 services other than AWS rarely have a host name per bucket.
                 s3={"addressing_style": "path" if section.endpoint_url else "auto"},
                 # Ranges have no checksum; complete files are checked.
                 response_checksum_validation="when_required",
@@ -58,7 +58,7 @@ def transient(error: BaseException) -> bool:
 
 
 def meaning(error: Exception, where: str) -> FetchError:
-    """The error of the fetch of ``where`` that an error of the client causes."""
+    """Return the fetch error of ``where`` for an error of the client."""
     import botocore.exceptions as boto
 
     if isinstance(error, FetchError):
@@ -87,5 +87,5 @@ def meaning(error: Exception, where: str) -> FetchError:
 
 
 def one_line(error: BaseException) -> str:
-    """The text of a library's error on one line."""
+    """Return the text of a library's error on one line."""
     return " ".join(str(error).split())

@@ -24,7 +24,7 @@ from gateway.weights.values import ByteCounter, OnProgress, RemoteFile
 
 CHUNK_BYTES = 1 << 20
 FILES_AT_ONCE = 4
-# The most failures of a range in a row without a byte, and the first wait between two attempts; it doubles.
+# The most consecutive failures of a range without a byte, and the first wait in seconds, which doubles.
 ATTEMPTS = 5
 BACKOFF_S = 0.5
 LOCK_POLL_S = 0.1
@@ -32,10 +32,9 @@ MANIFEST_BYTES = 1 << 20
 
 
 class Transfer:
-    """One fetch of files below ``prefix`` into ``cache``; it ends soon once ``stop`` is set.
+    """One fetch of files below ``prefix`` into ``cache``; it ends soon after ``stop`` is set.
 
-    ``client`` is shared by the threads; ``backoff_s`` is the first wait before a broken range is requested
-    again.
+    The threads share ``client``; ``backoff_s`` is the first wait before a broken range is requested again.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Transfer:
             self._all(self._files, (partial(self._file, file) for file in rest))
 
     def _all(self, pool: ThreadPoolExecutor, work: Iterable[Callable[[], None]]) -> None:
-        """Run all of ``work``; the first failure ends the rest and is raised."""
+        """Run all of ``work``; the first failure stops the rest and is raised."""
         futures: list[Future[None]] = [pool.submit(one) for one in work]
         _, pending = wait(futures, return_when=FIRST_EXCEPTION)
         if pending:
@@ -84,7 +83,7 @@ class Transfer:
         failures = [error for f in futures if not f.cancelled() and (error := f.exception()) is not None]
         if failures:
             self._failed.set()
-            # A stop that another thread's failure caused is not the reason.
+            # Prefer the failure that caused the stop to the FetchStopped of other threads.
             raise min(failures, key=lambda error: isinstance(error, FetchStopped))
 
     def _stopped(self) -> bool:
@@ -101,7 +100,7 @@ class Transfer:
                 return
             expected = self._expected(file)
             target = self._cache.path(file.name)
-            # A whole file without a record: copied there by hand, or the process died before it was recorded.
+            # A complete file without a record was copied there, or the process died before it was recorded.
             if target.is_file() and fault(target, expected, self._check_stop) is None:
                 self._bytes.add(file.size)
             else:
@@ -109,7 +108,7 @@ class Transfer:
             self._cache.checked(file, expected.kind)
 
     def _receive(self, file: RemoteFile, expected: Expected, target: Path) -> None:
-        """Fetch what is missing; content that is wrong is fetched once more from the start."""
+        """Fetch the missing bytes; fetch a file with a wrong checksum once more from the start."""
         wrong: str | None = None
         for _ in range(2):
             with PartFile(self._cache.part(file.name), file) as part:
@@ -127,7 +126,7 @@ class Transfer:
         )
 
     def _range(self, file: RemoteFile, part: PartFile, start: int, end: int) -> None:
-        """Fetch one range; after a broken connection continue at the byte that it reached."""
+        """Fetch one range; after a broken connection, continue at the first missing byte."""
         failures = 0
         while start < end:
             self._check_stop()
@@ -198,7 +197,7 @@ class Transfer:
 
 
 def _read(body: Any) -> bytes:
-    """The next chunk; a broken connection is an error of the client, never one of the disk."""
+    """Read the next chunk; an OSError of the connection becomes a client error, not a disk error."""
     import botocore.exceptions as boto
 
     try:

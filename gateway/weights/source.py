@@ -1,8 +1,8 @@
-"""The served model's files.
+"""Makes the served model's files local.
 
 ``prepare`` runs first: it fetches the small files (configuration, tokenizer) and returns settings in which
-the model is a local folder, so that no other module knows of hubs and buckets. The weights follow while the
-gateway is already alive but not ready.
+the model is a local folder, so that no other module needs to handle hubs and buckets. The weights are fetched
+while the gateway is already alive but not ready.
 """
 
 import asyncio
@@ -18,16 +18,15 @@ from gateway.weights.location import HubModel, LocalFolder, Location, S3Prefix, 
 from gateway.weights.s3 import S3Fetcher
 from gateway.weights.values import Fetcher, OnProgress, ignore
 
-# Configuration and tokenizer are a few tens of MB; a fetch that takes longer is reported as a failure.
+# Configuration and tokenizer have a few tens of MB; a fetch that takes longer than this fails.
 SMALL_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of the model that the embedded engine serves.
+    """The weights of an in-process engine's model.
 
-    ``source`` is the address as configured, ``url`` the one to fetch (``None`` when the files are here
-    already).
+    ``source`` is the configured address, ``url`` the address to fetch (``None`` if the files are local).
     """
 
     source: str
@@ -43,7 +42,7 @@ class Weights:
         return self.url is not None
 
     async def fetch(self, on_progress: OnProgress = ignore) -> Path:
-        """Fetch what is missing; cancelling ends it, and what has arrived is kept. Raises FetchError."""
+        """Fetch missing files; a cancellation stops the fetch and keeps received bytes. Raises FetchError."""
         url, fetcher = self.url, self.fetcher
         if url is None or fetcher is None:
             return self.folder
@@ -63,10 +62,9 @@ class Weights:
 
 
 def prepare(settings: Settings) -> tuple[Settings, Weights]:
-    """Fetch the small files of the model and its tokenizer; blocking, bounded by ``SMALL_TIMEOUT_S``. Raises
-    FetchError.
+    """Fetch the small files of the model and its tokenizer; blocks for at most ``SMALL_TIMEOUT_S`` each.
 
-    Returns the settings with local folders in place of addresses, and the weights, not yet fetched.
+    Returns settings with folders instead of addresses, and the weights, not yet fetched. Raises FetchError.
     """
     engine, weights = prepared(settings.engine, settings.weights)
     if engine is settings.engine:
@@ -75,9 +73,9 @@ def prepare(settings: Settings) -> tuple[Settings, Weights]:
 
 
 def prepared(engine: EngineSection, section: WeightsSection) -> tuple[EngineSection, Weights]:
-    """:func:`prepare` for one engine's section."""
+    """Do the same as :func:`prepare` for one engine's section."""
     cache = cache_folder(section)
-    # Without an embedded engine the model is only used to count tokens.
+    # Without an in-process engine the model is only used to count tokens.
     model_used = engine.kind != "none" or engine.tokenizer is None
     model = locate(engine.model) if model_used else LocalFolder(Path(engine.model))
     changes: dict[str, object] = {}
@@ -88,7 +86,7 @@ def prepared(engine: EngineSection, section: WeightsSection) -> tuple[EngineSect
     else:
         fetcher = _fetcher(model, section)
         folder = _small(fetcher, model, cache)
-        # The public id is the address's last word, not the name of the cache folder.
+        # The public id is the last part of the address, not the name of the cache folder.
         changes |= {"model": str(folder), "served_model_name": engine.served_model_name or public_name(model)}
         url = _url(model, folder) if engine.kind != "none" else None
         weights = Weights(engine.model, url, folder, fetcher, cache, section.timeout_seconds)
@@ -100,7 +98,7 @@ def cache_folder(section: WeightsSection) -> Path:
 
 
 def public_name(location: HubModel | S3Prefix) -> str:
-    """The model's public id without ``engine.served_model_name``: the address's last word."""
+    """Return the public id of a model without ``engine.served_model_name``: the last part of the address."""
     if isinstance(location, HubModel):
         return location.repo.rpartition("/")[2]
     return (location.prefix or location.bucket).rpartition("/")[2]
@@ -113,7 +111,7 @@ def _fetcher(location: Location, section: WeightsSection) -> Fetcher:
 def _url(location: HubModel | S3Prefix, folder: Path | None = None) -> str:
     if isinstance(location, S3Prefix):
         return location.url
-    # The snapshot's folder is named by its commit: the weights come from the tokenizer's commit.
+    # The snapshot's folder has the commit's name, so the weights are fetched from the tokenizer's commit.
     revision = folder.name if folder is not None else location.revision
     return f"hf://{location.repo}" + (f"@{revision}" if revision else "")
 

@@ -1,4 +1,4 @@
-"""The port of fetchers, and its values."""
+"""The interface of fetchers, and its values."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file at its source: ``name`` below the prefix, with ``/``; ``etag`` changes when its content does."""
+    """A file at its source: ``name`` is relative to the prefix; ``etag`` changes with the content."""
 
     name: str
     size: int
@@ -18,7 +18,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Bytes that are here, and bytes that are wanted; ``total`` is 0 while unknown."""
+    """The bytes that are here, and the bytes of all files; ``total`` is 0 while unknown."""
 
     done: int
     total: int
@@ -28,11 +28,11 @@ OnProgress = Callable[[Progress], None]
 
 
 class Fetcher(Protocol):
-    """Fetches the files under an address to this machine; models and LoRA adapters.
+    """Fetches the files of a model or LoRA adapter to this machine.
 
-    Invariants: what has arrived before is not fetched again; several threads and processes may fetch the same
-    address into the same folder at once; the files in the returned folder are complete and checked; it
-    blocks; ``on_progress`` may be called from any thread.
+    Invariants: bytes received before are not fetched again; several threads and processes may fetch the same
+    address into the same folder at the same time; the files in the returned folder are complete and checked;
+    ``fetch`` blocks; ``on_progress`` may be called from any thread.
     """
 
     def fetch(
@@ -44,10 +44,9 @@ class Fetcher(Protocol):
         on_progress: OnProgress = ...,
         stop: threading.Event | None = None,
     ) -> Path:
-        """Fetch the files, or with ``small`` all but the weights, into a folder below the cache ``into``;
-        ends soon once ``stop`` is set.
+        """Fetch the files, or with ``small`` all but the weights, into a folder below the cache ``into``.
 
-        Raises FetchError: see :mod:`gateway.weights.errors`.
+        Ends soon after ``stop`` is set. Raises FetchError: see :mod:`gateway.weights.errors`.
         """
 
 
@@ -65,7 +64,7 @@ class ByteCounter:
         self._lock = threading.Lock()
 
     def add(self, size: int) -> None:
-        """Count bytes that have arrived; negative for bytes that were discarded."""
+        """Count received bytes; negative for discarded ones."""
         with self._lock:
             self._done += size
             self._on_progress(Progress(self._done, self._total))
