@@ -1,4 +1,4 @@
-"""Which addresses images are fetched from: the URL, its host, and the IP addresses that the host has."""
+"""Checks the addresses from which images are fetched: the URL, its host, and the host's IP addresses."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -8,19 +8,19 @@ from typing import Final
 from urllib.parse import quote, urljoin, urlsplit
 
 MAX_URL: Final = 8_192
-"""Longest address, in characters; signed ones have some 1,500."""
+"""Longest URL, in characters; signed URLs have about 1,500."""
 _PORTS: Final = {"http": 80, "https": 443}
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\]")
-# What is global in IPv6. The rest embeds or translates IPv4 addresses, or is of one network alone.
+# The global addresses of IPv6. Others embed or translate IPv4 addresses, or belong to one network only.
 _GLOBAL: Final = ip_network("2000::/3")
 _SIX_TO_FOUR: Final = ip_network("2002::/16")
-# Public by their numbers, and reached inside a cloud alone: Azure's host, and the relays of 6to4.
+# Formally public addresses that are reachable only inside a cloud: Azure's host, and the relays of 6to4.
 _OF_CLOUDS: Final = (ip_network("168.63.129.16/32"), ip_network("192.88.99.0/24"))
 Network = IPv4Network | IPv6Network
 
 
 class BadAddress(ValueError):
-    """Nothing is fetched from there; ``allowed`` says what could be."""
+    """The address is refused; ``allowed`` describes an acceptable one."""
 
     def __init__(self, problem: str, allowed: str) -> None:
         self.allowed = allowed
@@ -29,7 +29,7 @@ class BadAddress(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ImageAddress:
-    """An address, in the parts of a request."""
+    """A URL in the parts that an HTTP request needs."""
 
     scheme: str
     host: str
@@ -43,14 +43,14 @@ class ImageAddress:
 
     @property
     def url(self) -> str:
-        """The whole, for what is relative to it."""
+        """The whole URL, to resolve relative ones."""
         return f"{self.scheme}://{self.host_header}{self.target}"
 
 
 def parse_address(url: str, hosts: Collection[str] = ()) -> ImageAddress:
-    """The address that a URL names. Raises BadAddress.
+    """Parse and check a URL. Raises BadAddress.
 
-    With ``hosts`` only these are allowed, and with a dot in front the hosts below one.
+    If ``hosts`` is not empty, only these hosts are allowed; ``.example.com`` allows all subdomains.
     """
     if len(url) > MAX_URL:
         raise BadAddress(f"has {len(url)} characters", f"{MAX_URL} or fewer")
@@ -81,7 +81,7 @@ def parse_address(url: str, hosts: Collection[str] = ()) -> ImageAddress:
 
 
 def redirected(address: ImageAddress, location: str, hosts: Collection[str] = ()) -> ImageAddress:
-    """Where a redirect leads, checked alike. Raises BadAddress."""
+    """Return the target of a redirect, with the same checks. Raises BadAddress."""
     try:
         url = urljoin(address.url, location)
     except ValueError:
@@ -90,9 +90,9 @@ def redirected(address: ImageAddress, location: str, hosts: Collection[str] = ()
 
 
 def reachable(found: Sequence[str], networks: Sequence[Network] = ()) -> Sequence[str]:
-    """The addresses of a host. Raises BadAddress unless each of them is public or in ``networks``."""
+    """Return a host's IP addresses. Raises BadAddress unless each is public or in ``networks``."""
     if not found or not all(_allowed(one, networks) for one in found):
-        # One message for a host that is not known and one of a private network: callers learn no names of it.
+        # Unknown and private hosts get the same message, so that callers learn no names of a private network.
         raise BadAddress("is at a host that is not known or not public", "a public host")
     return found
 
@@ -100,7 +100,7 @@ def reachable(found: Sequence[str], networks: Sequence[Network] = ()) -> Sequenc
 def _allowed(text: str, networks: Sequence[Network]) -> bool:
     try:
         address = ip_address(text)
-    except ValueError:  # such as one with a zone
+    except ValueError:  # for example an address with a zone
         return False
     return any(address in network for network in networks) or _is_public(address)
 

@@ -1,8 +1,8 @@
-"""Fetches images for requests, so that no worker does.
+"""Fetches images for requests, so that workers need not.
 
-A name is looked up once, each of its addresses must be allowed, and the connection goes to one of them, so
-that a name whose addresses change leads nowhere else. Redirects are checked the same way. No proxy, cookie or
-credential is used, and nothing that is compressed is unpacked.
+A host name is resolved once, each of its IP addresses must be allowed, and the connection goes to one of
+them, so that a changed DNS answer cannot redirect it. Redirects are checked the same way. No proxy, cookie or
+credential is used, and compressed answers are not decompressed.
 """
 
 import asyncio
@@ -23,25 +23,25 @@ from gateway.images.address import BadAddress, ImageAddress, parse_address, reac
 
 MAX_REDIRECTS: Final = 3
 MAX_RUNNING: Final = 64
-"""Most fetches at a time; a tenant has half of them, and as many that wait."""
+"""Most concurrent fetches; a tenant may have half of them, and as many waiting ones."""
 CONNECT_S: Final = 3.0
-"""Longest time for a connection to one of a host's addresses."""
+"""Longest time to connect to one of a host's addresses, in seconds."""
 RETRY_AFTER_MS: Final = 1_000
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
 Hold = Callable[[int], None]
-"""Counts bytes that a request keeps in memory; raises where there is no room for them."""
+"""Counts bytes that a request keeps in memory; raises if they exceed the limit."""
 
 
 class NameLookup:
-    """The system's names of hosts, in threads of its own: a slow server of names holds up nothing else."""
+    """Resolves host names in its own threads, so that a slow DNS server delays nothing else."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(MAX_RUNNING, "image-names")
 
     async def __call__(self, host: str, port: int) -> Sequence[str]:
-        """The addresses of a host; none where it is not known."""
+        """Return the IP addresses of a host; none if it is unknown."""
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(
@@ -53,11 +53,11 @@ class NameLookup:
 
 
 class ImageFetcher:
-    """Fetches over HTTP/1.1, a connection for each image.
+    """Fetches over HTTP/1.1, with one connection per image.
 
     Args:
-        look_up: the addresses of a host.
-        tls: for ``https://``; its names are checked against the host's, not the address.
+        look_up: returns the IP addresses of a host.
+        tls: for ``https://``; the certificate must match the host's name, not the IP address.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ImageFetcher:
         self._asked: Counter[str] = Counter()
 
     async def fetch(self, url: str, tenant: str, hold: Hold) -> bytes:
-        """The image's bytes. Raises BadAddress, RateLimited, and what ``hold`` raises."""
+        """Fetch an image's bytes. Raises BadAddress, RateLimited, and the errors of ``hold``."""
         limit_s = self._bounds.fetch_timeout_seconds
         address = parse_address(url, self._bounds.fetch_hosts)
         async with self._turn(tenant):
@@ -124,7 +124,7 @@ class ImageFetcher:
         raise BadAddress(f"leads to more than {MAX_REDIRECTS} others", f"{MAX_REDIRECTS} redirects or fewer")
 
     async def _connect(self, address: ImageAddress) -> Connection:
-        """A connection to one of the addresses that were checked; raises OSError when none answers."""
+        """Connect to one of the host's checked IP addresses. Raises OSError if none answers."""
         loop = asyncio.get_running_loop()
         found = reachable(await self._look_up(address.host, address.port), self._bounds.fetch_networks)
         secure = address.scheme == "https"
@@ -145,7 +145,7 @@ class ImageFetcher:
         raise OSError
 
     async def _body(self, connection: Connection, hold: Hold) -> bytes:
-        data = BytesIO()  # its value is no copy
+        data = BytesIO()  # getvalue() does not copy
         size = 0
         while piece := await connection.read():
             size += len(piece)
@@ -156,11 +156,11 @@ class ImageFetcher:
         return data.getvalue()
 
 
-_NEVER_S: Final = 3_600.0  # the whole fetch has a limit of its own
+_NEVER_S: Final = 3_600.0  # no timeout here: the whole fetch has its own
 
 
 def _nothing(connection: Connection) -> None:
-    """The connection is used once."""
+    """Do nothing: the connection is not reused."""
 
 
 def _request(address: ImageAddress) -> bytes:

@@ -1,4 +1,4 @@
-"""What the first bytes of an image say: its type and its size. Nothing is decoded."""
+"""Reads an image's type and size from its first bytes, without decoding it."""
 
 import struct
 from collections.abc import Iterator
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_BLOCKS: Final = 100_000
-"""Most blocks of a file that are looked at; a GIF of 10 MB has 41,000."""
+"""Most blocks of a file that are read; a GIF of 10 MB has 41,000."""
 PNG: Final = b"\x89PNG\r\n\x1a\n"
-_NO_SIZE: Final = frozenset({0xC4, 0xC8, 0xCC})  # of the JPEG markers 0xC0 to 0xCF, those that begin no frame
+_NO_SIZE: Final = frozenset({0xC4, 0xC8, 0xCC})  # those JPEG markers of 0xC0 to 0xCF that begin no frame
 
 
 class UnreadableImage(ValueError):
-    """The bytes are not an image that is served; the message says what they are."""
+    """The bytes are not an accepted image; the message contains the reason."""
 
 
 class TruncatedImage(UnreadableImage):
-    """More bytes might tell."""
+    """The bytes end before the header is complete; more of them may be readable."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """Type and size, in pixels."""
+    """An image's type, and its size in pixels."""
 
     media_type: str
     width: int
@@ -29,7 +29,7 @@ class ImageHeader:
 
 
 def read_header(data: bytes) -> ImageHeader:
-    """The header of a PNG, JPEG, GIF or WebP with one picture. Raises UnreadableImage."""
+    """Read the header of a PNG, JPEG, GIF or WebP with one picture. Raises UnreadableImage."""
     try:
         header = _header(data)
     except (struct.error, IndexError):
@@ -61,7 +61,7 @@ def _png(data: bytes) -> ImageHeader:
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Places and kinds of the chunks in front of the pixels."""
+    """Yield offset and kind of the chunks before the pixels."""
     at = len(PNG)
     for _ in range(MAX_BLOCKS):
         (length,), kind = struct.unpack_from(">I", data, at), data[at + 4 : at + 8]
@@ -78,7 +78,7 @@ def _jpeg(data: bytes) -> ImageHeader:
         if data[at] != 0xFF:
             raise UnreadableImage("is a broken JPEG")
         marker = data[at + 1]
-        if marker == 0xFF:  # fills up
+        if marker == 0xFF:  # a fill byte
             at += 1
         elif 0xC0 <= marker <= 0xCF and marker not in _NO_SIZE:
             height, width = struct.unpack_from(">HH", data, at + 5)
@@ -91,7 +91,7 @@ def _jpeg(data: bytes) -> ImageHeader:
 
 
 def _gif(data: bytes) -> ImageHeader:
-    """A second picture makes it animated; a picture may be larger than the screen in the header."""
+    """Read a GIF: two pictures make it animated; a picture may be larger than the screen in the header."""
     width, height = struct.unpack_from("<HH", data, 6)
     at = 13 + _palette(data[10])
     pictures = 0

@@ -1,4 +1,4 @@
-"""The stage that reads a request's images, before its prompt is planned."""
+"""Reads and checks a request's images before its prompt is planned."""
 
 import asyncio
 import hashlib
@@ -24,11 +24,11 @@ from gateway.images.fetch import Hold, ImageFetcher
 from gateway.images.header import ImageHeader, TruncatedImage, UnreadableImage, read_header
 
 INLINE_BYTES: Final = 65_536
-"""A shorter image is read on the event loop, in 0.2 ms."""
+"""An image of at most this size is read on the event loop, in 0.2 ms."""
 _MAX_PREFIX: Final = 256
-"""Longest beginning of a ``data:`` URL, up to the comma."""
+"""Longest part of a ``data:`` URL before the base64, including the comma."""
 _PIECE_CHARS: Final = 1 << 20
-"""How much base64 is decoded at once: other threads run between two pieces."""
+"""Characters of base64 that are decoded in one step: other threads run between two steps."""
 _NO_IMAGES: Final[Mapping[str, ImageData]] = MappingProxyType({})
 
 
@@ -37,8 +37,8 @@ class ImageReader:
     """Reads the images of requests.
 
     Args:
-        holding: what a tenant's requests fetch is counted within.
-        fetcher: fetches those that are addresses; ``None``: only ``data:`` URLs are served.
+        holding: takes a tenant; the context in which the bytes that it fetches are counted.
+        fetcher: fetches images from addresses; ``None``: only ``data:`` URLs are accepted.
     """
 
     bounds: ImagesSection
@@ -46,7 +46,7 @@ class ImageReader:
     fetcher: ImageFetcher | None = None
 
     def of(self, request: GenerateRequest) -> AbstractContextManager["RequestImages"]:
-        """The images of a request, in memory while the block runs."""
+        """Return a context manager of a request's images, which are in memory while its block runs."""
         if Feature.IMAGES not in request.needs:
             return _NONE
         return self._of(request)
@@ -58,21 +58,21 @@ class ImageReader:
 
 
 class RequestImages(Protocol):
-    """The images of one request; once they are read, ``data`` has their bytes by their hashes."""
+    """The images of one request; after ``read``, ``data`` has their bytes by SHA-256."""
 
     @property
     def data(self) -> Mapping[str, ImageData]:
-        """By hash."""
+        """The images' bytes by SHA-256."""
 
     async def read(self, prompt: CanonicalPrompt, offload: Offload) -> CanonicalPrompt:
-        """The request's prompt with its images read.
+        """Return the prompt with the images' sizes and hashes.
 
-        Raises InvalidRequest: one of them cannot be served; RateLimited, TooManyBodies, TooManyOwnBodies.
+        Raises InvalidRequest for an unacceptable image; RateLimited, TooManyBodies, TooManyOwnBodies.
         """
 
 
 class _NoImages:
-    """Of all requests without images."""
+    """The images of a request without any."""
 
     data: Final = _NO_IMAGES
 
@@ -124,7 +124,7 @@ class _Images:
             raise not_allowed(image.param, f"{error}", error.allowed) from None
 
     def _in_body(self, image: ImageContent) -> memoryview:
-        """The base64 of an image in the body."""
+        """Return the base64 of an image in the request's body."""
         url, start = image.url, image.url.find(",", 0, _MAX_PREFIX) + 1
         if not url[:start].endswith(";base64,"):
             raise not_allowed(image.param, "is a data: URL without base64", "data:image/png;base64,…")
@@ -135,7 +135,7 @@ class _Images:
         return data
 
     def _given(self, image: ImageContent, data: memoryview) -> tuple[ImageContent, ImageData]:
-        """An image in the body; decoded piece by piece, so that it is not in memory a second time."""
+        """Read an image of the body, decoded in pieces so that it is not in memory twice."""
         digest, first, size = hashlib.sha256(), b"", 0
         try:
             for at in range(0, len(data), _PIECE_CHARS):
@@ -156,7 +156,7 @@ class _Images:
         )
 
     def _header(self, image: ImageContent, first: bytes, whole: Callable[[], bytes]) -> ImageHeader:
-        """What the bytes are, whatever they are said to be."""
+        """Read the header of the bytes, whatever type the caller declared."""
         try:
             try:
                 header = read_header(first)
