@@ -1,1 +1,1 @@
-"""Readiness, health figures, and the drain."""
+"""Readiness and health figures."""

@@ -1,4 +1,4 @@
-"""When the gateway was first ready: as a figure, and for platforms that ask ``/ping`` alone (SageMaker)."""
+"""When the gateway was first ready: as a figure, and for platforms that only poll ``/ping`` (SageMaker)."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -8,9 +8,9 @@ from gateway.ports import HealthService
 
 
 class OnceReady:
-    """A :class:`HealthService` whose ``ping`` refuses until ``ready`` was true for the first time.
+    """A :class:`HealthService` whose ``ping`` fails until ``ready`` is true for the first time.
 
-    From then on it is plain liveness: a container must not be killed because its engine restarts.
+    From then on ``ping`` is plain liveness: a container must not be killed because its engine restarts.
     """
 
     def __init__(self, health: HealthService) -> None:
@@ -18,7 +18,7 @@ class OnceReady:
         self._was_ready = False
 
     def ping(self) -> Mapping[str, object]:
-        """Liveness. Raises BackendUnavailable: it has not been ready yet."""
+        """Report liveness. Raises BackendUnavailable if the gateway has never been ready."""
         if not self._was_ready:
             self._was_ready, _ = self._health.ready()
         if not self._was_ready:
@@ -32,12 +32,12 @@ class OnceReady:
         return await self._health.deep()
 
 
-# A start should take at most 90 s; a tenth of a second is precise enough to compare with that.
+# Seconds between checks. A start should take at most 90 s, so this is precise enough.
 CHECK_EVERY_S = 0.1
 
 
 class FirstReady:
-    """Remembers it; later changes of readiness do not count."""
+    """Records the time of the first readiness; later changes do not count."""
 
     def __init__(self, ready: Callable[[], bool], process_age_s: Callable[[], float]) -> None:
         self._ready = ready
@@ -45,13 +45,13 @@ class FirstReady:
         self._after_s: float | None = None
 
     def after_s(self) -> float | None:
-        """Seconds from the process' start; ``None`` while it was never ready. Checks by itself."""
+        """Check readiness; return the seconds from process start to the first one, ``None`` if never ready."""
         if self._after_s is None and self._ready():
             self._after_s = self._process_age_s()
         return self._after_s
 
     async def run(self) -> None:
-        """Check until it is ready, so that the figure does not depend on who asks."""
+        """Check until the gateway is ready, so that the figure does not depend on scrapes."""
         while True:
             if self.after_s() is not None:
                 return

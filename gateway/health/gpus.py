@@ -1,20 +1,20 @@
-"""The GPUs' figures for deep health, from the driver's own tool."""
+"""The GPUs' figures for deep health, from ``nvidia-smi``."""
 
 import asyncio
 import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
 
-# The tool takes some 50 ms on an idle machine and seconds while the driver is busy.
+# The tool takes about 50 ms on an idle machine, and seconds if the driver is busy.
 TIMEOUT_S = 5.0
 FIELDS = "index,utilization.gpu,memory.used,memory.total"
 MIB_PER_GB = 1024
 
 
 async def read_gpus(tool: str = "nvidia-smi") -> Sequence[Mapping[str, float | None]]:
-    """Each GPU's index, use in percent, and memory used and in all in GB (2^30 bytes).
+    """Return each GPU's index, use in percent, and used and total memory in GB (2^30 bytes).
 
-    Empty on a machine without NVIDIA's driver, and when its tool does not answer in :data:`TIMEOUT_S`.
+    Empty on a machine without NVIDIA's driver, and if its tool does not answer within :data:`TIMEOUT_S`.
     """
     path = shutil.which(tool)
     if path is None:
@@ -28,7 +28,7 @@ async def read_gpus(tool: str = "nvidia-smi") -> Sequence[Mapping[str, float | N
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError:
-        return ()  # the tool cannot be run, which says nothing about health
+        return ()  # that the tool cannot be run is no sign of bad health
     try:
         async with asyncio.timeout(TIMEOUT_S):
             output, _ = await process.communicate()
@@ -42,7 +42,7 @@ async def read_gpus(tool: str = "nvidia-smi") -> Sequence[Mapping[str, float | N
 
 
 def parse(output: str) -> Sequence[Mapping[str, float | None]]:
-    """The tool's lines as figures; unknown ones (``[N/A]``) are ``None``."""
+    """Parse the tool's lines; unknown figures (``[N/A]``) are ``None``."""
     rows = [line.split(",") for line in output.splitlines()]
     found = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""The three tiers of health: alive, ready, and generating."""
+"""The three health checks: ``ping`` (alive), ``ready``, and ``deep`` (generating)."""
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
@@ -30,25 +30,25 @@ from observability.events import EngineFigures
 from resilience.failures import BackendFailure
 from resilience.supervisor import SupervisorState
 
-# Above 98 % of memory an allocation may fail at any time; above 50 % errors the circuit breaker is open.
+# Above 98 % KV cache use an allocation may fail at any time; above 50 % errors the circuit breaker is open.
 MEMORY_LIMIT = 0.98
 ERROR_RATE_LIMIT = 0.5
 DEEP_TIMEOUT_S = 10.0
 DEEP_TOKENS = 5
-# Who asks.
+# The caller of the probes.
 HEALTH = Caller("health", CallerRole.OPERATOR, "health")
 
 
 @dataclass(frozen=True, slots=True)
 class HealthProbe:
-    """Answers the monitors; ``ping`` and ``ready`` only read what is known already.
+    """Answers health checks; ``ping`` and ``ready`` only read known state.
 
     Args:
-        model_loaded: whether the engines in process have loaded, and what is to be loaded with them.
-        engines: the states of the engines in process, by backend; likewise ``engine_figures``.
-        state_store_ok: whether this gateway has the state that it serves by.
-        gpus: the cards' figures; must not raise.
-        probe_timeout_s: longest time of one backend's tiny generation.
+        model_loaded: whether the in-process engines and the adapters to preload are loaded.
+        engines: the states of the in-process engines, by admission gate; likewise ``engine_figures``.
+        state_store_ok: whether this gateway has the state that it needs to serve.
+        gpus: the GPUs' figures; must not raise.
+        probe_timeout_s: longest time of a backend's short generation.
     """
 
     fleet: Fleet
@@ -67,11 +67,11 @@ class HealthProbe:
     probe_timeout_s: float = DEEP_TIMEOUT_S
 
     def ping(self) -> Mapping[str, object]:
-        """Liveness: the process answers; the engine is not asked."""
+        """Report liveness: the process answers; the engine is not checked."""
         return {"status": "healthy", "uptime_seconds": round(self.clock() - self.started_at, 1)}
 
     def checks(self) -> Mapping[str, bool]:
-        """Each check of readiness; only reads what is known already."""
+        """Return the result of each readiness check; only reads known state."""
         loads = [backend.load for backend in self.fleet.backends.values()]
         return {
             "model_loaded": self.model_loaded(),
@@ -96,7 +96,7 @@ class HealthProbe:
             status = "engine_given_up"
         body: dict[str, object] = {"ready": ready, "status": status, "checks": checks}
         if self.inspections.latest:
-            # Without a key: names and counts alone.
+            # The endpoint needs no key, so only names and counts are shown.
             body["workers"] = {
                 name: {"usable": sum(not one.unusable for one in found), "of": len(found)}
                 for name, found in self.inspections.latest.items()
@@ -109,7 +109,7 @@ class HealthProbe:
         return ready, body
 
     async def deep(self) -> tuple[bool, Mapping[str, object]]:
-        """Generate a few tokens on every backend at once, outside admission and accounting."""
+        """Generate a few tokens on all backends concurrently, outside admission and accounting."""
         names = list(self.fleet.backends)
         async with asyncio.TaskGroup() as tasks:
             probes = tasks.create_task(self.probe(names))
@@ -117,7 +117,7 @@ class HealthProbe:
             workers = tasks.create_task(self.inspections.now())
         results = probes.result()
         healthy = {name for name, result in results.items() if result["status"] == "healthy"}
-        # An optional backend is one without which every route still has another.
+        # Healthy enough to serve: every route still has a healthy backend.
         served = all(healthy & set(names) for names in self.routes().values())
         body: dict[str, object] = {
             "status": "healthy" if len(healthy) == len(names) else "degraded" if served else "unhealthy",
@@ -132,13 +132,13 @@ class HealthProbe:
         return bool(healthy) and served, body
 
     async def probe(self, names: Sequence[str]) -> dict[str, Mapping[str, object]]:
-        """What a few tokens or a vector of each of these backends took, or why there was none."""
+        """Probe each of these backends with a few tokens or a vector; return its latency or failure."""
         async with asyncio.TaskGroup() as tasks:
             probes = {name: tasks.create_task(self._probe(self.fleet.backends[name])) for name in names}
         return {name: probe.result() for name, probe in probes.items()}
 
     def _engine_now(self) -> dict[str, object]:
-        """The sum of the engines in process; without one, of the remote backends' loads."""
+        """Return the load of the in-process engines together, or without any that of all backends."""
         loads: list[EngineFigures | BackendLoad]
         loads = [one for one in self.engine_figures().values() if one is not None]
         loads = loads or [one.load for one in self.fleet.backends.values() if one.load is not None]
@@ -181,7 +181,7 @@ class HealthProbe:
         }
 
     def _ids(self, backend: Backend) -> tuple[int, ...]:
-        """Of the prompt; none where only the workers have the model's tokenizer."""
+        """Return the probe's token ids; none if only the workers have the model's tokenizer."""
         try:
             return self.text(backend.model).encode("test")
         except NoTokenizer:
@@ -193,4 +193,4 @@ def _shown(inspections: Mapping[str, Sequence[Inspection]]) -> dict[str, list[di
 
 
 async def _discard(delta: Delta) -> None:
-    """Deep health needs the end of the generation, not its text."""
+    """Discard the text: deep health only needs the end of the generation."""

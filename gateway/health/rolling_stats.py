@@ -11,17 +11,17 @@ from observability.events import RequestRecord
 from resilience.failures import POLICIES, FailureKind, HealthEffect
 
 WINDOW_S = 60.0
-# Enough for a minute at 170 requests a second; older ones leave first.
+# Enough for a minute at 170 requests per second; the oldest samples are dropped first.
 MAX_SAMPLES = 10_000
 # Below this many requests a rate is meaningless.
 MIN_SAMPLES = 10
 
 
-# Refusals because of too much work. An open circuit stands for failures instead.
+# Refusals because of overload. An open circuit breaker means failures instead.
 OVERLOAD = frozenset(reason.value for reason in Reason) - {Reason.CIRCUIT_OPEN.value}
-# Codes of answers with 5xx that are no fault of this gateway: it sheds, it stops, the deadline has passed.
+# Codes of 5xx answers that are not failures of this gateway: load shedding, the drain, a passed deadline.
 NO_FAULT = OVERLOAD | {"draining", "deadline_exceeded"}
-# Failures caused by the request itself; no caller can take a gateway out of service by them.
+# Failures caused by the request itself; a caller must not be able to make a gateway not ready by them.
 OF_THE_REQUEST = frozenset(
     kind.value for kind in FailureKind if POLICIES[kind].health is HealthEffect.NOTHING
 )
@@ -29,24 +29,24 @@ DEGRADED = "degraded"
 
 
 class HealthOutcome(StrEnum):
-    """What became of a request, as far as health is concerned."""
+    """The outcome of a request for health."""
 
     SERVED = "served"
-    """Answered, or the caller's own mistake."""
+    """Answered, or refused because of the caller's own error."""
     FALLBACK = "fallback"
-    """A fallback target gave a real answer."""
+    """A fallback target answered, or the degraded text after a failure that the request caused."""
     SHED = "shed"
-    """Refused because there was too much work; degraded text included."""
+    """Refused because of overload, also with the degraded text."""
     FAILED = "failed"
-    """Failed by the gateway: an error, or the degraded text because the backend fails."""
+    """Failed: an error, or the degraded text because the backend failed."""
 
 
 def outcome(record: RequestRecord) -> HealthOutcome:
-    """Judge one finished request.
+    """Return the outcome of a finished request.
 
-    An answer by a fallback target is no error: taking the gateway out of service would not give a better one.
-    Shedding is none either: with less traffic here, the other gateways get more. The degraded text in place
-    of a failed generation is one: another gateway might answer.
+    A fallback target's answer is no failure: taking the gateway out of service would not give a better one.
+    Shedding is no failure: less traffic here would mean more for other gateways. The degraded text instead of
+    a failed generation is a failure: another gateway might answer.
     """
     if record.failed:
         return HealthOutcome.SHED if record.error_code in NO_FAULT else HealthOutcome.FAILED
@@ -59,7 +59,7 @@ def outcome(record: RequestRecord) -> HealthOutcome:
 
 
 class Sample(Struct, frozen=True):
-    """One finished request, as far as health is concerned; milliseconds."""
+    """One finished request: its end on the monotonic clock in seconds, and its times in milliseconds."""
 
     at: float
     outcome: HealthOutcome
@@ -68,7 +68,7 @@ class Sample(Struct, frozen=True):
 
 
 class RollingStats:
-    """Counts the last minute's requests; bounded in memory."""
+    """Counts the last minute's requests, at most ``MAX_SAMPLES``."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -76,8 +76,8 @@ class RollingStats:
         self._samples: deque[Sample] = deque()
         self._preemptions: deque[tuple[float, int]] = deque(maxlen=MAX_SAMPLES)
         self._restarted_at = float("-inf")
-        # Counts of the samples since then, updated with each sample: readiness is read all the time, and
-        # going through 10,000 samples took 1.3 ms of the event loop.
+        # Counts of the samples since the restart, updated with each sample: readiness is read often, and an
+        # iteration over 10,000 samples took 1.3 ms of the event loop.
         self._judged = 0
         self._failed = 0
 
@@ -89,33 +89,33 @@ class RollingStats:
         self._count(sample, 1)
 
     def observe_preemptions(self, total: int) -> None:
-        """The engine's counter of preemptions, since its start."""
+        """Record the engine's counter of preemptions since its start."""
         if not self._preemptions or self._preemptions[-1][1] != total:
             self._preemptions.append((self._clock(), total))
 
     def engine_restarted(self) -> None:
-        """Failures before the restart no longer count."""
+        """Reset the error rate: failures before the restart no longer count."""
         self._restarted_at = self._clock()
         self._judged = self._failed = 0
         for sample in self._samples:
             self._count(sample, 1)
 
     def error_rate(self) -> float:
-        """Share of the last minute's requests that failed; 0 below a few samples.
+        """Return the share of the last minute's requests that failed; 0 with fewer than ``MIN_SAMPLES``.
 
-        Counted since the engine's last restart, so that readiness does not wait a minute for its return.
+        Only requests since the engine's last restart count, so that the gateway is soon ready again after it.
         """
         self._forget(before=self._clock() - WINDOW_S)
         return self._failed / self._judged if self._judged >= MIN_SAMPLES else 0.0
 
     def figures(self) -> dict[str, object]:
-        """The figures of deep health: the last minute's counts; mean, P50 and P99 of its times."""
+        """Return the figures for deep health: the last minute's counts; mean, P50 and P99 of its times."""
         now = self._clock()
         since = now - WINDOW_S
         self._forget(before=since)
         recent = self._samples
         counts = Counter(sample.outcome for sample in recent)
-        # The window, or less: at the start, and when the oldest samples were dropped.
+        # The span is shorter than the window at the start, and if the oldest samples were dropped.
         full = len(recent) == MAX_SAMPLES
         span_s = now - recent[0].at if full else min(WINDOW_S, now - self._begun_at)
         totals = [total for at, total in self._preemptions if at >= since]

@@ -1,1 +1,1 @@
-"""Work that is done within bounds, in processes that are killed over them."""
+"""Runs work with resource limits, in processes that are killed if they exceed them."""

@@ -1,9 +1,9 @@
-"""Work of unknown cost, done in processes that are killed when it takes too much.
+"""Runs work of unknown cost in processes that are killed if they exceed their limits.
 
-A server process (``python -m gateway.limited.process``) has imported what the work needs. It forks a child
-for each job, with one end of a socket, and with bounds on its processor time, its time and its memory, which
-the kernel enforces. When the other end is closed, the kernel ends the child as well, so a caller that leaves
-stops what it asked for.
+A server process (``python -m gateway.limited.process``) has imported the modules that the work needs. It
+forks a child for each job, with one end of a socket, and with limits on processor time, wall time and memory,
+which the kernel enforces. If the caller closes the other end, the kernel ends the child too, so a job stops
+when its caller leaves.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ Work = Callable[[bytes], bytes]
 
 _SOURCE_ROOT: Final = Path(__file__).parents[2]
 _SIZE: Final = struct.Struct("!I")
-# Below the gateway's own processes, which must go on answering.
+# Lower priority than the gateway's own processes, which must keep answering.
 _NICENESS: Final = 10
-# How a child ended: the first byte of what the caller reads.
+# How a child ended: the first byte of the answer that the caller reads.
 _DONE, _TIME, _MEMORY, _SIZE_OVER, _FAILED = b"d", b"t", b"m", b"s", b"f"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one job may take. ``wall_s`` is for a machine on which ``cpu_s`` does not come to an end."""
+    """The limits of one job. ``wall_s`` is for a machine too busy to give the job ``cpu_s`` in time."""
 
     cpu_s: float = 0.5
     wall_s: float = 15.0
@@ -46,11 +46,11 @@ class Limits:
 
 
 class LimitedError(Exception):
-    """The work brought no answer."""
+    """The work returned no answer."""
 
 
 class OverLimit(LimitedError):
-    """The work is over ``bound``, one of those in :class:`Limits`."""
+    """The work exceeded ``bound``, the name of a field of :class:`Limits`."""
 
     def __init__(self, bound: str) -> None:
         self.bound = bound
@@ -62,9 +62,9 @@ class NoProcess(LimitedError):
 
 
 class LimitedProcess:
-    """Does one kind of work. Thread-safe; the server starts with the first job, and again after its death.
+    """Does one kind of work. Thread-safe; the server starts with the first job, and again if it died.
 
-    ``work``: ``module:function``, which gets ``arguments`` and returns what turns a job into an answer.
+    ``work``: ``module:function``, which gets ``arguments`` and returns the function from a job to its answer.
     """
 
     def __init__(self, work: str, *arguments: str, limits: Limits) -> None:
@@ -75,7 +75,7 @@ class LimitedProcess:
         self._control: socket.socket | None = None
 
     async def run(self, job: bytes) -> bytes:
-        """The answer; cancelling kills the child. Raises OverLimit, NoProcess."""
+        """Return the answer to a job; a cancellation kills the child. Raises OverLimit, NoProcess."""
         ours = self._submit()
         try:
             ours.setblocking(False)
@@ -92,7 +92,7 @@ class LimitedProcess:
             writer.transport.abort()
 
     def run_blocking(self, job: bytes) -> bytes:
-        """The answer, for a thread that may wait. Raises OverLimit, NoProcess."""
+        """Return the answer to a job; blocks. Raises OverLimit, NoProcess."""
         with self._submit() as ours:
             try:
                 ours.sendall(_SIZE.pack(len(job)) + job)
@@ -110,7 +110,7 @@ class LimitedProcess:
             self._server = self._control = None
 
     def _submit(self) -> socket.socket:
-        """Our end of a job's socket; the server has the other end."""
+        """Start a job; return the gateway's end of its socket, of which the server has the other end."""
         for _ in range(2):  # the server may have died since the last job
             ours, theirs = socket.socketpair()
             with theirs:
@@ -151,7 +151,7 @@ def _read(answer: bytes) -> bytes:
 
 
 class _Server:
-    """Forks a child for each job, and says how those ended that were killed. Has one thread."""
+    """Forks a child for each job, and reports how a killed child ended. Has one thread."""
 
     def __init__(self, control: socket.socket, work: Work, limits: Limits) -> None:
         self._control = control
@@ -164,7 +164,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def serve(self) -> None:
-        """Until the gateway closes its end."""
+        """Serve jobs until the gateway closes its end."""
         control = self._control.fileno()
         while True:
             ready, _, _ = select.select([control, self._woken], [], [])
@@ -181,11 +181,11 @@ class _Server:
         try:
             pid = os.fork()
         except OSError:
-            job.close()  # no memory or too many processes: the caller reads an end without an answer
+            job.close()  # no memory or too many processes: the caller reads an empty answer
             return
         if not pid:
             for other in self._children.values():
-                other.close()  # its reader waits for the last end to be closed
+                other.close()  # the job's reader waits until all copies of this end are closed
             _child(job, self._work, self._limits)
         self._children[pid] = job
 
@@ -200,12 +200,12 @@ class _Server:
                     job.send(_ENDED.get(os.WTERMSIG(status), _MEMORY))
 
 
-# By signal; any other is a failed allocation, a stack that is too deep, or the kernel's own killing.
+# By signal; any other signal means a failed allocation, a stack overflow, or the kernel's OOM killer.
 _ENDED: Final[dict[int, bytes]] = {signal.SIGPROF: _TIME, signal.SIGALRM: _FAILED, signal.SIGIO: _FAILED}
 
 
 def _child(job: socket.socket, work: Work, limits: Limits) -> NoReturn:
-    """Do one job, and leave. The default action of each signal here ends the process at once."""
+    """Do one job and exit. The default action of each signal here ends the process at once."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -215,17 +215,17 @@ def _child(job: socket.socket, work: Work, limits: Limits) -> NoReturn:
         os.nice(_NICENESS)
         signal.setitimer(signal.ITIMER_REAL, limits.wall_s)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with contextlib.suppress(OSError):  # not on Linux: there memory is bounded by time alone
+        with contextlib.suppress(OSError):  # other systems than Linux have no /proc, and no memory limit here
             most = int(Path("/proc/self/statm").read_text().split()[0]) * 4096 + limits.memory_bytes
             resource.setrlimit(resource.RLIMIT_AS, (most, most))
         [length] = _SIZE.unpack(_exactly(job, _SIZE.size))
         asked = _exactly(job, length)
         fcntl.fcntl(job, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(job, fcntl.F_SETFL, fcntl.fcntl(job, fcntl.F_GETFL) | os.O_ASYNC)
-        if not select.select([job], [], [], 0)[0]:  # readable now: the caller has left
+        if not select.select([job], [], [], 0)[0]:  # a readable socket means that the caller has left
             signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
             answer = _answered(work, asked, limits.answer_bytes)
-            signal.signal(signal.SIGIO, signal.SIG_IGN)  # the reading of the answer would send it
+            signal.signal(signal.SIGIO, signal.SIG_IGN)  # the caller's read of the answer would raise it
             job.sendall(answer)
             status = 0
     finally:
@@ -251,8 +251,8 @@ def _exactly(connection: socket.socket, length: int) -> bytes:
 
 
 def main(argv: list[str]) -> None:
-    """``FD LIMITS MODULE:FUNCTION ARGUMENT…``"""
-    # Ctrl-C and a service manager's SIGTERM reach every process of the tree; the gateway closes the socket.
+    """Run the server with the arguments ``FD LIMITS MODULE:FUNCTION ARGUMENT…``."""
+    # Ctrl-C and a service manager's SIGTERM reach every process of the tree; this one ends with its socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     module, _, function = argv[2].partition(":")
