@@ -45,7 +45,7 @@ class FirstReady:
         self._after_s: float | None = None
 
     def after_s(self) -> float | None:
-        """Check readiness; return the seconds from process start to the first one, ``None`` if never ready."""
+        """Check readiness; return the seconds from process start to the first, ``None`` if never ready."""
         if self._after_s is None and self._ready():
             self._after_s = self._process_age_s()
         return self._after_s
