@@ -1,1 +1,1 @@
-"""What operators can do, one file a noun; the files do not know each other."""
+"""The operators' services, one file per noun; the files do not import each other."""

@@ -26,14 +26,14 @@ _Labels = Annotated[dict[str, str], Field(max_length=32)]
 
 
 class CommentBody(Body):
-    """Why; a dry run changes nothing and answers as it would be."""
+    """The reason of a change; a dry run changes nothing and returns the result as it would be."""
 
     comment: Annotated[str, Field(max_length=1_000)] = ""
     dry_run: bool = False
 
 
 class AddBody(CommentBody):
-    """A new version: its name and where it lies (a folder, an archive, ``s3://bucket/prefix``)."""
+    """A new version: its name and location (a folder, an archive, ``s3://bucket/prefix``)."""
 
     id: str
     location: Annotated[str, Field(min_length=1, max_length=1_024)]
@@ -43,28 +43,28 @@ class AddBody(CommentBody):
 
 
 class PromoteBody(CommentBody):
-    """Where a version is promoted to; below 100 percent it is a canary of the alias."""
+    """The alias to which a version is promoted; below 100 percent it becomes a canary of the alias."""
 
     alias: str | None = None
     percent: Annotated[float, Field(gt=0, le=100)] = 100.0
     force: bool = False
-    """Without a passing evaluation."""
+    """Promote without a passing evaluation."""
 
 
 class RollbackBody(CommentBody):
-    """The version to go back to; unset: the one before."""
+    """The version to return to; unset: the previous one."""
 
     to: str | None = None
 
 
 class LabelsBody(Body):
-    """The labels that a version shall have."""
+    """The new labels of a version; they replace the old ones."""
 
     labels: _Labels
 
 
 class ReportBody(Body):
-    """An evaluation's report; it counts when `sluice evaluate` signed it."""
+    """An evaluation's report; it is valid if `sluice evaluate` signed it."""
 
     report: dict[str, Any]
 
@@ -97,7 +97,7 @@ class AdapterBody(TypedDict):
 
 
 class AliasBody(TypedDict):
-    """A name that leads to a version, and for some percent of its sessions to a canary."""
+    """A name for a version, and for a canary that gets some percent of the name's sessions."""
 
     alias: str
     target: str | None
@@ -108,7 +108,7 @@ class AliasBody(TypedDict):
 
 
 class RefusedAdapter(TypedDict):
-    """A version that this process cannot serve, and why."""
+    """A version that this process cannot serve, and the reason."""
 
     id: str
     reason: str
@@ -123,7 +123,7 @@ class AdapterFetch(TypedDict):
 
 
 class AdaptersBody(TypedDict):
-    """Versions, aliases, and what this process has loaded."""
+    """Versions, aliases, and the adapters that this process has loaded or is fetching."""
 
     number: int
     adapters: list[AdapterBody]
@@ -150,14 +150,14 @@ Decide = Callable[[Catalogue], bytes | None]
 class AdapterAdmin:
     """Shows and changes the registry; ``who`` is the key's id.
 
-    Changes are in force in this process when a call returns, in every other within a second. They raise
-    NoSuchAdapter, AdapterRejected, AdapterNotHere, CatalogueError, NotEvaluatedError, BackendUnavailable (the
-    state store is away) and BackendFailure (the engine).
+    A change is in force in this process when the call returns, in every other process within a second. It
+    raises NoSuchAdapter, AdapterRejected, AdapterNotHere, CatalogueError, NotEvaluatedError,
+    BackendUnavailable (the state store is unreachable) and BackendFailure (the engine).
 
     Args:
-        loader: what is loaded in this process.
-        routed: the paths of the rules, in the routing in force, that name an adapter.
-        evaluation_key: signs the reports that count.
+        loader: loads adapters in this process.
+        routed: returns the paths of the rules, in the routing in force, that name an adapter.
+        evaluation_key: verifies the signature of reports.
     """
 
     projection: AdapterProjection
@@ -171,7 +171,7 @@ class AdapterAdmin:
     evaluation_key: bytes
 
     def show_all(self) -> AdaptersBody:
-        """Every version and alias, what is loaded here, what is being fetched."""
+        """Return all versions and aliases, the adapters loaded here, and the downloads in progress."""
         catalogue = self.projection.catalogue
         refused = self.registry.offered.refused
         return {
@@ -188,13 +188,13 @@ class AdapterAdmin:
         }
 
     def show(self, name: str) -> AdapterOrAlias:
-        """One version, or the alias of that name. Raises NoSuchAdapter."""
+        """Return the version or the alias of that name. Raises NoSuchAdapter."""
         if name not in self.projection.catalogue.aliases:
             self._version(name)
         return self._shown(name, self.projection.catalogue)
 
     async def add(self, given: AddBody, *, who: str) -> AdapterOrAlias:
-        """Bring, check and register a version, staged; of a dry run only bring and check."""
+        """Fetch, check and register a version as staged; a dry run only fetches and checks."""
 
         async def registering(check: Callable[..., Awaitable[Verified]]) -> Decide:
             changes.check_new(self.projection.catalogue, given.id, given.labels)
@@ -229,10 +229,10 @@ class AdapterAdmin:
         return VerifiedBody(**asdict(verified), id=adapter_id)
 
     async def preload(self, adapter_id: str, *, who: str) -> AdapterBody:
-        """Load a version now, ahead of its first request, here and in every other gateway process.
+        """Load a version now, before its first request, here and in every other gateway process.
 
-        ``others_told`` of the answer says whether the order reached the state store; each process loads on
-        its own, and logs a failure.
+        ``others_told`` of the answer is whether the order reached the state store; each process loads the
+        version independently, and logs a failure.
         """
         if self._version(adapter_id).state is AdapterState.RETIRED:
             raise CatalogueError(f"{adapter_id!r} is retired; it is not loaded any more")
@@ -246,7 +246,7 @@ class AdapterAdmin:
         return await self.audit.attempt(who, "adapter.preload", adapter_id, loading)
 
     async def promote(self, adapter_id: str, given: PromoteBody, *, who: str) -> AdapterOrAlias:
-        """Lead an alias to a version, for all sessions or a share; without an alias make it active."""
+        """Point an alias to a version, for all sessions or a share; without an alias, make it active."""
         self._version(adapter_id)
 
         def promoting(catalogue: Catalogue) -> bytes | None:
@@ -269,7 +269,7 @@ class AdapterAdmin:
         )
 
     async def retire(self, adapter_id: str, given: CommentBody, *, who: str) -> AdapterOrAlias:
-        """Serve a version no more; it is unloaded when its last request has ended."""
+        """Stop serving a version; it is unloaded when its last request has ended."""
         self._version(adapter_id)
 
         def retiring(catalogue: Catalogue) -> bytes:
@@ -319,7 +319,7 @@ class AdapterAdmin:
         )
 
     async def roll_back(self, alias: str, given: RollbackBody, *, who: str) -> AdapterOrAlias:
-        """Lead an alias back to the version before, or to the one named."""
+        """Point an alias back to the previous version, or to a given one."""
         self._check_alias(alias)
         return await self._change(
             who,
@@ -330,7 +330,7 @@ class AdapterAdmin:
         )
 
     async def end_canary(self, alias: str, given: CommentBody, *, who: str) -> AdapterOrAlias:
-        """Give all of an alias' sessions back to the version that has the others."""
+        """End an alias's canary: all sessions get the alias's target again."""
         self._check_alias(alias)
         return await self._change(
             who, "end_canary", alias, lambda now: changes.end_canary(now, alias, comment=given.comment), given
@@ -346,7 +346,7 @@ class AdapterAdmin:
         *,
         target: str = "",
     ) -> AdapterOrAlias:
-        """Make the change and show ``name``; a dry run shows it as it would be and is not audited."""
+        """Make the change and return ``name``'s state; a dry run returns it as it would be, unaudited."""
         if given.dry_run:
             return self._preview(decide, name, who)
 

@@ -16,7 +16,7 @@ from admission.values import AdmissionLimits
 from gateway.routing.revision import Revision
 from observability.admission_metrics import GateFigures, class_of
 
-# Decisions that are stored. Refusals have a store of their own, so that many admissions do not displace them.
+# The number of stored decisions. Refusals are stored separately, so that admissions do not displace them.
 KEPT_ADMITTED = 50
 KEPT_REFUSED = 100
 
@@ -50,7 +50,7 @@ class AdmissionAdmin:
         self._refused: deque[tuple[float, RefusedEvent]] = deque(maxlen=KEPT_REFUSED)
 
     def watch(self, controller: AdmissionController) -> None:
-        """Whose gates are shown."""
+        """Show the gates of ``controller``."""
         self._gates = lambda: controller.gates
         self._gate_name = controller.gate_name
 
@@ -65,7 +65,7 @@ class AdmissionAdmin:
         return [_figures(name, gate, ladders.get(name, {}), now) for name, gate in self._gates().items()]
 
     def _ladders(self) -> Mapping[str, Mapping[str, tuple[Rung, ...]]]:
-        """The ladders that routes have of their own, by gate and route."""
+        """Return the routes' own degradation ladders, by gate and route."""
         found: dict[str, dict[str, tuple[Rung, ...]]] = {}
         for route in self._revision().routes.values():
             if route.limits is None or route.limits.rungs == self._limits.rungs:
@@ -75,7 +75,7 @@ class AdmissionAdmin:
         return found
 
     def show(self) -> AdmissionBody:
-        """Gates, limits and decisions; no prompt is in it."""
+        """Return gates, limits and decisions; they contain no prompts."""
         now, ladders = self._clock(), self._ladders()
         routes = {
             name: _limits(route.limits, self._limits)
@@ -182,7 +182,7 @@ def _shown(gate: BackendGate, ladders: Mapping[str, tuple[Rung, ...]], now: floa
 
 
 def _limits(limits: AdmissionLimits, base: AdmissionLimits | None = None) -> dict[str, Any]:
-    """All thresholds, or those that differ from ``base``."""
+    """Return all thresholds, or only those that differ from ``base``."""
     shown = asdict(limits)
     if base is None:
         return shown

@@ -1,4 +1,4 @@
-"""The canary for operators: start, pause, resume, abort; each order is audited."""
+"""The canary for operators: start, pause, resume, abort; each command is audited."""
 
 import math
 from collections.abc import Awaitable, Callable
@@ -26,19 +26,19 @@ from gateway.state.port import StateStore
 
 
 class CanaryBody(Body):
-    """Why; stored in the audit log."""
+    """The reason of a command; stored in the audit log."""
 
     comment: Annotated[str, Field(max_length=1_000)] = ""
 
 
 class CanaryAbortBody(CanaryBody):
-    """Why; a dry run shows what would change."""
+    """The reason of a command; a dry run changes nothing and shows what would change."""
 
     dry_run: bool = False
 
 
 class CanaryStartBody(CanaryAbortBody):
-    """A backend that shall have a route, step by step."""
+    """A backend that gets a route step by step."""
 
     route: str
     backend: str
@@ -47,7 +47,7 @@ class CanaryStartBody(CanaryAbortBody):
     step_seconds: Annotated[float, Field(ge=0, le=43_200)] = canary.STEP_S
     window_seconds: Annotated[float, Field(ge=1, le=60)] = canary.WINDOW_S
     force: bool = False
-    """On a route that requires an evaluation: without one."""
+    """Start without an evaluation on a route that requires one."""
 
     @field_validator("steps")
     @classmethod
@@ -58,9 +58,9 @@ class CanaryStartBody(CanaryAbortBody):
 
 
 class CanaryCheck(TypedDict):
-    """One check's figures in this step; ``log10_e`` at ``log10_bound`` rolls back.
+    """One check's figures in this step; the canary is rolled back if ``log10_e`` reaches ``log10_bound``.
 
-    The intervals are those of the shares of bad requests, at 95 %; ``None`` without a request.
+    The intervals are 95 % intervals of the shares of bad requests; ``None`` without a request.
     """
 
     canary_bad: int
@@ -74,7 +74,7 @@ class CanaryCheck(TypedDict):
 
 
 class CanaryStatus(TypedDict):
-    """A canary."""
+    """The plan and the state of a canary."""
 
     id: str
     route: str
@@ -108,16 +108,16 @@ class CanaryShownBody(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class CanaryAdmin:
-    """Orders for the canary; there is one at a time. ``who`` is the key's id.
+    """Commands for the canary; there is one canary at a time. ``who`` is the key's id.
 
-    Orders raise InvalidRequest, UnknownRoute, RevisionConflict (it is not in a phase for that, or another
-    order came first) and BackendUnavailable (the state store is away).
+    Commands raise InvalidRequest, UnknownRoute, RevisionConflict (the canary's phase does not allow the
+    command, or another command came first) and BackendUnavailable (the state store is unreachable).
 
     Args:
-        driver: of this process; an order makes this process the one that drives.
-        store: where the samples are.
-        evaluation_fault: why a backend has no evaluation that counts; ``None``: it passed one.
-        guardrails: names of the checks of answers' content.
+        driver: the driver of this process; after a command this process drives the canary.
+        store: the store of the samples.
+        evaluation_fault: returns why a backend has no valid evaluation; ``None`` if it passed one.
+        guardrails: the names of the content checks.
     """
 
     driver: CanaryDriver
@@ -131,14 +131,14 @@ class CanaryAdmin:
     guardrails: tuple[str, ...] = ()
 
     def show(self) -> CanaryShownBody:
-        """The last canary, as this process knows it."""
+        """Return the last canary, as known to this process."""
         beat = self.driver.beat
         if beat is None:
             return {"canary": None}
         return {"canary": _shown(beat.standing), "driven_by": beat.holder}
 
     async def start(self, given: CanaryStartBody, *, who: str) -> CanaryShownBody:
-        """Give a backend the first step of a route, and more as it proves itself."""
+        """Start a canary: the backend gets the first step of a route, and the next ones if it passes."""
         if given.dry_run:
             with operator_errors():
                 return self._preview(await self._begin(self.driver.state, given, who))
@@ -150,15 +150,15 @@ class CanaryAdmin:
         return await self._audited(action, f"{given.route}: {given.backend}", who, given.comment, starting)
 
     async def pause(self, given: CanaryBody, *, who: str) -> CanaryShownBody:
-        """Hold its share; judge nothing."""
+        """Keep the canary's share and stop its evaluation."""
         return await self._ordered("pause", who, given.comment, self._pause)
 
     async def resume(self, given: CanaryBody, *, who: str) -> CanaryShownBody:
-        """Judge again."""
+        """Continue the evaluation of a paused canary."""
         return await self._ordered("resume", who, given.comment, self._resume)
 
     async def abort(self, given: CanaryAbortBody, *, who: str) -> CanaryShownBody:
-        """End it, with the route's weights as before."""
+        """End the canary and restore the route's weights."""
         if given.dry_run:
             with operator_errors():
                 return self._preview(await self._abort(self._current("abort"), given.comment))
@@ -207,7 +207,7 @@ class CanaryAdmin:
         return state
 
     def _preview(self, state: canary.CanaryState) -> CanaryShownBody:
-        """The canary and the routing's changes as they would be; a dry run is not audited."""
+        """Return the canary and the routing's changes as they would be; a dry run is not audited."""
         now = self.routing.last().draft.config
         then = with_weights(now, state.plan.route, state.wanted)
         return {"dry_run": True, "canary": _shown(state), "changes": differences(now, then)}
@@ -252,7 +252,7 @@ class CanaryAdmin:
                 await begin()
 
         await self.audit.attempt(who, f"canary.{action}", target, translated, comment=comment)
-        # This process carries the order out now; should the store go away here, any process' next tick does.
+        # This process executes the command now; if the store fails here, the next tick of any process does.
         await self.driver.tick()
         return self.show()
 

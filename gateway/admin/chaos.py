@@ -15,13 +15,13 @@ from gateway.state.audit import Audit
 
 
 class FaultsRequest(Section):
-    """The rules that shall be in force; none ends all faults."""
+    """The new rules; an empty list ends all faults."""
 
     faults: Annotated[tuple[FaultRule, ...], Field(max_length=MAX_RULES)]
 
 
 class InjectedFault(TypedDict):
-    """How often a fault was made."""
+    """How often a fault was injected."""
 
     backend: str
     kind: str
@@ -29,7 +29,7 @@ class InjectedFault(TypedDict):
 
 
 class FaultsBody(TypedDict):
-    """The faults in force in this process, and how often each was made."""
+    """The faults in force in this process, and how often each was injected."""
 
     faults: list[dict[str, Any]]
     injected: list[InjectedFault]
@@ -51,7 +51,7 @@ class ChaosAdmin:
         }
 
     async def replace(self, given: FaultsRequest, *, who: str) -> FaultsBody:
-        """Put other rules in force. Raises InvalidRequest for a backend that does not exist."""
+        """Replace the rules. Raises InvalidRequest for a backend that does not exist."""
 
         async def replacing() -> FaultsBody:
             self.chaos.replace(given.faults)

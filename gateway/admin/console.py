@@ -1,7 +1,7 @@
-"""What the console shows: this process' present state and last requests, and the fleet's gateways.
+"""The data of the console: this process's current state and last requests, and the fleet's gateways.
 
-While a live view is open, its gateway announces its summary through the state store, and asks the others for
-theirs. Announcements are not stored, and nothing is announced while no view is open.
+While a live view is open, its gateway announces its summary through the state store, and asks the other
+gateways for theirs. Announcements are not stored, and none are sent while no view is open.
 """
 
 import asyncio
@@ -20,33 +20,33 @@ from observability.events import RequestRecord
 from observability.slo_metrics import SloTargets, met
 
 KEPT: Final = 2_000
-"""Requests that can be looked at."""
+"""The number of last requests that are kept."""
 FRESH_S: Final = 1.5
-"""One aggregate serves every console that asks within this time."""
+"""Seconds for which one aggregate is returned to all consoles."""
 PAUSE_S: Final = 2.0
-"""Pause of a live view between two aggregates."""
+"""Seconds between two aggregates of a live view."""
 MOST_STREAMS: Final = 64
-"""Live views that are open at one process at a time."""
+"""The most live views that are open in one process at a time."""
 LISTED: Final = 12
-"""Requests of the live view."""
+"""The number of requests, and of decisions, in the live view."""
 STREAM: Final = "console"
-"""Name under which gateways announce their summaries."""
+"""The stream name under which gateways announce their summaries."""
 GONE_S: Final = 8.0
-"""A gateway whose last summary is older is shown as gone: three or four announcements are missing."""
+"""Seconds since its last summary after which a gateway is shown as gone: it missed 3 or 4 announcements."""
 MOST_GATEWAYS: Final = 64
-"""Gateways that are remembered; the one that was silent for longest makes room."""
+"""The most gateways that are remembered; beyond it the one with the oldest announcement is dropped."""
 MOST_SUMMARY: Final = 4_096
 """Longest announcement that is read, in characters."""
 RECENT_S: Final = 60.0
-"""Requests that ended within it count for the routes' targets."""
+"""Requests that ended within this many seconds count for the routes' targets."""
 MOST_ROUTES: Final = 50
-"""Routes of the live view."""
+"""The most routes in the live view."""
 
 
 class GatewaySummary(msgspec.Struct, frozen=True):
-    """What a gateway announces; ``asks``: a live view is open there, so the others shall announce theirs.
+    """A gateway's announcement; ``asks``: it has an open live view, so the others announce theirs.
 
-    Counts of failures are of the last minute.
+    Counts of failures are those of the last minute.
     """
 
     gateway: str
@@ -65,9 +65,9 @@ class GatewaySummary(msgspec.Struct, frozen=True):
 
 
 class RouteTargets(TypedDict):
-    """The last minute of a route against its targets; shares are ``None`` without a request that counts.
+    """A route's last minute compared with its targets; shares are ``None`` without a counted request.
 
-    ``goodput`` is the number of requests a second that met both.
+    ``goodput`` is the number of requests per second that met both targets.
     """
 
     route: str
@@ -108,15 +108,15 @@ class RequestsBody(TypedDict):
 
 @dataclass(eq=False, kw_only=True)
 class ConsoleAdmin:
-    """Answers from memory alone. :meth:`run` announces this gateway to others while a live view is open.
+    """Answers from memory only. :meth:`run` announces this gateway to others while a live view is open.
 
     Args:
-        admission: the gates, as operators see them.
-        figures: of the last minute.
-        backends: each with its state and load.
-        workers: those of each pool.
-        targets: the service levels in force, by route.
-        store: where gateways announce themselves.
+        admission: returns the gates, as operators see them.
+        figures: returns the figures of the last minute.
+        backends: returns the backends with their states and loads.
+        workers: returns the workers of each pool.
+        targets: returns the service levels in force, by route.
+        store: the store through which gateways announce themselves.
     """
 
     admission: Callable[[], Mapping[str, Any]]
@@ -137,7 +137,7 @@ class ConsoleAdmin:
         self.streams = 0  # open live views
         self._made: tuple[GatewaySummary, Mapping[str, Any]]
         self._made_at = float("-inf")
-        # By name: when its last summary came, by this process' clocks, and the summary.
+        # By gateway: when its last summary arrived (this process's monotonic and Unix time), and the summary.
         self._others: dict[str, tuple[float, float, GatewaySummary]] = {}
         self._asks = False
         self._due = asyncio.Event()
@@ -147,7 +147,7 @@ class ConsoleAdmin:
         self._kept.append((self.unix_time(), record))
 
     async def run(self) -> None:
-        """Announce this gateway while a live view is open, here or elsewhere, once in ``pause_s`` at most."""
+        """Announce this gateway at most every ``pause_s`` while a live view is open, here or elsewhere."""
         while True:
             await self._due.wait()
             self._due.clear()
@@ -157,7 +157,7 @@ class ConsoleAdmin:
             await asyncio.sleep(self.pause_s)
 
     def _heard(self, text: str) -> None:
-        """A gateway, possibly this one or one of another version, has announced itself."""
+        """Store the announcement of a gateway, which may be this one or of another version."""
         if len(text) > MOST_SUMMARY:
             return
         try:
@@ -193,7 +193,7 @@ class ConsoleAdmin:
         ]
 
     def live(self) -> Mapping[str, Any]:
-        """This process now, and what the other gateways announced last."""
+        """Return this process's current state, and the last announcements of the other gateways."""
         self._asks = True
         self._due.set()
         return self._aggregate()[1]
@@ -226,14 +226,14 @@ class ConsoleAdmin:
         return self._made
 
     def _recent(self, now: float) -> Iterable[RequestRecord]:
-        """Those of the last minute, newest first."""
+        """Yield the requests of the last minute, newest first."""
         for at, record in reversed(self._kept):
             if now - at > RECENT_S:
                 return
             yield record
 
     def requests(self, *, text: str | None, errors: bool, limit: int) -> RequestsBody:
-        """Those whose id, tenant, key, model, route, backend or error is ``text``, or begins with it."""
+        """Return the requests whose id, tenant, key, model, route, backend or error begins with ``text``."""
         found = []
         for at, record in reversed(self._kept):
             if errors and not record.error_code and record.status < 400:
@@ -246,7 +246,7 @@ class ConsoleAdmin:
         return {"requests": found}
 
     def request(self, request_id: str) -> Mapping[str, Any] | None:
-        """All that is known of a request; its texts are not."""
+        """Return the record of a request, which has no texts; ``None`` if it is not kept."""
         for at, record in reversed(self._kept):
             if request_id in (record.request_id, record.generation_id, record.trace_id):
                 shown: dict[str, Any] = msgspec.to_builtins(record)
@@ -254,7 +254,7 @@ class ConsoleAdmin:
         return None
 
     async def signed_in(self, who: str, address: str) -> None:
-        """A key was exchanged for a session."""
+        """Audit that a key was exchanged for a session."""
         await self.audit.record(who, "console.sign_in", address or "unknown address")
 
 
@@ -263,7 +263,7 @@ _TIMED = ("ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "tpot_ms_p99")
 
 
 def _against(targets: Mapping[str, SloTargets], recent: Iterable[RequestRecord]) -> list[RouteTargets]:
-    """Each route that was used, against its targets."""
+    """Compare each used route with its targets."""
     verdicts: dict[str, list[tuple[bool | None, bool | None]]] = {}
     for record in recent:
         if record.route is not None and record.route in targets:
@@ -288,7 +288,7 @@ def _share(verdicts: Iterable[bool | None]) -> float | None:
 
 
 def _prefix_hits(recent: Iterable[RequestRecord]) -> dict[str, float]:
-    """The share of input tokens that each backend found in its cache, by its name."""
+    """Return, by backend, the share of input tokens that were cached."""
     tokens: dict[str, tuple[int, int]] = {}
     for record in recent:
         if record.backend_name is not None and record.input_tokens:

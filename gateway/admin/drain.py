@@ -1,4 +1,4 @@
-"""Taking this process out of service, for operators."""
+"""The drain for operators: takes this process out of service."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class DrainBody(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class DrainAdmin:
-    """Begins the drain; the first order is audited."""
+    """Begins the drain; only the first call is audited."""
 
     requests: InFlightRequests
     audit: Audit

@@ -1,4 +1,4 @@
-"""Evaluations of backends for operators: shown, and stored when they are signed."""
+"""Evaluations of backends for operators: show them, and store signed ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class EvaluationBody(Body):
 class EvaluationsBody(TypedDict):
     """The digest of each backend's configuration, and the last report of each candidate.
 
-    ``faults`` says, by backend, why it has no evaluation that counts.
+    ``faults`` has, by backend, the reason why it has no valid evaluation.
     """
 
     backends: Mapping[str, str]

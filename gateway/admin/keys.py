@@ -1,4 +1,4 @@
-"""Keys for admins: list, make, revoke; each change is audited."""
+"""Keys for admins: list, create, revoke; each change is audited."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -30,22 +30,22 @@ from gateway.keys.rate_limits import budget_of
 from gateway.keys.registry import KeyProjection
 from gateway.state.audit import Audit
 
-# The first and last second that can be written, 0001-01-01T00:00:00Z and 9999-12-31T23:59:59Z: no key is
-# made that could not be shown.
+# The first and the last second that ISO 8601 can represent, 0001-01-01T00:00:00Z and 9999-12-31T23:59:59Z:
+# every key that is created can be shown.
 EARLIEST = -62_135_596_800.0
 LATEST = 253_402_300_799.0
 
 _Limit = Annotated[int, Field(ge=1, le=10**15)]
-# A thousandth of a cent at least, so that it is a whole number of nano US dollars.
+# At least a thousandth of a cent, so that it is a whole number of nano US dollars.
 _Usd = Annotated[float, Field(ge=0.00001, le=1_000_000)]
 _Word = Annotated[str, Field(pattern=WORD)]
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
-# An empty list would be a key for nothing; "all" is said by leaving the field out.
+# An empty list would allow nothing; a missing field allows all.
 _Names = Annotated[list[_Name], Field(min_length=1, max_length=256)]
 
 
 class KeyLimitsBody(Body):
-    """How much the key may ask for; ``None`` is no limit."""
+    """The requests and tokens that the key may use; ``None`` is no limit."""
 
     requests_per_minute: _Limit | None = None
     tokens_per_minute: _Limit | None = None
@@ -53,14 +53,14 @@ class KeyLimitsBody(Body):
 
 
 class BudgetBody(Body):
-    """How much the key may spend, US dollars of a UTC day and month; ``None`` is no limit."""
+    """How much the key may spend, in US dollars per UTC day and month; ``None`` is no limit."""
 
     usd_per_day: _Usd | None = None
     usd_per_month: _Usd | None = None
 
 
 class ModelLimitsBody(KeyLimitsBody, BudgetBody):
-    """How much the key may ask of one model, and spend on it."""
+    """The limits and the budget of the key for one model."""
 
 
 class KeyBody(Body):
@@ -69,7 +69,7 @@ class KeyBody(Body):
     tenant: _Word
     org: _Word | None = None
     role: CallerRole = CallerRole.CALLER
-    # High priority is granted, not found; a front has capped its callers' priorities itself.
+    # Unset: 0, as high priority must be granted; a front gets the highest, since it caps its callers itself.
     max_priority: Priority | None = None
     routes: _Names | None = None
     adapters: _Names | None = None
@@ -110,7 +110,7 @@ class KeyShown(TypedDict):
 
 
 class KeyMadeBody(KeyShown):
-    """A new key; ``key`` is shown this once."""
+    """A new key; ``key`` is shown only once, here."""
 
     key: str
 
@@ -119,7 +119,7 @@ class KeyMadeBody(KeyShown):
 class KeyAdmin:
     """Shows and changes the keys; ``who`` is the acting key's id.
 
-    Changes are in force in this process when a call returns, in every other within a second.
+    A change is in force in this process when the call returns, in every other process within a second.
     """
 
     ring: KeyRing
@@ -129,11 +129,11 @@ class KeyAdmin:
     unix_time: Callable[[], float]
 
     def show_all(self) -> list[KeyShown]:
-        """The keys that were made and not revoked, oldest first; no secret."""
+        """Return the created keys that were not revoked, oldest first, without secrets."""
         return [self._shown(key) for key in self.ring.made]
 
     async def create(self, given: KeyBody, *, who: str) -> KeyMadeBody:
-        """Make a key; only this answer has its secret. Raises InvalidRequest, Forbidden (too many)."""
+        """Create a key; only this answer has its secret. Raises InvalidRequest, Forbidden (too many keys)."""
         now = self.unix_time()
         expires_at = None if given.expires_at is None else given.expires_at.timestamp()
         if expires_at is not None and not now < expires_at <= LATEST:
@@ -171,7 +171,7 @@ class KeyAdmin:
         return {**self._shown(key), "key": secret.key}
 
     async def revoke(self, key_id: str, *, who: str) -> None:
-        """Refuse a key from now on, also when that cannot be stored or audited.
+        """Refuse a key from now on, even if the revocation cannot be stored or audited.
 
         Raises NoSuchKey, BackendUnavailable.
         """
@@ -228,5 +228,5 @@ def _budget(budget: Budget) -> dict[str, float]:
 
 
 def _time(at: float) -> str:
-    # A key of an older version may expire later than can be written.
+    # A key of an older version may expire later than ISO 8601 can represent.
     return datetime.fromtimestamp(min(at, LATEST), UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""Prompts for operators: the registered versions, and what would be sent for a request."""
+"""Prompts for operators: the registered versions, and the preview of the prompt of a request."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -29,7 +29,7 @@ from gateway.routing.target import Target, resolve
 
 
 class PromptNamed(TypedDict):
-    """A version and its content's digest."""
+    """A version and the digest of its content."""
 
     id: str
     sha256: str
@@ -43,7 +43,7 @@ class PromptListed(PromptNamed):
 
 
 class PromptBody(PromptListed):
-    """All of one version; ``stable_text`` is what is sent first."""
+    """The whole version; ``stable_text`` is the beginning of each prompt."""
 
     system: str
     policy: str
@@ -56,14 +56,14 @@ class PromptBody(PromptListed):
 
 
 class PreviewSection(TypedDict):
-    """Tokens that a section has, and may have."""
+    """The tokens of a section, and its budget."""
 
     tokens: int
     budget: int | None
 
 
 class PreviewCuts(TypedDict):
-    """What was left out or shortened."""
+    """The chunks and turns that were dropped, shortened, merged or summarized."""
 
     dropped_chunks: list[str]
     cut_chunks: list[str]
@@ -73,7 +73,7 @@ class PreviewCuts(TypedDict):
 
 
 class PreviewPrefix(TypedDict):
-    """The part that other requests share."""
+    """The stable prefix, which other requests share."""
 
     tokens: int
     block_size: int
@@ -92,14 +92,14 @@ class PreviewFinding(TypedDict):
 
 
 class PreviewVolatile(TypedDict):
-    """What the policy for volatile content did."""
+    """The policy for volatile content, and the findings."""
 
     policy: str
     findings: list[PreviewFinding]
 
 
 class PreviewMessage(TypedDict):
-    """A message as it would be sent, and the section that it counts in."""
+    """A message as it would be sent, and its prompt section."""
 
     role: str
     content: str
@@ -107,14 +107,14 @@ class PreviewMessage(TypedDict):
 
 
 class PreviewPrompt(TypedDict):
-    """The prompt as text, cut where the shared prefix ends."""
+    """The prompt as text, split where the shared prefix ends."""
 
     before_boundary: str
     after_boundary: str
 
 
 class PreviewBody(TypedDict):
-    """What would be sent, and how its tokens are shared out."""
+    """The prompt that would be sent, and the distribution of its tokens."""
 
     route: str
     prompt_version: PromptNamed | None
@@ -131,9 +131,9 @@ class PreviewBody(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class PromptAdmin:
-    """Shows versions, and takes a request through the stages up to its budget.
+    """Shows versions, and plans a request's prompt as the request itself would.
 
-    ``models`` has the tokenizer and the length of each model.
+    ``models`` has the tokenizer and the context length of each model.
     """
 
     registry: PromptVersions
@@ -146,7 +146,7 @@ class PromptAdmin:
     adapter_ids: Collection[str]
 
     def versions(self) -> list[PromptListed]:
-        """One entry a version, sorted by id, with the routes that use it."""
+        """Return the versions, sorted by id, with the routes that use them."""
         routes = self.revision().routes
         return [
             {
@@ -163,7 +163,7 @@ class PromptAdmin:
         ]
 
     def version(self, version_id: str) -> PromptBody:
-        """All of one version, and its text as it is sent. Raises UnknownPromptVersion."""
+        """Return a version with its text as it is sent. Raises UnknownPromptVersion."""
         version = self.registry.get(version_id)
         [listed] = [one for one in self.versions() if one["id"] == version_id]
         return {
@@ -179,9 +179,9 @@ class PromptAdmin:
         }
 
     async def count(self, request: GenerateRequest, offload: Offload) -> int:
-        """The tokens of the prompt as an answer's usage would have them, also where they are too many.
+        """Return the prompt's tokens, as an answer's usage would report them, even if there are too many.
 
-        Raises the other errors that the request itself would meet up to its budget.
+        Raises the other errors that the request itself would raise until its prompt is planned.
         """
         target, _, _, planning = await self._planning(request, offload)
         try:
@@ -192,7 +192,7 @@ class PromptAdmin:
     async def _planning(
         self, request: GenerateRequest, offload: Offload
     ) -> tuple[Target, PromptVersion | None, Canonical, Planning]:
-        """What a request names, and how its prompt is planned."""
+        """Resolve a request's names; return its target, prompt version, canonical prompt and planning."""
         target = resolve(request, self.revision(), self.fleet, self.adapter_ids)
         version = self.registry.get(target.prompt_version) if target.prompt_version else None
         canonical = await self.canonicalizer.canonical_async(request, version, offload)
@@ -202,14 +202,14 @@ class PromptAdmin:
             prompt = await images.read(canonical.prompt, offload)
         asked = budget_request(request, prompt, version, target.route.budgets)
         if asked.summary is SummaryKind.ENGINE:
-            # Planning with it would have a summary written; a preview generates nothing.
+            # The engine's summarizer would generate a summary; a preview must generate nothing.
             asked = replace(asked, summary=SummaryKind.EXTRACTIVE)
         return target, version, canonical, Planning(self.models, asked, offload)
 
     async def preview(self, request: GenerateRequest) -> PreviewBody:
-        """What would be sent for this request; generates nothing and bills nothing.
+        """Return what would be sent for this request; generates nothing and bills nothing.
 
-        Raises the errors that the request itself would meet up to its budget.
+        Raises the errors that the request itself would raise until its prompt is planned.
         """
         target, version, canonical, planning = await self._planning(request, asyncio.to_thread)
         backend = self._backend(target)
@@ -255,7 +255,7 @@ class PromptAdmin:
         }
 
     def _backend(self, target: Target) -> Backend:
-        """The backend that the route would use first."""
+        """Return the backend with the highest weight, or the one that the request names."""
         weights = weights_serving(target.route, target.model, self.fleet.backends)
         return self.fleet.backends[target.backend or max(weights, key=lambda one: one[1])[0]]
 
@@ -275,10 +275,10 @@ def _volatile(canonical: Canonical) -> PreviewVolatile:
 
 
 def _messages(plan: Plan, system: Sequence[str]) -> list[PreviewMessage]:
-    """The messages as backends that take messages get them.
+    """Return the messages as sent to backends that take messages.
 
-    Where the chat template takes no later system message, the evidence is part of the latest user turn and is
-    listed with it; the sections' counts still separate the two.
+    If the chat template allows no later system message, the evidence is part of the latest user turn and is
+    listed with it; the sections' token counts still separate the two.
     """
     stable = {*system, "\n\n".join(system)}
     return [

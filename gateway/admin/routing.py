@@ -26,10 +26,10 @@ from gateway.routing.refusals import operator_errors
 from gateway.state.audit import Audit
 from gateway.state.errors import Conflict
 
-# Revisions read at once while an earlier configuration is searched, and how many are read in all.
+# The revisions per read in the search for an earlier configuration, and the most that are searched.
 PAGE = 50
 SEARCHED = 1_000
-# Other changes that may come in between while a rollback is made.
+# Attempts of a rollback; each failed one means that another change came in between.
 ROLLBACK_TRIES = 5
 
 
@@ -38,32 +38,32 @@ class RouteChangeBody(Body):
 
     comment: Annotated[str, Field(max_length=1_000)] = ""
     expected_revision: Annotated[int, Field(ge=0)] | None = None
-    """The last revision that the operator knows; ``None``: any."""
+    """The revision that must be the last one; ``None``: no check."""
     dry_run: bool = False
     """Validate and show what would change; change nothing."""
 
 
 class RouteApplyBody(RouteChangeBody):
-    """A whole configuration; validated as a routing file is."""
+    """A whole configuration, validated like a routing file."""
 
     config: dict[str, Any]
 
 
 class RoutePromoteBody(RouteChangeBody):
-    """The backend that shall have the whole route."""
+    """The backend that gets the whole route."""
 
     route: str
     backend: str
 
 
 class RouteWeightBody(RoutePromoteBody):
-    """The share that a backend shall have."""
+    """The share of a route that a backend gets."""
 
     percent: Annotated[float, Field(ge=0, le=WHOLE)]
 
 
 class RouteRollbackBody(RouteChangeBody):
-    """The revision to go back to; unset: the last one of another content."""
+    """The revision to return to; unset: the last one with another configuration."""
 
     to: Annotated[int, Field(ge=1, lt=1 << 63)] | None = None
 
@@ -81,7 +81,7 @@ class RevisionBody(TypedDict):
 
 
 class UnusableRevisionBody(TypedDict):
-    """The last revision, which this process cannot use, and why."""
+    """The last revision, which this process cannot use, and the reason."""
 
     revision: int
     reason: str
@@ -95,7 +95,7 @@ class RevisionInForceBody(RevisionBody):
 
 
 class RevisionMadeBody(TypedDict):
-    """The new revision; of a dry run without a number, author and time."""
+    """The new revision; after a dry run without number, author and time."""
 
     revision: int | None
     parent: int
@@ -119,9 +119,9 @@ class AuditEntry(TypedDict):
     result: str
     comment: str
     previous: NotRequired[str]
-    """The hash of the record before; not in records of earlier versions."""
+    """The hash of the previous record; missing in records of earlier versions."""
     mac: NotRequired[str]
-    """The signature of the record, where the gateway has a key for it."""
+    """The signature of the record, if the gateway has a key for it."""
     hash: str
 
 
@@ -129,16 +129,16 @@ class AuditEntry(TypedDict):
 class RoutingAdmin:
     """Shows and changes the revisions; ``who`` is the key's id.
 
-    A change is in force in this process when its call returns, in every other within a second. Changes raise
-    InvalidRequest (every fault with its path), UnknownRoute, RevisionConflict (another change came first) and
-    BackendUnavailable (the state store is away); reads raise the last too.
+    A change is in force in this process when the call returns, in every other process within a second. It
+    raises InvalidRequest (with every fault and its path), UnknownRoute, RevisionConflict (another change came
+    first) and BackendUnavailable (the state store is unreachable); reads raise only the last.
     """
 
     revisions: RoutingProjection
     audit_log: Audit
 
     def show(self) -> RevisionInForceBody:
-        """The revision in force in this process, and whether the store has one that it cannot use."""
+        """Return the revision in force in this process, and the last one if this process cannot use it."""
         stored, behind = self.revisions.in_force, self.revisions.unusable
         if stored is None:
             raise RuntimeError("there is no routing yet")
@@ -153,7 +153,7 @@ class RoutingAdmin:
         return await self._change("apply", "routing", lambda _: given.config, given, who)
 
     async def set_weight(self, given: RouteWeightBody, *, who: str) -> RevisionMadeBody:
-        """Give a backend its share of a route; the others share the rest in proportion."""
+        """Give a backend a share of a route; the other backends share the rest in proportion."""
         target = f"{given.route}: {given.backend} at {given.percent:g} %"
         return await self._change("weights", target, _weight(given, given.percent), given, who)
 
@@ -168,19 +168,19 @@ class RoutingAdmin:
         return await self._audited("rollback", target, given, who, lambda: self._rolled_back(given, who))
 
     async def history(self, limit: int) -> list[RevisionBody]:
-        """The last revisions, newest first."""
+        """Return the last revisions, newest first."""
         with operator_errors(change=False):
             found = await self.revisions.newest(limit)
         return [_shown(stored) for stored in found]
 
     async def diff(self, a: int, b: int) -> list[ConfigChange]:
-        """What differs from revision ``a`` to ``b``."""
+        """Return the differences from revision ``a`` to ``b``."""
         with operator_errors(change=False):
             before, after = await self._revision(a, "a"), await self._revision(b, "b")
         return differences(before.draft.config, after.draft.config)
 
     async def audit(self, limit: int, after: int | None = None) -> list[AuditEntry]:
-        """The last actions of operators, newest first; those after a number oldest first."""
+        """Return operators' last actions, newest first; with ``after``, those after it, oldest first."""
         with operator_errors(change=False):
             read = self.audit_log.last(limit) if after is None else self.audit_log.after(after, limit)
             return [cast("AuditEntry", entry) for entry in await read]
@@ -208,7 +208,7 @@ class RoutingAdmin:
             try:
                 return await self._made("rollback", again, comment, head, given.dry_run, who)
             except Conflict:
-                # Another change came in between: the revision that is last now is read again.
+                # Another change came in between: try again from the revision that is now the last.
                 retried = left and given.expected_revision is None
                 if not retried or not await self.revisions.caught_up_to(head + 1):
                     raise
@@ -226,7 +226,7 @@ class RoutingAdmin:
         def decide(last: Stored) -> Draft:
             config, canary = make(last), last.draft.canary
             if canary is not None and not _same_on(canary.route, config, last.draft.config):
-                canary = None  # this change ends it
+                canary = None  # this change ends the canary
             return Draft(config, comment, action, canary)
 
         if dry_run:
@@ -239,7 +239,7 @@ class RoutingAdmin:
         return {**_shown(stored), "changes": changes}  # type: ignore[typeddict-item]  # mypy: dry_run may be in it
 
     async def _unchanged(self, decide: Callable[[Stored], Draft], expected: int | None) -> Stored | None:
-        """The revision in force, when the change would repeat it."""
+        """Return the revision in force if the change would not alter it."""
         await self.revisions.expect_last(expected)
         last = self.revisions.last()
         draft = decide(last)
@@ -284,7 +284,7 @@ class RoutingAdmin:
         )
 
     async def _revision(self, number: int, param: str) -> Stored:
-        # Read from the store: another process may have made a revision that has not arrived here yet.
+        # Read from the store: this process may not have received another process's revision yet.
         for stored in await self.revisions.read(number):
             if stored.number == number:
                 return stored
@@ -293,7 +293,7 @@ class RoutingAdmin:
         )
 
     async def _other(self, head: int) -> Stored:
-        """The last revision before ``head`` of another content, without canaries that were on their way."""
+        """Return the last revision before ``head`` with another configuration, less unfinished canaries."""
         now, number = self.revisions.last(), head
         while number > max(head - SEARCHED, 0):
             for stored in await self.revisions.read(number, PAGE):
@@ -313,7 +313,7 @@ def _same_on(route: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bo
     try:
         return same_weights(weights_of(one, route), weights_of(other, route))
     except (NoSuchRoute, KeyError, TypeError, ValueError):
-        return False  # a configuration that is not valid is refused later
+        return False  # an invalid configuration is refused later
 
 
 def _same_as(source: Stored) -> Callable[[Stored], Mapping[str, object]]:

@@ -1,4 +1,4 @@
-"""How shadowed requests compare, for operators."""
+"""Reports of shadowed requests for operators."""
 
 import asyncio
 from typing import Annotated, Any
@@ -9,12 +9,12 @@ from accounting.shadow_pairs import ShadowPairStore
 from gateway.shadow.report import make_report
 
 DEFAULT_PAIRS = 1_000
-# About 8 s of a thread.
+# A report of so many pairs takes about 8 s in a thread.
 MAX_PAIRS = 10_000
 
 
 class ShadowQuery(BaseModel):
-    """Which pairs: the newest ``limit`` of one route or all, since a time."""
+    """The pairs of a report: the newest ``limit`` ones, of one route or all, since a time."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_PAIRS)] = DEFAULT_PAIRS
     route: str | None = None
@@ -26,11 +26,11 @@ class ShadowAdmin:
 
     def __init__(self, pairs: ShadowPairStore) -> None:
         self._pairs = pairs
-        # A report takes a thread for seconds; others wait.
+        # A report takes a thread for seconds, so there is one at a time.
         self._one = asyncio.Lock()
 
     async def report(self, query: ShadowQuery) -> dict[str, Any]:
-        """The newest pairs, compared. Raises LedgerUnavailable."""
+        """Compare the newest pairs. Raises LedgerUnavailable."""
         async with self._one:
             pairs = await self._pairs.newest(query.limit, route=query.route, since=query.since)
             return dict(await asyncio.to_thread(make_report, pairs))

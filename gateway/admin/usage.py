@@ -17,7 +17,7 @@ from gateway.contracts.refusals import not_allowed
 from gateway.errors import InvalidRequest
 
 _TIMES: Final = "an ISO 8601 time with an offset, a day as 2026-11-22 (UTC), or seconds since 1970"
-# The year 3000: beyond it no row starts, and dates end.
+# The year 3000: no row starts later, and dates must end somewhere.
 _LAST_S: Final = 32_503_680_000.0
 
 
@@ -36,7 +36,7 @@ def _seconds(given: str) -> float:
         return float(given)
     except ValueError:
         pass
-    # A plus sign that was not escaped in the query came as a space.
+    # An unescaped plus sign in the query arrives as a space.
     moment = datetime.fromisoformat(given.replace(" ", "+") if "T" in given else given)
     if moment.tzinfo is None:
         if "T" in given:
@@ -68,7 +68,7 @@ _Time = Annotated[float, BeforeValidator(_unix_time, json_schema_input_type=str)
 
 
 class SpanQuery(BaseModel):
-    """Rows that started from ``since`` up to before ``until``."""
+    """Rows that started at or after ``since`` and before ``until``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -76,21 +76,21 @@ class SpanQuery(BaseModel):
     until: Annotated[_Time | None, Field(description="The same; rows from then on are not included.")] = None
 
     def span(self) -> Span:
-        """Raises InvalidRequest when it is empty."""
+        """Return the span. Raises InvalidRequest if it is empty."""
         if self.since is not None and self.until is not None and self.since >= self.until:
             raise not_allowed("until", "is not later than since", "later")
         return Span(self.since, self.until)
 
 
 class SumsQuery(SpanQuery):
-    """By what the rows are summed up, and which of them."""
+    """The dimensions by which rows are summed, and the rows' kind and time."""
 
     by: Annotated[str, Field(description=f"Some of {', '.join(DIMENSIONS)}, with commas between.")] = "tenant"
     kind: Kind = "request"
 
 
 class RowsQuery(SpanQuery):
-    """Which page."""
+    """The page of rows."""
 
     limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = MAX_PAGE
     after: Annotated[str | None, Field(description="The 'next' of the page before.")] = None
@@ -103,7 +103,7 @@ class UsageSumsBody(TypedDict):
 
 
 class UsageRowsBody(UsageSumsBody):
-    """A page; ``next`` is the next one's ``after``, ``null`` at the end."""
+    """A page; ``next`` is the ``after`` of the next page, ``null`` at the end."""
 
     next: str | None
 
@@ -115,7 +115,7 @@ class UsageAdmin:
     read: Callable[[Select[Any]], Awaitable[list[dict[str, Any]]]]
 
     async def report(self, query: SumsQuery) -> UsageSumsBody:
-        """Sums, sorted by the keys. Raises InvalidRequest: too many lines."""
+        """Return sums, sorted by their dimensions. Raises InvalidRequest for too many lines."""
         report = UsageReport(_dimensions(query.by), query.span(), query.kind)
         found = await self.read(report.query())
         if too_many(found):
@@ -123,11 +123,11 @@ class UsageAdmin:
                 f"by: more than {MAX_LINES} lines; allowed: fewer keys, or a shorter time (since, until)",
                 param="by",
             )
-        # A sum by nothing has a line even of no rows.
+        # Without dimensions, SQL returns one line even if there are no rows.
         return {"rows": [dict(report.line(line)) for line in found if line["requests"]]}
 
     async def rows(self, query: RowsQuery) -> UsageRowsBody:
-        """A page of rows of all kinds."""
+        """Return a page of rows of all kinds."""
         after = None if query.after is None else _after(query.after)
         found = await self.read(Page(query.span(), query.limit, after).query())
         last = found[-1] if len(found) == query.limit else None
@@ -135,7 +135,7 @@ class UsageAdmin:
         return {"rows": found, "next": mark}
 
     async def reconcile(self, query: SpanQuery) -> UsageSumsBody:
-        """The ledger next to the engines' own counters."""
+        """Compare the ledger's tokens with the engines' own counters."""
         reconciliation = Reconciliation(query.span())
         lines = reconciliation.lines(
             await self.read(reconciliation.ledger_query()),
