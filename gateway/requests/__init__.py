@@ -1,1 +1,1 @@
-"""One request: its record, the registry of those in flight, its time limit, the checks of its answer."""
+"""One request: its record, the in-flight registry, its time limit, its answer, stored responses."""

@@ -1,4 +1,4 @@
-"""The caller's answer, made of what was generated, and its usage row."""
+"""Makes the caller's answer from the generated output, and its usage row."""
 
 import dataclasses
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def respond(
     trace_id: str,
     warnings: tuple[str, ...],
 ) -> Answer:
-    """The backend-neutral answer."""
+    """Make the backend-neutral answer."""
     completion, usage, plan = outcome.completion, outcome.completion.usage, outcome.plan
     if stream.reasoning_tokens and not usage.reasoning_tokens:
         usage = dataclasses.replace(usage, reasoning_tokens=min(stream.reasoning_tokens, usage.output_tokens))
@@ -58,7 +58,7 @@ def respond(
             ttft_ms=None if ttft_ms is None else round(ttft_ms, 3),
             total_ms=round(timer.total_ms(), 3),
         ),
-        # Nothing was sent when the cache or the degraded text answered, so the counts of what was sent are 0.
+        # If the cache or the degraded text answered, no prompt was sent, so its counts are 0.
         budget=BudgetReport(
             system=counts.system if generated else 0,
             retrieval=counts.retrieval if generated else 0,
@@ -95,7 +95,7 @@ def respond(
 
 
 def opening_row(job: Job, revision: int, trace_id: str, unix_time: float) -> UsageRow:
-    """The row before anything was generated."""
+    """Return the usage row before anything was generated."""
     request, target = job.request, job.target
     return UsageRow(
         generation_id=request.generation_id,
@@ -124,7 +124,7 @@ def estimated_cost(
     output_tokens: int,
     price: Callable[[UsageRow], UsageRow],
 ) -> int:
-    """What a generation of so many tokens costs, nano US dollars; nothing where no price covers it."""
+    """Return the cost of a generation of so many tokens in nano US dollars; 0 without a price."""
     used = replace(
         row,
         backend_name=backend.name,
@@ -138,7 +138,7 @@ def estimated_cost(
 def partial_usage(
     row: UsageRow, job: Job, stream: AnswerStream, timer: StageTimer, error: BaseException
 ) -> PartialUsage:
-    """What was used until ``error`` ended the request, and whether the caller has a part of the answer."""
+    """Return the usage until ``error`` ended the request, and whether the caller has a part of the answer."""
     if isinstance(error, Exception):
         code = public_error(error).code
     else:
@@ -162,7 +162,7 @@ def partial_usage(
 
 
 def closing_row(row: UsageRow, answer: Answer, *, model: str) -> UsageRow:
-    """The row of a whole answer that ``model`` gave; a stored answer has no input tokens, and no model."""
+    """Return the row of a complete answer of ``model``; a stored answer has no input tokens and no model."""
     used, fallback = answer.usage, answer.fallback
     return replace(
         row,
@@ -188,7 +188,7 @@ def closing_row(row: UsageRow, answer: Answer, *, model: str) -> UsageRow:
 
 
 def warnings_of(request: GenerateRequest, canonical: Canonical, lease: Lease) -> tuple[str, ...]:
-    """What the caller should know of the prompt, and of an adapter that a route's rule names in vain."""
+    """Return warnings about volatile content, and about an adapter of a routing rule that is not served."""
     warnings = []
     if lease.missing is not None:
         warnings.append(f"adapter {lease.missing} could not be used (not served); the base model answered")

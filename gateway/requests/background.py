@@ -1,4 +1,4 @@
-"""Responses that run on when their caller leaves."""
+"""Background responses, which continue when their caller disconnects."""
 
 import asyncio
 import re
@@ -22,26 +22,23 @@ from gateway.generation.sink import Sink
 from gateway.requests.stored_responses import RETRY_MS, StoredResponses, response_of
 
 LOOK_S: Final = 2.0
-"""Pause between two signs of life of the responses that run here."""
+"""Seconds between two heartbeats of the responses that run here."""
 LEASE_S: Final = 15.0
-"""Without a sign of life for so long, a response's gateway is gone."""
+"""Seconds without a heartbeat after which a response's gateway is considered dead."""
 SWEEP_S: Final = 60.0
-"""Pause between two deletions of what has expired."""
+"""Seconds between two deletions of expired responses."""
 ABANDONED: Final = 100
-"""Most abandoned responses that are looked at at one time."""
+"""Most abandoned responses that are read at a time."""
 
 CANCEL_S: Final = 10.0
-"""Longest that a response which is cancelled may take to end."""
+"""Longest wait for a cancelled response to end, in seconds."""
 
 _GONE: Final = public_error(Internal("the gateway that ran the response has ended"))
 _NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')
 
 
 class BackgroundRun:
-    """One response while it runs here: a sink that remembers its events.
-
-    ``most_bytes``: of the events together.
-    """
+    """One response while it runs here: a sink that stores its events, at most ``most_bytes`` of them."""
 
     def __init__(self, asked: ResponsesRequest, keep: StoredResponses, most_bytes: int) -> None:
         self.asked = asked
@@ -56,49 +53,49 @@ class BackgroundRun:
 
     @property
     def row(self) -> StoredResponse:
-        """It as it is now."""
+        """The response as a row of the store, in its current state."""
         return self._keep.packed(self.asked, self.state())
 
     def state(self) -> dict[str, Any]:
-        """The response object, as far as it is."""
+        """Return the response object in its current state."""
         return self.frames.state("in_progress" if self.events else "queued")
 
     def planned(self, plan: Plan, model: str) -> None:
-        """Events name what answers."""
+        """Use the name of the answering model in the events."""
         if not self.events:
             self.frames = ResponseFrames(self.asked, model)
 
     async def delta(self, delta: Delta) -> None:
-        """Remember a piece."""
+        """Add a chunk of the answer to the events."""
         if delta.__class__ is not Delta:
             self._add(self.frames.event(delta))
         elif delta.text or delta.logprobs:
             self._add(self.frames.delta(delta.text, delta.index, delta.logprobs, delta.token_ids))
 
     async def finish(self, answer: Answer) -> None:
-        """Store the response, then show its end."""
+        """Store the response, then add its last event."""
         response = self.frames.ending(answer)
         await self._end(response, self.frames.finish(answer))
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        """Store the failure, then show it."""
+        """Store the failure, then add its event."""
         last = self.frames.fail(error, request_id, partial=bool(self.events))
         await self._end(self.frames.state("failed", **_why(self.asked, error)), last)
 
     async def cancelled(self) -> None:
-        """Store what there is as cancelled, unless another gateway has ended it, then show the end."""
+        """Store the partial response as cancelled, unless it has ended, then add its last event."""
         if not self.ended:
             response = self.frames.state("cancelled")
-            last = self.frames.stop(response)  # which closes the open item: the response has it then
+            last = self.frames.stop(response)  # also closes the open item and adds it to the response
             await self._end(response, last)
 
     def abandon(self, error: PublicError) -> None:
-        """This gateway ends; what is stored is for another one to end."""
+        """End the stream because this gateway stops; another gateway ends the stored response."""
         if not self.ended:
             self._show_end(self.frames.fail(error, "", partial=bool(self.events)))
 
     async def follow(self, after: int) -> AsyncIterator[bytes]:
-        """Its events beyond a number, as they come."""
+        """Yield the events after number ``after``, as they arrive."""
         at = after + 1
         while True:
             news = self._news
@@ -114,7 +111,7 @@ class BackgroundRun:
         try:
             await self._keep.store.finish(self._keep.packed(self.asked, response, whole))
         except LedgerUnavailable as error:
-            # Another gateway, or this one, ends it as failed when its sign of life is too old.
+            # Another gateway, or this one, ends it as failed when its last heartbeat is too old.
             self._log.warning("response not stored", response=response["id"], reason=str(error))
         finally:
             self._show_end(last)
@@ -145,24 +142,24 @@ Run = Callable[[ResponsesRequest, Sink], Awaitable[None]]
 
 
 class Rerun(Protocol):
-    """Runs a response of a gateway that died."""
+    """Runs the responses of dead gateways again."""
 
     def ready(self) -> bool:
-        """Whether this gateway takes requests."""
+        """Whether this gateway accepts requests."""
 
     async def asked(self, row: StoredResponse) -> ResponsesRequest:
-        """The request, with its key's present rights. Raises what a request is refused with."""
+        """Return the request, with its key's current rights. Raises the errors that refuse a request."""
 
     async def run(self, asked: ResponsesRequest, sink: Sink) -> None:
-        """Run it to its end."""
+        """Run the request to its end."""
 
 
 class BackgroundResponses:
-    """The responses that run in this process; :meth:`run` is their life.
+    """The responses that run in this process, while :meth:`run` runs.
 
-    One whose gateway died is run again, once, by any other gateway on the database, unless events of its
-    stream were given out: those it could not go on with. It is ended as failed then. ``look_s`` is the pause
-    between two signs of life of all that run here.
+    A response whose gateway died is run again once by another gateway with the same database. If a client has
+    received events of its stream, which a new run could not continue, it is ended as failed instead.
+    ``look_s`` is the time between two heartbeats of all responses here, in seconds.
     """
 
     def __init__(
@@ -181,19 +178,19 @@ class BackgroundResponses:
         self._log = structlog.get_logger("gateway.responses")
 
     def of(self, tenant: str, response_id: str) -> BackgroundRun | None:
-        """The response, where it runs here."""
+        """Return the response if it runs here."""
         return self._runs.get((tenant, response_id))
 
     def run_abandoned(self, rerun: Rerun) -> None:
-        """Run responses of gateways that died; without it they are ended as failed."""
+        """Use ``rerun`` for responses of dead gateways; without it they are ended as failed."""
         self._rerun = rerun
 
     async def show(self, begun: BackgroundRun) -> None:
-        """Events of its stream are given out from now on. Raises LedgerUnavailable."""
+        """Record that a client receives the response's events from now on. Raises LedgerUnavailable."""
         await self._keep.store.not_again(begun.row)
 
     async def start(self, asked: ResponsesRequest, run: Run) -> BackgroundRun:
-        """Store it as queued and begin. Raises LedgerUnavailable, RateLimited."""
+        """Store a response as queued, and start it. Raises LedgerUnavailable, RateLimited."""
         most = self._keep.section.max_background
         if self._tasks is None or self._full:
             raise RateLimited(
@@ -217,7 +214,7 @@ class BackgroundResponses:
         begun.task = tasks.create_task(self._run(key, begun, run), name=row.response_id)
 
     async def cancel(self, row: StoredResponse) -> dict[str, Any]:
-        """End a response as cancelled, wherever it runs; the response object, as it is if it has ended."""
+        """End a response as cancelled, wherever it runs; return the object, unchanged if it had ended."""
         begun = self.of(row.tenant, row.response_id)
         if begun is not None and begun.task is not None:
             begun.task.cancel()
@@ -227,7 +224,7 @@ class BackgroundResponses:
         return response_of(await self._keep.get(row.tenant, row.response_id))
 
     async def run(self) -> None:
-        """Run until cancelled; what runs then is abandoned."""
+        """Run until cancelled; responses that still run are then abandoned."""
         if not self._keep.enabled:
             return
         try:
@@ -271,7 +268,7 @@ class BackgroundResponses:
             if begun.ended or await self._keep.store.keep_alive(begun.row, until):
                 continue
             if not begun.ended and begun.task is not None and key in self._runs:
-                begun.task.cancel()  # deleted, or cancelled by another gateway
+                begun.task.cancel()  # the response was deleted, or cancelled by another gateway
 
     async def _take_abandoned(self, tasks: asyncio.TaskGroup) -> None:
         now = self._keep.now()
@@ -279,7 +276,7 @@ class BackgroundResponses:
             if row.again is None or self._rerun is None:
                 await self._fail(row, _GONE)
             elif not self._rerun.ready() or self._full:
-                continue  # for another gateway, or later
+                continue  # another gateway may run it, or this one later
             elif await self._keep.store.claim(row, now, now + LEASE_S):
                 await self._run_again(tasks, row, self._rerun)
 
@@ -300,12 +297,12 @@ class BackgroundResponses:
 
 
 def split(data: bytes) -> list[bytes]:
-    """The events of a piece of a stream."""
+    """Split a part of a stream into its events."""
     return [one + b"\n\n" for one in data.split(b"\n\n") if one]
 
 
 def number_of(event: bytes) -> int:
-    """The ``sequence_number`` of an event."""
+    """Return the ``sequence_number`` of an event; -1 without one."""
     found = _NUMBER.search(event)
     return -1 if found is None else int(found[1])
 

@@ -1,4 +1,4 @@
-"""The sum of request bodies in memory, and each tenant's part of it."""
+"""Limits the memory of request bodies, in total and per tenant."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -8,22 +8,22 @@ from typing import Final
 from gateway.errors import GatewayError
 
 UNCOUNTED_BYTES: Final = 65_536
-"""A body up to this size is not counted: the server buffers as much of any connection."""
+"""A body up to this size is not counted: the server buffers as much for any connection."""
 BODIES: Final = 64
-"""The longest bodies that memory has room for, unless configured: 256 MiB."""
+"""How many of the longest bodies fit into the default limit: 256 MiB."""
 RECORDINGS: Final = 16
-"""The longest recordings that the disk has room for: 400 MiB."""
+"""How many of the longest recordings may be on the disk: 400 MiB by default."""
 UPLOADS: Final = 4
-"""The longest files that the disk has room for until they are stored: 800 MiB."""
+"""How many of the longest uploads may be on the disk until they are stored: 800 MiB by default."""
 _RETRY_AFTER_MS: Final = 1_000
 
 
 class TooManyBodies(GatewayError, status=503, code="queue_full"):
-    """The bodies of all requests together are over ``server.max_bodies_bytes``."""
+    """The bodies of all requests together exceed ``server.max_bodies_bytes``."""
 
 
 class TooManyOwnBodies(GatewayError, status=429, code="rate_limited"):
-    """The bodies of one tenant's requests are over its share: half of ``server.max_bodies_bytes``."""
+    """The bodies of one tenant's requests exceed its share: half of ``server.max_bodies_bytes``."""
 
 
 class BodyMemory:
@@ -36,7 +36,7 @@ class BodyMemory:
         self.held_bytes = 0
 
     def hold(self, owner: str, size: int) -> None:
-        """Count ``size`` bytes. Raises TooManyBodies or TooManyOwnBodies, and counts nothing then."""
+        """Count ``size`` bytes. Raises TooManyBodies or TooManyOwnBodies without counting."""
         if self._owned[owner] + size > self._share_bytes:
             raise TooManyOwnBodies(
                 f"the bodies of your requests in progress are over {self._share_bytes} bytes",
@@ -51,7 +51,7 @@ class BodyMemory:
 
     @contextmanager
     def holding(self, owner: str) -> Iterator[Callable[[int], None]]:
-        """What a request reads besides its body: each call counts more bytes, until the block ends."""
+        """Yield a function that counts bytes which a request reads besides its body, until the block ends."""
         held = 0
 
         def more(size: int) -> None:
@@ -66,7 +66,7 @@ class BodyMemory:
                 self.release(owner, held)
 
     def release(self, owner: str, size: int) -> None:
-        """The inverse of :meth:`hold`."""
+        """Subtract ``size`` bytes that :meth:`hold` counted."""
         self.held_bytes -= size
         self._owned[owner] -= size
         if not self._owned[owner]:

@@ -1,4 +1,4 @@
-"""The record of a request that had no journey: refused before one, or served without one."""
+"""The record of a request that the HTTP edge refused, or served without the journey."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +13,7 @@ from observability.tracing import Tracing
 
 @dataclass(frozen=True, slots=True)
 class EdgeReporter:
-    """Makes a root span and a record of each such request.
-
-    ``emit``: takes the records.
-    """
+    """Makes a root span and a record of each such request; ``emit`` takes the records."""
 
     tracing: Tracing
     emit: Callable[[RequestRecord | EdgeRecord], None]

@@ -1,4 +1,4 @@
-"""The requests in flight, and the drain: not ready, then no new requests, then none in flight."""
+"""The registry of requests in flight, and the drain: not ready, then no new requests, then none in flight."""
 
 import asyncio
 from contextlib import AbstractContextManager
@@ -14,10 +14,10 @@ _Key = tuple[str, bool, str]
 
 
 class InFlightRequests:
-    """Knows the requests in flight, refuses duplicates, and drains; there is no way back from a drain.
+    """Registers requests in flight, refuses duplicates, and drains; a drain cannot be undone.
 
-    ``lame_duck_s``: seconds between *not ready* and *no new requests*: a load balancer learns at its next
-    health check that it should send no more, and requests that arrive until then are accepted.
+    ``lame_duck_s``: seconds between *not ready* and *no new requests*: a load balancer notices at its next
+    health check that it must stop sending, and requests that arrive until then are accepted.
     """
 
     def __init__(self, *, lame_duck_s: float = 0.0) -> None:
@@ -25,15 +25,15 @@ class InFlightRequests:
         self._tasks: dict[_Key, asyncio.Task[object] | None] = {}
         self._cut: set[_Key] = set()
         self._reporting = 0
-        self._empty = asyncio.Event()  # set where a drain may wait for it
+        self._empty = asyncio.Event()  # set while draining when nothing is in flight
         self._draining = asyncio.Event()
         self._closed = asyncio.Event()
-        self._refusing = False  # the same, for every request to look at
+        self._refusing = False  # equals `_closed`; a plain flag is cheaper for each request
         self._reported = _Reporting(self)
 
     @property
     def in_flight(self) -> int:
-        """Requests between arrival and the last byte."""
+        """The number of requests between arrival and last byte."""
         return len(self._tasks) + self._reporting
 
     @property
@@ -47,7 +47,7 @@ class InFlightRequests:
         return self._closed.is_set()
 
     def drain(self) -> None:
-        """Not ready from here on; idempotent."""
+        """Begin the drain: not ready from now on; idempotent."""
         self._draining.set()
         if not self._lame_duck_s:
             self._close()
@@ -57,13 +57,13 @@ class InFlightRequests:
         self._closed.set()
 
     async def run(self) -> None:
-        """Refuse new requests once the time for load balancers is over."""
+        """Refuse new requests ``lame_duck_s`` after the drain has begun."""
         await self._draining.wait()
         await asyncio.sleep(self._lame_duck_s)
         self._close()
 
     def cut(self) -> None:
-        """Refuse new requests and end those in flight with the error ``draining``; cancels each once."""
+        """Refuse new requests and end those in flight with the error ``draining``; cancel each only once."""
         self._draining.set()
         self._close()
         for key, task in self._tasks.items():
@@ -75,24 +75,24 @@ class InFlightRequests:
         """``with receive(request)``: the request is in flight while the block runs.
 
         Raises:
-            Draining: on entry, the gateway is stopping; from the block, :meth:`cut` ended it.
-            DuplicateRequest: on entry, the tenant has a request with this label in flight.
+            Draining: on entry if the gateway is stopping; from the block if :meth:`cut` ended it.
+            DuplicateRequest: on entry if the tenant has a request with this label in flight.
         """
         label = request.request_id if request.labelled else request.generation_id
         return _InFlight(self, (request.caller.tenant, request.labelled, label))
 
     def reporting(self) -> AbstractContextManager[None]:
-        """``with reporting()``: a failed request is in flight until its error has been sent."""
+        """``with reporting()``: a failed request counts as in flight until its error has been sent."""
         return self._reported
 
     def counted(self) -> AbstractContextManager[None]:
-        """``with counted()``: work without a generation is in flight. Raises Draining."""
+        """``with counted()``: work without a generation counts as in flight. Raises Draining."""
         if self._refusing:
             raise _draining()
         return self._reported
 
     def report(self, change: int) -> None:
-        """Count the requests in flight that are reporting, or have no generation, up or down."""
+        """Add ``change`` to the number of :meth:`reporting` and :meth:`counted` blocks."""
         self._reporting += change
         if self._refusing and not self._tasks and not self._reporting:
             self._empty.set()
@@ -106,7 +106,7 @@ class InFlightRequests:
 
 
 class _Reporting(AbstractContextManager[None]):
-    """A block that is counted in flight; one for all, for it holds nothing of a request."""
+    """A block that counts as in flight; one object serves all requests, because it has no state of them."""
 
     __slots__ = ("_requests",)
 
@@ -146,7 +146,7 @@ class _InFlight(Struct, eq=False):
             requests._empty.set()
         if key in requests._cut and self._task is not None:
             requests._cut.discard(key)
-            # As asyncio.timeout does it: a cancellation of its own becomes an error, any other stays.
+            # Like asyncio.timeout: the own cancellation becomes an error, any other one stays.
             others = self._task.uncancel() > self._cancels_before
             if kind is asyncio.CancelledError and not others:
                 raise _draining() from None

@@ -1,6 +1,6 @@
 """The record of a request for metrics, logs and its trace.
 
-The recorder listens to the journey: each method takes values and returns nothing. No stage reads from it.
+The journey calls the recorder: each method takes values and returns nothing. No stage reads from it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from observability.events import NO_CALLS, RequestRecord, ToolCallCounts
 from observability.trace_facts import Content, TraceFacts
 from observability.tracing import RootSpan, Tracing
 
-# The status that is logged when the caller left before the end (nginx's convention).
+# The status that is logged if the caller disconnected before the end (nginx's convention).
 CLIENT_CLOSED_REQUEST = 499
 # Stages whose time is not the gateway's own: waiting for a slot, and the backend.
 _NOT_OURS = frozenset({"admit", "generate"})
@@ -52,7 +52,7 @@ class Reporter:
     clock: Callable[[], float]
 
     def trace(self, request: GenerateRequest) -> RootSpan:
-        """The request's root span; it began when the request arrived."""
+        """Start the request's root span, as of the request's arrival."""
         return self.tracing.begin(
             request.trace_parent,
             trace_id=request.trace_id,
@@ -63,12 +63,12 @@ class Reporter:
     def record(
         self, request: GenerateRequest, span: RootSpan, stream: AnswerStream, timer: StageTimer
     ) -> AbstractContextManager[RequestRecorder]:
-        """``with record(…) as recorder``: emits the record and ends the span when the block is left."""
+        """``with record(…) as recorder``: emits the record and ends the span when the block ends."""
         return RequestRecorder(self, request, span, stream, timer)
 
 
 class RequestRecorder(Struct, eq=False):
-    """Collects what is known of one request, and makes its record of it at the end."""
+    """Collects the facts of one request, and makes the request's record of them at the end."""
 
     _reporter: Reporter
     _request: GenerateRequest
@@ -88,29 +88,27 @@ class RequestRecorder(Struct, eq=False):
     _error: PublicError | None = None
 
     def found(self, target: Target, revision: Revision) -> None:
-        """The route is known."""
+        """Record the target and the routing revision."""
         self._target, self._revision = target, revision
 
     def canonicalized(self, canonical: Canonical) -> None:
-        """The prompt is in canonical order."""
+        """Record the canonical prompt."""
         self._canonical = canonical
 
     def prepared(self, plan: Plan, lease: Lease, drawn: str | None, prefix: Prefix) -> None:
-        """What is sent, the adapter that serves it, the backend that the weights gave the request, and the
-        prefix that its cache may hold are known.
-        """
+        """Record the plan, the adapter's lease, the backend drawn by weight, and the expected prefix."""
         self._plan, self._lease, self._drawn, self._prefix = plan, lease, drawn, prefix
 
     def answered(self, answer: Answer, plan: Plan) -> None:
-        """The answer is whole; ``plan`` is the prompt that was sent for it."""
+        """Record the complete answer; ``plan`` is the prompt that was sent for it."""
         self._answer, self._plan = answer, plan
 
     def billed(self, row: UsageRow) -> None:
-        """The request's account is settled."""
+        """Record the settled usage row."""
         self._bill = row
 
     def failed(self, public: PublicError, error: Exception) -> None:
-        """The request ended in an error; a defect of the gateway is logged with its traceback."""
+        """Record the error that ended the request; log a defect of the gateway with its traceback."""
         status = 200 if self._stream.committed else sent_status(public, self._request.contract)
         self._failure, self._error = (status, public.code, "error"), public
         if public.code == Internal.code:
@@ -135,7 +133,7 @@ class RequestRecorder(Struct, eq=False):
         canonical, prefix = self._canonical, self._prefix
         status, error_code, finish_reason = self._failure or (200, None, None)
         fallback = answer.fallback if answer else None
-        # What the cache did with the prefix is known only of the backend that it was expected on.
+        # Cached and expected prefix tokens are comparable only on the backend for which they were expected.
         known = prefix is not None and prefix.fingerprint and answer and answer.backend_name == prefix.backend
         found = prefix if known else None
         queue_wait_ms = answer.timings.queue_wait_ms if answer else stream.total_wait_s * 1000
@@ -190,14 +188,14 @@ class RequestRecorder(Struct, eq=False):
             priority=request.priority,
             drawn=self._drawn,
             session=None if request.session_id is None else hash((request.caller.tenant, request.session_id)),
-            # What a front bills is counted there.
+            # The front counts the cost of its own requests.
             cost_nanousd=bill.cost_nanousd
             if bill and bill.price_version is not None and bill.kind != "front"
             else None,
         )
 
     def _tool_calls(self) -> ToolCallCounts:
-        """The calls by outcome; those of an answer that was not checked were cut or lost."""
+        """Count the tool calls by outcome; calls of an unchecked answer were cut, or failed with it."""
         stream = self._stream
         if stream.events is None and not stream.call_outcomes:
             return NO_CALLS
@@ -208,27 +206,27 @@ class RequestRecorder(Struct, eq=False):
         return ToolCallCounts(**counts)
 
     def _generation_ms(self, queue_wait_ms: float) -> float | None:
-        """Time in backends without queues: the admission of the first backend is a stage of its own."""
+        """Return the time in backends without queues; the first backend's admission is a separate stage."""
         stage_ms = self._timer.stage_ms
         if "generate" not in stage_ms:
             return None
         return max(0.0, stage_ms["generate"] - max(0.0, queue_wait_ms - stage_ms.get("admit", 0.0)))
 
     def _adapter_id(self) -> str | None:
-        """The adapter that answered; the one that was asked for where no model has answered."""
+        """Return the adapter that answered, or the requested one if no model answered."""
         if self._answer is not None and self._answer.usage.input_tokens:
             return self._answer.adapter_id
         return self._lease.adapter_id if self._lease else None
 
     def _slow(self, record: RequestRecord) -> bool:
-        """Whether it took longer than the route's targets."""
+        """Whether the request took longer than the route's targets."""
         if self._target is None:
             return False
         route = self._target.route
         return (record.ttft_ms or 0.0) > route.ttft_slo_ms or record.total_ms > route.total_slo_ms
 
     def _facts(self) -> TraceFacts:
-        """What the trace has beyond the record; called only for traces that are exported."""
+        """Return the trace's facts that are not in the record; called only for exported traces."""
         sampling, steps = self._request.sampling, self._stream.steps.facts(self._request.arrived_at)
         refused = next((step.failure for step in steps if step.name == "refused"), None)
         at_once = "admit" in self._timer.stage_ms

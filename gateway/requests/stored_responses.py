@@ -1,4 +1,4 @@
-"""The responses that a tenant has stored: conversations go on from them, and clients read them again."""
+"""A tenant's stored responses: conversations continue from them, and clients read them again."""
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +16,16 @@ from gateway.contracts.responses.request import ResponsesRequest
 from gateway.errors import InvalidRequest, UnknownResponse
 
 MAX_TURNS: Final = 4_096
-"""Most responses of one conversation."""
+"""The most responses of one conversation."""
 _FAST: Final = 1
-"""Compression level: texts shrink to a third in 10 ms a megabyte."""
+"""Compression level: texts shrink to a third, in 10 ms per megabyte."""
 RETRY_MS: Final = 1_000
 
 
 class StoredResponses:
-    """Packs and unpacks what is stored. Reading raises UnknownResponse, LedgerUnavailable.
+    """Packs and unpacks stored responses. Reads raise UnknownResponse, LedgerUnavailable.
 
-    ``store``: ``None``: responses are not stored here.
+    With ``store`` ``None``, responses are not stored.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class StoredResponses:
 
     @property
     def store(self) -> ResponseStore:
-        """The store. Raises UnknownResponse where there is none."""
+        """The store. Raises UnknownResponse if there is none."""
         if self._store is None:
             raise UnknownResponse("no response is stored here", param="response_id")
         return self._store
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return the time in Unix seconds."""
         return self._unix_time()
 
     def packed(
         self, asked: ResponsesRequest, response: Mapping[str, Any], events: bytes | None = None
     ) -> StoredResponse:
-        """The row of a response."""
+        """Pack a response into a row of the store."""
         now = self._unix_time()
         return StoredResponse(
             tenant=asked.request.caller.tenant,
@@ -73,7 +73,7 @@ class StoredResponses:
         )
 
     async def keep(self, asked: ResponsesRequest, response: dict[str, Any]) -> None:
-        """Store a response before its end is sent; where that fails, the response says so."""
+        """Store a response before its end is sent; if that fails, add a warning to the response."""
         row = self.packed(asked, response)
         reason = f"larger than {self.section.max_bytes} bytes" if row.size > self.section.max_bytes else ""
         if not reason:
@@ -87,9 +87,9 @@ class StoredResponses:
             self._log.warning("response not stored", response=response["id"], reason=reason)
 
     async def before(self, tenant: str, previous_id: str | None, max_bytes: int) -> list[Mapping[str, Any]]:
-        """The items of the conversation that a request goes on with, oldest first.
+        """Return the items of the conversation that a request continues, oldest first.
 
-        Raises InvalidRequest for one of more than ``max_bytes``.
+        Raises InvalidRequest for a conversation of more than ``max_bytes``.
         """
         if previous_id is None:
             return []
@@ -103,7 +103,7 @@ class StoredResponses:
         ]
 
     async def input_items(self, tenant: str, response_id: str, max_bytes: int) -> list[Mapping[str, Any]]:
-        """What the model was given for a response: the conversation before it and its own input.
+        """Return the model's input for a response: the conversation before it and its own input.
 
         Raises InvalidRequest for more than ``max_bytes``.
         """
@@ -112,20 +112,20 @@ class StoredResponses:
         return [*(item for given, made in earlier for item in (*given, *made)), *last]
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
-        """The row of a response."""
+        """Return the row of a response."""
         found = await self.store.get(tenant, response_id, self._unix_time())
         if found is None:
             raise _unknown(response_id, "response_id")
         return found
 
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Delete a response; one that is running ends."""
+        """Delete a response; a running one is ended."""
         there = await self.store.delete(tenant, response_id)
         if not there:
             raise _unknown(response_id, "response_id")
 
     async def end(self, row: StoredResponse, response: Mapping[str, Any]) -> bool:
-        """End an unfinished response in another's place; false when it has ended in between."""
+        """End an unfinished response in place of the gateway that ran it; false if it has already ended."""
         ended = replace(row, status=response["status"], body=_pack(response), alive_until=None, again=None)
         return await self.store.finish(ended)
 
@@ -143,13 +143,13 @@ class StoredResponses:
 
 
 def response_of(row: StoredResponse) -> dict[str, Any]:
-    """The response object."""
+    """Unpack the response object of a row."""
     found: dict[str, Any] = orjson.loads(zlib.decompress(row.body))
     return found
 
 
 def events_of(row: StoredResponse) -> bytes:
-    """The stream of a background response."""
+    """Unpack the event stream of a background response."""
     return zlib.decompress(row.events or _NOTHING)
 
 
@@ -162,7 +162,7 @@ def _unknown(response_id: str, param: str) -> UnknownResponse:
 def _items(
     rows: Sequence[StoredResponse], param: str, max_bytes: int
 ) -> list[tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]]:
-    """The items that each response was given and has made; a few stored bytes may be many."""
+    """Return each response's input and output items; a few compressed bytes may be many, hence the limit."""
     found, room = [], max_bytes
     for row in rows:
         texts = []

@@ -1,4 +1,4 @@
-"""The time of one request: how long each stage took, and the longest that all of them may take."""
+"""The time of one request: the duration of each stage, and the time limit of all stages."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -8,11 +8,10 @@ from resilience.time_limits import TimeLimit
 
 
 class StageTimer:
-    """How long each stage of one request took, in milliseconds, in order.
+    """Measures the stages of one request; ``stage_ms`` has the milliseconds of each stage, in order.
 
-    As a block: the request's time limit, if there is one; raises DeadlineExceeded when it expires.
-
-    ``stage_ms``: by stage.
+    As a context manager it applies the request's time limit, if there is one, and raises DeadlineExceeded
+    when the limit expires.
     """
 
     __slots__ = ("_arrived_at", "_clock", "_last", "_limit", "stage_ms")
@@ -24,17 +23,17 @@ class StageTimer:
         self.stage_ms: dict[str, float] = {}
 
     def lap(self, stage: str) -> None:
-        """The stage has ended."""
+        """Record the end of a stage."""
         now = self._clock()
         self.stage_ms[stage] = (now - self._last) * 1000
         self._last = now
 
     def total_ms(self) -> float:
-        """Milliseconds since arrival."""
+        """Return the milliseconds since arrival."""
         return (self._clock() - self._arrived_at) * 1000
 
     def at_ms(self, at: float | None) -> float | None:
-        """A moment of the clock in milliseconds after arrival."""
+        """Convert a time of the clock to milliseconds after arrival."""
         return None if at is None else (at - self._arrived_at) * 1000
 
     @property
