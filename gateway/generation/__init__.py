@@ -1,1 +1,1 @@
-"""The journey's line "generate": attempts, resume, fallback and the output guard around one backend call."""
+"""The journey's stage "generate": attempts, resume, fallback and the output guard around a backend call."""

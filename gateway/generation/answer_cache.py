@@ -1,8 +1,8 @@
-"""What the response cache is asked for a request, and what it stores.
+"""Looks up and stores requests' answers in the response cache.
 
-Two requests share an answer when their whole prompts, sampling and surroundings are equal. On routes with
-``response_cache.similar`` they also do when all of that is equal but the text of the latest user turn, which
-is similar enough. So nothing that is personal to one request reaches another.
+Two requests share an answer if their prompts, sampling and surroundings (tenant, route, model, …) are equal.
+On routes with ``response_cache.similar`` the text of the latest user turn need only be similar; all else must
+be equal. So nothing that is personal to one request reaches another one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,15 +20,15 @@ from resilience.response_cache import ResponseCache, digest_of
 from resilience.response_cache_values import CachedAnswer, Question
 
 MAX_QUESTION_CHARS: Final = 2_000
-"""A longer turn is rarely one question; it is answered when it is the same."""
+"""A longer turn is rarely one question; it shares an answer only with an equal one."""
 
 
 class AnswerCache:
     """The response cache for requests.
 
     Args:
-        cache: finds and stores; ``None`` when it is off.
-        deployment: the engine's model. Processes that share a store share answers only when it is the same.
+        cache: the response cache; ``None`` if it is off.
+        deployment: the engine's model. Processes that share a store share answers only if it is equal.
     """
 
     def __init__(self, cache: ResponseCache | None, deployment: str) -> None:
@@ -36,16 +36,16 @@ class AnswerCache:
         self._deployment = deployment
 
     async def find(self, job: Job, timeout_s: float | None = None) -> CachedAnswer | None:
-        """A stored answer to the same request or a similar one; raises nothing but a cancellation."""
+        """Return a stored answer to an equal or similar request; raises nothing but a cancellation."""
         if self._cache is None:
             return None
         question = question_of(job, self._deployment)
         return await self._cache.find(key_of(job, self._deployment), timeout_s, question)
 
     def remember(self, job: Job, answer: Answer) -> None:
-        """Store a whole answer of the primary backend; any other is ignored.
+        """Store a complete answer of the primary backend; ignore any other.
 
-        One that ended at its length is for the same request only.
+        An answer that ended at its length limit is only served to an equal request.
         """
         if self._cache is None or not worth_keeping(answer):
             return
@@ -59,8 +59,8 @@ class AnswerCache:
 
 
 def worth_keeping(answer: Answer) -> bool:
-    """Whether an answer may be served again: complete, not degraded, one text, and no call of a tool, which
-    may have had its effect.
+    """Whether an answer may be served again: complete, not degraded, one text, and without tool calls,
+    because a tool may have had its effect.
     """
     whole = answer.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
     plain = answer.logprobs is None and not answer.others and bool(answer.output_text)
@@ -68,7 +68,7 @@ def worth_keeping(answer: Answer) -> bool:
 
 
 def _of_tools(request: GenerateRequest) -> str | None:
-    """What templates need not show of tools and thinking."""
+    """Return the settings of tools and reasoning, which the prompt's token ids need not contain."""
     asked = (request.tools, request.tool_choice, request.parallel_tool_calls, request.reasoning_effort)
     if not any(asked) and not request.template_kwargs:
         return None
@@ -76,20 +76,20 @@ def _of_tools(request: GenerateRequest) -> str | None:
 
 
 def _of_images(messages: Sequence[Message]) -> str | None:
-    """What token ids do not show of a prompt with images: which ones, and where in their messages."""
+    """Return the images and their places in messages, which the prompt's token ids do not contain."""
     shown = [(index, one.parts) for index, one in enumerate(messages) if one.parts]
     return repr(shown) if shown else None
 
 
 def key_of(job: Job, deployment: str) -> str:
-    """What the cache is asked for a request."""
+    """Return the cache key of a request."""
     images = _of_images(job.plan.messages)
-    # The prompt's token ids hold the context, the evidence and every turn that is sent.
+    # The prompt's token ids contain the context, the evidence and every turn that is sent.
     return digest_of(["exact", *_surroundings(job, deployment), images], joined(job.plan.token_ids))
 
 
 def question_of(job: Job, deployment: str) -> Question | None:
-    """The latest user turn, and all that a similar one must share; ``None``: only the same request counts."""
+    """Return the latest user turn, with a key of all that must be equal; ``None``: no similarity search."""
     similar, messages = job.target.route.similar, job.request.messages
     latest = next((at for at, one in reversed([*enumerate(messages)]) if one.role is Role.USER), None)
     if similar is None or latest is None or any(one.parts for one in messages):
@@ -113,13 +113,13 @@ def question_of(job: Job, deployment: str) -> Question | None:
 
 
 def _evidence(request: GenerateRequest) -> Iterator[str]:
-    """Retrieval may find the same chunks in another order."""
+    """Yield the chunks, sorted, because retrieval may return the same ones in another order."""
     for chunk in sorted({(one.source_type, one.text) for one in request.chunks}):
         yield repr(chunk)
 
 
 def _surroundings(job: Job, deployment: str) -> list[str | None]:
-    """What no two requests that share an answer differ in."""
+    """Return the values besides the prompt that must be equal for two requests to share an answer."""
     request = job.request
     adapter = job.lease.adapter
     return [

@@ -1,4 +1,4 @@
-"""Passes an answer on to the caller, counts it, and stores what another call needs to resume it."""
+"""Passes an answer on to the caller, counts it, and stores what another call needs to resume the answer."""
 
 import dataclasses
 from collections import defaultdict
@@ -22,14 +22,14 @@ from resilience.failures import BackendFailure, FailureKind
 
 
 class AnswerOrigin(Struct, frozen=True):
-    """What an answer was started from; a call that resumes it starts from the same.
+    """The backend, model and prompt of an answer; a call that resumes the answer uses the same prompt.
 
     Args:
-        backend: where it is generated, or was until that failed.
+        backend: the backend that generates the answer, or generated it until it failed.
         model: the base model; the adapter is the request's.
-        served_model: the id of what answers: the adapter's, else the base model's.
+        served_model: the id of the answering model: the adapter's, else the base model's.
         plan: the prompt that was sent.
-        max_tokens: tokens that each text of the answer may have in all.
+        max_tokens: the total of tokens that each text of the answer may have.
     """
 
     backend: str
@@ -42,27 +42,27 @@ class AnswerOrigin(Struct, frozen=True):
 class AnswerStream:
     """One request's answer on its way from the backends to the sink.
 
-    Its counts are right at any moment, so an answer that is cut short is billed for exactly what was
-    delivered. Only the caller of a stream gets the pieces as they come. Other callers get the whole text at
-    the end, and until then all of it can be taken back.
+    Its counts are always current, so an answer that is cut short is billed for exactly the delivered part.
+    Only a streaming caller gets chunks as they arrive. Other callers get the whole text at the end, and until
+    then all of it can be discarded.
 
     Args:
-        sink: where the pieces of a stream go.
+        sink: receives the chunks of a stream.
         span: the request's root span, for the headers of calls to workers.
 
     Attributes:
-        chars: characters so far, of text, reasoning and calls; the caller of a stream has them once they are
-            committed.
+        chars: characters so far, of text, reasoning and tool calls; a streaming caller has them once they
+            are committed.
         committed: whether the caller has a part of the answer.
-        started_at: when work was first handed to a backend.
-        first_at: when the caller's first piece was there.
-        admission_wait_s: time in admission's queues, those that refused the request in the end included.
-        queue_wait_s: time in the backend's own queue.
-        resumes: where other calls resumed the answer, in order.
-        events: the answer's events; ``None`` while it is text alone.
-        ended: whether the answer's events were checked at its end; not needed for text alone.
+        started_at: when work was first given to a backend.
+        first_at: when the first chunk for the caller arrived.
+        admission_wait_s: seconds in admission's queues, including queues that finally refused the request.
+        queue_wait_s: seconds in the backend's own queue.
+        resumes: the points at which other calls resumed the answer, in order.
+        events: the answer's events; ``None`` while it is only text.
+        ended: whether the answer's events were checked at its end; not needed for text only.
         call_outcomes: number of tool calls, by outcome.
-        steps: what was done for the answer, for the trace.
+        steps: the steps towards the answer, for the trace.
     """
 
     def __init__(
@@ -102,21 +102,21 @@ class AnswerStream:
     # Before the first piece
 
     def admitted(self, slot: Slot) -> None:
-        """Admission gave a slot for the answer."""
+        """Add the waiting time of the slot that admission gave."""
         self.admission_wait_s += slot.waited_s
 
     def refused(self, backend: str, refusal: Refused) -> None:
-        """Admission kept the request from ``backend``."""
+        """Record that admission refused the request for ``backend``."""
         self.admission_wait_s += refusal.waited_s
         self.steps.refused(backend, refusal.reason.value)
 
     @property
     def total_wait_s(self) -> float:
-        """Time in all queues so far."""
+        """Seconds in all queues so far."""
         return self.admission_wait_s + self.queue_wait_s
 
     def started(self, origin: AnswerOrigin, on_first: Callable[[int | None], None] | None = None) -> None:
-        """The work was handed to a backend; ``on_first`` gets the cached tokens of its first piece."""
+        """Record that a backend got the work; ``on_first`` gets the cached tokens with its first chunk."""
         self.origin = origin
         self._on_first = on_first
         self._fresh = True
@@ -127,7 +127,7 @@ class AnswerStream:
     # Each piece
 
     def take(self, delta: Delta) -> Awaitable[None]:
-        """Pass one piece on to the sink."""
+        """Count one chunk and pass it on to the sink."""
         if self.events is not None or delta.__class__ is not Delta:
             self._check(delta)
         if self._fresh:
@@ -156,16 +156,16 @@ class AnswerStream:
             self.first_at = self._clock()
         if self._on_first is not None:
             self._on_first(delta.cached_tokens)
-            # Its slot's demand refers to this answer.
+            # Release it: the slot's demand refers to this answer.
             self._on_first = None
         if delta.queue_wait_s is not None:
             self.queue_wait_s = delta.queue_wait_s
         if self._cached_tokens is None:
-            # A call that resumes the answer may find what the request itself has computed.
+            # Not counted for a resuming call, whose cache hits may be tokens that this request computed.
             self._cached_tokens = delta.cached_tokens
 
     def _check(self, event: Delta) -> None:
-        """Raises BackendFailure for an event that the order of events does not allow."""
+        """Raise BackendFailure for an event that is out of order."""
         if self.events is None:
             self.events = AnswerFold(self._choices)
         try:
@@ -177,18 +177,18 @@ class AnswerStream:
 
     def _store_logprobs(self, delta: Delta) -> Delta:
         stored = self._logprobs.setdefault(delta.index, [])
-        # The caller has the log-probabilities of tokens that a resumed call generates again.
+        # The caller already has the log-probabilities of tokens that a resuming call generates again.
         again = max(0, self._sent_logprobs - len(stored))
         stored.extend(delta.logprobs)
         return replace(delta, logprobs=delta.logprobs[again:]) if again else delta
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that the first call to say so found in a cache; 0 when none has said so."""
+        """The cached prompt tokens that the first call reported; 0 if no call reported any."""
         return self._cached_tokens or 0
 
     def used(self, usage: Usage) -> Usage:
-        """The usage of a resumed answer, where its last call reports ``usage``."""
+        """Return the usage of a resumed answer whose last call reports ``usage``."""
         if self._cached_tokens is None:
             return usage
         return dataclasses.replace(usage, cached_tokens=min(self._cached_tokens, usage.input_tokens))
@@ -196,12 +196,12 @@ class AnswerStream:
     # Commit
 
     def hold(self, chunks: int, seconds: float) -> CommitBuffer:
-        """From here on, hold the first pieces back in a :class:`CommitBuffer`."""
+        """From now on, hold the first chunks in a :class:`CommitBuffer`."""
         self._buffer = CommitBuffer(self._release, chunks=chunks, seconds=seconds, clock=self._clock)
         return self._buffer
 
     async def commit(self) -> None:
-        """Give the caller what is held back."""
+        """Send the held chunks to the caller."""
         if self._buffer is not None:
             await self._buffer.commit()
 
@@ -221,11 +221,11 @@ class AnswerStream:
 
     @property
     def token_ids(self) -> tuple[int, ...] | None:
-        """The first text's tokens; ``None`` unless the backends reported every one of them."""
+        """The first text's token ids; ``None`` unless the backends reported all of them."""
         return tuple(self._ids) if len(self._ids) == self.tokens else None
 
     def rewind(self) -> None:
-        """Drop the answer so far: another one is made from the start. Never after a commit."""
+        """Discard the answer so far; another one is generated from the start. Not allowed after a commit."""
         if self.committed:
             raise RuntimeError("the caller has a part of this answer; it cannot be taken back")
         if self._buffer is not None:
@@ -233,7 +233,7 @@ class AnswerStream:
         self._empty()
 
     def resume(self, token_ids: tuple[int, ...] | None, target: str, mode: str) -> None:
-        """Another call resumes the answer after these tokens (``None``: they are not known)."""
+        """Prepare for a call that resumes the answer after these tokens (``None``: they are not known)."""
         stored = self._logprobs.get(0)
         if stored is not None:
             self._sent_logprobs = max(self._sent_logprobs, len(stored))
@@ -249,15 +249,15 @@ class AnswerStream:
         self.resumes.append(ResumeFact(after_ms, source, target, mode, self.tokens))
 
     def text(self, index: int = 0) -> str:
-        """One choice's text so far."""
+        """Return a choice's text so far."""
         return "".join(self._parts[index]) if index < len(self._parts) else ""
 
     def reasoning(self, index: int = 0) -> str | None:
-        """One choice's reasoning so far."""
+        """Return a choice's reasoning so far."""
         return None if self.events is None else self.events.reasoning(index)
 
     def tool_calls(self, index: int = 0) -> tuple[ToolCall, ...]:
-        """One choice's calls so far."""
+        """Return a choice's tool calls so far."""
         return () if self.events is None else self.events.tool_calls(index)
 
     @property
@@ -268,11 +268,11 @@ class AnswerStream:
         return sum([len(self.events.tool_calls(index)) for index in range(self._choices)])
 
     def in_call(self, index: int = 0) -> bool:
-        """Whether a call of the choice has not ended."""
+        """Whether the choice has a tool call that has not ended."""
         return self.events is not None and self.events.in_call(index)
 
     def end(self, reasons: Sequence[FinishReason]) -> None:
-        """The answer is whole. Raises BackendFailure when its events do not fit the reasons for its end."""
+        """End the answer. Raises BackendFailure if its events contradict the finish reasons."""
         try:
             (self.events or AnswerFold(self._choices)).end(reasons)
         except IllegalEvent as error:
@@ -280,7 +280,7 @@ class AnswerStream:
         self.ended = True
 
     def logprobs(self, index: int = 0) -> tuple[TokenLogprob, ...]:
-        """One choice's log-probabilities so far."""
+        """Return a choice's log-probabilities so far."""
         return tuple(self._logprobs.get(index, ()))
 
 

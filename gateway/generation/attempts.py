@@ -1,4 +1,4 @@
-"""The work of each attempt on a backend: all or the rest of an answer, changed after some failures."""
+"""The work of each attempt on a backend: the whole or the rest of an answer, modified after some failures."""
 
 import asyncio
 import zlib
@@ -24,7 +24,7 @@ from resilience.failures import POLICIES, BackendFailure, FailureKind, Remedy
 from resilience.resume import ResumeMode, Resumption, Spelling
 from resilience.retry import Attempt
 
-# Sampling hints that the native contract may lose, by the feature they ask for.
+# Sampling hints that may be dropped in the native contract, by the feature that they need.
 _HINTS: Mapping[Feature, str] = MappingProxyType(
     {
         Feature.TEMPERATURE: "temperature",
@@ -34,15 +34,12 @@ _HINTS: Mapping[Feature, str] = MappingProxyType(
         Feature.SEED: "seed",
     }
 )
-# Seeds that the gateway makes have 31 bits: every backend takes these.
+# Seeds that the gateway makes have 31 bits, which every backend accepts.
 _SEED_BITS = 0x7FFF_FFFF
 
 
 class Attempts(Struct, eq=False):
-    """The attempts of one request on one backend, in turn.
-
-    ``step``: the attempt in progress, as the trace has it.
-    """
+    """The attempts of one request on one backend, in order; ``step`` is the current one's trace step."""
 
     _backend: Backend
     _job: Job
@@ -56,7 +53,7 @@ class Attempts(Struct, eq=False):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What had to be left out or changed on this backend."""
+        """Warnings about what was omitted or changed for this backend."""
         return tuple(dict.fromkeys(self._notes))
 
     def note(self, warning: str) -> None:
@@ -64,22 +61,22 @@ class Attempts(Struct, eq=False):
         self._notes.append(warning)
 
     async def next(self, this: Attempt) -> tuple[Work, Resumption | None]:
-        """The work of one attempt, and how it resumes a partial answer; the stream is ready for it.
+        """Return the work of one attempt, and how it resumes a partial answer; prepares the stream.
 
-        Raises BackendFailure: ``stream_broken``: the caller has a part of the answer, and this backend cannot
+        Raises BackendFailure ``stream_broken`` if the caller has a part of the answer and this backend cannot
         resume it.
         """
         stream, change = self._stream, Remedy.NOTHING
         if this.after is not None:
             change = POLICIES[this.after].retry_with
         if stream.chars and (stream.committed or change is Remedy.NOTHING):
-            # A long answer may have to be encoded again; nothing else uses the stream meanwhile.
+            # A long answer may have to be encoded again, so in a thread; nothing else uses the stream now.
             resumption = (
                 await asyncio.to_thread(resumption_on, self._backend, self._job, stream, self._spelling)
                 if stream.chars > INLINE_CHARS
                 else resumption_on(self._backend, self._job, stream, self._spelling)
             )
-            # Of a part that the caller does not have, a new answer is better than one by two models.
+            # If the caller does not have the part yet, a new answer is better than one of two models.
             if resumption is not None and (stream.committed or resumption.mode is not ResumeMode.TEXT):
                 return self._rest(resumption, change), resumption
         if stream.committed:
@@ -88,7 +85,7 @@ class Attempts(Struct, eq=False):
         if stream.has_output:
             stream.rewind()
         if change is Remedy.SHORTER_CONTEXT and self._shortened is None:
-            # Once: if half of the prompt does not help, another backend is asked with all of it.
+            # Only once: if half of the prompt does not help, another backend gets all of it.
             self._shortened = await self._job.half_plan(self._job.plan)
             if self._shortened is not None:
                 self._notes.append(
@@ -115,14 +112,14 @@ class Attempts(Struct, eq=False):
         if resumption.text or stream.events is not None:
             replay = stream.events is not None
             partial = PartialAnswer(resumption.text, resumption.token_ids, replay=replay)
-        # Ids that spell the text may be more than those that the first backend generated.
+        # The text's encoding may have more ids than the first backend generated.
         spent = max(stream.tokens, len(resumption.token_ids or ()))
         return self._work(origin.plan, origin.max_tokens - spent, partial, seed)
 
     def _whole(self, this: Attempt, change: Remedy) -> Work:
         plan, max_tokens = self._shortened or self._job.plan, self._job.plan.generation_reserve
         if self._slot.shrunk:
-            # Shrink before shed: a long queue shortens answers, and says so.
+            # Shrink before shed: a long queue shortens answers, with a warning.
             max_tokens = max(1, self._slot.max_tokens // self._job.request.sampling.n)
             self._stream.steps.shortened = True
             self._notes.append(f"max_tokens was lowered to {max_tokens} because many requests are waiting")
@@ -136,14 +133,14 @@ class Attempts(Struct, eq=False):
         return self._work(plan, max_tokens, None, seed)
 
     def _hold(self) -> None:
-        """Hold the first pieces back, unless an answer that breaks off could be resumed exactly."""
+        """Hold the first chunks, unless a broken answer could be resumed exactly."""
         rules = self._job.target.route.resume
         exactly = rules.enabled and resumes_exactly(self._backend, self._job)
         if rules.commit_chunks and not exactly:
             self.buffer = self._stream.hold(rules.commit_chunks, rules.commit_s)
 
     def _seed(self, number: int) -> int:
-        """Another seed than the request's, the same whenever the request is made again."""
+        """Return another seed than the request's, equal for each repetition of the request."""
         seed = self._job.request.sampling.seed
         start = zlib.crc32(self._job.request.generation_id.encode()) if seed is None else seed
         return (start + number) & _SEED_BITS
@@ -192,10 +189,10 @@ class Attempts(Struct, eq=False):
 def fitted(
     sampling: Sampling, request: GenerateRequest, backend: Backend
 ) -> tuple[dict[str, Any], list[str]]:
-    """What of the sampling a backend gets otherwise than asked, and the words for it.
+    """Return the sampling fields to change for a backend, and warnings about changed and dropped fields.
 
-    In the native contract a sampling hint that the backend lacks is dropped or lowered and named; OpenAI's
-    contract never gets here with one, since ranking passes such backends over.
+    In the native contract a sampling hint that the backend lacks is dropped or lowered, with a warning. In
+    OpenAI's contract this cannot occur, because ranking skips such backends.
     """
     changed: dict[str, Any] = {}
     passed = Feature.FIELDS_PASSED in backend.features

@@ -1,4 +1,4 @@
-"""The commit buffer: the first pieces of a stream wait a moment, so that a failed start is never sent."""
+"""The commit buffer: the first chunks of a stream are held briefly, so that a failed start is not sent."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 class CommitBuffer:
-    """Holds pieces back until there are ``chunks`` of them, or the first is ``seconds`` old.
+    """Holds chunks until there are ``chunks`` of them, or the first is ``seconds`` old.
 
-    What is held can still be discarded. After the first commit nothing is held.
+    Held chunks can still be discarded. After the first commit no chunk is held.
 
     Args:
-        send: where the pieces go.
-        chunks: most pieces that are held, at least 1.
-        seconds: longest that a piece is held.
+        send: receives the committed chunks.
+        chunks: the number of chunks at which they are committed, at least 1.
+        seconds: longest time for which a chunk is held.
     """
 
     def __init__(self, send: DeltaSink, *, chunks: int, seconds: float, clock: Callable[[], float]) -> None:
@@ -33,7 +33,7 @@ class CommitBuffer:
         self.holding = True
 
     async def take(self, delta: Delta) -> None:
-        """Hold a piece, or send it after those that are held."""
+        """Hold a chunk, or send all held chunks and this one."""
         self._held.append(delta)
         if not self._first.is_set():
             self._since = self._clock()
@@ -42,19 +42,19 @@ class CommitBuffer:
             await self.commit()
 
     async def commit(self) -> None:
-        """Send what is held, in order, and hold nothing from now on."""
+        """Send the held chunks in order, and hold none from now on."""
         async with self._lock:
             while self._held:
                 await self._send(self._held.pop(0))
             self.holding = False
 
     def discard(self) -> None:
-        """Drop what is held."""
+        """Drop the held chunks."""
         self._held.clear()
         self._first.clear()
 
     async def run(self, work: Awaitable[T]) -> T:
-        """Await ``work``, and commit in time even when no further piece comes."""
+        """Await ``work``, and commit in time even if no further chunk arrives."""
         failure: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -62,7 +62,7 @@ class CommitBuffer:
                 try:
                     result = await work
                 except Exception as error:
-                    failure = error  # raised in here, it would cancel a piece that is being sent
+                    failure = error  # raised here, it would cancel a chunk that is being sent
                 if not self._lock.locked():
                     timer.cancel()
         except BaseExceptionGroup as errors:

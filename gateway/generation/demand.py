@@ -1,4 +1,4 @@
-"""What a request asks of admission: tokens, memory and time on one backend."""
+"""The demand of a request for admission: tokens, memory and time on one backend."""
 
 from dataclasses import replace
 
@@ -10,22 +10,22 @@ from gateway.generation.answer_stream import AnswerStream
 from gateway.generation.job import Job
 from gateway.prompts.prefixes import Prefix
 
-# What a queued request keeps in memory for each token of its prompt: its text twice, its token ids, and the
-# objects around them; measured on prompts of 3,600 tokens, rounded up.
+# Bytes of memory of a queued request per token of its prompt: its text twice, its token ids, and the objects
+# around them; measured on prompts of 3,600 tokens, rounded up.
 BYTES_PER_TOKEN = 64
 
 
 def demand_of(job: Job, backend: Backend, stream: AnswerStream, prefix: Prefix | None = None) -> Demand:
-    """What the request asks of ``backend``; the stream reports how far its answer is.
+    """Return the demand of the request on ``backend``; the stream reports the tokens generated so far.
 
-    Where the backend has not computed a prefix to its end, that bounds the tokens found in its cache. What it
-    finds beyond a computed prefix is learned by admission.
+    If the backend has computed only a part of the prefix, that part is the most it can find cached. Admission
+    learns how many tokens it finds cached beyond a computed prefix.
     """
     request, plan, route = job.request, job.plan, job.target.route
     bound = prefix is not None and prefix.backend == backend.name and prefix.expected < prefix.tokens
     limits = route.limits
     if limits is not None and limits.max_input_tokens is not None:
-        # The planner keeps to it, and lets pass what may not be cut and fits the model.
+        # The planner applies this limit, and allows longer prompts that must not be cut and fit the model.
         limits = replace(limits, max_input_tokens=None)
     tokens = plan.counts.total
     return Demand(
@@ -47,10 +47,10 @@ def demand_of(job: Job, backend: Backend, stream: AnswerStream, prefix: Prefix |
 
 
 def demand_after_wait(demand: Demand, job: Job, now: float) -> Demand:
-    """The demand of a request that has waited for its backend's engine, and has nothing of its answer.
+    """Return the demand of a request that has waited for its backend's engine, and has no partial answer.
 
-    Its place is that of a new request, but it may wait until its deadline: the limits count from its arrival,
-    and the engine's absence has used them up.
+    It queues like a new request, but may wait until its deadline: the limits count from its arrival, and the
+    wait for the engine has used them up.
     """
     limits = replace(
         demand.limits or AdmissionLimits(),
@@ -61,10 +61,10 @@ def demand_after_wait(demand: Demand, job: Job, now: float) -> Demand:
 
 
 def readmission_demand(demand: Demand, job: Job, done: int, stream: AnswerStream, now: float) -> Demand:
-    """The demand of a request that was admitted before and has ``done`` tokens of its answer.
+    """Return the demand of a request that was admitted before and has ``done`` tokens of its answer.
 
-    It waits ahead of new requests, in the urgent class, for as long as the route waits for a restart; a long
-    queue does not shorten it.
+    It queues before new requests, in the high class, for as long as the route waits for a restart; a long
+    queue does not shorten its answer.
     """
     limits = demand.limits or AdmissionLimits()
     wait_s = min(job.target.route.resume.max_wait_s, job.deadline - now)
@@ -75,7 +75,7 @@ def readmission_demand(demand: Demand, job: Job, done: int, stream: AnswerStream
         input_tokens=input_tokens,
         max_output_tokens=max(1, demand.max_output_tokens - done),
         deadline=None,
-        # The length of a rest says nothing about whole answers.
+        # A separate kind: the length of a rest must not affect the estimate for whole answers.
         kind=(job.target.route.name, None, "rest") if done else demand.kind,
         cached_tokens=None,
         produced=lambda: max(0, stream.tokens - done),

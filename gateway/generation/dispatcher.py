@@ -1,4 +1,4 @@
-"""Hands admitted work to a backend, with retries and an inspection of the output."""
+"""Gives admitted work to a backend, with retries and an inspection of the output."""
 
 import asyncio
 import dataclasses
@@ -29,7 +29,7 @@ from resilience.retry import Attempt
 
 
 class GenerationOutcome(Struct, frozen=True):
-    """How an answer was made: by which backend, from which prompt, how it ended, what was left out."""
+    """The result of a generation: backend, prompt, completion, fallback and warnings."""
 
     completion: Completion
     backend: str
@@ -42,19 +42,19 @@ class GenerationOutcome(Struct, frozen=True):
 
     @property
     def served_model(self) -> str:
-        """The id of what answered: the adapter's, else the base model's."""
+        """The id of the answering model: the adapter's, else the base model's."""
         return self.adapter.adapter_id if self.adapter else self.model
 
     @property
     def version(self) -> str:
-        """``<base>+<adapter>``: which weights answered."""
+        """The weights that answered: ``<base>+<adapter>``, or the base model."""
         return f"{self.model}+{self.adapter.adapter_id}" if self.adapter else self.model
 
 
 class Dispatcher:
-    """Generates on a backend what admission has let through: a whole answer, or the rest of a partial one.
+    """Generates an admitted request's answer on a backend: the whole one, or the rest of a partial one.
 
-    ``spelling`` is the tokenizer of a model.
+    ``spelling`` returns the tokenizer of a model.
     """
 
     def __init__(
@@ -70,24 +70,23 @@ class Dispatcher:
         self._emit = emit
 
     def affords(self, backend: Backend, kind: FailureKind) -> bool:
-        """Whether ``backend`` may be asked for an answer again after ``kind``; it is paid for when it may."""
+        """Take a retry on ``backend`` after ``kind`` from the retry budget; return whether it has one."""
         return self._retries.affords(backend.name, kind)
 
     async def generate(
         self, slot: Slot, backend: Backend, job: Job, stream: AnswerStream
     ) -> GenerationOutcome:
-        """Generate on ``backend``; the slot is the permission to do so.
+        """Generate on ``backend`` with the permission ``slot``.
 
-        A partial answer in ``stream`` is resumed where the backend can; else, unless the caller has a part of
-        it, a new answer is made. A deadline that passes after the first token ends the answer with what there
-        is.
+        A partial answer in ``stream`` is resumed if the backend can; else, unless the caller has a part of
+        it, a new answer is generated. If the deadline passes after the first token, the answer ends there.
 
         Raises:
-            BackendFailure: the backend failed and retrying on it did not help.
-            DeadlinePassed: before the first token; a little before, where the degraded text may be given.
+            BackendFailure: the backend failed, and retries on it did not help.
+            DeadlinePassed: before the first token; somewhat earlier if the degraded text may be served.
         """
         if backend.state is not BackendState.READY:
-            slot.ignored()  # the state says enough; the circuit counts answers
+            slot.ignored()  # the circuit breaker counts only answers; the state is known
             raise _not_ready(backend)
         stream.admitted(slot)
         attempts = Attempts(backend, job, stream, slot, self._spelling(backend.model))
@@ -105,7 +104,7 @@ class Dispatcher:
             slot.succeeded(completion.usage.cached_tokens)
         except BackendFailure as failure:
             if not failure.counts:
-                slot.ignored()  # it says nothing about the backend, or its state says enough
+                slot.ignored()  # the failure is not the backend's, or the backend's state already shows it
             raise
         except DeadlinePassed:
             slot.ignored()
@@ -148,7 +147,7 @@ class Dispatcher:
             if work.sampling.max_tokens and work.sampling.max_tokens > 0:
                 completion = await self._generate(backend, work, spliced.take, attempts, lambda: False)
                 await spliced.end()
-            else:  # the answer broke off after its last token
+            else:  # the stream broke after the answer's last token
                 completion = Completion(
                     FinishReason.LENGTH, Usage(work.input_tokens, 0, stream.cached_tokens)
                 )
@@ -160,7 +159,7 @@ class Dispatcher:
             raise
         finally:
             self._emit(Resumed(resume.source, resume.target, resume.mode, result, resume.tokens))
-        # The tokens before this call, and those that this call counted.
+        # The tokens before this call plus those of this call.
         output_tokens = resume.tokens + completion.usage.output_tokens
         usage = dataclasses.replace(completion.usage, output_tokens=output_tokens)
         return replace(completion, usage=usage)
@@ -176,22 +175,22 @@ class Dispatcher:
 async def _checked(
     completion: Completion, work: Work, attempts: Attempts, stream: AnswerStream, *, again: bool
 ) -> Completion:
-    """The completion of an answer whose tool calls are checked; a choice with a faulty call ends in an error.
+    """Check the tool calls of an answer; the completion of a choice with a faulty call ends with an error.
 
-    Where a stop string may have ended the answer, a last call that is no JSON is taken as cut, and its choice
-    ends as one that the length cuts.
+    If a stop string may have ended the answer, a last call that is not JSON counts as cut, and its choice
+    ends with the reason ``length``.
 
-    ``again``: the answer may be made again where the caller has nothing of it.
+    ``again``: the answer may be generated again if the caller has no part of it.
 
-    Raises BackendFailure: ``degenerate_output`` for a faulty call, where the answer is made again;
-    ``stream_broken`` where the end does not fit the events.
+    Raises BackendFailure: ``degenerate_output`` for a faulty call if the answer is generated again;
+    ``stream_broken`` if the finish reasons contradict the events.
     """
     for warning in completion.warnings:
         attempts.note(warning)
     reasons = [completion.finish_reason, *completion.others]
     if stream.events is None and FinishReason.TOOL_CALLS not in reasons:
         return completion
-    # A greedy request would only generate the same again.
+    # A greedy request would generate the same again.
     again = again and not stream.committed and work.sampling.temperature != 0.0
     found: list[CallOutcome] = []
     tools = stream.origin.plan.tools if stream.origin is not None else ()
@@ -222,7 +221,7 @@ async def _checked(
 def outcome_of(
     backend: Backend, job: Job, stream: AnswerStream, completion: Completion, warnings: tuple[str, ...] = ()
 ) -> GenerationOutcome:
-    """The outcome of a generation on ``backend``."""
+    """Return the outcome of a generation on ``backend``."""
     return GenerationOutcome(
         completion=completion,
         backend=backend.kind,
@@ -237,7 +236,7 @@ def outcome_of(
 async def cut_short(
     backend: Backend, job: Job, stream: AnswerStream, warnings: tuple[str, ...] = ()
 ) -> GenerationOutcome:
-    """The outcome when the deadline has passed in the middle of an answer: the part that there is."""
+    """Return the partial answer as the outcome, after the deadline has passed in the middle of an answer."""
     await stream.commit()
     plan = stream.origin.plan if stream.origin is not None else job.plan
     usage = Usage(plan.counts.total, stream.tokens, stream.cached_tokens)

@@ -31,12 +31,12 @@ from resilience.leg_limits import LegLimits, LegUsage, Permit
 from resilience.response_cache_values import CachedAnswer
 from resilience.resume import ResumeMode
 
-# Requests that wait for an engine to restart. Each holds its prompt and a connection; any further request
-# takes the next step at once.
+# The most requests that wait for an engine's restart. Each holds its prompt and a connection; any further
+# request takes the next step at once.
 MAX_WAITING = 1_024
 
 
-# What keeps a request from its answer.
+# The error that a fallback replaces.
 Cause = Refused | BackendFailure | DeadlinePassed
 
 # The backend refused the request or never received it: nothing is billed.
@@ -55,10 +55,10 @@ class FallbackChain:
     """Takes the steps of :class:`resilience.fallback_policy.FallbackPolicy` until one answers.
 
     Args:
-        limits: bounds of the backends that are legs.
-        admission: each step that generates passes it.
-        on_engine: the backends that share the engine in process.
-        emit: takes an event when the base model answered in an adapter's place; must not block.
+        limits: the limits of backends as fallback targets.
+        admission: admits each step that generates.
+        on_engine: the backends on in-process engines.
+        emit: takes an event if the base model answered instead of an adapter; must not block.
     """
 
     def __init__(
@@ -84,22 +84,22 @@ class FallbackChain:
         self._waiting = 0
 
     async def answer(self, cause: Cause, job: Job, stream: AnswerStream) -> GenerationOutcome:
-        """Answer in spite of ``cause``; re-raise it when that is not possible or not allowed.
+        """Answer in spite of ``cause``; re-raise it if that is not possible or not allowed.
 
-        A step that takes all the time leaves some for stored text: an earlier answer, or the degraded text. A
-        part that the caller has is resumed or stays a part. A caller who wants errors gets no other backend's
-        answer, but the same backend may resume its own. A fault of the request itself has no fallback.
+        Every step leaves time to serve a stored text: a cached answer, or the degraded text. A part that the
+        caller has is resumed, or stays a partial answer. A caller that refuses fallbacks gets no other
+        backend's answer, but the same backend may resume its own. A fault of the request has no fallback.
 
         Raises:
             Refused, BackendFailure: ``cause``.
-            DeadlinePassed: before the first token, and no stored text may be served.
+            DeadlinePassed: before the first token, if no stored text may be served.
         """
         try:
             if isinstance(cause, DeadlinePassed):
                 raise cause
             return await self._fall_back(cause, job, stream)
         except DeadlinePassed:
-            # Serve stored text in the time that was reserved for it.
+            # Serve a stored text in the time that was reserved for it.
             if stream.committed or not job.fallback_reserve_s:
                 raise
             for leg in (RESPONSE_CACHE, DEGRADED):
@@ -110,7 +110,7 @@ class FallbackChain:
             raise
 
     def remember(self, job: Job, outcome: GenerationOutcome, answer: Answer) -> None:
-        """Store an answer to the whole prompt, to be served when no backend can answer."""
+        """Store an answer to the unchanged prompt, to be served when no backend can answer."""
         as_asked = outcome.plan is job.plan and outcome.adapter is job.lease.adapter
         if as_asked and RESPONSE_CACHE in job.fallback:
             self._answers.remember(job, answer)
@@ -157,7 +157,7 @@ class FallbackChain:
         if stream.committed and self._time_left_s(job) <= 0:
             return await cut_short(primary, job, stream)
         if not stream.committed:
-            stream.rewind()  # the caller has nothing of it, and is not billed for it
+            stream.rewind()  # the caller has no part of the answer, and is not billed for it
         raise cause
 
     async def _on_base_model(
@@ -199,7 +199,7 @@ class FallbackChain:
         )
 
     def _legs(self, job: Job) -> tuple[str, ...]:
-        """The chain; of a pool of several models the one with the request's model alone, where it has it."""
+        """Return the chain; of a pool with the request's model, only the backend of that model."""
         legs, model = job.fallback, job.primary.model
         models = {leg: self._backends[leg].model for leg in legs if "/" in leg and leg in self._backends}
         having = {configured_name(leg) for leg in models if models[leg] == model}
@@ -208,7 +208,7 @@ class FallbackChain:
         )
 
     def _able(self, backend: Backend | None, job: Job, stream: AnswerStream) -> bool:
-        if backend is None or not generates(backend):  # its pool does not serve the model any more
+        if backend is None or not generates(backend):  # None: its pool no longer serves the model
             return False
         if backend.state is not BackendState.READY or job.required_features - backend.features:
             return False
@@ -220,7 +220,7 @@ class FallbackChain:
     async def _wait(
         self, policy: FallbackPolicy, step: WaitForRestart, job: Job, stream: AnswerStream
     ) -> None:
-        """Wait for the primary's engine, never past the deadline."""
+        """Wait for the primary's engine, at most until the deadline."""
         began_at = self._clock()
         reserve_s = 0.0 if stream.committed else job.fallback_reserve_s
         timeout_s = min(step.timeout_s, self._time_left_s(job) - reserve_s)
@@ -238,7 +238,7 @@ class FallbackChain:
     async def _try(
         self, policy: FallbackPolicy, backend: Backend, job: Job, stream: AnswerStream, *, waited: bool
     ) -> GenerationOutcome | None:
-        """Ask a backend to answer, or to resume the answer; ``None`` when it failed.
+        """Let a backend answer, or resume the answer; ``None`` if it failed.
 
         ``waited``: the request has waited for the primary's engine.
         """
@@ -255,7 +255,7 @@ class FallbackChain:
             demand = readmission_demand(demand, job, stream.tokens if resumes else 0, stream, self._clock())
         elif waited:
             demand = demand_after_wait(demand, job, self._clock())
-        # The leg's limits do not hold for the primary, whenever it is asked.
+        # The limits of fallback targets never apply to the primary.
         estimate = LegUsage(demand.input_tokens, self._admission.expected_output(demand))
         permit = self._limits.free() if is_primary else self._limits.enter(backend.name, estimate)
         if permit is None:
@@ -269,10 +269,10 @@ class FallbackChain:
             outcome = await self._generate(permit, demand, backend, job, stream)
             return replace(outcome, warnings=(*replanning_warning(first, job), *outcome.warnings))
         except (Refused, BackendFailure) as failure:
-            # The retry loop and admission have reported what failed here.
+            # The retry loop and admission have already reported the failure.
             if isinstance(failure, Refused):
                 stream.refused(backend.name, failure)
-            # A backend that refuses to resume is no fault of the request; degenerate output is not resumed.
+            # A refusal to resume is not the request's fault; degenerate output is not resumed.
             cannot_resume = isinstance(failure, BackendFailure) and not failure.policy.other_backend
             if not _resumable_after(failure) and not cannot_resume:
                 if stream.committed:
@@ -329,7 +329,7 @@ class FallbackChain:
     async def _serve_stored(
         self, leg: str, limit_s: float, cause: Cause, job: Job, stream: AnswerStream
     ) -> GenerationOutcome | None:
-        """Serve what is stored under ``leg``; ``None`` when nothing is."""
+        """Serve the stored text of ``leg``; ``None`` if there is none."""
         with stream.steps.step(leg) as step:
             if leg == RESPONSE_CACHE:
                 found, kind = await self._answers.find(job, limit_s), RESPONSE_CACHE
@@ -368,10 +368,11 @@ class FallbackChain:
 
 
 def _worth_waiting(job: Job, back_in_s: float | None, left_s: float, *, loading: bool) -> bool:
-    """Whether a request that has not begun waits for the primary's engine.
+    """Whether a request without a partial answer waits for the primary's engine.
 
-    It does while the engine loads for the first time, and where the engine is expected back before the
-    request's deadline. Without a deadline it waits for a restart only where no stored text may be given.
+    If the engine's return cannot be estimated, it waits only for a loading engine. With a deadline, it waits
+    if the engine is expected back in time; without one, if the engine is loading, no degraded text may be
+    served, and the engine is expected back within the route's ``max_wait_s``.
     """
     if back_in_s is None:
         return loading
@@ -381,7 +382,7 @@ def _worth_waiting(job: Job, back_in_s: float | None, left_s: float, *, loading:
 
 
 def _would_resume(backend: Backend, job: Job, stream: AnswerStream) -> bool:
-    """Whether a backend would resume the answer. Of a part that the caller does not have, a new answer is
+    """Whether a backend would resume the answer. If the caller does not have the part yet, a new answer is
     better than one that is resumed from its text.
     """
     modes = modes_on(backend, job, stream) if stream.chars else ()
@@ -389,7 +390,7 @@ def _would_resume(backend: Backend, job: Job, stream: AnswerStream) -> bool:
 
 
 def _repeatable(backend: Backend, job: Job, stream: AnswerStream) -> bool:
-    """Whether a whole answer may be requested again: one was begun, and the caller has nothing of it."""
+    """Whether a whole answer may be requested again: it was begun, and the caller has no part of it."""
     return stream.chars > 0 and not stream.committed and job.call_budget.allows(backend.name)
 
 
@@ -399,7 +400,7 @@ def _resumable_after(cause: Refused | BackendFailure) -> bool:
 
 def _fallback(kind: str, cause: Cause) -> Fallback:
     if isinstance(cause, DeadlinePassed):
-        # No backend is to blame: a deadline may be too short for any.
+        # Not a backend's failure: the deadline may be too short for any backend.
         return Fallback(kind, Reason.WAIT_EXCEEDED.value, None)
     reason = cause.reason.value if isinstance(cause, Refused) else cause.kind.value
     retry_after_ms = None if cause.retry_after_s is None else max(1, round(cause.retry_after_s * 1000))

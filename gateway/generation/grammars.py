@@ -1,7 +1,7 @@
-"""Checks the shape that an answer must have, before any engine sees it.
+"""Checks the required shape of an answer before an engine gets it.
 
-Its grammar is built once in a process that is killed when it takes too long or too much memory. One tenant's
-shapes are checked one after the other, and tenants take turns, so that a tenant waits for its own.
+The shape's grammar is compiled once in a process that is killed if it takes too long or too much memory. A
+tenant's shapes are checked one after the other, and tenants take turns, so that a tenant waits for its own.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from gateway.errors import BackendUnavailable, GrammarTooComplex, InvalidRequest
 from gateway.limited.process import LimitedProcess, NoProcess, OverLimit
 
 WORK: Final = "engine.grammars:prepare_check"
-# Checks at the same time, and requests of one tenant that wait for theirs.
+# The most concurrent checks, and the most requests of a tenant that wait for or are in a check.
 MAX_RUNNING: Final = 2
 MAX_WAITING_PER_TENANT: Final = 64
-# Results that are kept: 2 MB at most, since a message has 400 characters at most.
+# The most cached results: at most 2 MB, because a message has at most 400 characters.
 MAX_KEPT: Final = 2_048
 RETRY_AFTER_MS: Final = 1_000
 _OVER: Final = "is too complex"
@@ -35,7 +35,7 @@ CheckShape = Callable[[GenerateRequest], Awaitable[GenerateRequest]]
 
 
 async def unchecked(request: GenerateRequest) -> GenerateRequest:
-    """The request as it is, where no engine compiles its shape."""
+    """Return the request unchanged, for use if no engine compiles its shape."""
     return request
 
 
@@ -46,23 +46,23 @@ class _Queue:
 
 
 class GrammarChecks:
-    """Checks shapes, and remembers the results.
+    """Checks shapes, and caches the results.
 
-    ``binds_calls``: an engine writes tool calls as text, bound to a grammar of all tools.
+    ``binds_calls``: an engine writes tool calls as text, constrained by a grammar of all tools.
     """
 
     def __init__(self, process: LimitedProcess, *, binds_calls: bool = False) -> None:
         self._process = process
         self._binds_calls = binds_calls
-        self._kept: OrderedDict[bytes, int | str] = OrderedDict()  # bytes of memory, or what is wrong
+        self._kept: OrderedDict[bytes, int | str] = OrderedDict()  # the grammar's bytes, or the problem
         self._running = asyncio.Semaphore(MAX_RUNNING)
         self._queues: dict[str, _Queue] = {}
 
     async def checked(self, request: GenerateRequest) -> GenerateRequest:
-        """The request, with the size of its shape's grammar. Raises as :meth:`check`.
+        """Return the request with the size of its shape's grammar. Raises the errors of :meth:`check`.
 
-        The parameters of strict tools are checked as schemas of an answer are. An engine that is bound to
-        calls takes the others' too, or any object where one cannot be followed.
+        The parameters of strict tools are checked like schemas of answers. With ``binds_calls`` those of
+        other tools are checked too, and any object is allowed if their schema is not supported.
         """
         if not request.tools and request.response_format.type is FormatType.TEXT:
             return request
@@ -93,12 +93,12 @@ class GrammarChecks:
         return tool
 
     async def check(self, shape: ResponseFormat, tenant: str) -> ResponseFormat:
-        """``shape`` with the size of its grammar. Leaving early ends the check.
+        """Return ``shape`` with the size of its grammar. A cancellation ends the check.
 
         Raises:
             InvalidRequest: the shape is malformed or not supported.
-            GrammarTooComplex: its grammar takes too long or too much memory, or is too slow to follow.
-            BackendUnavailable: the tenant has too many of them, or the check failed.
+            GrammarTooComplex: its grammar takes too long or too much memory, or is too slow to apply.
+            BackendUnavailable: the tenant has too many waiting checks, or the check failed.
         """
         if shape.type in (FormatType.TEXT, FormatType.JSON_OBJECT):
             return shape
@@ -106,7 +106,7 @@ class GrammarChecks:
         found = self._kept.get(key)
         if found is None:
             async with self._turn(tenant):
-                found = self._kept.get(key)  # another request of the tenant may have asked for the same
+                found = self._kept.get(key)  # another request may have checked the same shape meanwhile
                 if found is None:
                     found = self._kept[key] = await self._built(shape)
                     if len(self._kept) > MAX_KEPT:

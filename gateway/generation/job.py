@@ -1,4 +1,4 @@
-"""What the journey has decided of a request by the time it is generated."""
+"""The job: a request with all decisions that the journey made before generation."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -26,19 +26,19 @@ from resilience.retry_budget import CallBudget
 
 # The most time before a deadline that is reserved for a stored answer or the degraded text.
 FALLBACK_RESERVE_S = 0.05
-# Chains of routes that are kept without their last legs.
+# The most cached fallback chains without stored and degraded texts.
 MAX_CHAINS = 256
-# The most of the whole time to a deadline that is reserved.
+# The largest share of the time to a deadline that is reserved.
 FALLBACK_RESERVE_SHARE = 0.1
 
 
 class Job(Struct, frozen=True):
-    """One request, planned, leased and ranked.
+    """One request with its plan, adapter lease and primary backend.
 
-    ``plan`` is for ``planned_for``, by default the primary's model; ``planning`` makes one for another model.
-    Without ``planning`` the plan is never changed. ``call_budget`` bounds the calls to servers that the
-    request causes. ``drawn`` is the backend that the route's weights gave the request, as in the ranking.
-    ``images`` are their bytes by the hash of these, which the plan's messages name.
+    ``plan`` is for the model ``planned_for``, by default the primary's; ``planning`` makes a plan for another
+    model. Without ``planning`` the plan is never changed. ``call_budget`` limits the request's calls to
+    servers. ``drawn`` is the backend that was drawn by the route's weights, as in the ranking. ``images`` has
+    the images' bytes by SHA-256, which the plan's messages contain.
     """
 
     request: GenerateRequest
@@ -54,15 +54,15 @@ class Job(Struct, frozen=True):
 
     @property
     def plan_model(self) -> str:
-        """The model that ``plan`` is for."""
+        """The model for which ``plan`` was made."""
         return self.primary.model if self.planned_for is None else self.planned_for
 
     def plan_holds(self, model: str) -> bool:
-        """Whether what was planned for ``model`` holds for this job's model, and the other way round."""
+        """Whether a plan for ``model`` is valid for this job's model, and vice versa."""
         return self.planning is None or self.planning.alike(model, self.plan_model)
 
     async def planned_on(self, backend: Backend) -> "Job | None":
-        """The job planned for ``backend``; ``None`` where its model cannot hold or read the prompt."""
+        """Return the job planned for ``backend``; ``None`` if its model cannot take the prompt."""
         if self.planning is None or self.plan_holds(backend.model):
             return self
         if not self.planning.fits_any():
@@ -74,7 +74,7 @@ class Job(Struct, frozen=True):
         return replace(self, plan=plan, planned_for=backend.model)
 
     async def half_plan(self, plan: Plan) -> Plan | None:
-        """The prompt in half the tokens of ``plan``; ``None`` where nothing more can be cut."""
+        """Plan the prompt in half the tokens of ``plan``; ``None`` if nothing more can be cut."""
         return None if self.planning is None else await self.planning.half(self.plan_model, plan)
 
     @property
@@ -83,13 +83,13 @@ class Job(Struct, frozen=True):
         return required_features(self.request, self.lease)
 
     def served_model(self, backend: Backend) -> str:
-        """The id of what answers on ``backend``: the adapter's, else the base model's."""
+        """Return the id of the answering model on ``backend``: the adapter's, else the base model's."""
         adapter = self.lease.adapter
         return backend.model if adapter is None else adapter.adapter_id
 
     @property
     def deadline(self) -> float:
-        """When the answer ends with what there is: the caller's deadline, else the route's time."""
+        """When the answer ends, complete or not: the caller's deadline, else that of the route's timeout."""
         request = self.request
         return (
             request.arrived_at + self.target.route.timeout_s if request.deadline is None else request.deadline
@@ -97,7 +97,7 @@ class Job(Struct, frozen=True):
 
     @property
     def fallback(self) -> tuple[str, ...]:
-        """The legs of the route's chain that this request may get."""
+        """The fallback targets of the route that this request may use."""
         request, route = self.request, self.target.route
         if not request.allow_fallback:
             return ()
@@ -108,7 +108,7 @@ class Job(Struct, frozen=True):
 
     @property
     def fallback_reserve_s(self) -> float:
-        """Seconds before the deadline that are reserved for the degraded text; 0 where there is none."""
+        """Seconds before the deadline that are reserved for a fallback text; 0 without a degraded text."""
         if DEGRADED not in self.target.route.fallback or DEGRADED not in self.fallback:
             return 0.0
         whole_s = self.deadline - self.request.arrived_at
@@ -116,20 +116,20 @@ class Job(Struct, frozen=True):
 
     @property
     def first_token_deadline(self) -> float:
-        """When the first token must be there, or a fallback answers instead; on the request's clock."""
+        """The time until which the first token must arrive, else a fallback answers; monotonic clock."""
         return self.deadline - self.fallback_reserve_s
 
 
 @lru_cache(MAX_CHAINS)
 def _backends_of(chain: tuple[str, ...]) -> tuple[str, ...]:
-    """A fallback chain without what gives a stored or prepared text."""
+    """Return a fallback chain without the response cache and the degraded text."""
     return tuple(leg for leg in chain if leg not in (RESPONSE_CACHE, DEGRADED))
 
 
 def required_features(request: GenerateRequest, lease: Lease) -> frozenset[Feature]:
-    """The features a backend must have to get this request.
+    """Return the features that a backend must have to get this request.
 
-    In the native contract sampling hints may be dropped with a warning; in OpenAI's nothing may.
+    In the native contract sampling hints may be dropped with a warning; in OpenAI's they may not.
     """
     asked = features_asked(request.sampling, request.response_format)
     if request.contract is Contract.NATIVE:
@@ -142,7 +142,7 @@ def required_features(request: GenerateRequest, lease: Lease) -> frozenset[Featu
 
 
 def rank_backends(request: GenerateRequest, target: Target, lease: Lease, fleet: Fleet) -> Ranking:
-    """The route's backends in the order in which the request may get them."""
+    """Rank the route's backends for the request."""
     return rank(
         target.route,
         sticky_key=request.sticky_key,
@@ -156,10 +156,10 @@ def rank_backends(request: GenerateRequest, target: Target, lease: Lease, fleet:
 
 
 def without_adapter(cause: Refused | BackendFailure, job: Job, stream: AnswerStream) -> Job | None:
-    """The same job for the base model; ``None`` where that is not allowed, or not what failed.
+    """Return the job without its adapter; ``None`` if that is not allowed, or the adapter did not fail.
 
-    The route must allow it (``adapter_fallback: base``). The caller must accept fallbacks, and must have
-    nothing of the adapter's answer.
+    The route must allow it (``adapter_fallback: base``). The caller must accept fallbacks, and must have no
+    part of the adapter's answer.
     """
     if not isinstance(cause, BackendFailure) or cause.param != PARAM or job.lease.adapter is None:
         return None
@@ -169,7 +169,7 @@ def without_adapter(cause: Refused | BackendFailure, job: Job, stream: AnswerStr
 
 
 def replanning_warning(before: Job, after: Job) -> tuple[str, ...]:
-    """What the plan for another model leaves out that the first one had, for the caller."""
+    """Return the warning for the caller about what the plan for another model additionally cut."""
     old, new = before.plan, after.plan
     turns = new.dropped_turns - old.dropped_turns
     chunks = len(new.dropped_chunks) + len(new.cut_chunks) - len(old.dropped_chunks) - len(old.cut_chunks)
@@ -182,7 +182,7 @@ def replanning_warning(before: Job, after: Job) -> tuple[str, ...]:
 
 
 def warning_of(job: Job, cause: Refused | BackendFailure) -> str:
-    """The warning for the caller."""
+    """Return the warning for the caller that the base model answered instead of the adapter."""
     adapter = job.lease.adapter
     name = adapter.adapter_id if adapter is not None else "none"
     reason = cause.kind.value if isinstance(cause, BackendFailure) else cause.reason.value

@@ -1,4 +1,4 @@
-"""Whether a value breaks a caller's JSON schema."""
+"""Checks a value against a caller's JSON schema."""
 
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-# References that one check follows. Nested ones double with each level, and a caller writes the schema.
+# The most references of one check. Nested ones can double with each level, and callers write the schemas.
 MAX_REFERENCES: Final = 10_000
-# Schemas whose validators are kept: tools are sent again with each turn.
+# The most cached validators: the same tools are sent with each turn.
 _KEPT: Final = 64
 
 _followed: ContextVar[list[int]] = ContextVar("_followed")
@@ -22,15 +22,15 @@ class _TooManyReferences(Exception):
 def schema_faults(asked: Any, value: Any) -> bool:
     """Whether ``value`` breaks the caller's schema; OpenAI's ``{name, schema}`` object or the bare schema.
 
-    Its patterns are not run, since a pattern may run without end, and no reference is fetched. False for an
-    invalid schema, and for one that takes too long to check: the contract has accepted or rejected it before.
+    Patterns are not run, because a pattern may run forever, and no reference is fetched. False for an invalid
+    schema, and for one that takes too long to check: the contract has accepted or refused it before.
     """
     wrapped = isinstance(asked, dict) and isinstance(asked.get("schema"), dict) and "name" in asked
     return breaks_schema(msgspec.json.encode(asked["schema"] if wrapped else asked), value)
 
 
 def breaks_schema(schema: bytes, value: Any) -> bool:
-    """Whether ``value`` breaks the schema, given as JSON; as :func:`schema_faults`."""
+    """Whether ``value`` breaks the schema, given as JSON; otherwise like :func:`schema_faults`."""
     from referencing.exceptions import Unresolvable
 
     validator = _validator(schema)

@@ -1,4 +1,4 @@
-"""Inspects answers as they are generated: a degenerate one is requested again, ended or failed."""
+"""Inspects answers during generation: a degenerate one is requested again, ended or failed."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import chain
@@ -13,7 +13,7 @@ from resilience.degenerate import Action, DegenerateLimits, Detector, Sign
 from resilience.events import Degenerated
 from resilience.failures import BackendFailure, FailureKind
 
-# Tokens of an answer between two inspections: a stretch of the detector.
+# Tokens of an answer between two inspections by the detector.
 INSPECT_EVERY = 32
 
 _WHAT: Mapping[Sign, str] = MappingProxyType(
@@ -25,9 +25,9 @@ class OutputGuard:
     """Generates on a backend and inspects the answer.
 
     Args:
-        action: what to do about a degenerate answer.
-        limits: what is degenerate.
-        blame: decides whether an adapter or the backend is at fault.
+        action: the action on a degenerate answer.
+        limits: the limits of a degenerate answer.
+        blame: decides whether an adapter or the backend is the cause.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class OutputGuard:
         """Generate ``work`` on ``backend``.
 
         Args:
-            out: takes each piece except the one that exceeds a limit.
-            again: whether the work may be repeated from the start: the caller has nothing of it, and this was
-                the first attempt.
-            note: takes a warning for the caller when the answer is ended.
+            out: takes each chunk except the one that exceeds a limit.
+            again: whether the work may be repeated from the start: the caller has no part of the answer, and
+                this was the first attempt.
+            note: takes a warning for the caller if the answer is ended.
 
         Raises:
             BackendFailure: the backend's own; or ``degenerate_output``, final unless it may be tried again.
-                A failure of an adapter's weights alone is isolated, and names ``adapter_id``.
+                A failure that only an adapter's weights caused is isolated, and names ``adapter_id``.
         """
-        # An echoed prompt is the caller's own text, and may repeat itself. With ignore_eos the caller asks
-        # for a length, as load tests do: what comes after the model's end often repeats itself.
+        # An echoed prompt is the caller's own text, and may repeat itself. With ignore_eos, as in load tests,
+        # the text after the model's end often repeats itself.
         asked_for = work.sampling.echo or work.extra.get("ignore_eos")
         inspected = self._action is not Action.OFF and not asked_for
         reader = _Reader(self._limits, work.sampling.n, out) if inspected else None
@@ -72,7 +72,7 @@ class OutputGuard:
                 if blamed is failure:
                     raise
                 raise blamed from failure
-            # Raised by the reader: the backend has released everything that it held for this call.
+            # The reader raised it: the backend has released all resources of this call.
             action = self._choose(work, again)
             self._emit(Degenerated(backend.name, reader.sign, action.value, reader.tokens))
             if action is not Action.END:
@@ -83,7 +83,7 @@ class OutputGuard:
         return completion
 
     def _blamed(self, backend: Backend, work: Work, failure: Exception) -> Exception:
-        """The failure; isolated where an adapter's weights alone are to blame for it."""
+        """Return the failure; isolated if only an adapter's weights caused it."""
         adapter_id = work.adapter.adapter_id if work.adapter is not None else None
         if not isinstance(failure, BackendFailure) or failure.kind is not FailureKind.NAN_OUTPUT:
             return failure
@@ -100,12 +100,12 @@ class OutputGuard:
     def _choose(self, work: Work, again: Callable[[], bool]) -> Action:
         if self._action is not Action.RETRY:
             return self._action
-        # A greedy request would only generate the same again.
+        # A greedy request would generate the same again.
         return Action.RETRY if work.sampling.temperature != 0.0 and again() else Action.END
 
 
 class _Reader:
-    """Passes pieces on until each of the answer's texts is degenerate."""
+    """Passes chunks on until all texts of the answer are degenerate."""
 
     __slots__ = (
         "_degenerate",
@@ -124,7 +124,7 @@ class _Reader:
         self._detectors = list(map(Detector, (limits,) * n))
         self._texts: list[list[str]] = list(map(list, ((),) * n))
         self._ids: list[list[tuple[int, ...]]] = list(map(list, ((),) * n))
-        self._without_ids = False  # whether a piece came without the ids of its tokens
+        self._without_ids = False  # whether a chunk came without the ids of its tokens
         self._degenerate: set[int] = set()
         self._out = out
         self._inspect_at = INSPECT_EVERY
@@ -148,7 +148,7 @@ class _Reader:
         return self._out(delta)
 
     def _inspect(self) -> None:
-        """Inspect the pieces since the last inspection; several at once cost a fraction."""
+        """Inspect the chunks since the last inspection; together they cost a fraction."""
         for index, detector in enumerate(self._detectors):
             text = "".join(self._texts[index])
             ids = () if self._without_ids else tuple(chain.from_iterable(self._ids[index]))
@@ -156,14 +156,14 @@ class _Reader:
             self._ids[index].clear()
             sign = detector.take(text, len(ids) or len(text), ids)
             if sign is not None:
-                # One text of several does not end the others.
+                # One degenerate text of several does not end the others.
                 self._degenerate.add(index)
                 if len(self._degenerate) == len(self._detectors):
                     self.sign = sign
                     raise _failure(sign)
 
     def end(self, work: Work) -> Completion:
-        """The answer up to here."""
+        """Return the completion of an answer that is ended here."""
         first = self._first or Delta("", 0)
         cached_tokens, queue_wait_s = first.cached_tokens or 0, first.queue_wait_s or 0.0
         usage = Usage(work.input_tokens, self.tokens, cached_tokens)

@@ -9,7 +9,7 @@ from resilience.failures import POLICIES, FailureKind, HealthEffect
 from resilience.oom import LoadFactor
 from resilience.supervisor import EngineLost, EngineRestarted, Loss, SupervisorEvent
 
-# A timer may fire a little early; it is then set again for the rest, but not at once.
+# The least delay of a timer: it may fire a little early, and is then set again for the remaining time.
 LEAST_WAIT_S = 0.05
 
 
@@ -17,28 +17,28 @@ class Cancellable(Protocol):
     """A timer that has been set."""
 
     def cancel(self) -> None:
-        """It will not fire."""
+        """Cancel the timer."""
 
 
 Later = Callable[[float, Callable[[], None]], Cancellable]
 
 
 def call_later(delay_s: float, call: Callable[[], None]) -> Cancellable:
-    """The event loop's own timer."""
+    """Set a timer of the event loop."""
     return asyncio.get_running_loop().call_later(delay_s, call)
 
 
 class Remediation:
     """Acts on the events of the retry loop, and passes them on.
 
-    * Out of memory: admission gives the backend less load, and more again with time.
-    * The device failed: the engine is restarted. The supervisor notices a dead engine itself.
+    * Out of memory: admission gives the backend less load, and gradually more again.
+    * A device failure: the engine is restarted. The supervisor itself notices a dead engine.
 
     Args:
-        gate_of: the name under which a backend is admitted; several on one engine share it.
+        gate_of: returns the name of a backend's admission gate, which all backends on an engine share.
         scale: takes the gate's name and its share of the usual load.
-        restart: takes a backend on an engine in process and the reason, and requests a restart; a second
-            request meanwhile does nothing.
+        restart: takes a backend on an in-process engine and the reason, and requests a restart; a second
+            request before the restart does nothing.
         later: sets a timer.
     """
 
@@ -58,13 +58,13 @@ class Remediation:
         self._clock = clock
         self._emit = emit
         self._later = later
-        # By gate, which are configured, so their number is bounded.
+        # By gate; gates are configured, so their number is bounded.
         self._factors: dict[str, LoadFactor] = {}
         self._timers: dict[str, Cancellable] = {}
         self._engines_ran_out: set[str] = set()
 
     def on_event(self, event: ResilienceEvent) -> None:
-        """Take one event."""
+        """Pass an event on, and act on a failed attempt."""
         self._emit(event)
         if not isinstance(event, AttemptFailed):
             return
@@ -75,14 +75,14 @@ class Remediation:
             self._restart(event.backend, event.kind.value)
 
     def ran_out(self, backend: str) -> None:
-        """A backend ran out of memory: it is given less load."""
+        """Give less load to a backend that ran out of memory."""
         gate = self._gate_of(backend)
         factor = self._factors.setdefault(gate, LoadFactor())
         now = self._clock()
         self._give(gate, factor.at(now), factor.ran_out(now))
 
     def on_engine(self, event: SupervisorEvent) -> None:
-        """Take an engine's event: one that ran out of memory restarts with less load."""
+        """Act on an engine's event: an engine that ran out of memory gets less load after its restart."""
         if isinstance(event, EngineLost):
             self._engines_ran_out.discard(event.backend)
             if event.reason is Loss.OUT_OF_MEMORY:

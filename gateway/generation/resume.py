@@ -1,4 +1,4 @@
-"""Resuming a broken answer on a backend: which modes it offers, and the output joined to the stream."""
+"""Resumes a broken answer on a backend: finds the possible modes, and joins the new output to the stream."""
 
 from msgspec.structs import replace
 
@@ -22,9 +22,9 @@ from resilience.resume import (
 
 
 def modes_on(backend: Backend, job: Job, stream: AnswerStream) -> tuple[ResumeMode, ...]:
-    """How ``backend`` could resume the answer, the best mode first.
+    """Return the modes in which ``backend`` could resume the answer, the best first.
 
-    Cheap: whether the ids really fit the text shows in :func:`resumption_on`.
+    Cheap: only :func:`resumption_on` checks whether the ids really match the text.
     """
     ways, origin = backend.continues, stream.origin
     if origin is None or not _resumable(backend, job) or job.required_features - backend.features:
@@ -36,12 +36,12 @@ def modes_on(backend: Backend, job: Job, stream: AnswerStream) -> tuple[ResumeMo
         ids_known=stream.token_ids is not None and backend.model == origin.model,
         takes_text=Continue.TEXT in ways and bool(origin.plan.messages),
     )
-    # Only the ids of all tokens say where reasoning or a call was broken off.
+    # Only the ids of all tokens show where reasoning or a call broke off.
     return modes if stream.events is None else tuple([mode for mode in modes if mode is ResumeMode.EXACT])
 
 
 def resumes_exactly(backend: Backend, job: Job) -> bool:
-    """Whether ``backend`` could exactly resume an answer that it is about to begin, if that breaks off."""
+    """Whether ``backend`` could exactly resume the answer that it is about to begin, if the stream breaks."""
     return Continue.TOKENS in backend.continues and _resumable(backend, job)
 
 
@@ -53,9 +53,9 @@ def _resumable(backend: Backend, job: Job) -> bool:
 
 
 def resumption_on(backend: Backend, job: Job, stream: AnswerStream, spelling: Spelling) -> Resumption | None:
-    """The best way in which ``backend`` can resume what ``stream`` has; ``None`` when there is none."""
+    """Return the best way for ``backend`` to resume the answer in ``stream``; ``None`` if there is none."""
     modes, text, sampling = modes_on(backend, job, stream), stream.text(), job.request.sampling
-    # The engine in process draws by seed and position.
+    # The embedded engine samples by seed and position.
     repeats = sampling.temperature == 0 or (
         sampling.seed is not None and Continue.SHAPED in backend.continues
     )
@@ -66,9 +66,9 @@ def resumption_on(backend: Backend, job: Job, stream: AnswerStream, spelling: Sp
 
 
 class EventSplice:
-    """Joins the events of a resumed call, which begin at the answer's start, to those that the caller has.
+    """Joins the events of a resuming call, which begin at the answer's start, to those that the caller has.
 
-    The pieces may be cut otherwise than before. A call keeps the id that the caller has.
+    The chunk boundaries may differ from before. A tool call keeps the id that the caller has.
     """
 
     __slots__ = ("_arguments", "_calls", "_ended", "_reasoning", "_text")
@@ -81,9 +81,9 @@ class EventSplice:
         self._ended = len(self._calls) - events.in_call()
 
     def take(self, event: Delta) -> Delta:
-        """The part of an event that the caller lacks; its tokens without text when that is none.
+        """Return the part of an event that the caller lacks; if there is none, its tokens without text.
 
-        Raises Mismatch: it does not repeat what the caller has.
+        Raises Mismatch if the event does not repeat what the caller has.
         """
         match event:
             case ToolBegin() if event.call < len(self._calls):
@@ -105,13 +105,13 @@ class EventSplice:
         return replace(event, text=rest) if rest else _tokens_of(event)
 
     def end(self) -> None:
-        """The call has ended. Raises Mismatch when it has not repeated all that the caller has."""
+        """End the resuming call. Raises Mismatch if it has not repeated all that the caller has."""
         if self._text or self._reasoning or any(self._arguments):
             raise Mismatch
 
 
 def _after(had: str, text: str) -> tuple[str, str]:
-    """What of ``text`` is new where the caller has ``had``, and what of that is still to be repeated."""
+    """Return the part of ``text`` after ``had``, and the part of ``had`` that is still to be repeated."""
     length = min(len(had), len(text))
     if had[:length] != text[:length]:
         raise Mismatch
@@ -123,7 +123,7 @@ def _tokens_of(event: Delta) -> Delta:
 
 
 class SplicedStream:
-    """Passes on the part of a resumed call's output that the caller does not have."""
+    """Passes on the part of a resuming call's output that the caller does not have."""
 
     __slots__ = ("_events", "_splice", "_stream")
 
@@ -133,9 +133,9 @@ class SplicedStream:
         self._events = None if stream.events is None else EventSplice(stream.text(), stream.events)
 
     async def take(self, delta: Delta) -> None:
-        """Pass one piece on.
+        """Pass one chunk on.
 
-        Raises BackendFailure: ``stream_broken``: it does not fit what the caller has.
+        Raises BackendFailure ``stream_broken`` if the chunk contradicts what the caller has.
         """
         try:
             if self._events is not None:
@@ -147,7 +147,7 @@ class SplicedStream:
         await self._stream.take(delta)
 
     async def end(self) -> None:
-        """Pass on what is still held; raises as :meth:`take`."""
+        """Pass on held text. Raises the errors of :meth:`take`."""
         try:
             if self._events is not None:
                 self._events.end()

@@ -1,4 +1,4 @@
-"""The attempts on one backend: repeated while the caller cannot notice, never past the deadline."""
+"""The attempts on one backend: repeated while the caller has no part of the answer, until the deadline."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,13 +19,14 @@ T = TypeVar("T")
 
 
 class AttemptBounds(Struct, frozen=True):
-    """What bounds the attempts of one request on one backend.
+    """The limits of one request's attempts on one backend.
 
     Args:
-        calls: the request's calls; each attempt takes one.
-        delivered: whether the caller has got a part of the answer from these attempts.
+        calls: the request's call budget; each attempt takes one call.
+        delivered: whether the caller has received a part of the answer from these attempts.
+        deadline: when the attempts must end, in seconds on the monotonic clock.
         begun: whether there is any output.
-        first_token_deadline: the deadline until there is; it leaves time for a fallback.
+        first_token_deadline: the deadline until there is output; it leaves time for a fallback.
     """
 
     backend: str
@@ -37,7 +38,7 @@ class AttemptBounds(Struct, frozen=True):
 
     @property
     def end(self) -> float | None:
-        """When the attempts must have ended, as of now."""
+        """The current deadline of the attempts."""
         if self.first_token_deadline is None or self.begun():
             return self.deadline
         return self.first_token_deadline
@@ -46,7 +47,7 @@ class AttemptBounds(Struct, frozen=True):
 class RetryLoop:
     """Runs attempts on one backend as :class:`resilience.retry.RetryPolicy` decides.
 
-    ``clock``: seconds, monotonic; deadlines are on it.
+    ``clock`` returns monotonic seconds; deadlines are times of this clock.
     """
 
     def __init__(
@@ -64,14 +65,14 @@ class RetryLoop:
         self._emit = emit
 
     def affords(self, backend: str, kind: FailureKind) -> bool:
-        """Whether the retry budget has another call to ``backend`` after ``kind``; it is paid for then."""
+        """Take a call to ``backend`` after ``kind`` from the retry budget; return whether it has one."""
         return self._policy.affords(backend, kind, 1, self._clock())
 
     async def run(self, attempt: Callable[[Attempt], Awaitable[T]], bounds: AttemptBounds) -> T:
-        """The result of the first attempt that succeeds.
+        """Return the result of the first attempt that succeeds.
 
-        Nothing is repeated once a part of the answer was delivered. Attempts never overlap: each has ended,
-        cleaned up, before the next.
+        There is no further attempt once a part of the answer was delivered. Attempts never overlap: each has
+        ended and cleaned up before the next.
 
         Raises:
             BackendFailure: the last attempt's failure; any other exception of an attempt is classified.
@@ -93,16 +94,16 @@ class RetryLoop:
                 if end is None:
                     result = await attempt(this)
                 else:
-                    # The limit is the first token's deadline until there is one, then that of the answer.
+                    # The limit is the first token's deadline until there is output, then the answer's.
                     moved = partial(_moved, bounds, end)
                     with TimeLimit(self._limits, end - self._clock(), moved) as limit:
                         result = await attempt(this)
             except asyncio.CancelledError:
-                # Not the deadline, which comes out of `limit` as a TimeoutError.
+                # The caller's cancellation; an expired deadline leaves `limit` as a TimeoutError.
                 self._failed(FailureKind.CANCELLED_BY_CLIENT, this, bounds, "CancelledError")
                 raise
             except Exception as error:
-                # Once the time is up, whatever the attempt raised is how it took its cancellation.
+                # After the deadline, any error of the attempt is a consequence of its cancellation.
                 if limit is not None and limit.expired:
                     raise DeadlinePassed(backend=backend, attempts=this.number) from error
                 failure = classify(error, delivered=bounds.delivered())
@@ -129,5 +130,5 @@ class RetryLoop:
 
 
 def _moved(bounds: AttemptBounds, end: float) -> float:
-    """By how much the end of an attempt has moved since it began."""
+    """Return the seconds by which the deadline of an attempt has moved since its start."""
     return (bounds.end or end) - end

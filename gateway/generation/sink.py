@@ -1,4 +1,4 @@
-"""Where a request's events go: JSON, SSE and WebSocket each implement it."""
+"""The interface to which a request's events are sent; JSON, SSE and WebSocket implement it."""
 
 from collections.abc import Awaitable
 from typing import Protocol
@@ -10,24 +10,24 @@ from gateway.errors import PublicError
 
 
 class Sink(Protocol):
-    """Where an answer goes: JSON, server-sent events or a WebSocket, in one of the contracts.
+    """Receives an answer and sends it as JSON, server-sent events or WebSocket messages, in one contract.
 
-    Invariants: any number of ``delta`` of a stream, none of another answer, then exactly one of ``finish``
-    and ``fail``; none after a cancellation. Each awaits until the transport has taken the bytes, so that a
-    slow reader slows its own request only.
+    Invariants: any number of ``delta`` calls for a stream, none otherwise, then exactly one of ``finish`` and
+    ``fail``; no call after a cancellation. Each call waits until the transport has accepted the bytes, so
+    that a slow reader slows only its own request.
     """
 
     def planned(self, plan: Plan, model: str) -> None:
-        """The prompt that is handed to a backend, and the id of what answers; before its first ``delta``.
+        """Take the prompt that a backend gets, and the id of the answering model; before its first ``delta``.
 
         The last call counts.
         """
 
     def delta(self, delta: Delta) -> Awaitable[None]:
-        """A piece of the answer; its text may be empty. ``TAKEN`` where nothing has to be awaited."""
+        """Send a chunk, whose text may be empty. Returns ``TAKEN`` if there is nothing to await."""
 
     async def finish(self, answer: Answer) -> None:
-        """The answer is whole (``answer.output_text`` holds all of it)."""
+        """Send the end of a complete answer (``answer.output_text`` is its whole text)."""
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        """No (whole) answer; when deltas went out before, the answer stays partial."""
+        """Send an error instead of a (complete) answer; after deltas the answer stays partial."""

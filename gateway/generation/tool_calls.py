@@ -1,4 +1,4 @@
-"""Checks the tool calls of an answer before it is called whole: their arguments, and their tools' schemas."""
+"""Checks the tool calls of an answer before it ends: their arguments, and the schemas of strict tools."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -11,13 +11,13 @@ from gateway.generation.json_schema import breaks_schema
 
 
 class CallOutcome(StrEnum):
-    """What became of a call; the label of ``sluice_tool_calls_total``."""
+    """The outcome of a tool call; the label of ``sluice_tool_calls_total``."""
 
     WHOLE = "whole"
-    CUT = "cut"  # the answer was cut short inside it
-    NOT_JSON = "not_json"  # its arguments are no JSON
-    NOT_SCHEMA = "not_schema"  # its arguments break the schema of a strict tool
-    RETRIED = "retried"  # one of both, and the answer was made again
+    CUT = "cut"  # the answer was cut short inside the call
+    NOT_JSON = "not_json"  # the arguments are not JSON
+    NOT_SCHEMA = "not_schema"  # the arguments break the schema of a strict tool
+    RETRIED = "retried"  # a call of the answer was faulty, and the answer was generated again
     FAILED = "failed"  # the answer ended with an error
 
 
@@ -26,16 +26,16 @@ _SAYS = {
     CallOutcome.NOT_JSON: "are not JSON",
     CallOutcome.NOT_SCHEMA: "break the schema of the strict tool",
 }
-# How an answer ends that was not cut short.
+# The finish reasons of an answer that was not cut short.
 WHOLE_REASONS = frozenset({FinishReason.STOP, FinishReason.TOOL_CALLS})
 
 
 def outcomes_of(
     calls: Sequence[ToolCall], tools: Sequence[Tool], reason: FinishReason, *, in_call: bool
 ) -> list[CallOutcome]:
-    """The outcome of each call of a choice that ended for ``reason``; ``in_call``: inside the last call.
+    """Return the outcome of each call of a choice that ended with ``reason``; ``in_call``: in the last call.
 
-    A call before the last is checked also in an answer that was cut short.
+    The calls before the last one are checked even if the answer was cut short.
     """
     strict = {tool.name: tool for tool in tools if tool.strict and tool.parameters is not None}
     found = [_outcome(call, strict.get(call.name)) for call in calls]
@@ -45,7 +45,7 @@ def outcomes_of(
 
 
 def fault_of(calls: Sequence[ToolCall], outcomes: Sequence[CallOutcome]) -> str | None:
-    """The first fault as a sentence for the caller; ``None`` when there is none."""
+    """Return the first fault as a sentence for the caller; ``None`` if there is none."""
     for number, (call, outcome) in enumerate(zip(calls, outcomes, strict=True)):
         if outcome in FAULTS:
             return f"the arguments of tool call {number} ({call.name}) {_SAYS[outcome]}"

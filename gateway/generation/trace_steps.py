@@ -1,7 +1,7 @@
 """The steps of one request towards its answer, for its trace: attempts, waits, stored answers, worker calls.
 
-Steps are added where they happen, and only the trace reads them. A step is a ``with`` block, so it is ended
-by whatever leaves the block.
+Steps are added where they happen, and only the trace reads them. A step is a ``with`` block, so it ends
+however the block is left.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from observability.tracing import RootSpan
 from resilience.errors import DeadlinePassed
 from resilience.failures import BackendFailure
 
-# Bounds of what is recorded: steps of one request (a fallback chain has about ten), calls of one step (a pool
-# makes at most 16).
+# The most recorded steps of a request (a fallback chain has about ten), and calls of a step (a pool makes at
+# most 16).
 MAX_STEPS = 64
 MAX_CALLS = 32
 
 
 class _Timed(Struct, eq=False, kw_only=True):
-    """Something with a start, an end and perhaps a failure; no other step or call of the request has its
-    ``number``. ``steps`` are all of the request, until it ends.
+    """A step or a call, with a start, an end and perhaps a failure; its ``number`` is unique in the request.
+    ``steps`` are all steps of the request; ``None`` once this one has ended.
     """
 
     steps: TraceSteps | None
@@ -43,7 +43,7 @@ class _Timed(Struct, eq=False, kw_only=True):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.steps is not None:
-            self.ended_at, self.steps = self.steps.clock(), None  # which has this in its list
+            self.ended_at, self.steps = self.steps.clock(), None  # ends a reference cycle
         if error is not None:
             self.failure = failure_name(error)
 
@@ -60,12 +60,12 @@ class CallSpan(_Timed):
 
     @property
     def headers(self) -> bytes:
-        """The trace context for the worker, as header lines; its parent is this call."""
+        """The trace context for the worker, as header lines; the parent span is this call."""
         root = None if self.steps is None else self.steps.root
         return b"" if root is None else root.headers(self.number)
 
     def fact(self, arrived_at: float, now: float) -> CallFact:
-        """The call as the trace has it."""
+        """Return the call for the trace."""
         return CallFact(self.target, self.number, *self._times(arrived_at, now), self.failure, self.hedge)
 
 
@@ -79,7 +79,7 @@ class TraceStep(_Timed):
     calls: list[CallSpan] = []
 
     def call(self, target: str, *, hedge: bool = False) -> CallSpan:
-        """A call to ``target`` that starts now."""
+        """Open a call to ``target`` that starts now."""
         steps = self.steps
         if steps is None:
             raise RuntimeError("a call is opened after its step has ended")
@@ -90,7 +90,7 @@ class TraceStep(_Timed):
         return call
 
     def fact(self, arrived_at: float, now: float, waited_ms: float | None) -> StepFact:
-        """The step as the trace has it."""
+        """Return the step for the trace."""
         return StepFact(
             self.name,
             self.number,
@@ -110,7 +110,7 @@ class TraceSteps(Struct, eq=False):
     Attributes:
         root: the request's root span; ``None`` without a trace.
         shortened: whether admission lowered ``max_tokens``.
-        number: of the latest step or call.
+        number: the number of the latest step or call.
     """
 
     clock: Callable[[], float]
@@ -120,7 +120,7 @@ class TraceSteps(Struct, eq=False):
     _steps: list[TraceStep] = []
 
     def step(self, name: str, backend: str | None = None, attempt: int | None = None) -> TraceStep:
-        """A step that starts now."""
+        """Open a step that starts now."""
         self.number += 1
         step = TraceStep(name, backend, attempt, steps=self, number=self.number, began_at=self.clock())
         if len(self._steps) < MAX_STEPS:
@@ -128,12 +128,12 @@ class TraceSteps(Struct, eq=False):
         return step
 
     def refused(self, backend: str, reason: str) -> None:
-        """Admission, or a limit of a fallback target, kept the request from ``backend``."""
+        """Add a refusal of the request for ``backend``, by admission or a limit of a fallback target."""
         step = self.step("refused", backend)
         step.failure, step.ended_at, step.steps = reason, step.began_at, None
 
     def facts(self, arrived_at: float) -> tuple[StepFact, ...]:
-        """The steps so far, as the trace has them."""
+        """Return the steps so far, for the trace."""
         now = self.clock()
         facts = []
         attempt_ended_at: dict[str, float] = {}
@@ -149,7 +149,7 @@ class TraceSteps(Struct, eq=False):
 
 
 def failure_name(error: BaseException) -> str:
-    """A stable word for what ended a step."""
+    """Return a stable code for the error that ended a step."""
     if isinstance(error, BackendFailure):
         return error.kind.value
     if isinstance(error, Refused):
