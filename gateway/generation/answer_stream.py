@@ -196,7 +196,7 @@ class AnswerStream:
     # Commit
 
     def hold(self, chunks: int, seconds: float) -> CommitBuffer:
-        """From now on, hold the first chunks in a :class:`CommitBuffer`."""
+        """Hold the first chunks from now on in a :class:`CommitBuffer`."""
         self._buffer = CommitBuffer(self._release, chunks=chunks, seconds=seconds, clock=self._clock)
         return self._buffer
 

@@ -43,7 +43,7 @@ _LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 class Canonical(Struct, frozen=True):
     """A canonical prompt, and the volatile content found in the caller's system messages.
 
-    ``policy`` says what was done with ``findings``: moved behind the stable prefix, or left in place.
+    ``policy`` is what was done with ``findings``: moved after the stable prefix, or left in place.
     """
 
     prompt: CanonicalPrompt

@@ -78,7 +78,7 @@ class RoutingProjection(FollowedStream):
         self.pending: Sequence[ConfigChange] = ()
 
     def current(self) -> Revision:
-        """The revision in force. Raises RuntimeError before :meth:`start`."""
+        """Return the revision in force. Raises RuntimeError before :meth:`start`."""
         if self._revision is None:
             raise RuntimeError("there is no routing yet; start() has not ended")
         return self._revision

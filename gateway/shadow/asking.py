@@ -1,4 +1,4 @@
-"""Sends the copy of an answered request to another backend, only where there is idle capacity.
+"""Sends the copy of an answered request to another backend, only if that has idle capacity.
 
 A shadow request does not affect callers: it has no retry (the retry budget is the callers'), no fallback, and
 no effect on the circuit breaker or the learned limits. It uses one sequence of the backend, only while no

@@ -56,7 +56,7 @@ class ControlParts:
 
     @property
     def file_routes(self) -> Collection[str]:
-        """The routes of the file, which always have a metrics label of their own."""
+        """The routes of the file, each of which always has its own metrics label."""
         return () if self.seed.config is None else tuple(self.seed.config["routes"])
 
     def canary_figures(self) -> CanaryFigures | None:

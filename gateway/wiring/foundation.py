@@ -99,7 +99,7 @@ def version() -> str:
 
 
 def new_id(prefix: str) -> str:
-    """A fresh id: the prefix and 80 random bits."""
+    """Return a new id: the prefix and 80 random bits."""
     return f"{prefix}_{os.urandom(10).hex()}"
 
 
