@@ -86,7 +86,7 @@ class EngineSection(Section):
     * ``stopped_seconds`` 0.5: with a check every 0.25 s, a stopped engine is found within 0.75 s.
     * ``tool_parser`` and ``reasoning_parser`` unset are derived from the model; ``none`` uses no parser.
     * ``task`` embed returns only vectors; ``visible_devices`` unset uses all GPUs visible to the process.
-    * ``quantization`` unset takes the value of the checkpoint's own configuration.
+    * ``quantization`` unset takes the value of the checkpoint's configuration (AWQ for an AWQ checkpoint).
     """
 
     kind: Literal["embedded", "vllm", "none"] = "embedded"

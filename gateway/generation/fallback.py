@@ -370,8 +370,8 @@ class FallbackChain:
 def _worth_waiting(job: Job, back_in_s: float | None, left_s: float, *, loading: bool) -> bool:
     """Whether a request without a partial answer waits for the primary's engine.
 
-    If the engine's return cannot be estimated, it waits only for a loading engine. With a deadline, it waits
-    if the engine is expected back in time; without one, if the engine is loading, no degraded text may be
+    If the engine's return cannot be estimated, it waits only for a starting engine. With a deadline, it waits
+    if the engine is expected back in time; without one, if the engine is starting, no degraded text may be
     served, and the engine is expected back within the route's ``max_wait_s``.
     """
     if back_in_s is None:

@@ -1,4 +1,4 @@
-"""Sessions of the console: a key is exchanged for a cookie that expires after hours."""
+"""Sessions of the console: a key is exchanged for a cookie that expires after eight hours."""
 
 import hashlib
 import hmac

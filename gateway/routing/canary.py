@@ -22,7 +22,7 @@ another backend than the drawn one answered, or whose answer failed a content ch
 STEPS = (5.0, 25.0, 50.0, 100.0)
 ALPHA = 0.01
 TOLERANCE = 1.25
-"""A canary at 1.25 times the baseline's odds of a fault is accepted: 1.25 % at 1.0 %, or 24 % at 20 %."""
+"""A canary at 1.25 times the odds of a fault is accepted: 1.25 % against 1.0 %, 24 % against 20 %."""
 MIN_SAMPLES = 200
 STEP_S = 60.0
 WINDOW_S = 5.0

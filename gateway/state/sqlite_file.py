@@ -28,7 +28,7 @@ class SqliteFile:
     Args:
         path: the file, whose folder must exist; ``:memory:`` is a private database in memory.
         tables: statements that create the tables unless they exist.
-        synchronous: SQLite's pragma. With ``OFF`` a damaged file is deleted, because its content may be lost.
+        synchronous: SQLite's pragma. With ``OFF`` a damaged file is deleted: its content need not survive.
         busy_timeout_s: longest wait for another process's write, in seconds.
     """
 
