@@ -1,1 +1,1 @@
-"""Keys, usage rows and the ledger."""
+"""API keys and their limits, usage rows, prices, and the ledger that stores them."""

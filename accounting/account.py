@@ -16,23 +16,23 @@ ERROR = "error"
 
 
 class Outbox(Protocol):
-    """Where settled rows go. ``append`` neither blocks nor raises; ``False``: the row is lost, which the
-    ledger reports.
+    """Where settled rows go. ``append`` neither blocks nor raises. It returns ``False`` when the row is lost;
+    the ledger reports the loss.
     """
 
     @property
     def accepts(self) -> bool:
-        """Whether work may start whose row comes later; false only where no row may be lost."""
+        """Whether new work may start; false only when no row may be lost and one might be."""
 
     def append(self, row: UsageRow) -> bool:
-        """Take a row to be written."""
+        """Accept a row to be written later."""
 
     def durable(self) -> Awaitable[bool]:
-        """Wait until the rows so far are durable; ``False``: no answer may be sent."""
+        """Wait until all appended rows are durable; ``False`` means that no answer may be sent."""
 
 
 class HeldRows:
-    """An outbox that holds rows until they are taken: what they bill is written with the work itself."""
+    """An outbox that holds rows until the caller takes them, to store them with the work's result."""
 
     accepts = True
 
@@ -40,16 +40,16 @@ class HeldRows:
         self._rows: dict[str, UsageRow] = {}
 
     def append(self, row: UsageRow) -> bool:
-        """Hold it."""
+        """Hold the row; always true."""
         self._rows[row.generation_id] = row
         return True
 
     async def durable(self) -> bool:
-        """True: whoever takes the rows stores them with the work itself."""
+        """Always true: the code that takes a row stores it with the work's result."""
         return True
 
     def take(self, generation_id: str) -> UsageRow | None:
-        """The row of a generation, if it was settled; it is held no longer."""
+        """Remove and return the row of a generation; ``None`` if it was not settled."""
         return self._rows.pop(generation_id, None)
 
 
@@ -64,8 +64,8 @@ class Account(Struct, eq=False):
     _usable: bool = False
 
     def settle(self, row: UsageRow) -> None:
-        """Bill the exact figures, once; without an await, so that nothing can interrupt it. Raises
-        AlreadySettled; ValueError for a row of another generation.
+        """Bill the exact figures, once. There is no await, so a cancellation cannot interrupt it. Raises
+        AlreadySettled, or ValueError for a row of another generation.
         """
         if not self._usable:
             raise AlreadySettled(self._row.generation_id)
@@ -94,14 +94,14 @@ class Account(Struct, eq=False):
         row = self._row
         if error is not None and self._so_far is not None:
             used = self._so_far(error)
-            # A tenant pays for a part of an answer, and nothing where no part was delivered.
+            # A tenant pays for a partial answer only if a part of it was delivered.
             row = used.row.delivered() if used.delivered else used.row
         cancelled = error is not None and not isinstance(error, Exception)
         self.settle(replace(row, finish_reason=CANCELLED if cancelled else ERROR))
 
 
 class Accounts:
-    """Opens accounts whose rows go to ``outbox``. ``price`` adds what a row costs and must not raise;
+    """Opens accounts whose rows go to ``outbox``. ``price`` adds the cost to a row and must not raise;
     ``open_now`` counts the accounts in use.
     """
 
@@ -118,22 +118,22 @@ class Accounts:
     ) -> AbstractContextManager[Account]:
         """``with open(row) as account``: leaving the block settles the account, if the block did not.
 
-        Then what ``so_far`` returns for the exception is billed (without it, ``row``), with the
-        ``finish_reason`` ``cancelled`` for a cancellation and ``error`` for everything else. ``on_settled``
-        gets the priced row in either case. Neither may raise.
+        Leaving bills the usage that ``so_far`` returns for the exception (without ``so_far``, ``row``), with
+        the ``finish_reason`` ``cancelled`` for a cancellation and ``error`` for everything else.
+        ``on_settled`` gets the priced row in either case. Neither function may raise.
 
-        Raises NotRecorded: no row may be lost, and this one might be.
+        Raises NotRecorded when no row may be lost and this one might be.
         """
         if not self.outbox.accepts:
             raise NotRecorded("usage cannot be recorded now; the work was not begun")
         return Account(self, row, so_far, on_settled)
 
     async def durable(self) -> None:
-        """Wait until settled rows are durable. Raises NotRecorded: no answer may be sent."""
+        """Wait until settled rows are durable. Raises NotRecorded when no answer may be sent."""
         if not await self.outbox.durable():
             raise NotRecorded("usage cannot be recorded now; the answer was not given")
 
     async def durable_if_possible(self) -> None:
-        """The same before an error is sent, which is sent in any case; the ledger reports lost rows."""
+        """Like ``durable``, but before an error, which is sent in any case; the ledger reports lost rows."""
         with suppress(NotRecorded):
             await self.durable()

@@ -26,9 +26,9 @@ class BatchRow:
     """A batch.
 
     Args:
-        key_id, own_salt: whose rights its lines have, and whose prefixes they share.
-        ending: what it becomes when its lines have ended: completed, expired or cancelled.
-        body: what only clients read of it, as its owner packed it.
+        key_id, own_salt: the key whose rights the lines have; the cache salt whose prefixes they share.
+        ending: the status after all lines have ended: completed, expired or cancelled.
+        body: the fields that only clients read, encoded by the caller.
     """
 
     batch_id: str
@@ -47,11 +47,11 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One line of an input file: ``number`` counts from 1, ``start`` and ``size`` are bytes of the file.
+    """One line of an input file: ``number`` counts from 1; ``start`` (offset) and ``size`` are in bytes.
 
-    ``place`` is its place in the order of execution, in which lines with a common prefix follow each other.
+    ``place`` is the position in the order of execution, which puts lines with a common prefix together.
 
-    ``takeovers`` counts the gateways that ended while they ran it, ``failures`` the failures of backends.
+    ``takeovers`` counts the gateways that ended while they ran the line, ``failures`` the backend failures.
     """
 
     batch_id: str
@@ -97,7 +97,7 @@ batches = Table(
     "batches",
     metadata,
     *columns_of(BatchRow),
-    # The gateway that validates or finishes it, and until when.
+    # The gateway that validates or finishes the batch, and the end of its lease.
     Column("owner", Text),
     Column("lease_until", Double),
     PrimaryKeyConstraint("batch_id"),

@@ -1,8 +1,8 @@
 """Reads and changes the tables of files, batches and their lines in the ledger's database.
 
-A line is claimed by a gateway for a time, its lease. Its result and its usage row are written in one
-transaction, which only the holder of the claim can do. So a line is answered and billed once, whichever
-gateways end meanwhile.
+A gateway claims a line for a limited time, its lease. Only the holder of the claim can write the line's
+result, and its usage row is written in the same transaction. So each line is answered and billed once, even
+when a gateway ends in between.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,13 +33,13 @@ INSERTED_AT_ONCE: Final = 500
 
 
 NOBODYS: Final = {"owner": None, "lease_until": None}
-"""Columns of what no gateway has claimed."""
+"""The column values of a batch or line that no gateway has claimed."""
 _TOKENS: Final = tuple(one.name for one in fields(LineTokens))
 Row = TypeVar("Row", FileRow, BatchRow, BatchLine)
 
 
 class BatchStore(FurtherTables):
-    """Files and batches by tenant; any gateway on the database has them. Methods raise LedgerUnavailable.
+    """Files and batches by tenant, shared by all gateways of the database. Methods raise LedgerUnavailable.
 
     ``owner`` names this process in claims.
     """
@@ -52,7 +52,7 @@ class BatchStore(FurtherTables):
     # Files
 
     async def add_file(self, row: FileRow, tenant_bytes: int) -> bool:
-        """Store it; false when the tenant's files would be larger than ``tenant_bytes``."""
+        """Store a file; false when the tenant's files would exceed ``tenant_bytes`` in total."""
         taken = select(func.coalesce(func.sum(files.c.bytes), 0)).where(files.c.tenant == row.tenant)
         async with self._transaction() as connection:
             if (await connection.execute(taken)).scalar_one() + row.bytes > tenant_bytes:
@@ -80,7 +80,7 @@ class BatchStore(FurtherTables):
         return await self._all(query.limit(limit), FileRow)
 
     async def delete_file(self, tenant: str, file_id: str) -> bool:
-        """Whether it was there."""
+        """Delete a file; false when the tenant has no such file."""
         return await self._change(delete(files).where(files.c.tenant == tenant, files.c.file_id == file_id))
 
     async def expired_files(self, now: float, most: int) -> list[FileRow]:
@@ -91,7 +91,7 @@ class BatchStore(FurtherTables):
         return {row["file_id"] for row in await self._rows(query)}
 
     async def is_used(self, tenant: str, file_id: str) -> bool:
-        """Whether an unfinished batch reads it."""
+        """Whether an unfinished batch reads this file."""
         query = select(batches.c.batch_id).where(
             batches.c.tenant == tenant,
             batches.c.input_file_id == file_id,
@@ -117,23 +117,23 @@ class BatchStore(FurtherTables):
         return await self._all(query.limit(limit), BatchRow)
 
     async def unfinished(self) -> list[BatchRow]:
-        """All batches that have no end, oldest first."""
+        """All unfinished batches, oldest first."""
         query = select(batches).where(batches.c.status.not_in(ENDED))
         return await self._all(query.order_by(batches.c.created_at, batches.c.batch_id), BatchRow)
 
     async def change(self, batch_id: str, was: Sequence[str], **values: Any) -> bool:
-        """Change a batch that has one of these statuses; whether it had."""
+        """Set ``values`` if the batch's status is in ``was``; returns whether it was."""
         had = update(batches).where(batches.c.batch_id == batch_id, batches.c.status.in_(was))
         return await self._change(had.values(**values))
 
     async def claim(self, batch_id: str, was: str, now: float, until: float) -> bool:
-        """Validate or finish it here; false when another gateway does, or it has another status."""
+        """Claim a batch to validate or finish; false when another gateway holds it or its status differs."""
         is_free = or_(batches.c.owner.is_(None), batches.c.lease_until < now)
         free = update(batches).where(batches.c.batch_id == batch_id, batches.c.status == was, is_free)
         return await self._change(free.values(owner=self._owner, lease_until=until))
 
     async def keep(self, until: float) -> None:
-        """All that this process has claimed is still at work."""
+        """Extend the leases of all batches and lines that this process has claimed."""
         async with self._transaction() as connection:
             for table in (batches, lines):
                 held = update(table).where(table.c.owner == self._owner)
@@ -152,7 +152,7 @@ class BatchStore(FurtherTables):
         return BatchCounts({row[0]: row[1] for row in found}, LineTokens(*totals))
 
     async def waiting_lines(self) -> int:
-        """Lines of all batches that have no end."""
+        """The number of lines, in all batches, that have not ended."""
         query = select(func.count()).where(lines.c.status.in_(("pending", "running")))
         async with self._transaction() as connection:
             return int((await connection.execute(query)).scalar_one())
@@ -160,7 +160,7 @@ class BatchStore(FurtherTables):
     # Lines
 
     async def set_lines(self, batch_id: str, found: Sequence[BatchLine]) -> None:
-        """Store the lines of a validated batch, in place of any that another gateway began to store."""
+        """Store the lines of a validated batch; replaces those that another gateway began to store."""
         async with self._transaction() as connection:
             await connection.execute(delete(lines).where(lines.c.batch_id == batch_id))
         empty = dict.fromkeys(_TOKENS, 0)
@@ -173,14 +173,14 @@ class BatchStore(FurtherTables):
                 await connection.execute(insert(lines), rows)
 
     async def release(self, batch_id: str) -> None:
-        """This process does not work on the batch any more."""
+        """Release this process's claim of a batch."""
         own = update(batches).where(batches.c.batch_id == batch_id, batches.c.owner == self._owner)
         await self._change(own.values(**NOBODYS))
 
     async def claim_lines(
         self, batch_id: str, now: float, until: float, most: int, *, failed_before: bool = False
     ) -> list[BatchLine]:
-        """Lines to run here: waiting ones, and those of gateways that have ended, which are counted."""
+        """Claim lines: waiting ones, and those of gateways that have ended (counted in ``takeovers``)."""
         free = and_(
             lines.c.batch_id == batch_id,
             lines.c.failures > 0 if failed_before else lines.c.failures == 0,
@@ -203,12 +203,12 @@ class BatchStore(FurtherTables):
         return claimed
 
     async def give_back(self, line: BatchLine, failures: int = 0) -> None:
-        """A line that this process has claimed waits again; ``failures`` more are counted."""
+        """Release the claim of a line, so that it waits again, and add ``failures`` to its count."""
         waits = self._own(line).values(status="pending", failures=lines.c.failures + failures, **NOBODYS)
         await self._change(waits)
 
     async def give_all_back(self) -> None:
-        """All that this process has claimed waits again."""
+        """Release all claims of this process; its lines wait again."""
         async with self._transaction() as connection:
             await connection.execute(
                 update(lines)
@@ -220,7 +220,7 @@ class BatchStore(FurtherTables):
     async def finish(
         self, line: BatchLine, status: str, output: bytes, usage: UsageRow | None, tokens: LineTokens
     ) -> bool:
-        """Store a result and its bill; false, and neither, when the claim was lost."""
+        """Store a line's result and its usage row; false, and nothing stored, when the claim was lost."""
         async with self._transaction() as connection:
             ended = await connection.execute(
                 self._own(line).values(status=status, output=output, **NOBODYS, **asdict(tokens))
@@ -234,7 +234,7 @@ class BatchStore(FurtherTables):
         return True
 
     async def end_lines(self, batch_id: str, now: float) -> bool:
-        """Waiting lines will not run any more; whether all others have ended or lost their gateway."""
+        """Mark waiting lines, and lines of ended gateways, as ``unrun``; true when no line is running."""
         async with self._transaction() as connection:
             await connection.execute(
                 update(lines)
@@ -247,7 +247,7 @@ class BatchStore(FurtherTables):
     async def results(
         self, batch_id: str, statuses: Sequence[str], after: int, limit: int
     ) -> list[tuple[int, int, str, bytes | None]]:
-        """A page of ended lines by number: number, place, ``custom_id`` and output."""
+        """A page of lines in order of number: (number, place, ``custom_id``, output)."""
         query = (
             select(lines.c.number, lines.c.place, lines.c.custom_id, lines.c.output)
             .where(lines.c.batch_id == batch_id, lines.c.status.in_(statuses), lines.c.number > after)
@@ -258,7 +258,7 @@ class BatchStore(FurtherTables):
             return [(row[0], row[1], row[2], row[3]) for row in (await connection.execute(query)).all()]
 
     async def forget_outputs(self, batch_id: str) -> None:
-        """The results are in files now; counts stay."""
+        """Delete the outputs after they were written to files; the counts stay."""
         await self._change(update(lines).where(lines.c.batch_id == batch_id).values(output=None))
 
     def _own(self, line: BatchLine) -> Any:
@@ -282,12 +282,12 @@ def _is_kept(expires_at: Any, now: float) -> Any:
 
 
 def _waits(now: float) -> Any:
-    """Of a line: nobody runs it, or the gateway that ran it is gone."""
+    """The condition that a line waits: it is pending, or the lease of the gateway that ran it is over."""
     return or_(lines.c.status == "pending", and_(lines.c.status == "running", lines.c.lease_until < now))
 
 
 def _page(query: Any, at: Any, key: Any, last: tuple[float, str] | None, *, newest: bool) -> Any:
-    """The rows in order of their time, those beyond the ``last`` one of the page before."""
+    """``query`` in order of time, from after ``last`` (time and key of the previous page's last row)."""
     if last is not None:
         before, place = tuple_(at, key), tuple_(*last)
         query = query.where(before < place if newest else before > place)

@@ -1,7 +1,7 @@
 """Sums of the ledger's rows by day, which reports read in place of the rows of whole days.
 
-A day's sums are made under a lock that keeps rows from being written, and triggers note each later change of
-its rows in the same transaction: a day that is not noted has the sums of its rows.
+A day is summed up under a lock that blocks writes of rows. Triggers add a day to ``open_days`` in the same
+transaction that changes one of its rows. So the sums of a day that is not in ``open_days`` are correct.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from accounting.tables import generations, open_days, usage_sums
 from accounting.values import DAY_S
 
 _table = generations.c
-# What is summed: name and a row's value.
+# The sums: name, and the value of one row.
 VALUES: Final[Mapping[str, ColumnElement[Any]]] = {
     "requests": literal(1),
     "input_tokens": _table.input_tokens,
@@ -26,8 +26,8 @@ VALUES: Final[Mapping[str, ColumnElement[Any]]] = {
     ),
     "billed_tokens": _table.billable_input_tokens + _table.billable_output_tokens,
 }
-# The columns that are summed by together: a key mostly has one tenant, and a route one or two backends, so
-# each has far fewer combinations than all columns have together.
+# The groups of columns to sum by. A key mostly has one tenant, and a route one or two backends, so each group
+# has far fewer combinations than all columns together.
 CUBES: Final[Mapping[str, tuple[str, ...]]] = {
     "caller": ("tenant", "org", "key_id", "model"),
     "place": ("route", "adapter_id", "backend_name"),
@@ -38,14 +38,14 @@ CUBES: Final[Mapping[str, tuple[str, ...]]] = {
 async def sum_a_day(connection: AsyncConnection, before: int) -> bool:
     """Sum up the last open day before ``before`` (days since 1970), in the connection's transaction.
 
-    ``False``: there is none.
+    Returns ``False`` when there is none.
     """
     earlier = select(func.max(open_days.c.day)).where(open_days.c.day < before)
     day = (await connection.execute(earlier)).scalar()
     if day is None:
         return False
     if connection.dialect.name == "postgresql":
-        # Waits for rows that are being written, and lets no others come. In SQLite each change does.
+        # Waits for writes in progress and blocks new ones. In SQLite any write transaction does.
         await connection.execute(text("LOCK TABLE generations IN SHARE ROW EXCLUSIVE MODE"))
     await connection.execute(delete(usage_sums).where(usage_sums.c.day == day))
     for cube, names in CUBES.items():

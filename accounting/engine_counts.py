@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from accounting.errors import LedgerUnavailable
 from accounting.values import HOUR_S, EngineCount
 
-# A reading costs some microseconds; tokens of the 10 s around a full hour may count for either hour.
+# Seconds between readings. A reading costs some microseconds; tokens of the 10 s around a full hour may count
+# for either hour.
 READ_S = 10.0
-# Readings between two writes; the database has one line per engine and hour.
-READS_A_WRITE = 6
-# Longest that the last write may take when the gateway stops.
-LAST_WRITE_S = 1.0
+READS_A_WRITE = 6  # readings between two writes; the database has one line per engine, hour and observer
+LAST_WRITE_S = 1.0  # longest duration of the last write, when the gateway stops
 
 Engine = tuple[str, str]
 Readings = Mapping[Engine, tuple[int, int]]
@@ -27,8 +26,8 @@ class _Hour:
 
 
 class HourlyCounts:
-    """Differences of counters by hour, for the table's column ``observer``. A counter that has decreased
-    belongs to a restarted engine and counts from 0; those of ``own`` engines start at 0 with this process.
+    """Growth of the counters by hour; ``observer`` is the column that names this process. A counter that has
+    decreased belongs to a restarted engine and counts from 0; ``own`` engines start at 0 with this process.
     """
 
     def __init__(self, observer: str, own: Sequence[Engine] = ()) -> None:
@@ -40,7 +39,7 @@ class HourlyCounts:
     def record(self, readings: Readings, unix_s: float) -> None:
         hour = int(unix_s // HOUR_S)
         for engine in self._last:
-            self._at.setdefault(engine, unix_s)  # an own engine is watched before its first reading
+            self._at.setdefault(engine, unix_s)  # an own engine is observed from the start
         for engine, now in readings.items():
             last = self._last.get(engine)
             if last is not None:
@@ -52,7 +51,7 @@ class HourlyCounts:
             self._at[engine] = unix_s
 
     def lines(self) -> list[EngineCount]:
-        """The lines of all hours still held; writing them again changes nothing."""
+        """The lines of all hours in memory; writing the same line twice changes nothing."""
         return [
             EngineCount(
                 hour, engine[0], engine[1], self._observer, found.prompt_tokens, found.generation_tokens,
@@ -62,7 +61,7 @@ class HourlyCounts:
         ]  # fmt: skip
 
     def written(self, unix_s: float) -> None:
-        """The lines are in the table: drop past hours."""
+        """Drop past hours after their lines were written."""
         hour = int(unix_s // HOUR_S)
         self._hours = {place: found for place, found in self._hours.items() if place[0] >= hour}
 
@@ -86,7 +85,7 @@ class EngineCounts:
         self._unix_time = unix_time
 
     async def run(self) -> None:
-        """Read and write until cancelled, and once more then."""
+        """Read and write until cancelled, then write once more."""
         try:
             while True:
                 for _ in range(READS_A_WRITE):
@@ -99,7 +98,7 @@ class EngineCounts:
                     await self.write()
 
     async def write(self) -> None:
-        """Read and write; while the database is unavailable the lines are written later."""
+        """Read and write; when the database is unavailable, the lines stay in memory for the next write."""
         now = self._unix_time()
         self._counts.record(self._read(), now)
         lines = self._counts.lines()

@@ -6,19 +6,19 @@ class AccountingError(Exception):
 
 
 class LedgerUnavailable(AccountingError):
-    """The ledger's url cannot be used, or its rows cannot be read now; the message says which."""
+    """The ledger's url is not usable, or its database cannot be reached now; the message says which."""
 
 
 class NotRecorded(AccountingError):
-    """Usage cannot be made durable now, and ``ledger.durability: strict`` sends no answer without that."""
+    """Usage cannot be made durable now; ``ledger.durability: strict`` sends no answer without that."""
 
 
 class PriceError(AccountingError):
-    """The price book cannot be used; the message has the place, the value and what is allowed."""
+    """The price book is invalid; the message names the place, the value and the allowed values."""
 
 
 class AlreadySettled(AccountingError):
-    """An account was settled or updated after it had been settled."""
+    """An account was settled a second time."""
 
     def __init__(self, generation_id: str) -> None:
         self.generation_id = generation_id

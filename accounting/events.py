@@ -8,15 +8,15 @@ from msgspec import Struct
 
 @dataclass(frozen=True, slots=True)
 class LoginFailed:
-    """A wrong key was sent; ``throttled``: after too many others of its address."""
+    """A request had a wrong key; ``throttled``: its address has sent too many wrong keys before."""
 
     throttled: bool
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaDecided:
-    """A limit on ``request`` or ``tokens`` was checked. ``refused_by`` is the limit's name, ``None`` when it
-    allowed; ``shared`` is false when this process decided alone.
+    """A limit on ``request`` or ``tokens`` was checked. ``refused_by`` is the name of the exceeded limit,
+    ``None`` when the request is allowed; ``shared`` is false when this process decided alone.
     """
 
     kind: str
@@ -26,7 +26,7 @@ class QuotaDecided:
 
 @dataclass(frozen=True, slots=True)
 class QuotaSettled:
-    """A request of a limited key has ended: the tokens held for it, and those it used."""
+    """A request of a limited key has ended: the tokens held for it, and the tokens it used."""
 
     held: int
     used: int
@@ -34,14 +34,14 @@ class QuotaSettled:
 
 @dataclass(frozen=True, slots=True)
 class LimitStoreAnswered:
-    """The shared store decided within ``took_s`` seconds."""
+    """The shared store took ``took_s`` seconds to decide."""
 
     took_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class LimitStoreMissed:
-    """The shared store did not decide: ``timeout`` or ``unavailable``."""
+    """The shared store did not decide; ``reason`` is ``timeout`` or ``unavailable``."""
 
     reason: str
 
@@ -66,7 +66,7 @@ class LossReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowsWritten:
-    """A batch is durable."""
+    """``count`` rows of a batch are in the database."""
 
     count: int
 
@@ -108,7 +108,7 @@ class JournalSynced(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class JournalFailed:
-    """The journal could not be written: ``rows`` of one group are in memory only."""
+    """The journal could not be written: the ``rows`` (a number) of one group are in memory only."""
 
     error_type: str
     rows: int
@@ -116,15 +116,15 @@ class JournalFailed:
 
 @dataclass(frozen=True, slots=True)
 class JournalRefused:
-    """A row was not journaled: it is in memory only until the database has it."""
+    """A row was not journaled; it is in memory only until it is in the database."""
 
     reason: JournalRefusal
 
 
 @dataclass(frozen=True, slots=True)
 class RowsReplayed:
-    """A journal file's rows are in the database, those included that were there before; ``adopted``: of
-    another process that has ended. ``damaged_bytes`` could not be read; such a file is set aside.
+    """All ``count`` rows of a journal file are in the database, some perhaps since before. ``adopted``: the
+    file is of an ended process. ``damaged_bytes`` could not be read; such a file is set aside.
     """
 
     count: int

@@ -1,7 +1,7 @@
 """The write-ahead journal: usage rows are on disk before the end of an answer is sent.
 
 The event loop gathers rows into groups; a thread writes and syncs one group while the next one gathers (group
-commit). All rows of a group share one sync, and the loop never waits.
+commit). All rows of a group share one sync, and the event loop never blocks on the disk.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from accounting.journal_records import HEADER, NotEncodable, frame
 from accounting.options import Durability, LedgerOptions
 from accounting.values import UsageRow
 
-# A file stays open until the database has all its rows: 1 GiB of waiting rows are 64 files. 16 MiB are
-# about 20,000 rows.
+# Longest file: about 20,000 rows. A file stays open until the database has all its rows, so 1 GiB of waiting
+# rows are 64 open files.
 SEGMENT_BYTES: Final = 16 << 20
-# A longer file in use is closed at the next occasion, so that it can be deleted: after a kill at most a few
-# of these are read again in vain.
+# ``rotate`` closes the file in use when it is longer, so that it can be deleted: after a kill at most a few
+# files of this size are read again in vain.
 ROTATE_BYTES: Final = 1 << 20
 # Pause after a failed write, before the next try.
 REST_S: Final = 1.0
@@ -36,8 +36,8 @@ CLOSE_S: Final = 2.0
 
 
 class PendingRow(Struct, eq=False):
-    """A row that arrived at ``at`` on the clock. If not ``held`` in memory, it is read back from the journal;
-    ``segment`` is its file once it is synced; ``written``: the database has it.
+    """A row that arrived at ``at`` on the clock. A row that is not ``held`` in memory is read back from the
+    journal. ``segment`` is its file after the sync; ``written``: the database has the row.
     """
 
     row: UsageRow
@@ -57,7 +57,7 @@ class _Group(Struct, eq=False):
     synced: bool = False
 
     def end(self) -> None:
-        """Mark it done and wake the waiters; a second call does nothing."""
+        """Mark the group done and wake the waiters; a second call does nothing."""
         self.done = True
         for ended in self.waiting:
             if not ended.done():
@@ -66,11 +66,11 @@ class _Group(Struct, eq=False):
 
 
 class Journal:
-    """One process' files in a folder that processes of one machine share. Not for several threads.
+    """One process' files in a folder that the processes of one machine share. Not thread-safe.
 
-    A full or failing disk fails no request: it is reported by an event and tried again after a pause; until
-    then rows are only in memory, and :meth:`durable` returns ``False``. ``on_lost`` is called for each row
-    that is neither in memory nor in a file; names of ``new_name`` sort by time.
+    A full or failing disk fails no request: the journal emits an event and tries again after a pause. Until
+    then rows are only in memory, and :meth:`durable` returns ``False`` when ``strict``. ``on_lost`` is called
+    for each row that is neither in memory nor in a file. Names from ``new_name`` must sort by time.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Journal:
         self._unread: deque[JournalSegment] = deque()
         # Bytes of this process' files.
         self.size_bytes = 0
-        # The thread's own: the file that is written to.
+        # The file in use; only the thread accesses this attribute.
         self._active: JournalSegment | None = None
 
     # State
@@ -121,8 +121,8 @@ class Journal:
     # Rows
 
     def append(self, entry: PendingRow) -> bool:
-        """Take a row for the next group; never waits or raises. ``False``: the journal is full, failing or
-        closed, or the row cannot be encoded.
+        """Add a row to the next group; never waits or raises. Returns ``False`` when the journal is full,
+        failing or closed, or the row cannot be encoded.
         """
         if self._loop is None or self._stopped:
             return False
@@ -145,9 +145,9 @@ class Journal:
         return True
 
     async def durable(self, *, strict: bool = True) -> bool:
-        """Wait until all rows so far are synced, at most ``sync_wait_s``; whether they are.
+        """Wait until all appended rows are synced, at most ``sync_wait_s``; returns whether they are.
 
-        Where it need not be ``strict``, what is waited for may fail.
+        Unless ``strict``, it waits too, but always returns true.
         """
         group = self._gathering if self._gathering.entries else self._syncing
         if group is None or self._loop is None:
@@ -160,7 +160,7 @@ class Journal:
         return not strict or (group.synced and self.working)
 
     def written(self, entry: PendingRow) -> None:
-        """The database has this row."""
+        """Note that the database has this row; delete its file when that was the last one."""
         entry.written = True
         segment = entry.segment
         if segment is not None and entry.held:
@@ -168,7 +168,7 @@ class Journal:
             self._reclaim(segment)
 
     def rotate(self, *, read_back: bool) -> None:
-        """Close the file in use when it is long; or, to ``read_back``, when it has rows that memory lacks."""
+        """Close the file in use if it is long or, with ``read_back``, has rows that are not in memory."""
         if any(
             not one.closed and (one.size > ROTATE_BYTES or (read_back and one.spilled))
             for one in self._segments
@@ -185,21 +185,21 @@ class Journal:
         return self._unread.popleft() if self._unread else None
 
     def done(self, segment: JournalSegment, *, damaged: bool = False) -> None:
-        """The database has all rows of a file that was read back: delete it, or set it aside."""
+        """Delete a file whose rows are all in the database; a ``damaged`` one is set aside instead."""
         self._forget(segment)
         self._work.put(partial(self._attempt, segment.set_aside if damaged else segment.remove))
 
     def abandon(self, segment: JournalSegment) -> None:
-        """Release a file unread; another process adopts it."""
+        """Release a file that was not read back, so that another process can adopt it."""
         self._forget(segment)
         segment.release()
 
     def orphans(self) -> list[JournalSegment]:
-        """Files of ended processes, locked by this one from now on. Blocks; raises OSError."""
+        """Lock and return the files of ended processes. Blocks. Raises OSError."""
         return list(orphans(self._folder))
 
     async def close(self) -> None:
-        """Sync waiting rows, for :data:`CLOSE_S` at most; delete files that the database has."""
+        """Sync waiting rows, for :data:`CLOSE_S` at most; delete files whose rows are all in the database."""
         if self._thread is None or self._loop is None:
             return
         with contextlib.suppress(TimeoutError):
@@ -228,7 +228,7 @@ class Journal:
         if rest_s > 0:
             loop.call_later(rest_s, self._hand_over)
         else:
-            # Not at once: other rows of this round of the loop share the sync.
+            # Not immediately: rows of the same event loop iteration share the sync.
             loop.call_soon(self._hand_over)
 
     def _hand_over(self) -> None:
@@ -242,9 +242,9 @@ class Journal:
         self._work.put(partial(self._store, group))
 
     def _check_sync(self, loop: asyncio.AbstractEventLoop) -> None:
-        """End the waits for a group that is late, and for the next one; it may still be synced.
+        """When the sync of a group takes too long, end the waits for it and for the next group.
 
-        One timer serves all groups: a timer for each would cost every request one.
+        The group may still be synced later. One timer serves all groups, so that requests set none.
         """
         self._late, group = None, self._syncing
         if group is None or group.done:
@@ -294,7 +294,7 @@ class Journal:
         segment.closed = True
         if segment in self._segments:
             self._reclaim(segment)
-        elif segment.size <= len(HEADER):  # no row in it was synced
+        elif segment.size <= len(HEADER):  # no row of this file was synced
             self._work.put(partial(self._attempt, segment.remove))
 
     def _reclaim(self, segment: JournalSegment) -> None:
@@ -359,7 +359,7 @@ class Journal:
             self._call_loop(self._fail, type(error).__name__, 0)
 
     def _call_loop(self, what: Callable[..., None], *values: Any) -> None:
-        # After the loop has ended there are no waiters.
+        # RuntimeError: the event loop is closed, so nothing waits for the call.
         if self._loop is not None:
             try:
                 self._loop.call_soon_threadsafe(what, *values)

@@ -1,6 +1,6 @@
-"""The journal's files: each belongs to one process while it lives, and may be adopted by another afterwards.
+"""The journal's files: each belongs to one process; when that process has ended, another may adopt the file.
 
-A process holds the lock of the file that it writes, and the system releases the lock when the process ends.
+A process holds a lock on each of its files, and the system releases the lock when the process ends.
 So a file that can be locked is an orphan; the first process to lock it adopts it.
 """
 
@@ -25,8 +25,8 @@ UNFINISHED_S: Final = 60.0
 
 @dataclass(eq=False, slots=True)
 class JournalSegment:
-    """One file, open and locked. ``waiting`` counts its rows that memory holds and the database lacks;
-    ``spilled``: some of its rows are only here, so that they must be read back; ``closed``: it is complete.
+    """One file, open and locked. ``waiting`` counts its rows that are in memory and not yet in the database.
+    ``spilled``: some rows are only in this file and must be read back. ``closed``: no more rows are added.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class JournalSegment:
         self.size += len(data)
 
     def content(self) -> bytes:
-        """All of it. Raises OSError."""
+        """The whole file. Raises OSError."""
         with self.path.open("rb") as file:
             return file.read()
 
@@ -91,7 +91,7 @@ def create(folder: Path, new_name: Callable[[], str]) -> JournalSegment:
 def orphans(folder: Path) -> Iterator[JournalSegment]:
     """Lock and return the files of ended processes, oldest first. Raises OSError."""
     for path in folder.glob(f"*{SUFFIX}{_NEW}"):
-        # A younger file is not touched: its process may not have locked it yet, and would fail to.
+        # A younger file is left alone: its process may not have locked it yet, and its lock would fail.
         if _is_unfinished(path) and (unfinished := _adopt(path)) is not None:
             unfinished.remove()
     for path in sorted(folder.glob(f"*{SUFFIX}"), key=lambda one: one.name):
@@ -129,7 +129,7 @@ def _adopt(path: Path) -> JournalSegment | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a new name durable."""
+    """Sync the folder, so that a new file name survives a power cut."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)

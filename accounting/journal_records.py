@@ -16,7 +16,7 @@ import msgspec
 from accounting.values import UsageRow
 
 HEADER: Final = b"SLUICE\x00\x01"
-# Longer than any row: texts are bounded at the edge, and a row has about 30 of them.
+# Longer than any row: the API bounds the length of texts, and a row has about 30 of them.
 MAX_ROW_BYTES: Final = 1 << 20
 
 _FRAME: Final = struct.Struct("<II")
@@ -25,7 +25,7 @@ _decoder: Final = msgspec.msgpack.Decoder(UsageRow)
 
 
 class NotEncodable(ValueError):
-    """A row has a value that neither file nor database accepts: a lone surrogate, an integer over 64 bits."""
+    """A row has a value that cannot be stored: a lone surrogate, or an integer over 64 bits."""
 
 
 def frame(row: UsageRow) -> bytes:
@@ -41,8 +41,8 @@ def frame(row: UsageRow) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The complete rows of a file, the bytes after the last one (where a write was cut off), and whether more
-    is wrong than a cut-off write: a file of another kind, or changed bytes.
+    """The complete rows of a file, and the number of bytes after the last one (from a write that was cut
+    off). ``damaged``: a cut-off write does not explain the content: another kind of file, or changed bytes.
     """
 
     rows: tuple[UsageRow, ...]
@@ -73,7 +73,7 @@ def read(data: bytes) -> Contents:
 
 
 def _frames(data: bytes) -> Iterator[tuple[int, UsageRow | None]]:
-    """Each frame's end and row; ``None`` for a wrong one, after which reading cannot continue."""
+    """Yield the end offset and the row of each frame; an invalid frame has row ``None`` and is the last."""
     at = len(HEADER)
     while at + _FRAME.size <= len(data):
         length, checksum = _FRAME.unpack_from(data, at)

@@ -1,4 +1,4 @@
-"""Reads rows back from the journal: those that memory had no room for, and those of ended processes."""
+"""Reads rows back from the journal: those that did not fit into memory, and those of ended processes."""
 
 import asyncio
 
@@ -11,26 +11,25 @@ from accounting.writer import Writer
 
 
 class Replay:
-    """Reads files back, and deletes them once the database has their rows: ``write`` returns ``False`` when
-    it was closed before that.
+    """Reads files back, and deletes each one after its rows are in the database.
 
-    After a kill in between the file is read again; rows that the database has stay unchanged.
+    If the process is killed in between, the file is read again; rows already in the database stay unchanged.
     """
 
     def __init__(self, journal: Journal, writer: Writer, options: LedgerOptions) -> None:
         self._journal = journal
         self._writer = writer
         self._options = options
-        # When the first row that waits to be read back arrived, on the clock.
+        # Arrival time, on the clock, of the first row that waits to be read back.
         self.since: float | None = None
 
     def spilled(self, at: float) -> None:
-        """Note a row that is only in the journal."""
+        """Note that a row, which arrived ``at`` this time, is only in the journal."""
         if self.since is None:
             self.since = at
 
     async def once(self, *, caught_up: bool) -> None:
-        """Read back all closed files; our own file in use only when memory's rows are ``caught_up``."""
+        """Read back all closed files; if the writer has ``caught_up``, close the file in use for it too."""
         try:
             adopted = await asyncio.to_thread(self._journal.orphans)
         except OSError as error:
@@ -51,7 +50,7 @@ class Replay:
             self.since = None
 
     async def _segment(self, segment: JournalSegment, *, adopted: bool) -> bool:
-        """Read one file back; whether to continue."""
+        """Read one file back; ``False`` when the writer was closed before all rows were written."""
         try:
             contents = read(await asyncio.to_thread(segment.content))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The accepted keys: the first admin key, given at the start, and the keys that operators created."""
+"""The accepted keys: the bootstrap keys, given at the start, and the keys that operators created."""
 
 import hashlib
 import hmac
@@ -24,7 +24,7 @@ _MARK: Final = "slc"
 
 
 class CallerRole(StrEnum):
-    """What a key may do; the values are those of the public surface."""
+    """What a key may do; the values are part of the public API."""
 
     CALLER = "caller"
     VIEWER = "viewer"
@@ -47,7 +47,7 @@ NO_LIMITS = KeyLimits()
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may be spent in a day and in a calendar month (UTC), nano US dollars; ``None``: no limit."""
+    """The budgets of a day and of a calendar month (UTC), in nano US dollars; ``None``: no limit."""
 
     nanousd_per_day: int | None = None
     nanousd_per_month: int | None = None
@@ -58,7 +58,7 @@ NO_BUDGET = Budget()
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What a key may ask of one model, and spend on it."""
+    """A key's limits and budget for one model."""
 
     model: str
     limits: KeyLimits = NO_LIMITS
@@ -69,10 +69,10 @@ class ModelLimits:
 class KeyRecord:
     """A key's properties, from which the key cannot be derived.
 
-    ``routes``, ``adapters`` (aliases included) and ``models`` are those that it may use, ``None`` all;
-    ``aliases`` are its own names of models, each with the model's id or alias; ``max_priority`` caps its
-    requests' priorities; ``tools``: whether they may have tools; ``expires_at`` is Unix seconds; ``org`` is
-    the tenant's organization; ``model_limits`` hold besides ``limits`` and ``budget``.
+    ``routes``, ``adapters`` (aliases included) and ``models`` are those that the key may use, ``None`` means
+    all; ``aliases`` are the key's own names of models, each with the model's id or alias; ``max_priority``
+    caps the priority of its requests; ``tools``: whether its requests may have tools; ``expires_at`` is Unix
+    seconds; ``org`` is the tenant's organization; ``model_limits`` apply in addition to the other limits.
     """
 
     key_id: str
@@ -93,8 +93,8 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A created key as it is stored: ``prefix`` is its public part, to look it up by; ``digest`` is the hash
-    of salt and whole key; ``author`` is the id of the key that created it.
+    """A created key as it is stored: lookups use ``prefix``, its public part; ``digest`` is the hash of salt
+    and whole key; ``author`` is the id of the key that created it.
     """
 
     record: KeyRecord
@@ -106,7 +106,7 @@ class StoredKey:
     created_at: float = 0.0
 
 
-# With authentication off every caller is the operator at the machine: no key, all rights, one tenant.
+# With authentication off every caller is the local operator: no key, all rights, one tenant.
 LOCAL_OPERATOR = KeyRecord("local", "default", CallerRole.ADMIN, HIGHEST_PRIORITY)
 BOOTSTRAP_ADMIN = KeyRecord("bootstrap", "default", CallerRole.ADMIN, HIGHEST_PRIORITY)
 BOOTSTRAP_FRONT = KeyRecord("front", "default", CallerRole.FRONT, HIGHEST_PRIORITY)
@@ -139,8 +139,8 @@ def salted_digest(salt: bytes, key: bytes) -> bytes:
 
 
 class KeyRing:
-    """The accepted keys, each stored as a salted SHA-256. Without ``enabled`` no key is required; without an
-    ``admin_key`` and a ``front_key`` there are only the created ones.
+    """The accepted keys, each stored as a salted SHA-256. If not ``enabled``, no key is required. Without
+    ``admin_key`` and ``front_key`` only created keys are accepted.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class KeyRing:
         self._by_prefix: dict[str, StoredKey] = {}
         self._prefixes: list[str] = []
         self._by_id: dict[str, StoredKey] = {}
-        # Unknown prefixes are compared with this; no key has its digest.
+        # While there are no created keys, every key is compared with this one; no key has its digest.
         self._decoy = StoredKey(
             LOCAL_OPERATOR, "", os.urandom(SALT_BYTES), os.urandom(hashlib.sha256().digest_size)
         )
@@ -169,10 +169,10 @@ class KeyRing:
     def lookup(self, bearer: str | None) -> KeyRecord | None:
         """The record of ``bearer``, the key without its scheme.
 
-        ``None`` when it is missing, unknown, revoked or expired. Takes the same time for every key of one
-        length: an unknown prefix is compared with the digest of its neighbour, whose entry is as likely to be
-        in the processor's cache as any. So the time reveals neither how much of a key is right nor which
-        prefixes exist. The digest of the whole key alone decides.
+        ``None`` when the key is missing, unknown, revoked or expired. A lookup takes the same time for every
+        key of one length: a key with an unknown prefix is compared with the digest of the next prefix, whose
+        entry is as likely to be in the processor's cache as any. So the time reveals neither how much of a
+        key is right nor which prefixes exist. Only the digest of the whole key decides.
         """
         if not self._enabled:
             return LOCAL_OPERATOR
@@ -182,7 +182,7 @@ class KeyRing:
         stored = self._nearest(bearer)
         is_stored = hmac.compare_digest(self._digest_of(stored.salt, given), stored.digest)
         digest, own = self._digest_of(self._salt, given), None
-        for known, record in self._first:  # all of them, whichever it is
+        for known, record in self._first:  # no break: the time must not tell which one matches
             if hmac.compare_digest(digest, known):
                 own = record
         if own is not None:
@@ -203,7 +203,7 @@ class KeyRing:
         return stored.record if expires_at is None or self._time() < expires_at else None
 
     def add(self, key: StoredKey) -> None:
-        """Accept a key from now on; one with a known id or prefix changes nothing."""
+        """Accept a key from now on; a key with a known id or prefix is ignored."""
         if key.prefix not in self._by_prefix and key.record.key_id not in self._by_id:
             self._by_prefix[key.prefix] = self._by_id[key.record.key_id] = key
             insort(self._prefixes, key.prefix)
@@ -230,7 +230,7 @@ class KeyRing:
         return len(self._by_id)
 
     def _nearest(self, bearer: str) -> StoredKey:
-        """The key of the same prefix, or its neighbour, for the same work."""
+        """The key with the prefix of ``bearer``, or with the next prefix, so that the work is the same."""
         if not self._prefixes:
             return self._decoy
         mark, _, rest = bearer.partition("_")
@@ -242,5 +242,5 @@ class KeyRing:
 
 
 def _bytes_of(key: str) -> bytes:
-    # A header may decode to lone surrogates; such a key is wrong, not a crash.
+    # A header may decode to lone surrogates; such a key must be refused without an exception.
     return key.encode("utf-8", "surrogatepass")

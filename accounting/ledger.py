@@ -1,4 +1,4 @@
-"""The usage ledger: rows are taken without waiting, written in batches, and never billed twice."""
+"""The usage ledger: it accepts rows without waiting, writes them in batches, and never bills one twice."""
 
 import asyncio
 import contextlib
@@ -16,17 +16,17 @@ from accounting.store import GenerationStore
 from accounting.values import DAY_S, EngineCount, UsageRow
 from accounting.writer import DATABASE_CALL_S, Writer
 
-# Longest wait of a start for a database that does not answer.
+# Longest time that the start waits for a database that does not answer.
 OPEN_S = 5.0
-# Extra time of closing after its flush: a thread in a database call cannot be interrupted.
+# Time after the flush to close the connections: a thread in a database call cannot be interrupted.
 DISPOSE_S = 2.0
 
 
 class Ledger:
-    """A journal and an outbox in memory in front of a table. Not for several threads.
+    """A journal and an outbox in memory in front of a table. Not thread-safe.
 
     ``append`` never waits, so the database never delays a request. While the database is unavailable, rows
-    wait (``outbox_rows`` in memory, the others in the journal only) and are tried again without an end. Lost
+    wait (``outbox_rows`` in memory, the others in the journal only) and writes are retried for ever. Lost
     rows (no room, closed before written, refused by the database) are reported as
     :class:`~accounting.events.RowsLost`. ``url`` is ``sqlite+aiosqlite:///file`` or
     ``postgresql+asyncpg://…``.
@@ -52,17 +52,17 @@ class Ledger:
 
     @property
     def depth(self) -> int:
-        """Rows that wait in memory to be written."""
+        """Number of rows in memory that wait to be written."""
         return self._writer.depth
 
     @property
     def written(self) -> int:
-        """Rows that are durable, since the start."""
+        """Number of rows written to the database since the start."""
         return self._writer.written
 
     @property
     def lost(self) -> int:
-        """Rows that will never be written, since the start."""
+        """Number of rows lost since the start."""
         return self._writer.lost
 
     @property
@@ -72,7 +72,7 @@ class Ledger:
 
     @property
     def lag_s(self) -> float:
-        """Age of the oldest row that is not in the database; 0 without one."""
+        """Age in seconds of the oldest row that is not in the database; 0 without one."""
         since = (self._writer.oldest_at, None if self._replay is None else self._replay.since)
         waiting = [at for at in since if at is not None]
         return max(0.0, self._clock() - min(waiting)) if waiting else 0.0
@@ -83,7 +83,7 @@ class Ledger:
 
     @property
     def journal_working(self) -> bool:
-        """Whether rows are journaled, or no journal is configured."""
+        """Whether the journal works; true when none is configured."""
         return self._journal is None or self._journal.working
 
     @property
@@ -97,7 +97,7 @@ class Ledger:
         """Create the tables, or migrate them to this version.
 
         An unavailable database does not prevent the start: ``healthy`` is false then, and :meth:`run` keeps
-        trying. Raises LedgerUnavailable for a url that can never work, or a journal's folder.
+        trying. Raises LedgerUnavailable for a url that can never work, or an unusable journal folder.
         """
         self._store.connect()
         if self._journal is not None:
@@ -124,21 +124,21 @@ class Ledger:
             await self._writer.rest(self._options.adopt_s)
 
     async def _sum_days(self) -> None:
-        """Sum up the days that are over, one after the other, so that reports need not read their rows."""
+        """Sum up past days, one after the other, so that reports need not read their rows."""
         while not self._writer.closing:
             await self._writer.rest(self._options.sum_s)
             more = self._store.prepared
             while more and not self._writer.closing:
-                # Between the writer's batches: SQLite lets one write at a time.
+                # Under the writer's lock: SQLite allows one write at a time.
                 async with self._writer.turn:
                     try:
                         more = await self._store.sum_a_day(int(self._options.unix_time() // DAY_S))
                     except LedgerUnavailable:
-                        more = False  # the writer reports it, and reports read the rows meanwhile
+                        more = False  # the writer reports the error; usage reports read the rows until then
 
     def append(self, row: UsageRow) -> bool:
-        """Take a row; never waits or raises. ``False`` when there is no room, or after closing: the row is
-        lost and reported.
+        """Accept a row; never waits or raises. Returns ``False`` when there is no room, or after closing: the
+        row is lost and reported.
         """
         if self._writer.closing:
             self._writer.lose((row,), LossReason.CLOSED)
@@ -155,7 +155,7 @@ class Ledger:
         return True
 
     def durable(self) -> Awaitable[bool]:
-        """Wait for the journal, as ``durability`` says; ``False``: no answer may be sent."""
+        """Wait for the journal if ``durability`` asks for it; ``False`` means that no answer may be sent."""
         strict = self._durability is Durability.STRICT
         if self._journal is None or self._durability is Durability.RELAXED:
             return _known(not strict)
@@ -201,7 +201,7 @@ class Ledger:
 
     @contextlib.asynccontextmanager
     async def _reading(self) -> AsyncIterator[None]:
-        # In memory all share one connection, and giving it back rolls back.
+        # With SQLite in memory all callers share one connection, and returning it to the pool rolls back.
         lock = self._writer.turn if self._store.in_memory else contextlib.nullcontext()
         try:
             async with asyncio.timeout(DATABASE_CALL_S), lock:
@@ -215,14 +215,14 @@ class Ledger:
         except Exception as error:
             self._writer.failed(error)
 
-    # What journal and writer tell each other
+    # Notifications between journal and writer
 
     def _done(self, entry: PendingRow) -> None:
         if self._journal is not None:
             self._journal.written(entry)
 
     def _row_lost(self, entry: PendingRow) -> None:
-        """The journal could not store a row that is nowhere else."""
+        """Keep a row in memory that the journal could not store; without room it is lost."""
         if self._writer.has_room and not self._writer.closing:
             entry.held = True
             self._writer.hold(entry)

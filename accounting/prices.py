@@ -1,4 +1,4 @@
-"""The price book: versions with dates, prices in whole nano US dollars (10⁻⁹)."""
+"""The price book: versions with dates; prices are whole nano US dollars (10⁻⁹)."""
 
 import bisect
 import re
@@ -12,7 +12,7 @@ from accounting.errors import PriceError
 from accounting.values import UsageRow
 
 TOKENS_PER_PRICE = 1_000_000
-# Cached results of the search for a tariff; each is some 200 bytes.
+# Most cached results of tariff searches; each takes some 200 bytes.
 MAX_CACHED = 4_096
 
 
@@ -43,7 +43,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """A price and the generations that it covers; ``None`` is any.
+    """A price and the generations that it covers; ``None`` matches any value.
 
     ``model`` may be a pattern with ``*``. A backend ``pool/model`` is a model of a pool; a tariff of the pool
     covers it too.
@@ -56,9 +56,9 @@ class Tariff:
 
     @property
     def specificity(self) -> tuple[bool, int, int]:
-        """Its specificity: the adapter before the model before the backend.
+        """Sort key; the highest one wins: the adapter decides before the model, the model before the backend.
 
-        A model comes before a pattern, a longer pattern before a shorter one, ``pool/model`` before ``pool``.
+        A model beats a pattern, a longer pattern beats a shorter one, ``pool/model`` beats ``pool``.
         """
         model, backend = self.model, self.backend
         of_model = 0 if model is None else len(model) if "*" in model else sys.maxsize
@@ -88,14 +88,14 @@ class BookVersion:
     tariffs: tuple[Tariff, ...]
 
     def tariff(self, backend: str | None, model: str | None, adapter: str | None) -> Tariff | None:
-        """The most specific tariff for such a generation."""
+        """The most specific tariff that covers such a generation; ``None`` without one."""
         fitting = (one for one in self.tariffs if one.covers(backend, model, adapter))
         return max(fitting, key=lambda one: one.specificity, default=None)
 
 
 class PriceBook:
-    """All versions, oldest first. A version named in rows never changes: a new one follows it. Raises
-    PriceError when two versions have one name or one start, or two tariffs cover the same.
+    """All versions, oldest first. Rows name their version, so a version never changes: a new one replaces it.
+    Raises PriceError when two versions have one name or one start, or two tariffs cover the same.
     """
 
     def __init__(self, versions: Sequence[BookVersion] = ()) -> None:
@@ -119,27 +119,27 @@ class PriceBook:
 
     @property
     def versions(self) -> Sequence[BookVersion]:
-        """Oldest first."""
+        """All versions, oldest first."""
         return tuple(self._versions)
 
     def at(self, unix_s: float) -> BookVersion | None:
-        """The version in force then; ``None`` before the first."""
+        """The version in force at that time; ``None`` before the first."""
         place = bisect.bisect_right(self._starts, unix_s)
         return self._versions[place - 1] if place else None
 
     def price(
         self, unix_s: float, backend: str, model: str | None = None, adapter: str | None = None
     ) -> Price | None:
-        """The price of such a generation; ``None``: no tariff covers it."""
+        """The price of such a generation; ``None`` if no tariff covers it."""
         version = self.at(unix_s)
         tariff = None if version is None else version.tariff(backend, model, adapter)
         return None if tariff is None else tariff.price
 
     def priced(self, row: UsageRow) -> UsageRow:
-        """The row with its cost by the version in force when it started.
+        """The row with its cost, by the version in force when the generation started.
 
-        Rows without tokens cost nothing; a row without a tariff costs nothing and names no version, so that
-        it differs from a free one.
+        Rows without tokens cost nothing. A row that no tariff covers costs nothing and names no version,
+        which tells it from a row whose tariff is free.
         """
         version = self.at(row.started_at)
         if version is None or not (row.input_tokens or row.output_tokens):
@@ -159,9 +159,9 @@ class PriceBook:
 def with_backends(
     book: PriceBook, backends: Mapping[str, Price], *, version: str, models: Sequence[Tariff] = ()
 ) -> PriceBook:
-    """The book with the prices of backends' own sections and of ``models`` that pools may serve added; where
-    the file has none, in a version named ``version``. Raises PriceError when a backend has a price in both
-    places.
+    """The book with two kinds of prices added to each version: those in the ``backends`` sections, and those
+    of ``models`` that pools may serve. Before the first version of the file a version named ``version`` has
+    only these. Raises PriceError when a backend has a price in both places.
     """
     if not backends and not models:
         return book

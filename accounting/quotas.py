@@ -1,8 +1,8 @@
-"""Keys' limits: sliding windows of requests and tokens. Sans-I/O.
+"""Limits of keys: sliding windows of requests and tokens. Sans-I/O.
 
-Tokens are held before they are generated, as many as the answer may have, and replaced by the used ones when
-the answer has ended. So a window never exceeds its limit, however many requests run at once. Redis decides by
-the same rules in a script (``gateway/state/limits_redis.py``); one conformance suite runs over both.
+Before a request runs, the most tokens that its answer may have are held; when the answer has ended, the used
+tokens replace the held ones. So a window never exceeds its limit, however many requests run at once. A Redis
+script has the same rules (``gateway/state/limits_redis.py``); one conformance suite tests both.
 """
 
 from bisect import bisect_left
@@ -16,19 +16,19 @@ from accounting.keys import MAX_KEYS, Budget, KeyLimits
 
 MINUTE_S = 60
 DAY_S = 86_400
-# A window has this many steps, 1 s of a minute and 10 min of a day; used tokens count until the end of their
-# step has left the window. So a limit is exact, and used tokens are released up to one step late.
+# A window has this many steps: of 1 s in a minute, of 10 min in a day. Used tokens count until the end of
+# their step has left the window. So a limit is exact, and used tokens are released up to one step late.
 STEPS_OF_MINUTE = 60
 STEPS_OF_DAY = 144
 # Longest hold of tokens for a request that never settles: no answer takes a day.
 MAX_HOLD_S = DAY_S
-# When to retry for tokens that other requests hold: most are released when those end.
+# The retry time when other requests hold the tokens: most of them are released when these requests end.
 RETRY_HELD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One of a key's limits: its name as admins set it, its window, and what it counts."""
+    """One kind of limit: its setting's name, its window, and whether it counts tokens or requests."""
 
     name: str
     period_s: int
@@ -43,8 +43,8 @@ LIMITS = (
 )
 
 
-# Budgets are counted as tokens are, in accounts of their own. A window of one step and no further time is the
-# UTC day itself. Each month has its own account (its id names the month), so use never leaves its window.
+# Budgets are counted like tokens, under separate ids. With period 0 and one step of a day, the window is the
+# UTC day itself. Each month has its own id, which names the month, so its use never has to leave the window.
 BUDGETS = (
     Limit("requests", MINUTE_S, MINUTE_S, of_tokens=False),
     Limit("usd_per_day", 0, DAY_S, of_tokens=True),
@@ -53,12 +53,12 @@ BUDGETS = (
 
 
 def kinds_of(limits: KeyLimits | Budget) -> tuple[Limit, ...]:
-    """The kinds of limit that the amounts of ``limits`` stand for, in their order."""
+    """The kinds of limit, in the order of :func:`amounts`."""
     return BUDGETS if isinstance(limits, Budget) else LIMITS
 
 
 def amounts(limits: KeyLimits | Budget) -> tuple[int | None, ...]:
-    """Limits in the order of :func:`kinds_of`."""
+    """The values of the limits, in the order of :func:`kinds_of`."""
     if isinstance(limits, Budget):
         return None, limits.nanousd_per_day, limits.nanousd_per_month
     return limits.requests_per_minute, limits.tokens_per_minute, limits.tokens_per_day
@@ -66,7 +66,7 @@ def amounts(limits: KeyLimits | Budget) -> tuple[int | None, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HoldId:
-    """Names the hold of one request: the process, and its number there."""
+    """Identifies the hold of one request: its process, and a number within that process."""
 
     holder: str
     number: int
@@ -74,9 +74,7 @@ class HoldId:
 
 @dataclass(frozen=True, slots=True)
 class QuotaRequest:
-    """The requests to count at once and the tokens to hold under ``hold``; zero of both only reads the
-    limits.
-    """
+    """The requests to count now and the tokens to hold under ``hold``; zero of both only reads the limits."""
 
     requests: int = 0
     tokens: int = 0
@@ -85,9 +83,9 @@ class QuotaRequest:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What a request used, in tokens. ``hold`` is ``None`` when the limits could not be reached; ``at`` is
-    the whole second of the store's clock at which tokens were held, ``None`` now. One that is not ``sure``
-    may have been sent before, and counts only while the tokens are still held.
+    """The tokens that a request used. ``hold`` is ``None`` when the store could not be reached; ``at`` is the
+    whole second of the store's clock at which the tokens were held, ``None`` for now. A settlement that is
+    not ``sure`` may have been sent before, and counts only while the tokens are still held.
     """
 
     key_id: str
@@ -100,8 +98,8 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """A limit, by the name that admins set, that a request would exceed. ``wait_s`` is the time until a
-    retry; ``None``: it can never pass.
+    """A limit, by its setting's name, that a request would exceed. ``wait_s`` is the time until a retry;
+    ``None`` when the request can never pass.
     """
 
     name: str
@@ -112,7 +110,7 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A limit's state, for the headers."""
+    """A limit's state, for response headers."""
 
     limit: int
     remaining: int
@@ -121,9 +119,9 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class QuotaVerdict:
-    """Whether a request may pass: with an ``excess`` nothing was counted. ``figures`` are the limits' state
-    after it, in the order of :func:`kinds_of`, ``None`` where there is no limit; ``at`` is the whole second
-    of the clock that decided.
+    """Whether a request may pass: with an ``excess`` it may not, and nothing was counted. ``figures`` are the
+    states of the limits afterwards, in the order of :func:`kinds_of`, ``None`` where there is no limit;
+    ``at`` is the whole second of the decision on the deciding clock.
     """
 
     excess: Excess | None
@@ -138,7 +136,7 @@ class _Held:
 
 
 class QuotaWindow:
-    """The use within the last period, as ``steps`` of ``[number, amount]``, oldest first."""
+    """The use within the last period: ``steps`` of ``[step number, amount]``, oldest first."""
 
     __slots__ = ("_kind", "_used", "limit", "steps")
 
@@ -149,7 +147,7 @@ class QuotaWindow:
         self._used = sum(amount for _, amount in steps)
 
     def add(self, amount: int, at: float, now: float) -> None:
-        """Count a use at ``at``, unless that has left the window."""
+        """Count a use at time ``at``, unless its step has left the window."""
         number = int(at // self._kind.step_s)
         if self._leaves_at(number) <= now:
             return
@@ -165,8 +163,8 @@ class QuotaWindow:
         return max(0, self.limit - self._used - sum(one.tokens for one in self._counting(held, now)))
 
     def wait_s(self, amount: int, now: float) -> float | None:
-        """Seconds until ``amount`` may be used if nothing else is; ``None``: never, it exceeds the limit.
-        Held tokens may be released at any moment and are ignored; when only they exceed it, the wait is
+        """Seconds until ``amount`` may be used if nothing else is used; ``None`` if it exceeds the limit.
+        Held tokens may be released at any moment and are ignored; if only they are in the way, the wait is
         :data:`RETRY_HELD_S`.
         """
         if amount > self.limit:
@@ -181,7 +179,7 @@ class QuotaWindow:
         return wait_s
 
     def reset_s(self, now: float, held: Sequence[_Held] = ()) -> float:
-        """Seconds until all of the limit may be used again."""
+        """Seconds until the whole limit may be used again."""
         self._drop(now)
         steps = [number for number, one in self.steps if one]
         steps += [one.at // self._kind.step_s for one in self._counting(held, now)]
@@ -200,7 +198,7 @@ class QuotaWindow:
 
 
 class _Stored(msgspec.Struct, array_like=True):
-    """A key's usage as it is stored: the windows' steps, and the holds."""
+    """A key's usage as it is stored: the steps of each window, and the holds (holder, number, at, tokens)."""
 
     windows: list[list[list[int]]]
     held: list[tuple[str, int, int, int]]
@@ -227,8 +225,8 @@ class KeyUsage:
         return msgspec.msgpack.encode(_Stored(windows, held))
 
     def take(self, request: QuotaRequest, now: float, *, alive: Callable[[str], bool] = bool) -> QuotaVerdict:
-        """Count the requests and hold the tokens, or nothing when a limit forbids it. Holds are dropped whose
-        holder is not ``alive``.
+        """Count the requests and hold the tokens, or do neither when a limit would be exceeded. Holds whose
+        holder is not ``alive`` are dropped first.
         """
         self._forget(now, alive)
         excess = self._excess(request, now, tuple(self._held.values()))
@@ -256,7 +254,7 @@ class KeyUsage:
             self._held[request.hold] = _Held(int(now), request.tokens)
 
     def settle(self, settlement: Settlement, now: float) -> None:
-        """Replace held tokens by the used ones."""
+        """Replace the held tokens by the used tokens."""
         held = None if settlement.hold is None else self._held.pop(settlement.hold, None)
         if held is None and not settlement.sure:
             return
@@ -283,7 +281,7 @@ class KeyUsage:
 
 
 class Quotas:
-    """The keys' use in this process alone; beyond ``max_keys`` the least recently used is evicted."""
+    """The use of keys in this process alone; beyond ``max_keys`` the least recently used key is evicted."""
 
     def __init__(self, *, clock: Callable[[], float], max_keys: int = MAX_KEYS) -> None:
         self._clock = clock

@@ -2,7 +2,7 @@
 
 An engine counts more than is billed: probes and warm-ups, summaries of older turns, shadow traffic,
 undelivered answers, tokens generated again after a failure. A ledger that counts *more* than the engine has
-billed tokens twice or estimated them, and needs a look.
+billed tokens twice or estimated them; an operator must look into it.
 """
 
 from collections import Counter, defaultdict
@@ -19,24 +19,24 @@ from accounting.values import HOUR_S
 
 _rows = generations.c
 _counts = engine_counts.c
-# Several gateways may observe one engine at once; then each has counted all of its tokens.
+# If the observed times of an engine add up to more hours than this, several gateways observed it at once, and
+# each has counted all of its tokens.
 _OVERLAP: Final = 1.05
-# Hours that were watched for less are not compared: the running hour, and that of a start.
+# Hours that were observed for less are not compared: the running hour, and the hour of a start.
 WATCHED_S: Final = 0.999 * HOUR_S
 
 NOT_BILLED: Final = ("shadow", "front", "cache", "undelivered")
-"""Tokens that are billed to no tenant here: of shadow traffic, for another Sluice, for the response cache,
-without an answer."""
-
+"""Kinds of tokens that are billed to no tenant here: of shadow traffic, for another Sluice, for the response
+cache, of undelivered answers."""
 BOOKED: Final = ("prompt_tokens", "generation_tokens", "requests", *NOT_BILLED)
-"""The figures of the ledger's rows."""
+"""The sums that the ledger query returns."""
 
 Line = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """Compares whole hours: those in which ``span`` begins and ends are compared whole."""
+    """Compares whole hours; the hours in which ``span`` begins and ends are included whole."""
 
     span: Span
 
@@ -71,11 +71,11 @@ class Reconciliation:
         """One line per hour and backend with an engine's count, in that order.
 
         ``difference`` is the engine's count minus the ledger's; ``not_billed`` are the ledger's tokens that
-        are billed to no tenant.
+        are not billed to a tenant.
         """
         booked_rows: dict[tuple[int, str], Counter[str]] = defaultdict(Counter)
         for one in ledger:
-            # A backend ``pool/model`` is one of the models of a pool, whose engines count for all of them.
+            # A backend ``pool/model`` is one model of a pool; the pool's engines count for all its models.
             place = int(one["hour"]), str(one["backend"]).partition("/")[0]
             booked_rows[place].update({name: int(one.get(name) or 0) for name in BOOKED})
         lines: list[Line] = []

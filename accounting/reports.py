@@ -1,4 +1,4 @@
-"""Usage reports: sums of the ledger's rows, and the rows page by page."""
+"""Usage reports: sums over the ledger's rows, and pages of rows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _table = generations.c
 
 # Dimensions of the sums: name and column.
 DIMENSIONS: Final[Mapping[str, sa.ColumnElement[Any]]] = {
-    # No bare column: SQLite would group by the index of tenants, and read every row at random.
+    # An expression, not the column: SQLite would group by the tenant index and read the rows in random order.
     "tenant": _table.tenant.op("||")(sa.literal_column("''")),
     "org": _table.org,
     "user": _table.user_id,
@@ -34,7 +34,7 @@ DIMENSIONS: Final[Mapping[str, sa.ColumnElement[Any]]] = {
     "day": _table.hour // _HOURS_A_DAY,
     "hour": _table.hour,
 }
-# Where a column has another name.
+# Dimensions whose column has another name.
 _COLUMNS: Final = {"user": "user_id", "key": "key_id", "adapter": "adapter_id", "backend": "backend_name"}
 
 
@@ -46,7 +46,7 @@ class Span:
     until: float | None = None
 
     def clauses(self) -> list[sa.ColumnElement[bool]]:
-        """These bounds as conditions of a query; those of the hour limit the partitions that are read."""
+        """Both bounds as SQL conditions; the conditions on ``hour`` limit the partitions that are read."""
         found: list[sa.ColumnElement[bool]] = []
         if self.since is not None:
             found += [_table.started_at >= self.since, _table.hour >= int(self.since // HOUR_S)]
@@ -57,19 +57,19 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """Sums by some of :data:`DIMENSIONS`, of one kind of rows."""
+    """Sums over the rows of one kind, grouped by some of :data:`DIMENSIONS`."""
 
     by: tuple[str, ...]
     span: Span = field(default_factory=Span)
     kind: Kind = "request"
 
     def query(self) -> sa.Select[Any]:
-        """At most one line more than :data:`MAX_LINES`, so that too many are detected."""
+        """The report's query; it returns up to one line more than :data:`MAX_LINES` (see ``too_many``)."""
         columns = {name: DIMENSIONS[name] for name in self.by}
         found = sa.select(
             *(column.label(f"by_{name}") for name, column in columns.items()),
             *(value.label(name) for name, value in VALUES.items()),
-            # Not equal: SQLite would make an index of the kinds of all rows first.
+            # ``between``, not ``==``: SQLite would first build an index over the kinds of all rows.
         ).where(_table.kind.between(self.kind, self.kind), *self.span.clauses())
         wanted = {_COLUMNS.get(name, name) for name in self.by} - {"day"}
         cube = next((name for name, has in CUBES.items() if wanted <= {*has}), None)
@@ -79,7 +79,7 @@ class UsageReport:
         return sa.select(*groups, *sums).group_by(*groups).order_by(*groups).limit(MAX_LINES + 1)
 
     def _with_sums(self, cube: str, rows: sa.Select[Any]) -> sa.CompoundSelect[Any]:
-        """The rows of open days and of those that the span cuts, and the sums of the others."""
+        """The rows of open days and of days that the span includes in part; the sums of all other days."""
         cuts = [at for at in (self.span.since, self.span.until) if at is not None]
         days = sa.select(open_days.c.day)
         sums = sa.select(
@@ -96,7 +96,7 @@ class UsageReport:
         read = sa.union(days, *cut).cte("read_days")
         begin = read.c.day * DAY_S
         return sa.union_all(
-            # By the index for a few days; the sum is for PostgreSQL, which reads the table once for many.
+            # The range lets the index serve a few days; ``day + 0`` lets PostgreSQL scan once for many days.
             rows.where(
                 _table.started_at >= begin,
                 _table.started_at < begin + DAY_S,
@@ -106,9 +106,9 @@ class UsageReport:
         )
 
     def line(self, found: Mapping[str, Any]) -> dict[str, object]:
-        """A line of the report; ``margin_tokens`` are those billed that were not computed."""
+        """A line of the report; ``margin_tokens`` are billed tokens that were not computed."""
         line: dict[str, object] = {name: _told(name, found[f"by_{name}"]) for name in self.by}
-        # PostgreSQL's sums of whole numbers are decimals, and of nothing are nothing.
+        # PostgreSQL returns sums of integers as decimals; a sum over no rows is NULL.
         sums = {name: int(found[name] or 0) for name in VALUES}
         # Cached tokens were not computed.
         computed = sums["input_tokens"] - sums["cached_tokens"] + sums["output_tokens"]
@@ -118,14 +118,14 @@ class UsageReport:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Rows of all kinds in the order of start and generation, after the last row of the page before."""
+    """A page of rows of all kinds, after the row ``after`` (start and generation id)."""
 
     span: Span
     limit: int = MAX_PAGE
     after: tuple[float, str] | None = None
 
     def query(self) -> sa.Select[Any]:
-        """Rows in the order of start and generation."""
+        """The page's rows, in the order of start and generation id."""
         found = sa.select(generations).where(*self.span.clauses())
         if self.after is not None:
             at, generation_id = self.after
@@ -139,7 +139,7 @@ class Page:
 
 
 def too_many(lines: Sequence[object]) -> bool:
-    """Whether a report has more lines than are returned."""
+    """Whether the query returned more lines than a report may have."""
     return len(lines) > MAX_LINES
 
 

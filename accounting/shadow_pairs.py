@@ -20,7 +20,7 @@ shadow_pairs = Table(
     metadata,
     *(column for column in columns_of(ShadowPair) if column.name not in SIDES),
     *(Column(f"{name}_side", Text, nullable=False) for name in SIDES),
-    # Written by earlier versions; gateways of those may still run on this database.
+    # Written by earlier versions, whose gateways may still use this database.
     Column("meaning", Double),
     PrimaryKeyConstraint("pair_id"),
     Index("ix_shadow_pairs_at", "at"),
@@ -32,8 +32,8 @@ UNAVAILABLE = "the shadow pairs cannot be reached now"
 
 
 class ShadowPairStore(FurtherTables):
-    """Stores pairs in the ledger's database; deletes the oldest beyond ``keep_pairs`` and those older than
-    ``keep_s``.
+    """Stores pairs in the ledger's database; deletes the oldest pairs beyond ``keep_pairs``, and all that are
+    older than ``keep_s``.
     """
 
     def __init__(self, url: str, *, keep_pairs: int, keep_s: float) -> None:
@@ -58,7 +58,7 @@ class ShadowPairStore(FurtherTables):
     async def newest(
         self, limit: int, *, route: str | None = None, since: float | None = None
     ) -> list[ShadowPair]:
-        """Pairs, newest first. Raises LedgerUnavailable."""
+        """The newest pairs, newest first. Raises LedgerUnavailable."""
         query = select(shadow_pairs).order_by(shadow_pairs.c.at.desc()).limit(limit)
         if route is not None:
             query = query.where(shadow_pairs.c.route == route)
@@ -74,7 +74,7 @@ def _columns(pair: ShadowPair) -> dict[str, Any]:
 
 
 def _json(side: ShadowSide) -> str:
-    # Escaped, because PostgreSQL takes no NUL in a text and a lone surrogate is no UTF-8.
+    # ASCII with escapes: PostgreSQL refuses NUL in a text, and a lone surrogate is not valid UTF-8.
     return json.dumps(asdict(replace(side, checks=dict(side.checks))), separators=(",", ":"))
 
 

@@ -1,4 +1,4 @@
-"""A pair of a shadowed request: both answers, measured."""
+"""The measurements of a shadowed request: the caller's answer and the shadow's answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ _NO_CHECKS: Mapping[str, bool | None] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class ShadowSide:
     """One answer of a pair. Times are milliseconds, without the wait for a slot of the backend; a check is
-    ``None`` where it does not apply; ``failure`` is why there is no answer. ``text`` is redacted, and stored
-    only where the operator wants that. ``tools`` names the tools that were called, ``calls`` is a hash of the
-    calls with redacted arguments; both are empty without a call.
+    ``None`` where it does not apply; ``failure`` is the reason why there is no answer. ``text`` is redacted,
+    and stored only if the operator enables it. ``tools`` names the tools that were called, ``calls`` is a
+    hash of the calls with redacted arguments; both are empty without a call.
     """
 
     backend: str
@@ -36,10 +36,10 @@ class ShadowSide:
 
 @dataclass(frozen=True, slots=True)
 class ShadowPair:
-    """The caller's answer and the shadow's, without the caller and the question. ``pair_id`` is the shadow's
-    generation id, also in the ledger; ``generation_id`` is of the caller's request. ``likeness`` by
-    characters is 0 to 1, ``None`` when not known; ``judged`` is ``primary``, ``shadow``, ``tie`` or
-    ``unclear``, ``None`` without a judge.
+    """The caller's answer and the shadow's, without the caller's identity and the question. ``pair_id`` is
+    the shadow's generation id, also in the ledger; ``generation_id`` is that of the caller's request.
+    ``likeness`` (0 to 1) compares characters, ``None`` when not known; ``judged`` is ``primary``, ``shadow``,
+    ``tie`` or ``unclear``, ``None`` without a judge.
     """
 
     pair_id: str

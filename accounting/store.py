@@ -38,14 +38,14 @@ ALLOWED_DRIVERS = ("sqlite+aiosqlite", "postgresql+asyncpg")
 BUSY_TIMEOUT_MS = 500
 # Longest wait for another store or process that migrates the same file.
 PREPARE_S = 30.0
-# Longest time of summing up a day, in which no row is written.
+# Longest time to sum up one day; meanwhile no row is written.
 SUM_S = 30.0
-# The writer and a few reports.
+# Enough for the writer and a few reports.
 POOL_CONNECTIONS = 4
 
 
 class UnwritableRows(AccountingError):
-    """All other rows of a batch are durable; the database refuses the values of these."""
+    """The database refuses the values of these rows; all other rows of the batch are durable."""
 
     def __init__(self, generation_ids: frozenset[str]) -> None:
         self.generation_ids = generation_ids
@@ -62,7 +62,7 @@ class GenerationStore:
         self._row_insert: RowInsert | None = None
         self._prepared = False
         self._preparing = asyncio.Lock()
-        # Whether the tables have had this version's schema since the start.
+        # Whether the schema has been brought to this version at least once since the start.
         self.prepared = False
         # Whether all callers share one connection, so that only one may use it at a time.
         self.in_memory = False
@@ -86,7 +86,7 @@ class GenerationStore:
     async def prepare(self) -> None:
         """Create the tables, or migrate them to this version."""
         if not self._prepared:
-            # Two at once would meet each other's locks.
+            # Two calls at once would block each other with their locks.
             async with self._preparing:
                 await self._prepare()
 
@@ -111,7 +111,7 @@ class GenerationStore:
     async def _bring_up(self, engine: AsyncEngine) -> None:
         if engine.dialect.name == "sqlite" and not self.in_memory:
             _repair_companions(Path(engine.url.database or ""))
-            # Reports read during writes. The mode is stored in the file.
+            # WAL lets reports read during writes. The mode is stored in the file.
             async with engine.connect() as connection:
                 await connection.exec_driver_sql("PRAGMA journal_mode = WAL")
         await bring_up(engine)
@@ -120,8 +120,8 @@ class GenerationStore:
         """Make ``batch`` durable in one transaction; existing rows stay unchanged. An empty batch only
         creates the tables.
 
-        Raises UnwritableRows when the database refuses the values of some rows, the others being durable;
-        after any other error the batch must be written again.
+        Raises UnwritableRows when the database refuses the values of some rows; the others are durable then.
+        After any other error the batch must be written again.
         """
         await self.prepare()
         if not batch:
@@ -147,7 +147,7 @@ class GenerationStore:
             raise UnwritableRows(frozenset(unwritable))
 
     async def newest(self, limit: int) -> list[UsageRow]:
-        """Rows by start, newest first. Raises LedgerUnavailable."""
+        """The rows with the latest start, newest first. Raises LedgerUnavailable."""
         query = (
             select(generations)
             .order_by(generations.c.started_at.desc(), generations.c.generation_id)
@@ -172,7 +172,7 @@ class GenerationStore:
             await connection.execute(counts_upsert(connection.dialect, counts))
 
     async def sum_a_day(self, before: int) -> bool:
-        """:func:`accounting.day_sums.sum_a_day`. Raises LedgerUnavailable."""
+        """Run :func:`accounting.day_sums.sum_a_day` in a transaction. Raises LedgerUnavailable."""
         async with self.transaction("the ledger's days cannot be summed up now", SUM_S) as connection:
             return await sum_a_day(connection, before)
 
@@ -182,7 +182,7 @@ class GenerationStore:
     ) -> AsyncIterator[AsyncConnection]:
         """A transaction on prepared tables, of at most ``timeout_s``.
 
-        Raises LedgerUnavailable that begins with ``failure``.
+        Raises LedgerUnavailable, whose message begins with ``failure``.
         """
         if self._engine is None:
             self.connect()
@@ -227,8 +227,8 @@ class GenerationStore:
 
 
 class FurtherTables:
-    """Tables in the ledger's database besides the ledger's own. Methods raise LedgerUnavailable, which begins
-    with ``failure``; ``timeout_s`` is their longest wait for the database.
+    """Base of stores for other tables in the ledger's database. Methods raise LedgerUnavailable, whose
+    message begins with ``failure``; ``timeout_s`` is their longest wait for the database.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class FurtherTables:
         await self._store.close(None)
 
     async def _change(self, change: Executable) -> bool:
-        """Whether the statement has changed a row."""
+        """Execute a statement; returns whether it has changed a row."""
         async with self._transaction() as connection:
             return (await connection.execute(change)).rowcount > 0
 
@@ -251,12 +251,12 @@ class FurtherTables:
 
 
 def _is_locked(error: BaseException) -> bool:
-    """Whether SQLite has refused, because another connection had the lock for too long."""
+    """Whether SQLite gave up, because another connection held the lock for too long."""
     return isinstance(error, OperationalError) and "database is locked" in str(error.orig)
 
 
 def make_engine(url: URL, connections: int) -> AsyncEngine:
-    """An engine for the ledger's url, with at most so many ``connections`` to a server."""
+    """A SQLAlchemy engine for the ledger's url, with at most this many ``connections`` to a server."""
     if url.get_backend_name() != "sqlite":
         return create_async_engine(url, pool_size=connections, max_overflow=0, pool_pre_ping=True)
     engine = create_async_engine(url)
@@ -269,9 +269,9 @@ def make_engine(url: URL, connections: int) -> AsyncEngine:
         cursor.close()
 
     def roll_back(connection: DBAPIConnection, _: object, error: BaseException | None) -> None:
-        # A cancelled call leaves its thread in the middle of a transaction. Closing alone does not end it:
-        # SQLite holds a closed connection, locks included, while a cursor of it is referenced. A connection
-        # that cannot roll back is closed next.
+        # A cancelled call leaves its thread in the middle of a transaction. Closing the connection does not
+        # end it: SQLite keeps a closed connection, with its locks, while a cursor of it is referenced. A
+        # connection that cannot roll back is closed next.
         if error is not None:
             with contextlib.suppress(sqlite3.Error, ValueError):
                 connection.rollback()
@@ -282,8 +282,8 @@ def make_engine(url: URL, connections: int) -> AsyncEngine:
 
 
 def _repair_companions(database: Path) -> None:
-    """Give the companion files of a SQLite database its own permissions again: SQLite creates them with the
-    database's permissions of that moment, so after a time of being read-only they would keep it read-only.
+    """Give the -wal and -shm files the permissions of the database. SQLite copies these when it creates them:
+    if the database was read-only then, these files would keep it read-only afterwards.
     """
     if not os.access(database, os.W_OK):
         return
@@ -294,7 +294,7 @@ def _repair_companions(database: Path) -> None:
 
 
 def unavailable(what: str, error: Exception) -> LedgerUnavailable:
-    """``what``, with the class of the driver's error."""
+    """An error with the message ``what`` and the class of the driver's error."""
     return LedgerUnavailable(f"{what} ({type(getattr(error, 'orig', None) or error).__name__})")
 
 
@@ -303,7 +303,7 @@ def is_the_rows_fault(error: Exception) -> bool:
     if isinstance(error, IntegrityError | DataError):
         return True
     cause: object = error.orig if isinstance(error, StatementError) else error
-    # PostgreSQL's classes 22 (the value) and 23 (a constraint), whatever the driver's exception class.
+    # PostgreSQL's SQLSTATE classes 22 (value) and 23 (constraint), whatever the driver's exception class.
     if str(getattr(cause, "sqlstate", ""))[:2] in ("22", "23"):
         return True
     # Values that a driver cannot bind: an integer over 64 bits, a text that is not Unicode.

@@ -1,4 +1,4 @@
-"""Migrates the ledger's tables, once even when several processes start together."""
+"""Migrates the ledger's tables; only once, even when several processes start together."""
 
 from typing import Final
 
@@ -6,9 +6,9 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-# The last step of accounting/migrations/versions; a test compares.
+# The last revision in accounting/migrations/versions; a test compares them.
 HEAD: Final = "0008"
-# Held during the migration: any number that no other program of this database uses.
+# Key of the lock during the migration: any number that no other program uses in this database.
 ADVISORY_LOCK: Final = 0x51_75_1C_E0
 
 
@@ -21,7 +21,7 @@ async def bring_up(engine: AsyncEngine) -> None:
             return
     async with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
-            # The driver would begin a transaction only at the first row, not for DDL.
+            # The driver would begin a transaction only at the first DML statement, not for DDL.
             await connection.exec_driver_sql("BEGIN IMMEDIATE")
         else:
             await connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": ADVISORY_LOCK})

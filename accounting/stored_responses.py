@@ -1,4 +1,4 @@
-"""The table ``responses`` in the ledger's database: what clients of OpenAI's Responses asked to keep."""
+"""The table ``responses`` in the ledger's database: what clients of OpenAI's Responses API asked to store."""
 
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from accounting.store import FurtherTables
 from accounting.tables import columns_of, metadata
 
-# Longest wait of an answer for the database: a sync of a busy disk takes a second.
+# Longest time that an answer waits for the database: a sync of a busy disk takes a second.
 TIMEOUT_S: Final = 5.0
 UNAVAILABLE: Final = "stored responses cannot be reached now"
 UNFINISHED: Final = ("queued", "in_progress")
@@ -20,11 +20,11 @@ class StoredResponse:
 
     Args:
         previous_id: the response whose conversation it continues.
-        input: its own input items, as its caller compressed them.
-        body: the response object, compressed too.
-        events: the stream of a background response, compressed too.
-        alive_until: while it is unfinished, the gateway that runs it moves this time on.
-        again: while it is unfinished, what another gateway needs to run it again; ``None``: it must not.
+        input: its own input items, compressed.
+        body: the response object, compressed.
+        events: the event stream of a background response, compressed.
+        alive_until: Unix seconds; the gateway that runs an unfinished response extends this lease.
+        again: the data that another gateway needs to run an unfinished one again; ``None``: it must not.
     """
 
     tenant: str
@@ -41,7 +41,7 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes of its tenant's share."""
+        """Bytes that count towards the tenant's ``tenant_bytes``."""
         return len(self.input) + len(self.body) + len(self.events or b"") + len(self.again or b"")
 
 
@@ -72,31 +72,31 @@ class ResponseStore(FurtherTables):
         await self._change(sa.insert(responses).values(_columns(response)))
 
     async def finish(self, response: StoredResponse) -> bool:
-        """Replace an unfinished one; false when it was deleted, or cancelled or ended elsewhere."""
+        """Replace an unfinished response; false when it was deleted, or cancelled or ended elsewhere."""
         return await self._change(_unfinished(response).values(_columns(response)))
 
     async def keep_alive(self, response: StoredResponse, until: float) -> bool:
-        """The gateway still runs it; false when it was deleted, or cancelled or ended elsewhere."""
+        """Extend the lease until ``until``; false when it was deleted, or cancelled or ended elsewhere."""
         return await self._change(
             _unfinished(response).values(alive_until=until, status=response.status, body=response.body)
         )
 
     async def not_again(self, response: StoredResponse) -> None:
-        """No other gateway may run it again."""
+        """Forbid other gateways to run the response again."""
         await self._change(_unfinished(response).values(again=None))
 
     async def claim(self, response: StoredResponse, now: float, until: float) -> bool:
-        """Run an abandoned one here, for the last time; false when another gateway does or it has ended."""
+        """Claim an abandoned response to run it a last time; false when claimed elsewhere or ended."""
         late = _unfinished(response).where(responses.c.alive_until < now)
         return await self._change(late.values(alive_until=until, again=None))
 
     async def thread(
         self, tenant: str, response_id: str, now: float, *, most: int, most_bytes: int
     ) -> list[StoredResponse]:
-        """The response and those before it, oldest first, without their streams.
+        """The response and its predecessors, oldest first, without their streams.
 
-        Empty when one of them is not there, or is another tenant's. One over ``most`` or ``most_bytes`` lacks
-        its beginning: the first one has a ``previous_id``.
+        Empty when one of them is missing, or belongs to another tenant. A thread over ``most`` responses or
+        ``most_bytes`` lacks its beginning: the first one returned then has a ``previous_id``.
         """
         columns = [one for one in responses.c if one.name in _FIELDS and one.name not in ("events", "again")]
         found: list[StoredResponse] = []
@@ -117,7 +117,7 @@ class ResponseStore(FurtherTables):
         return found[::-1]
 
     async def get(self, tenant: str, response_id: str, now: float) -> StoredResponse | None:
-        """The response, with its stream; ``None`` when it is not there, or is another tenant's."""
+        """The response with its stream; ``None`` when it does not exist, expired, or is another tenant's."""
         query = sa.select(responses).where(
             responses.c.tenant == tenant,
             responses.c.response_id == response_id,
@@ -127,13 +127,13 @@ class ResponseStore(FurtherTables):
         return _response(found[0]) if found else None
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """Whether it was there."""
+        """Delete a response; false when the tenant has no such response."""
         return await self._change(
             sa.delete(responses).where(responses.c.tenant == tenant, responses.c.response_id == response_id)
         )
 
     async def abandoned(self, now: float, most: int) -> list[StoredResponse]:
-        """Unfinished ones whose gateway has not said for a while that it runs them."""
+        """Unfinished responses whose lease is over: their gateway has stopped extending it."""
         query = (
             sa.select(responses)
             .where(responses.c.status.in_(UNFINISHED), responses.c.alive_until < now)
@@ -142,7 +142,7 @@ class ResponseStore(FurtherTables):
         return [_response(row) for row in await self._rows(query)]
 
     async def sweep(self, now: float) -> None:
-        """Delete what has expired, and the oldest of tenants over their share."""
+        """Delete expired responses, and the oldest ones of tenants that exceed ``tenant_bytes``."""
         async with self._transaction() as connection:
             await connection.execute(sa.delete(responses).where(responses.c.expires_at <= now))
             taken = sa.func.sum(responses.c.size)

@@ -1,4 +1,4 @@
-"""The ledger's tables, and the conversion of rows."""
+"""The ledger's tables, and the conversion of rows from and to values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -24,7 +24,7 @@ from sqlalchemy.sql.dml import Insert
 
 from accounting.values import EngineCount, UsageRow
 
-# Texts have no length here: the edge bounds them, and a bound defined in two places drifts apart.
+# Text columns have no length: the API bounds texts, and a bound that is defined in two places drifts apart.
 metadata = MetaData()
 
 
@@ -43,15 +43,15 @@ generations = Table(
     metadata,
     *columns_of(UsageRow),
     Column("hour", BigInteger, nullable=False),
-    # The key of a partitioned table includes what it is partitioned by (PostgreSQL, TimescaleDB).
+    # The primary key of a partitioned table must include the partition column (PostgreSQL, TimescaleDB).
     PrimaryKeyConstraint("generation_id", "hour", name="pk_generations"),
     Index("ix_generations_started_at", "started_at"),
     Index("ix_generations_tenant_started_at", "tenant", "started_at"),
 )
 
-# Sums of whole days (since 1970, UTC) by the columns of one of :data:`accounting.day_sums.CUBES`, the others
-# null. Those of a day in ``open_days`` are missing or out of date: triggers put each day there whose rows
-# change.
+# Sums of whole days (since 1970, UTC), grouped by the columns of one of :data:`accounting.day_sums.CUBES`;
+# the other columns are null. Triggers insert each day whose rows change into ``open_days``; the sums of such
+# a day are missing or out of date.
 usage_sums = Table(
     "usage_sums",
     metadata,
@@ -88,7 +88,7 @@ usage_sums = Table(
 )
 open_days = Table("open_days", metadata, Column("day", BigInteger, primary_key=True, autoincrement=False))
 
-# The engines' own counters, hour by hour; several gateways may observe one engine.
+# Growth of the engines' own counters by hour; several gateways may observe one engine.
 engine_counts = Table(
     "engine_counts",
     metadata,
@@ -99,7 +99,7 @@ engine_counts = Table(
 _FIELDS = tuple(field.name for field in msgspec.structs.fields(UsageRow))
 _KEY = ("generation_id", "hour")
 
-# By dialect. An existing row stays, so that a batch may be written again; any other conflict is an error.
+# The insert by dialect. An existing row stays, so a batch may be written twice; other conflicts are errors.
 INSERTS: Mapping[str, Insert] = {
     "sqlite": sqlite.insert(generations).on_conflict_do_nothing(index_elements=_KEY),
     "postgresql": postgresql.insert(generations).on_conflict_do_nothing(index_elements=_KEY),
@@ -107,9 +107,9 @@ INSERTS: Mapping[str, Insert] = {
 
 
 class RowInsert:
-    """The insert for one dialect as SQL text, and a row's values in its order. Values go to the driver as
-    they are: every column has a driver's own type, and SQLAlchemy's handling of each value costs as much as
-    the insert.
+    """The insert of one dialect as SQL text; ``values`` returns a row's values in the order of the
+    parameters. They go to the driver unchanged: it has a type for every column, and SQLAlchemy's processing
+    of each value costs as much as the insert.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -124,7 +124,7 @@ def from_columns(columns: Mapping[str, Any]) -> UsageRow:
 
 
 def counts_upsert(dialect: Dialect, counts: Sequence[EngineCount]) -> Insert:
-    """Inserts counts; existing ones are replaced."""
+    """The statement that inserts counts and replaces existing ones."""
     make = postgresql.insert if dialect.name == "postgresql" else sqlite.insert
     insert = make(engine_counts).values([asdict(one) for one in counts])
     newer = {name: insert.excluded[name] for name in ("prompt_tokens", "generation_tokens", "covered_s")}

@@ -1,4 +1,4 @@
-"""Values of accounting: one usage row per generation."""
+"""Values of accounting: usage rows, one per generation, and token counts of engines."""
 
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -9,24 +9,23 @@ from msgspec.structs import replace
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
 
-# ``front``: another Sluice asked for a tenant of its own, and bills it. ``cache``: vectors of questions that
-# the response cache compares.
+# ``front``: a request of another Sluice, which bills its own tenant. ``cache``: embeddings of questions for
+# the response cache.
 Kind = Literal["request", "shadow", "front", "cache"]
 
 
 class UsageRow(msgspec.Struct, frozen=True):
-    """What one generation used; the unit of billing. Change one with ``msgspec.structs.replace``.
+    """The usage of one generation, the unit of billing. To change a row, use ``msgspec.structs.replace``.
 
     ``started_at`` is Unix time in seconds. ``fallback`` is the fallback target that answered, if the intended
     backend did not. ``input_tokens``, ``output_tokens``, ``cached_tokens`` (a part of the input) and
     ``reasoning_tokens`` (a part of the output) are what the engine counted, and ``cost_nanousd`` (10⁻⁹ US
-    dollars, by ``price_version`` of the price book) is their cost to the operator. The ``billable`` ones are
-    the tenant's: zero for an undelivered answer and for
-    every other kind than ``request``.
+    dollars, by ``price_version`` of the price book) is their cost to the operator. The ``billable`` tokens
+    are billed to the tenant: zero for an undelivered answer and for every kind other than ``request``.
     """
 
-    # A struct: made and changed some four times a request, which takes a dataclass of as many fields
-    # 5 to 20 µs each.
+    # A struct, because a row is created or changed some four times per request, and each time takes 5 to
+    # 20 µs with a dataclass of as many fields.
 
     generation_id: str
     request_id: str
@@ -68,7 +67,7 @@ class UsageRow(msgspec.Struct, frozen=True):
 
     @property
     def hour(self) -> int:
-        """Hours since 1970 of the start: the key of partitions and sums."""
+        """Hours from 1970 to the start; rows are partitioned and summed up by it."""
         return int(self.started_at // HOUR_S)
 
     def delivered(self) -> Self:
@@ -85,7 +84,7 @@ class UsageRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PartialUsage:
-    """The usage of an interrupted generation; ``delivered``: the tenant has a part of the answer."""
+    """The usage of an interrupted generation; ``delivered``: the tenant has received a part of the answer."""
 
     row: UsageRow
     delivered: bool
@@ -93,8 +92,8 @@ class PartialUsage:
 
 @dataclass(frozen=True, slots=True)
 class EngineCount:
-    """What one engine counted within an hour (since 1970), observed by one process for ``covered_s`` of its
-    3,600 seconds.
+    """Tokens that one engine counted within an hour (``hour``: hours since 1970), as observed by the process
+    ``observer`` for ``covered_s`` of the 3,600 seconds.
     """
 
     hour: int

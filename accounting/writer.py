@@ -16,17 +16,17 @@ from accounting.store import GenerationStore, UnwritableRows
 from accounting.values import UsageRow
 
 LONGEST_RETRY_S = 5.0
-# Most generation ids named in one loss.
+# Most generation ids in one ``RowsLost``.
 MAX_NAMED = 20
-# Timeout of one call of the database.
+# Timeout of one database call.
 DATABASE_CALL_S = 30.0
-# Timeout of a migration: 6.5 s for 500,000 rows of SQLite, once.
+# Timeout of a migration; one of 500,000 rows in SQLite took 6.5 s.
 MIGRATE_S = 3_600.0
 
 
 class Writer:
-    """The rows in memory, and their writer. Not for several threads. ``done`` is called for each row that the
-    database has, or refuses for good.
+    """The rows in memory, and the loop that writes them. Not thread-safe. ``done`` is called for each row
+    that was written, or that the database has refused for good.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Writer:
         self._enough_rows = min(options.batch_rows, options.outbox_rows // 2)
         self._wake = asyncio.Event()
         self._enough = asyncio.Event()
-        # One batch at a time: the writer's loop and the flush of closing must not take the same rows.
+        # One batch at a time: the writer's loop and the flush at closing must not take the same rows.
         self.turn = asyncio.Lock()
-        # Whether :meth:`stop` was called, and those that wait for it.
+        # Whether :meth:`stop` was called, and the event that signals it.
         self.closing = False
         self._closed = asyncio.Event()
         self.written = 0
@@ -55,27 +55,27 @@ class Writer:
 
     @property
     def depth(self) -> int:
-        """Rows that wait."""
+        """Number of waiting rows."""
         return len(self._outbox)
 
     @property
     def oldest_at(self) -> float | None:
-        """When the oldest of them arrived, seconds on the clock."""
+        """Arrival time of the oldest waiting row, in seconds on the clock; ``None`` without one."""
         return self._outbox[0].at if self._outbox else None
 
     @property
     def has_room(self) -> bool:
-        """Whether another row may wait."""
+        """Whether the outbox has room for another row."""
         return len(self._outbox) < self._options.outbox_rows
 
     @property
     def healthy(self) -> bool:
-        """Whether the last call of the database succeeded."""
+        """Whether the last database call succeeded."""
         return self._failures == 0
 
     @property
     def caught_up(self) -> bool:
-        """Whether less than a batch waits."""
+        """Whether the database works and less than a batch waits."""
         return self.healthy and len(self._outbox) < self._options.batch_rows
 
     def hold(self, entry: PendingRow) -> None:
@@ -94,18 +94,18 @@ class Writer:
             await self._retrying(self._write_batch, rest=self.rest, ended=self._closed.is_set)
             if not self._outbox:
                 await self._wake.wait()
-            # Rows that came during a write gather too, or each would have a transaction of its own.
+            # Also for rows that arrived during a write: without a pause, each would get its own transaction.
             await self._gather()
 
     def stop(self) -> None:
-        """End :meth:`run` and all pauses."""
+        """End :meth:`run` and all its pauses."""
         self.closing = True
         self._closed.set()
         self._wake.set()
         self._enough.set()
 
     async def write_the_rest(self) -> None:
-        """Write until no row waits, after :meth:`stop`."""
+        """Write until no row waits; called after :meth:`stop`."""
         while self._outbox:
             await self._retrying(self._write_batch, rest=asyncio.sleep, ended=lambda: False)
 
@@ -116,12 +116,12 @@ class Writer:
         return left
 
     async def write_again(self, rows: Sequence[UsageRow]) -> bool:
-        """Write rows of the journal; ``False``: closed before."""
+        """Write rows that were read back from the journal; ``False`` if closing began before."""
         write = partial(self._write_rows, rows)
         return await self._retrying(write, rest=self.rest, ended=self._closed.is_set)
 
     async def rest(self, seconds: float) -> None:
-        """Pause, at most until closing begins."""
+        """Pause for ``seconds``, or until closing begins."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closed.wait()
@@ -144,7 +144,7 @@ class Writer:
             self.failed(error)
         else:
             return True
-        # Made only after a failure: the library inspects its callable at each call.
+        # Built only after a failure, because the library inspects the callable at each call.
         await rest(self._options.first_retry_s)
         retrying = AsyncRetrying(
             sleep=rest,
@@ -190,11 +190,11 @@ class Writer:
         self._failures = 0
 
     def _bounded(self) -> asyncio.Timeout:
-        """The bound of a call; the first may migrate a large table before it writes."""
+        """The timeout of a call; the first call may migrate a large table before it writes."""
         return asyncio.timeout(DATABASE_CALL_S if self._store.prepared else MIGRATE_S)
 
     async def _gather(self) -> None:
-        """Let more rows come, but no more than a batch, and never so many that the outbox fills."""
+        """Wait ``gather_s`` for more rows; less when a batch is complete or the outbox is half full."""
         if len(self._outbox) >= self._enough_rows or self.closing:
             return
         self._enough.clear()
@@ -202,7 +202,7 @@ class Writer:
             async with asyncio.timeout(self._options.gather_s):
                 await self._enough.wait()
 
-    # What went wrong
+    # Failures
 
     def failed(self, error: BaseException) -> None:
         """Report an error of the database or of a file."""

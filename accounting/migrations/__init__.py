@@ -1,1 +1,1 @@
-"""The ledger's tables through time (Alembic); run at every start by ``accounting.store_schema``."""
+"""Alembic migrations of the ledger's tables; ``accounting.store_schema`` runs them at every start."""

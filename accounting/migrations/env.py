@@ -1,10 +1,10 @@
-"""Alembic's entry; ``accounting.store_schema`` gives it a connection with an open transaction."""
+"""Alembic's entry point; ``accounting.store_schema`` passes a connection with an open transaction."""
 
 from alembic import context
 
 from accounting.tables import metadata
 
-# A table of its own, because the state store may live in the same file.
+# Not Alembic's default table: the state store may use the same database file.
 VERSION_TABLE = "ledger_version"
 
 context.configure(

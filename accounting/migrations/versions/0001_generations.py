@@ -1,4 +1,4 @@
-"""The table as it was before there were migrations; a ledger that has it keeps it."""
+"""The table as it was before there were migrations; an existing one is kept."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Make the table where there is none."""
+    """Create the table if it does not exist."""
     op.create_table(
         "generations",
         sa.Column("generation_id", sa.Text, primary_key=True),

@@ -1,6 +1,6 @@
-"""Kind, org, user, model, billable tokens, cost; a key to partition by; the engines' own counts.
+"""Adds kind, org, user, model, billable tokens, cost, a primary key for partitions, and ``engine_counts``.
 
-SQLite cannot change a primary key, so the rows move into a new table, in one transaction.
+SQLite cannot change a primary key, so the rows are copied into a new table, in one transaction.
 """
 
 import sqlalchemy as sa
@@ -17,7 +17,7 @@ _KEPT = (
 
 
 def upgrade() -> None:
-    """What is there was billed as counted; what it cost is not known."""
+    """Old rows: the billable tokens are the counted ones; the cost is 0, because it is not known."""
     op.drop_index("ix_generations_started_at", "generations")
     op.drop_index("ix_generations_tenant_started_at", "generations")
     op.rename_table("generations", "generations_0001")
@@ -61,7 +61,7 @@ def upgrade() -> None:
         sa.Column("total_ms", sa.Double, nullable=False),
         sa.PrimaryKeyConstraint("generation_id", "hour", name="pk_generations"),
     )
-    # A cast to a whole number rounds in PostgreSQL and cuts off in SQLite.
+    # A cast to an integer rounds in PostgreSQL and truncates in SQLite.
     floored = "FLOOR(started_at / 3600)" if _is_postgresql() else "started_at / 3600"
     op.execute(
         f"INSERT INTO generations ({_KEPT}, hour, kind, billable_input_tokens, billable_output_tokens, "

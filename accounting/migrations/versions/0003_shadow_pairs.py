@@ -1,4 +1,4 @@
-"""The pairs of shadowed requests."""
+"""Adds the table of shadow pairs."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """A table of its own."""
+    """Create the table ``shadow_pairs``."""
     op.create_table(
         "shadow_pairs",
         sa.Column("pair_id", sa.Text, primary_key=True),

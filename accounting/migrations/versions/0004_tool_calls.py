@@ -1,4 +1,4 @@
-"""Tool calls and tokens of reasoning. The defaults are for gateways of the version before."""
+"""Adds tool calls and reasoning tokens. Gateways of the previous version rely on the defaults."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """Two columns; older rows had neither."""
+    """Add two columns; older rows get 0."""
     for name in ("reasoning_tokens", "tool_calls"):
         op.add_column(
             "generations", sa.Column(name, sa.BigInteger, nullable=False, server_default=sa.text("0"))

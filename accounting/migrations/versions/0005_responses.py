@@ -1,4 +1,4 @@
-"""Stored responses."""
+"""Adds the table of stored responses."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    """A table of its own."""
+    """Create the table ``responses``."""
     op.create_table(
         "responses",
         sa.Column("tenant", sa.Text, nullable=False),

@@ -1,4 +1,4 @@
-"""What a background response is run again by when its gateway has died."""
+"""Adds the data to run a background response again after its gateway has died."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,5 +8,5 @@ down_revision = "0005"
 
 
 def upgrade() -> None:
-    """A column; older rows cannot be run again."""
+    """Add the column ``again``; older rows cannot be run again."""
     op.add_column("responses", sa.Column("again", sa.LargeBinary))

@@ -1,4 +1,4 @@
-"""Files, batches and their lines."""
+"""Adds the tables of files, batches and batch lines."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0006"
 
 
 def upgrade() -> None:
-    """Three tables of their own."""
+    """Create three tables."""
     op.create_table(
         "files",
         sa.Column("file_id", sa.Text, primary_key=True),

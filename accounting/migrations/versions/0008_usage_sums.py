@@ -1,5 +1,5 @@
-"""Sums of whole days. Triggers note each day whose rows change: gateways of the version before write too, and
-operators correct rows by hand.
+"""Adds sums of whole days. Triggers add each day whose rows change to ``open_days``, because gateways of the
+previous version also write rows, and operators correct rows by hand.
 """
 
 import sqlalchemy as sa
@@ -38,7 +38,7 @@ CREATE TRIGGER generations_truncated AFTER TRUNCATE ON generations
 
 
 def upgrade() -> None:
-    """No day has sums yet; gateways make them one by one."""
+    """Create the tables and triggers. No day has sums yet; the gateways sum up one day after the other."""
     op.create_table("open_days", sa.Column("day", sa.BigInteger, primary_key=True, autoincrement=False))
     op.create_table(
         "usage_sums",

@@ -1,1 +1,1 @@
-"""One module a step; a step that was released is never changed."""
+"""One module per migration; a released migration is never changed."""
