@@ -1,6 +1,4 @@
-"""Loads adapters while the engine steps: a thread reads their files, and they are installed between two
-steps.
-"""
+"""Loads adapters while the engine steps: a thread reads the files; ``settle`` installs them between steps."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ MAX_PENDING = 64
 
 
 class AdapterCommands:
-    """Executes the commands about adapters in the order of their arrival."""
+    """Executes adapter commands in the order of their arrival."""
 
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
@@ -29,11 +27,11 @@ class AdapterCommands:
 
     @property
     def is_busy(self) -> bool:
-        """True while a command is not settled."""
+        """True while a command has not been answered."""
         return bool(self._pending or self._refused)
 
     def take(self, command: LoadAdapter | UnloadAdapter) -> None:
-        """Begin a command."""
+        """Queue a command and start to read its files; refuse it if too many are pending."""
         if len(self._pending) < MAX_PENDING:
             self._pending.append((command, self._reader.submit(self._read, command)))
         else:
@@ -41,7 +39,7 @@ class AdapterCommands:
             self._refused.append(_settled(command, error))
 
     def settle(self) -> Iterator[AdapterSettled]:
-        """End the commands whose files have been read; called between two steps."""
+        """Carry out the commands whose files have been read; yield the answers. Called between steps."""
         yield from self._refused
         self._refused.clear()
         while self._pending and self._pending[0][1].done():

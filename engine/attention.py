@@ -9,8 +9,8 @@ queries, keys]; the batch is flattened group by group.
     contexts (keys)    37 64 | 9 9 8 7 | 300
     groups             - 0 -   -- 1 --   -2-
 
-Where a kernel reads blocks in place (``kernels`` on the CPU, ``paged`` on CUDA), the sequences with one query
-each, which are all that decode, are the last group, without copy or padding.
+Where a kernel reads blocks in place (``kernels`` on the CPU, ``paged`` on CUDA), all sequences with one
+query, which are the decoding ones, form the last group, without copying and padding.
 """
 
 import sys
@@ -23,36 +23,36 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-# What a group is allowed to waste by padding before a group of its own is cheaper, in query-key pairs, and
-# what gathering one key costs in the same unit. Measured on two cores with two key-value heads of 64.
+# In query-key pairs: the most padding that a group may add before a separate group is cheaper, and the cost
+# of gathering one key. Measured on two cores with two key-value heads of 64.
 _GROUP_COST = 1_000
 _GATHER_COST = 4
-# The most keys that a group gathers on a CPU: what is gathered should still be in the processor's cache when
-# attention reads it. 64 sequences of 224 keys took 9.8 ms for five layers in one group and 6.5 ms in four.
+# The most keys that a group gathers on a CPU: they should still be in the processor's cache when attention
+# reads them. 64 sequences of 224 keys took 9.8 ms for five layers in one group and 6.5 ms in four.
 MOST_KEYS = 4_096
-# Queries that share one call, and so one number of keys: the fewer, the less is computed that the causal
-# order hides. Both 64 and 32 took a third off the attention of 180 to 512 fresh tokens, 128 a quarter.
+# Queries that share one call, and so one number of keys: with fewer, less is computed and then hidden by the
+# causal mask. Both 64 and 32 took a third off the attention of 180 to 512 new tokens, 128 took a quarter off.
 _QUERIES_AT_ONCE = 64
 
 IntArray = npt.NDArray[np.int64]
 
 
 class DecodeKernel(Protocol):
-    """Attention of one query a sequence that reads the blocks where they are."""
+    """Attention for one query per sequence that reads the blocks in place."""
 
     def prepare(self, tables: torch.Tensor, contexts: torch.Tensor) -> Any:
-        """What all layers of a step share, from block tables [rows, blocks] and key counts."""
+        """Prepare, once for all layers of a step, from block tables [rows, blocks] and key counts."""
         ...
 
     def attend(self, query: torch.Tensor, cache: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """[rows, heads * head_dim or more], the rest ignored → [rows, heads * head_dim]."""
+        """Attend: query [rows, heads * head_dim or more], the rest ignored → [rows, heads * head_dim]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The sequences of a step in the order of the flattened batch: their queries, their keys with the new
-    ones, their rows of the block tables, and the number of sequences in each group.
+    """The sequences of a step in the order of the flattened batch: query counts, key counts (new keys
+    included) and block tables. ``sizes`` are the numbers of sequences in each group.
     """
 
     widths: IntArray
@@ -63,8 +63,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some of a group's queries, which see its first ``keys`` keys; ``mask`` is added to the scores, None
-    when they see all of these.
+    """Some queries of a group, which attend to its first ``keys`` keys; ``mask`` is added to the scores, None
+    when they attend to all of these keys.
     """
 
     queries: slice
@@ -75,7 +75,7 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Group:
     """``rows`` sequences of similar shape, padded to ``width`` queries each. ``queries`` is their slice of
-    the flattened batch; ``blocks`` are the places of their keys in the cache, and then of their values.
+    the flattened batch; ``blocks`` are the indices of their keys in the cache, then those of their values.
     ``pad`` maps [rows * width] to rows of that slice and ``unpad`` maps back; both are None when no query is
     padded.
     """
@@ -90,8 +90,8 @@ class Group:
 
 
 def group_by_shape(widths: list[int], contexts: list[int], most_keys: int = MOST_KEYS) -> list[list[int]]:
-    """Groups sequences, given their query and key counts, so that padding wastes little and a group gathers
-    at most ``most_keys`` keys, unless one sequence alone has more.
+    """Group sequences by their query and key counts, so that padding wastes little and a group gathers at
+    most ``most_keys`` keys, unless one sequence alone has more.
     """
     order = sorted(range(len(widths)), key=lambda one: (widths[one], contexts[one]), reverse=True)
     groups: list[list[int]] = []
@@ -111,7 +111,7 @@ def group_by_shape(widths: list[int], contexts: list[int], most_keys: int = MOST
 
 @dataclass(frozen=True, slots=True)
 class Singles:
-    """All sequences with one query, prepared for the kernel."""
+    """All sequences with one query; ``prepared`` is the kernel's preparation of the step."""
 
     queries: slice
     prepared: Any
@@ -121,7 +121,7 @@ Plan = list[Group | Singles]
 
 
 class GroupedAttention:
-    """Attention on any device. ``kernel``, if there is one, serves the sequences with one query."""
+    """Attention on any device. ``kernel``, if given, computes the sequences with one query."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class GroupedAttention:
         return [[wide[one] for one in group] for group in groups] + ([singles] if singles else [])
 
     def plan(self, batch: Batch) -> Plan:
-        """Prepare a step, or the last layer of one."""
+        """Prepare the groups of a step, or of its last layer, which computes one query per sequence."""
         only_singles = self.kernel is not None and batch.widths.max() == 1
         bounds = [0, len(batch.widths)] if only_singles else [0, *accumulate(batch.sizes)]
         plan: Plan = []
@@ -172,9 +172,9 @@ class GroupedAttention:
     def attend(self, query: torch.Tensor, cache: torch.Tensor, plan: Plan) -> torch.Tensor:
         """Attention of the flattened batch over one layer's cache.
 
-        ``query`` is [tokens, heads * head_dim or more], the rest ignored; ``cache`` [blocks, 2, block_size,
-        kv_heads * head_dim], with the keys and values of this step. Returns [tokens, heads * head_dim], with
-        zeros for tokens after those of the plan.
+        ``query`` is [tokens, heads * head_dim or more], the rest ignored; ``cache`` is [blocks, 2,
+        block_size, kv_heads * head_dim] and has the keys and values of this step. Returns [tokens, heads *
+        head_dim], with zeros for tokens after those of the plan.
         """
         parts = []
         for group in plan:
@@ -207,8 +207,8 @@ class GroupedAttention:
         parts = []
         for begin in range(0, width, _QUERIES_AT_ONCE):
             end = min(begin + _QUERIES_AT_ONCE, width)
-            # A query sees the keys up to its own position; a padded one sees what the last real one sees or
-            # more, never nothing, so that no row of the softmax is empty.
+            # A query attends to the keys up to its own position. A padding query attends to at least the keys
+            # of the last real one, never to none, so that no row of the softmax is empty.
             seen = (starts[:, None] + np.arange(begin, end))[:, None, :, None]
             keys = min(int(starts.max()) + end, num_blocks * self._block_size)
             hidden = np.arange(keys) > seen
@@ -227,7 +227,7 @@ class GroupedAttention:
             query = query.index_select(0, group.pad)
         query = query[:, : self._heads * head_dim]
         if width == 1:
-            # The query heads that share a key-value head become the queries of that head: no key is repeated.
+            # The query heads that share a key-value head become its queries, so that no key is repeated.
             folded = query.reshape(rows, kv_heads, -1, head_dim)
             keys, mask = group.parts[0].keys, group.parts[0].mask
             result = F.scaled_dot_product_attention(folded, key[:, :, :keys], value[:, :, :keys], mask)

@@ -1,7 +1,7 @@
-"""The pool of KV blocks: who owns which block, and which one is used next. It knows ids, no tensors.
+"""The pool of KV blocks: which blocks are in use, and which one is used next. It has block ids, no tensors.
 
-Block 0 is the null block: nothing owns it, it stays zero, and it fills the unused end of a block table, so
-that a padded gather reads something finite. Ids 1 to ``num_blocks`` are allocated.
+Block 0 is the null block: no sequence owns it, it stays zero, and it fills the unused end of a block table,
+so that a padded gather reads finite numbers. Ids 1 to ``num_blocks`` are allocated.
 
     blank ──allocate──> in use ──release──> blank       its content is not needed
                           │ ▲
@@ -23,9 +23,9 @@ NULL_BLOCK = 0
 class BlockPool:
     """Fixed-size blocks with reference counts.
 
-    Blank blocks are a stack: the last released is used first, while it is in the processor's cache, and
-    memory that no request has needed is never touched. Cached blocks are evicted in the order of their
-    release; of one release the last block goes first, since a block is useless without those before it.
+    Blank blocks are a stack: the last released is used first, because it may still be in the processor's
+    cache, and memory that no request needs is never touched. Cached blocks are evicted in the order of their
+    release; of one release the last block is evicted first, since a block is useless without those before it.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -38,7 +38,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that an allocation can have now, blank or cached."""
+        """Number of blocks that can be allocated now, blank or cached."""
         return len(self._blank) + len(self._cached)
 
     @property
@@ -51,7 +51,7 @@ class BlockPool:
         return -(-num_tokens // self.block_size)
 
     def count_free(self, blocks: Iterable[int]) -> int:
-        """How many of ``blocks``, which are known, are free."""
+        """How many of ``blocks``, all with a known prefix, are free."""
         return sum([block in self._cached for block in blocks])
 
     def allocate(self, count: int) -> list[int]:
@@ -85,8 +85,8 @@ class BlockPool:
                     self._blank.append(block)
 
     def remember(self, block: int, digest: bytes) -> None:
-        """Make a full and computed block in use known by ``digest``. A block computed twice is known by its
-        last copy, which outlives the other; the other becomes blank.
+        """Make a full, computed block in use known by ``digest``. If another block has the same content, only
+        this newer copy stays known, because it outlives the older one, which is blank once it is free.
         """
         if self._references[block] == 0:
             raise ValueError(f"block {block} is free and cannot become known")
@@ -96,8 +96,8 @@ class BlockPool:
             self._blank.append(before)
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raises AssertionError unless ``tables``, all block tables there are, explain every reference, and
-        each block is either free, cached or in use.
+        """Raise AssertionError unless ``tables``, all block tables in use, explain every reference, and each
+        block is exactly one of blank, cached and in use.
         """
         owned = Counter(block for table in tables for block in table)
         blank, cached = set(self._blank), set(self._cached)

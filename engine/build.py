@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 
 
 def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> Engine:
-    """Load the model and make an engine. Raises an EngineStartError whose one line says what is wrong."""
+    """Load the model and make an engine. Raises an EngineStartError with a message of one line."""
     started_at = clock()
     _check_config(config)
-    # One thread a core, at most eight; one core stays free for the gateway.
+    # One thread per core, at most eight; one core is left to the gateway.
     torch.set_num_threads(config.num_threads or max(1, min(8, (os.cpu_count() or 1) - 1)))
     folder = Path(config.model)
     model = read_config(folder)
@@ -69,7 +69,7 @@ def assemble(
     clock: Callable[[], float],
     started_at: float,
 ) -> Engine:
-    """Put an engine together around weights, on their device and in their type."""
+    """Make an engine with these weights, on their device and in their dtype."""
     dtype, device = weights.embedding.dtype, weights.embedding.device
     max_model_len = min(config.max_model_len, model.max_position, num_blocks * config.block_size)
     operators, attention = _choose_operators(config, model, num_blocks, dtype, device)
@@ -122,7 +122,7 @@ def assemble(
 def _choose_operators(
     config: EngineConfig, model: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Operators, GroupedAttention]:
-    """The operators for this device and type; with ``enforce_eager`` none that are compiled."""
+    """The operators and the attention for this device and dtype; none compiled with ``enforce_eager``."""
     heads = (model.num_heads, model.num_kv_heads, model.head_dim)
     place: dict[str, Any] = {"block_size": config.block_size, "dtype": dtype, "device": device}
     operators, kernel = Operators(*heads, model.rms_norm_eps), None
@@ -144,8 +144,8 @@ def _choose_operators(
 def pool_blocks(config: EngineConfig, model: ModelConfig, device: torch.device, item_bytes: int) -> int:
     """The number of KV blocks; logs its arithmetic. Raises InvalidConfig when not even one fits.
 
-    Without a number or a size in the configuration it is what the GPU's free memory leaves after the weights;
-    on the CPU, whose memory other processes use too, ``CPU_KV_BYTES``.
+    If the configuration has neither a number nor a size, the blocks get the GPU memory that is free and not
+    needed for weights and activations; on the CPU, whose memory is shared, ``CPU_KV_BYTES``.
     """
     if config.num_blocks is not None:
         return config.num_blocks

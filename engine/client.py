@@ -1,7 +1,7 @@
 """The gateway's side of the engine: starts the child process, submits requests, receives outputs.
 
-Everything runs on the event loop without blocking it: an arriving frame is sorted into the mailboxes of the
-open tickets, and a ticket's ``receive`` takes all that its mailbox holds.
+Everything runs on the event loop without blocking it: the outputs of an arriving frame are put into the
+mailboxes of the open tickets, and a ticket's ``receive`` returns all outputs in its mailbox.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ from engine.wire import (
     encode,
 )
 
-# Commands that the child has not read yet: it reads between steps, so this is many times what one step can
-# leave.
+# Most bytes of commands that the child has not read. The child reads between steps, so this is many times
+# what arrives during one step.
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _SOURCE_ROOT = Path(__file__).resolve().parent.parent
 
 
 class EngineState(StrEnum):
-    """new → starting → ready → stopped; dead when the process ended by itself."""
+    """new → starting → ready → stopped; dead when the process ended without ``stop``."""
 
     NEW = "new"
     STARTING = "starting"
@@ -60,7 +60,7 @@ class EngineState(StrEnum):
 
 
 class EngineTicket:
-    """One request in flight, a context manager: leaving it before the end aborts the request at once."""
+    """One request in flight, as a context manager: an exit before the last output aborts the request."""
 
     def __init__(self, request_id: str, wire_id: str, client: "EngineClient", pending_tokens: int) -> None:
         self.request_id = request_id
@@ -69,7 +69,7 @@ class EngineTicket:
         self._mailbox: list[SequenceOutput] = []
         self._waiter: asyncio.Future[None] | None = None
         self._closed: EngineError | None = None
-        # Prompt tokens of which no output has come yet.
+        # Prompt tokens that are not computed yet; 0 after the first output.
         self.pending_tokens = pending_tokens
 
     def __enter__(self) -> Self:
@@ -79,14 +79,14 @@ class EngineTicket:
         self.abort()
 
     def abort(self) -> None:
-        """End the request, if it has not ended: the command is sent before this returns."""
+        """Abort the request, if it has not ended; the command is sent before this returns."""
         self._client._release(self)
 
     async def receive(self) -> SequenceOutput:
-        """Wait for output and return all there is, as one. Not for two tasks at once, nor after the output
-        with a ``finish_reason``.
+        """Wait for output and return all of it, joined into one. Must not be called by two tasks at once, nor
+        after the output with a ``finish_reason``.
 
-        Raises EngineDead once the engine has died and all earlier output has been received.
+        Raises EngineDead when the engine has died and all earlier output has been received.
         """
         if not self._has_news:
             await _news_of((self,))
@@ -116,7 +116,7 @@ class EngineTicket:
 
 
 async def receive_any(tickets: Collection[EngineTicket]) -> list[tuple[EngineTicket, SequenceOutput]]:
-    """Wait until one of ``tickets`` has output; return what each has, as ``EngineTicket.receive`` does."""
+    """Wait until at least one of ``tickets`` has output; return each such ticket with all of its output."""
     if not any(ticket._has_news for ticket in tickets):
         await _news_of(tickets)
     return [(ticket, ticket._take()) for ticket in tickets if ticket._has_news]
@@ -134,8 +134,8 @@ async def _news_of(tickets: Collection[EngineTicket]) -> None:
 
 
 class EngineClient:
-    """An engine in a process of its own. ``on_signals`` is called after every step, ``on_death`` once if the
-    process ends by itself; both on the event loop, and they must not block.
+    """An engine in a child process. ``on_signals`` is called after every step, ``on_death`` once if the
+    process ends without ``stop``; both are called on the event loop and must not block.
     """
 
     child_module = "engine.process"
@@ -151,13 +151,13 @@ class EngineClient:
         self._on_signals = on_signals
         self._on_death = on_death
         self.state = EngineState.NEW
-        # What was loaded, and the report of the last step.
+        # The loaded model, and the state after the last step.
         self.info: EngineInfo | None = None
         self.signals: EngineSignals | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._started: asyncio.Future[EngineInfo] | None = None
-        # Why the engine ended; empty while it runs, or when it reported nothing.
+        # Why the engine ended; empty while it runs, or when no reason is known.
         self.death = ""
         self._by_wire_id: dict[str, EngineTicket] = {}
         self._request_ids: set[str] = set()
@@ -169,7 +169,7 @@ class EngineClient:
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        """The adapters that requests may name, each with the folder it was loaded from."""
+        """The loaded adapters: id and the folder that each was loaded from."""
         return MappingProxyType(self._adapters)
 
     @property
@@ -179,17 +179,17 @@ class EngineClient:
 
     @property
     def exit_code(self) -> int | None:
-        """How the child ended, negative for a signal; None before it has."""
+        """The child's exit code, negative for a signal; None while it runs."""
         return None if self._process is None else self._process.returncode
 
     @property
     def is_loading_adapters(self) -> bool:
-        """True while an adapter is loaded or unloaded."""
+        """True while an adapter is being loaded or unloaded."""
         return bool(self._adapter_calls)
 
     @property
     def in_flight(self) -> int:
-        """Sequences that were submitted and have not ended."""
+        """Number of submitted requests that have not ended."""
         return len(self._by_wire_id)
 
     async def start(self) -> EngineInfo:
@@ -212,7 +212,7 @@ class EngineClient:
         return self.info
 
     def submit(self, request: GenerationRequest) -> EngineTicket:
-        """Send a request. Raises EngineDead, or the RequestRefused that says why it cannot run."""
+        """Send a request to the engine. Raises EngineDead, or a RequestRefused with the reason."""
         if self.state is not EngineState.READY or self.info is None or self._transport is None:
             raise self._not_ready()
         if request.request_id in self._request_ids:
@@ -236,17 +236,17 @@ class EngineClient:
         return ticket
 
     async def load_adapter(self, adapter_id: str, path: str) -> None:
-        """Load a LoRA adapter from a folder, while requests run. One of that id is replaced: earlier requests
-        finish on the weights they started with.
+        """Load a LoRA adapter from a folder while requests run; it replaces one with the same id. Earlier
+        requests finish with the weights they started with.
 
-        Raises an EngineAdapterError, and then nothing has changed, or EngineDead. When cancelled the load
-        continues; ``adapters`` shows when it is done.
+        Raises EngineDead, or an EngineAdapterError, and then nothing has changed. When the caller is
+        cancelled, the load continues; ``adapters`` has the adapter when it is done.
         """
         await self._call(LoadAdapter(next(self._calls), adapter_id, path))
 
     async def unload_adapter(self, adapter_id: str) -> None:
-        """Let no new request name the adapter; its weights go with the last request that uses them. Raises
-        AdapterNotLoaded or EngineDead.
+        """Unload an adapter: no new request may name it, and its weights are freed after the last request
+        that uses them. Raises AdapterNotLoaded or EngineDead.
         """
         await self._call(UnloadAdapter(next(self._calls), adapter_id))
 
@@ -353,7 +353,7 @@ class EngineClient:
         ticket._deliver(output)
 
     def _prefilled(self, ticket: EngineTicket) -> None:
-        """The prompt of this request is computed, or no longer wanted."""
+        """Stop counting the prompt tokens of a request that is computed or aborted."""
         self.pending_tokens -= ticket.pending_tokens
         ticket.pending_tokens = 0
 
@@ -386,7 +386,7 @@ class EngineClient:
 
 
 class _Receiver(asyncio.Protocol):
-    """Feeds what the socket brings to the client."""
+    """Decodes the bytes from the socket and passes the events to the client."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
@@ -405,13 +405,13 @@ class _Receiver(asyncio.Protocol):
 
 
 def _child_environment() -> dict[str, str]:
-    """This process's environment, with the path of the package ``engine``.
+    """The child's environment: this process's, the path of the package ``engine``, and tuning defaults.
 
-    OpenMP's threads spin for some 40 µs and then sleep: on two busy cores a spinning wait for a thread that
-    is not scheduled took 10 ms a step, a sleeping one 2 ms; one stream got 240 tokens a second on threads
-    that sleep at once, 350 on threads that spin first. glibc's allocator reuses the memory of a step's
-    tensors, since returning it made page faults of a tenth of a prefill step's time, and uses huge pages,
-    which took a twentieth off a decode step.
+    OpenMP's threads spin for some 40 µs and then sleep. On two busy cores, waiting for a thread that is not
+    scheduled took 10 ms a step with spinning and 2 ms with sleeping; one stream got 240 tokens a second with
+    threads that sleep at once, 350 with threads that spin first. glibc's allocator keeps the memory of a
+    step's tensors, because returning it caused page faults that took a tenth of a prefill step, and uses huge
+    pages, which took a twentieth off a decode step.
     """
     paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     defaults = {

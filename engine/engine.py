@@ -1,5 +1,5 @@
-"""The engine: requests in, one step at a time, outputs out. No asyncio, no sockets; its only thread builds
-grammars (``structured``).
+"""The engine: it queues requests, computes one step at a time and returns outputs. It uses no asyncio and no
+sockets; its only thread builds grammars (``structured``).
 """
 
 import random
@@ -32,12 +32,12 @@ from engine.values import (
 
 NAN_OUTPUT = "nan_output"
 OUT_OF_MEMORY = "out_of_memory"
-# Longest that a step waits for a grammar when there is nothing else to do.
+# Longest time that a step waits for a grammar when there is nothing else to do.
 GRAMMAR_WAIT_S = 0.01
 
 
 class _Entry:
-    """A sequence with the state of its text."""
+    """A sequence with its detokenizer and its stop strings."""
 
     __slots__ = ("detokenizer", "sequence", "stops")
 
@@ -51,8 +51,8 @@ class _Entry:
 
 
 class Engine:
-    """Continuous batching: every step serves whatever requests there are. ``seeds`` draws a seed for each
-    request that has none.
+    """Continuous batching: a step may compute tokens of all requests in the engine. ``seeds`` draws a seed
+    for each request that has none.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Engine:
 
     @property
     def signals(self) -> EngineSignals:
-        """The state now, and the figures of the last step."""
+        """The current state, with the figures of the last step."""
         now = replace(
             self._last_step,
             running=len(self._scheduler.running),
@@ -108,24 +108,24 @@ class Engine:
         return replace(now, adapters_resident=self._adapters.resident)
 
     def read_adapter(self, folder: Path) -> LoraWeights:
-        """The weights in a PEFT folder, for ``install_adapter``. Changes nothing, so another thread may call
-        it while the engine steps. Raises an EngineAdapterError.
+        """Read the weights in a PEFT folder, for ``install_adapter``. The engine's state is not changed, so
+        another thread may call this while the engine steps. Raises an EngineAdapterError.
         """
         return self._adapters.read(folder)
 
     def install_adapter(self, adapter_id: str, weights: LoraWeights) -> None:
-        """Add an adapter, or replace the one of that id for later requests. Raises NoAdapterRoom."""
+        """Add an adapter, or replace the one with that id for later requests. Raises NoAdapterRoom."""
         self._adapters.install(adapter_id, weights, self._adapters_in_use())
 
     def remove_adapter(self, adapter_id: str) -> None:
-        """Requests added from now on cannot name it; its weights go with the last one that uses them. Raises
-        AdapterNotLoaded.
+        """Remove an adapter: later requests cannot name it, and its weights are freed after the last request
+        that uses them. Raises AdapterNotLoaded.
         """
         self._adapters.remove(adapter_id)
         self._free_adapters()
 
     def add(self, request: GenerationRequest) -> None:
-        """Queues a request. Raises a RequestRefused, and then nothing has changed."""
+        """Queue a request. Raises a RequestRefused, and then nothing has changed."""
         if request.request_id in self._entries:
             raise DuplicateSequence(f"request {request.request_id!r} is in flight")
         if len(self._entries) >= self.info.max_requests:
@@ -146,7 +146,7 @@ class Engine:
             self._building[sequence] = self._grammars.build(request.sampling.structured)
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request without an output, its blocks free at once. False when it is not in flight."""
+        """End a request without an output and free its blocks; false when it is not in flight."""
         entry = self._entries.get(request_id)
         if entry is None:
             return False
@@ -154,7 +154,7 @@ class Engine:
         return True
 
     def step(self) -> list[SequenceOutput]:
-        """Computes one batch and returns what it brought."""
+        """Compute one batch and return its outputs."""
         ended = self._queue_built() if self._building else []
         started_at = self._clock()
         chunks = self._scheduler.schedule()
@@ -172,7 +172,7 @@ class Engine:
         return outputs
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless all blocks and rows are accounted for."""
+        """Raise AssertionError unless all blocks and rows are accounted for."""
         self._scheduler.check_integrity()
 
     def _queue_built(self) -> list[SequenceOutput]:
@@ -198,7 +198,7 @@ class Engine:
         return ended
 
     def _run(self, chunks: list[Chunk]) -> tuple[list[Chunk], StepResult | None]:
-        """Run the step; when memory is short, with ever fewer sequences. None: not even one could run."""
+        """Run the step; when memory is short, retry with fewer sequences. None: not even one could run."""
         while chunks:
             try:
                 return chunks, self._runner.run(chunks)
@@ -212,7 +212,7 @@ class Engine:
         if result is None:
             return [self._fail(chunks[0].sequence, OUT_OF_MEMORY)]
         now = self._clock()
-        # What failed is not computed: its blocks must not become known to the prefix cache.
+        # A failed chunk does not count as computed: its blocks must not get into the prefix cache.
         self._scheduler.advance([chunk for at, chunk in enumerate(chunks) if at not in result.failed])
         outputs = []
         for index, (chunk, token) in enumerate(zip(chunks, result.tokens, strict=True)):
@@ -229,7 +229,7 @@ class Engine:
     def _append(
         self, entry: _Entry, token: int, now: float, logprob: TokenIdLogprob | None = None
     ) -> SequenceOutput:
-        """Add a sampled token to its sequence: its text, and whether it is the last one."""
+        """Add a sampled token to its sequence; the output has its text and, if it is the last, the reason."""
         sequence, stops = entry.sequence, entry.stops
         sampling = sequence.request.sampling
         try:

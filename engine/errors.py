@@ -1,5 +1,5 @@
-"""Everything the engine can raise, a closed tree. Every class has a stable ``code``; the text of an error is
-one line without a traceback.
+"""The closed tree of the engine's errors. Each class has a stable ``code``; the message of an error is one
+line without a traceback.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class ModelTruncated(EngineStartError, code="model_truncated"):
 
 
 class UnsupportedArchitecture(EngineStartError, code="unsupported_architecture"):
-    """The checkpoint's architecture, or a variant it asks for, is not one this engine runs."""
+    """This engine does not support the checkpoint's architecture, or one of its settings."""
 
 
 class InvalidConfig(EngineStartError, code="invalid_engine_config"):
@@ -35,7 +35,7 @@ class InvalidConfig(EngineStartError, code="invalid_engine_config"):
 
 
 class EngineDead(EngineError, code="engine_dead"):
-    """The engine process has ended; its requests are lost and no more are taken."""
+    """The engine process has ended; its requests are lost and new ones are refused."""
 
 
 class EngineAdapterError(EngineError, code="adapter_error"):
@@ -51,23 +51,23 @@ class AdapterUnreadable(EngineAdapterError, code="adapter_unreadable"):
 
 
 class AdapterUnsupported(EngineAdapterError, code="adapter_unsupported"):
-    """The adapter is of a kind, or asks for something, that this engine does not run."""
+    """This engine does not support the adapter's type, or one of its settings."""
 
 
 class AdapterMismatch(EngineAdapterError, code="adapter_mismatch"):
-    """The adapter's tensors are not those that its configuration and the model call for."""
+    """The adapter's tensors do not match its configuration and the model."""
 
 
 class NoAdapterRoom(EngineAdapterError, code="no_adapter_room"):
-    """As many adapters are loaded or in use as may be, or memory is short; later there may be room."""
+    """The limit of adapters that are loaded or in use is reached, or memory is short; a retry may succeed."""
 
 
 class AdapterNotLoaded(EngineAdapterError, code="adapter_not_loaded"):
-    """There is no adapter of that id to unload."""
+    """No adapter with that id is loaded."""
 
 
 class RequestRefused(EngineError, code="request_refused"):
-    """The request was not taken; the others are not affected."""
+    """The request was refused; other requests are not affected."""
 
 
 class PromptTooLong(RequestRefused, code="prompt_too_long"):
@@ -99,7 +99,7 @@ class DuplicateSequence(RequestRefused, code="duplicate_request"):
 
 
 class EngineBusy(RequestRefused, code="engine_busy"):
-    """As many requests are in flight as the engine takes; later it may take this one."""
+    """The limit of requests in flight is reached; a retry may succeed."""
 
 
 def _tree(root: type[EngineError]) -> Iterator[type[EngineError]]:
@@ -109,6 +109,6 @@ def _tree(root: type[EngineError]) -> Iterator[type[EngineError]]:
 
 
 def error_from_code(code: str, message: str) -> EngineError:
-    """Rebuild the error that had ``code`` on the other side of the process boundary."""
+    """The error that had this ``code`` in the other process."""
     classes = {error.code: error for error in _tree(EngineError)}
     return classes.get(code, EngineError)(message)

@@ -1,8 +1,8 @@
-"""Grammars by llguidance: the limits that they are built with, and a check of one in another process.
+"""Grammars by llguidance: their limits, and the check of a grammar in a separate process.
 
-Building is not bounded by llguidance's own limits: ``multipleOf: 999979`` takes 15 s and 540 MB whatever they
-are, ``minItems: 1000000000`` ends the process. So the gateway builds each grammar first in a process that it
-may kill (``prepare_check``), and only what was built there within its bounds reaches an engine.
+llguidance's limits do not bound the building of a grammar: ``multipleOf: 999979`` takes 15 s and 540 MB with
+any limits, ``minItems: 1000000000`` ends the process. So the gateway first builds each grammar in a process
+that it can kill (``prepare_check``), and sends only those built there within its bounds to an engine.
 """
 
 import json
@@ -14,21 +14,21 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from engine.values import GrammarKind, StructuredOutput
 
-# States that a grammar's lexer may come to, at 1 to 2 kB each; ordinary schemas need some hundreds.
+# Most states of a grammar's lexer, at 1 to 2 kB each; ordinary schemas need some hundreds.
 MAX_LEXER_STATES = 50_000
-# Work for the mask of one token. With llguidance's own bound, ten times as high, a token took up to 1.5 s;
-# with this one up to 50 ms. Ordinary schemas stay below it, with 150,000 tokens too.
+# Most work for the mask of one token. With llguidance's default, ten times as high, a token took up to 1.5 s,
+# with this limit up to 50 ms. Ordinary schemas stay below it, also with a vocabulary of 150,000 tokens.
 STEP_LEXER_FUEL = 20_000
 # The longest message about a faulty grammar.
 MAX_PROBLEM_CHARS = 300
-# Tokens that a check generates: what is quick to build may be slow to follow.
+# Tokens that a check generates: a grammar that is built quickly may be slow to follow.
 CHECKED_TOKENS = 32
 
-Grammar = LLMatcher  # at its beginning
+Grammar = LLMatcher  # before its first token
 
 
 def parser_limits(max_lexer_states: int = MAX_LEXER_STATES) -> LLParserLimits:
-    """llguidance's own limits."""
+    """The limits that llguidance enforces."""
     return LLParserLimits(
         max_lexer_states=max_lexer_states,
         step_lexer_fuel=STEP_LEXER_FUEL,
@@ -44,22 +44,22 @@ def build_grammar(tokenizer: LLTokenizer, shape: StructuredOutput, limits: LLPar
         raise ValueError(f"the {shape.kind.value} is not valid: {error}") from error
     grammar = Grammar(tokenizer, source, log_level=0, limits=limits)
     if not grammar.is_error():
-        grammar.compute_bitmask()  # what this finds out, every matcher of the grammar knows
+        grammar.compute_bitmask()  # all matchers of the grammar share the result
     if grammar.is_error():
         raise ValueError(f"the {shape.kind.value} is not valid: {problem_of(grammar)}")
     return grammar
 
 
 def problem_of(grammar: Grammar) -> str:
-    """What llguidance says is wrong, on one line."""
+    """llguidance's error message, on one line."""
     return " ".join(grammar.get_error().split())[:MAX_PROBLEM_CHARS]
 
 
 def prepare_check(tokenizer_json: str) -> Callable[[bytes], bytes]:
-    """A check of shapes (JSON of kind and text): the bytes of the grammar, or what is wrong with it.
+    """A function that checks a shape (JSON of kind and text): it returns the grammar's memory or the problem.
 
-    ``tokenizer_json`` is the path of the model's tokenizer. One that llguidance does not take is replaced by
-    single bytes: a grammar costs about the same with them.
+    ``tokenizer_json`` is the path of the model's tokenizer. If llguidance does not support it, a tokenizer of
+    single bytes is used: a grammar costs about the same with it.
     """
     try:
         tokenizer = LLTokenizer(Path(tokenizer_json).read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def prepare_check(tokenizer_json: str) -> Callable[[bytes], bytes]:
 
 
 def _is_over_a_bound(problem: str) -> bool:
-    """Whether llguidance refused a valid shape for its size; it has no codes for this."""
+    """Whether llguidance refused a valid shape because of its size; it has no error codes for this."""
     return any(
         word in problem for word in ("fuel", "too big", "too complex", "too deeply", "too large", "too many")
     )
@@ -100,7 +100,7 @@ def _follow(grammar: Grammar) -> None:
 
 
 def _some_bit(mask: int, draw: random.Random) -> int | None:
-    """The number of one bit that is set: the first one from a random place on."""
+    """The index of a set bit: the first one from a random position on; None if there is none."""
     if not mask:
         return None
     start = draw.randrange(mask.bit_length())
@@ -116,7 +116,7 @@ def _resident_bytes() -> int:
 
 
 def _source(shape: StructuredOutput) -> str:
-    """The shape in llguidance's own language. Raises ValueError or RecursionError."""
+    """The shape in llguidance's grammar language. Raises ValueError or RecursionError."""
     if shape.kind is GrammarKind.JSON_OBJECT:
         return _json_source({"type": "object"})
     if shape.kind is GrammarKind.JSON_SCHEMA:

@@ -1,8 +1,8 @@
 """Decoding in steps of fixed sizes, each recorded once as a CUDA graph and then replayed.
 
-A step of one token a sequence launches some hundred small kernels, and on a GPU launching takes longer than
+A step of one token per sequence launches some hundred small kernels, and on a GPU launching takes longer than
 computing. A graph launches all of them at once, but only on the memory they were recorded with. So the inputs
-of a step are copied into permanent buffers, padded to the next recorded size; a padded row is a sequence of
+of a step are copied into permanent buffers, padded to the next recorded size; a padding row is a sequence of
 one token in a spare block.
 """
 
@@ -16,8 +16,8 @@ from engine.model import Decoder
 
 
 def decode_sizes(most: int) -> list[int]:
-    """The recorded sizes: powers of two, and ``most``. Reading the weights is what a small step costs, so
-    padding up to twice the rows costs little.
+    """The recorded sizes: powers of two, and ``most``. Reading the weights dominates a small step, so padding
+    up to twice the rows costs little.
     """
     return sorted({most, *(1 << power for power in range(most.bit_length()) if 1 << power <= most)})
 
@@ -33,13 +33,13 @@ class _Inputs:
     contexts: torch.Tensor
 
     def rows(self, count: int) -> list[torch.Tensor]:
-        """The first ``count`` rows of each."""
+        """The first ``count`` rows of each buffer."""
         return [one[:count] for one in (self.tokens, self.positions, self.slots, self.tables, self.contexts)]
 
 
 class FixedDecode:
-    """Steps of one token a sequence, without adapters, through permanent buffers. No sequence has
-    ``spare_block``. With ``record`` the steps are CUDA graphs, without it the same code runs directly, on any
+    """Steps of one token per sequence, without adapters, through permanent buffers. No sequence may use
+    ``spare_block``. With ``record`` the steps are CUDA graphs; without it the same code runs directly, on any
     device.
     """
 
@@ -67,7 +67,7 @@ class FixedDecode:
             self._record()
 
     def run(self, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """The logits of a step, a row each, from its tokens, positions, slots, tables and contexts."""
+        """The logits of a step, one row per sequence; inputs: tokens, positions, slots, tables, contexts."""
         count = len(inputs[0])
         size = next(one for one in self._sizes if one >= count)
         for buffer, given, filler in zip(self._inputs.rows(size), inputs, self._padding, strict=True):
@@ -85,7 +85,7 @@ class FixedDecode:
         return self._model.logits(self._model.forward(tokens, positions, slots, plan, self._cache))
 
     def _record(self) -> None:
-        """Record each size, the largest first: the others use its memory."""
+        """Record each size, the largest first, so that the others reuse its memory."""
         for buffer, filler in zip(self._inputs.rows(self._sizes[-1]), self._padding, strict=True):
             buffer.fill_(filler)
         pool = None
@@ -98,7 +98,7 @@ class FixedDecode:
             self._graphs[size] = (graph, logits)
 
     def _warm_up(self, size: int) -> None:
-        """Compile and set up what must not happen while recording, on another stream as CUDA requires."""
+        """Run a step on another stream, as CUDA requires, for set-up that must not happen in recording."""
         stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -1,8 +1,8 @@
 """The loops of a float32 step on the CPU for which PyTorch has no single operator, compiled by Numba.
 
-PyTorch attends over blocks only after copying them, and takes a norm, a rotation or an activation in several
-passes. Each loop here reads its inputs once and writes its result once; ``operators`` and ``attention``
-define the same in PyTorch's operators. The model's shape is a constant in the compiled code, so that inner
+PyTorch attends over blocks only after copying them, and computes a norm, a rotation or an activation in
+several passes. Each loop here reads its inputs once and writes its result once; ``operators`` and
+``attention`` define the same in PyTorch. The model's shape is a constant in the compiled code, so that inner
 loops are unrolled. Compiled code is cached on disk next to this file, or in the user's cache folder.
 """
 
@@ -17,15 +17,15 @@ import torch
 
 from engine.operators import Operators
 
-# What a compiler may do to sums and products. It may not take it that there is no NaN: a NaN must be found.
+# The permitted floating-point optimisations. "nnan" (there is no NaN) is left out: a NaN must be detected.
 _FAST = {"reassoc", "contract", "arcp", "nsz"}
 _LOG2_E = np.float32(1.4426950408889634)
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)
-# Below the scores of any key, and finite, so that the difference of two of it is a number.
+# Lower than any score, and finite, so that the difference of two such values is not NaN.
 _NO_SCORE = np.float32(-1e30)
-# The powers of two that are normal numbers in float32.
+# The smallest and largest exponent of a normal float32.
 _LEAST_POWER, _MOST_POWER = np.float32(-126.0), np.float32(127.0)
-# log(2)**n / n!: the series of 2**x, which ends here with an error below 2e-7 for x from -0.5 to 0.5.
+# log(2)**n / n!: the series of 2**x; with these terms its error is below 2e-7 for x from -0.5 to 0.5.
 _C1, _C2, _C3 = np.float32(0.6931471806), np.float32(0.2402265070), np.float32(0.0555041087)
 _C4, _C5, _C6 = np.float32(0.0096181291), np.float32(0.0013333558), np.float32(0.0001540353)
 
@@ -33,7 +33,7 @@ Array = Any  # a float32 or int64 NumPy array, to Numba
 
 
 class CompiledOperators(Operators):
-    """The operators in one pass each, and paged attention of one query a sequence."""
+    """The operators in one pass each, and paged attention for one query per sequence."""
 
     def __init__(
         self, heads: int, kv_heads: int, head_dim: int, eps: float, *, block_size: int, threads: int
@@ -51,9 +51,7 @@ class CompiledOperators(Operators):
         self._loops = self._of_all if all_of_them else self._of_one
 
     def compile_parallel(self) -> None:
-        """Compile or load the parallel loops, if there are any: small steps, a warm-up's too, do not call
-        them.
-        """
+        """Compile or load the parallel loops, if any: small steps, as in the warm-up, do not call them."""
         if self._of_all is self._of_one:
             return
         self.take_threads(all_of_them=True)
@@ -108,17 +106,17 @@ class _Loops(NamedTuple):
 
 
 def _start_threads(threads: int) -> None:
-    """Start the threads of parallel loops and leave PyTorch's as they were: both use one OpenMP library.
+    """Start Numba's threads and restore PyTorch's number of threads: both use one OpenMP library.
 
     Numba sets the number of PyTorch's threads to that of the cores, and lets parallel regions nest. PyTorch's
-    attention calls matrix products in its region; each of those then made threads of its own and ended them,
-    and a prompt of 100 tokens took a second on two cores.
+    attention calls matrix products in its parallel region; each product then started and ended threads of its
+    own, and a prompt of 100 tokens took a second on two cores.
     """
     before = torch.get_num_threads()
-    # The library that PyTorch has loaded already, where there is one.
+    # Prefer OpenMP, which PyTorch has already loaded where there is one.
     numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
     numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-    with suppress(AttributeError, OSError):  # there is no OpenMP, or not in every library's reach
+    with suppress(AttributeError, OSError):  # no OpenMP, or its symbols are not visible globally
         ctypes.CDLL(None).omp_set_max_active_levels(1)
     torch.set_num_threads(before)
 
@@ -126,8 +124,8 @@ def _start_threads(threads: int) -> None:
 def compile_loops(heads: int, kv_heads: int, head_dim: int, block_size: int, *, parallel: bool) -> _Loops:
     """The loops for a model of this shape; each is compiled, or loaded, when it is first called.
 
-    Numba's cache on disk tells loops apart by their code and by the values that they close over, not by how
-    they are compiled. ``span`` is such a value, so that a serial loop is not loaded as a parallel one.
+    Numba's cache on disk distinguishes loops by their code and by the values that they close over, not by
+    compile options. ``span`` is such a value, so a serial loop is never loaded in place of a parallel one.
     """
     span = numba.prange if parallel else range
     group, half = heads // kv_heads, head_dim // 2
@@ -135,8 +133,8 @@ def compile_loops(heads: int, kv_heads: int, head_dim: int, block_size: int, *, 
     scale = np.float32(float(_LOG2_E) / head_dim**0.5)
 
     def attend(query: Array, cache: Array, tables: Array, contexts: Array, out: Array) -> None:
-        # A block at a time, keys and then values, as they lie in memory. When a block has a larger score than
-        # those before it, what they have brought is scaled down.
+        # One block at a time, its keys and then its values, in memory order. When a block has a larger score
+        # than the blocks before it, their results are scaled down (online softmax).
         for row in span(query.shape[0]):
             weights = np.empty((heads, block_size), np.float32)
             most = np.full(heads, _NO_SCORE, np.float32)
@@ -209,13 +207,13 @@ def _compile(loop: Callable[..., None], *, parallel: bool) -> Callable[..., None
     compiled: Callable[..., None]
     try:
         compiled = numba.njit(fastmath=_FAST, parallel=parallel, cache=True)(loop)
-    except RuntimeError:  # there is no folder that can be written: every start compiles again
+    except RuntimeError:  # no writable cache folder: every start compiles again
         compiled = numba.njit(fastmath=_FAST, parallel=parallel)(loop)
     return compiled
 
 
 def _power_of_two(x: Any) -> Any:
-    """2**x by its series; there is no vector instruction for it. The comparisons leave a NaN as it is."""
+    """2**x by its series, because there is no vector instruction for it. The comparisons keep a NaN."""
     x = _LEAST_POWER if x < _LEAST_POWER else x
     x = _MOST_POWER if x > _MOST_POWER else x
     whole = np.floor(x + _HALF)

@@ -1,4 +1,4 @@
-"""How many KV blocks fit, with the arithmetic line by line."""
+"""Computes how many KV blocks fit into memory, with the arithmetic line by line for the log."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,13 @@ from engine.errors import InvalidConfig
 from engine.model import ModelConfig
 from engine.values import GIB
 
-# What a step needs besides weights and cache: activations and temporary buffers of an 8B model.
+# Memory of a step besides weights and cache: activations and temporary buffers of an 8B model.
 ACTIVATION_BYTES = 2 * GIB
 
 
 @dataclass(frozen=True, slots=True)
 class KvPoolSize:
-    """The result and its arithmetic."""
+    """The size of the pool; ``arithmetic`` explains it in lines of text."""
 
     token_bytes: int
     block_bytes: int
@@ -30,10 +30,10 @@ def compute_kv_pool_size(
     weights_bytes: int | None = None,
     activation_bytes: int = ACTIVATION_BYTES,
 ) -> KvPoolSize:
-    """The blocks that fit into the memory left by weights and activations.
+    """The number of blocks that fit into the memory not taken by weights and activations.
 
-    ``item_bytes`` is the size of a cached number and of a weight; ``weights_bytes`` None is the model's
-    parameters at that size. Raises InvalidConfig when not even one block fits.
+    ``item_bytes`` is the size of a cached number and of a weight. If ``weights_bytes`` is None, it is
+    computed from the model's parameters. Raises InvalidConfig when not even one block fits.
     """
     if weights_bytes is None:
         weights_bytes = model.num_parameters * item_bytes

@@ -1,19 +1,19 @@
-"""Which requests the engine accepts: one pure check, made by the client and again by the engine."""
+"""Checks whether the engine accepts a request; both the client and the engine call it."""
 
 import math
 
 from engine.errors import InvalidGrammar, InvalidSampling, NoPromptTokens, PromptTooLong, UnknownToken
 from engine.values import EngineInfo, GenerationRequest, SamplingParams
 
-# Most log-probabilities a token; OpenAI's and vLLM's limit too.
+# Most log-probabilities per token; also the limit of OpenAI and vLLM.
 MAX_LOGPROBS = 20
-# Longest schema, pattern or grammar. Building takes up to 4 ms for 1,000 characters (measured on one core, a
-# schema of properties only), so the longest a quarter of a second.
+# Longest schema, pattern or grammar. Building takes up to 4 ms per 1,000 characters (measured on one core
+# with a schema of properties only), so a quarter of a second for the longest.
 MAX_SPEC_CHARS = 65_536
 
 
 def check_request(request: GenerationRequest, info: EngineInfo) -> None:
-    """Raises the ``RequestRefused`` that says why ``request`` can never run on this engine."""
+    """Raise a ``RequestRefused`` with the reason if ``request`` can never run on this engine."""
     prompt, partial = request.prompt_token_ids, request.partial_token_ids
     if not prompt:
         raise NoPromptTokens("the prompt has no tokens")

@@ -1,6 +1,6 @@
 """Reads a Hugging Face checkpoint folder: config.json, safetensors (one file or sharded), tokenizer.json.
 
-Every defect of the folder is an ``EngineStartError`` whose text names the file.
+Every defect of the folder raises an ``EngineStartError`` whose message names the file.
 """
 
 import json
@@ -34,7 +34,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "Qwen3ForCausalLM": Architecture(head_norm=True),
     }
 )
-# Settings of config.json that change the computation in ways not implemented, when they are set.
+# Settings of config.json that are refused when set: they change the computation in ways not implemented.
 REFUSED_OPTIONS = ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -62,7 +62,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def read_weights(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelWeights:
-    """All weights, fused and converted. Raises ModelNotFound or ModelTruncated."""
+    """All weights, fused and converted to ``dtype``. Raises ModelNotFound or ModelTruncated."""
     tensors = _Tensors(folder, dtype, device)
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -113,7 +113,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto`` is CUDA when there is one. Raises InvalidConfig for a device that is unknown or absent."""
+    """The device of this name; ``auto`` prefers CUDA. Raises InvalidConfig if it is unknown or absent."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -128,10 +128,10 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """``auto`` is the checkpoint's dtype on CUDA and float32 on the CPU.
+    """The dtype of this name; ``auto`` is the checkpoint's dtype on CUDA and float32 on the CPU.
 
-    On the CPU float32 is faster for one stream and equal for 32 (5 M parameter model; only long prompts are
-    slower), and its tokens do not depend on the batch.
+    On the CPU float32 is faster for one stream and equal for 32 (model of 5 M parameters; only long prompts
+    are slower), and its tokens do not depend on the batch.
     """
     wanted = name if name != "auto" else ("float32" if device.type == "cpu" else config.dtype)
     if wanted not in DTYPES:
@@ -156,7 +156,7 @@ class _Tensors:
             self._open(folder / name)
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor ``name``, converted. Raises ModelTruncated when it is missing or of another shape."""
+        """The tensor ``name``, converted. Raises ModelTruncated if it is missing or has another shape."""
         if name not in self._files:
             raise ModelTruncated(f"{self._folder} lacks the tensor {name}")
         try:
@@ -182,7 +182,7 @@ class _Tensors:
 
 
 def _parse_config(raw: dict[str, Any], architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    # transformers 5 writes rope_parameters; before, rope_theta was a field next to rope_scaling.
+    # transformers 5 writes rope_parameters; earlier versions write rope_theta next to rope_scaling.
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     heads = int(raw["num_attention_heads"])
     return ModelConfig(

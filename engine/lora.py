@@ -1,15 +1,15 @@
-"""LoRA adapters in one batch: every adapter's tokens in one grouped product, no weights merged.
+"""LoRA adapters in one batch: one grouped product for the tokens of all adapters, without merging weights.
 
 An adapter adds ``x A B`` to a product ``x W`` of the model. The A of all resident adapters are stacked, and
-so are the B, with zero columns up to the largest rank. The tokens of a step are laid out by adapter, each
-adapter's padded to the longest:
+so are the B, with zero columns up to the largest rank. The tokens of a step are sorted by adapter, and padded
+to the same number of tokens for each adapter:
 
     x [tokens, in]  →  [adapters, width, in]  @  A [adapters, in, columns]  @  B [adapters, columns, out]
                     →  back to [tokens, out], added to x W
 
-These are two batched products over the adapters between the first and the last one of the step; two plain
-products when all tokens have the same adapter; none without adapters. For the model's fused products
-(queries, keys and values; gate and up) the B of one part is zero in the outputs of the others.
+These are two batched products over the adapters from the first to the last one of the step; two plain
+products when all tokens have the same adapter; none without adapters. In the model's fused products (queries,
+keys and values; gate and up) the B of one part is zero in the outputs of the others.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,15 +30,15 @@ PRODUCTS = ("qkv", "output", "gate_up", "down")
 
 @dataclass(frozen=True, slots=True)
 class LoraWeights:
-    """Stacked adapters: by layer and product A [adapters, columns, in] and B [adapters, columns, out], with
-    the scale in B.
+    """Stacked adapters. For each layer and product: A [adapters, columns, in] and B [adapters, columns, out];
+    B includes the scale.
     """
 
     layers: tuple[Mapping[str, tuple[torch.Tensor, torch.Tensor]], ...]
 
     @classmethod
     def stack(cls, weights: Sequence[Self]) -> Self:
-        """Single adapters as one, in order; copies."""
+        """Stack single adapters in this order; copies them."""
         layers = zip(*(one.layers for one in weights), strict=True)
         return cls(
             tuple(
@@ -51,7 +51,7 @@ class LoraWeights:
         )
 
     def only(self, place: int) -> Self:
-        """The adapter at ``place``; shares the memory."""
+        """The single adapter at index ``place``; shares the memory."""
         part = slice(place, place + 1)
         return type(self)(
             tuple({name: (a[part], b[part]) for name, (a, b) in layer.items()} for layer in self.layers)
@@ -60,8 +60,8 @@ class LoraWeights:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The places of a step's tokens in [adapters * width]: the token of each slot, the slot of each token,
-    and the slots without one, [adapters, width, 1]. Tokens without an adapter have an empty slot.
+    """The slots [adapters * width] of a step: the token of each slot, the slot of each token (an empty one if
+    it has no adapter), and whether each slot is empty, [adapters, width, 1].
     """
 
     width: int
@@ -72,14 +72,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class LoraBatch:
-    """The adapters of one step, at ``places`` of ``weights``; no layout when all tokens have the same."""
+    """The adapters of one step, at ``places`` of ``weights``; no layout if all tokens have the same one."""
 
     weights: LoraWeights
     places: slice
     layout: Layout | None
 
     def add_to(self, result: torch.Tensor, x: torch.Tensor, layer: int, product: str) -> None:
-        """Adds to ``result`` [tokens, out], in place, the adapters' product of ``x`` [tokens, in]."""
+        """Add the adapters' product of ``x`` [tokens, in] to ``result`` [tokens, out] in place."""
         a, b = self.weights.layers[layer][product]
         if not a.shape[1]:
             return
@@ -94,10 +94,10 @@ class LoraBatch:
 
 
 class AdapterBank:
-    """The adapters that requests may name, and those replaced or removed that requests still use.
+    """The loaded adapters, and the replaced or removed ones that requests still use.
 
-    ``read`` makes weights of a folder; it does not touch the bank, so another thread may call it. At most
-    ``max_loras`` can be named; together with those still in use there are at most twice as many.
+    ``read`` reads the weights of a folder; it does not access the bank, so another thread may call it. At
+    most ``max_loras`` are loaded; together with those still in use there are at most twice as many.
     """
 
     def __init__(self, max_loras: int, read: Callable[[Path], LoraWeights]) -> None:
@@ -115,16 +115,16 @@ class AdapterBank:
 
     @property
     def is_empty(self) -> bool:
-        """True when no version has weights here."""
+        """True when the bank holds no weights."""
         return not self._places
 
     @property
     def has_retired(self) -> bool:
-        """True while a version that can no longer be named has weights here."""
+        """True while the bank holds weights of a replaced or removed version."""
         return len(self._places) > len(self._named)
 
     def version(self, adapter_id: str) -> AdapterVersion:
-        """What a new request gets. Raises RequestedAdapterMissing."""
+        """The version that a new request uses. Raises RequestedAdapterMissing."""
         if adapter_id not in self._named:
             raise RequestedAdapterMissing(f"adapter {adapter_id!r} is not loaded")
         return self._named[adapter_id]
@@ -132,7 +132,7 @@ class AdapterBank:
     def install(
         self, adapter_id: str, weights: LoraWeights, in_use: Collection[AdapterVersion | None]
     ) -> None:
-        """Add an adapter, or replace the one of that id, whose weights go unless it is ``in_use``. Raises
+        """Add an adapter, or replace the one with that id, whose weights are freed unless ``in_use``. Raises
         NoAdapterRoom, and then nothing has changed.
         """
         others = len(self._named.keys() - {adapter_id})
@@ -148,15 +148,15 @@ class AdapterBank:
         self._named = named
 
     def remove(self, adapter_id: str) -> None:
-        """No new request gets this adapter. Raises AdapterNotLoaded."""
+        """Remove an adapter, so that no new request can use it. Raises AdapterNotLoaded."""
         if self._named.pop(adapter_id, None) is None:
             raise AdapterNotLoaded(f"adapter {adapter_id!r} is not loaded")
 
     def drop_unused(self, in_use: Collection[AdapterVersion | None]) -> None:
-        """Frees the versions that can no longer be named and are not ``in_use``."""
+        """Free the replaced and removed versions that are not ``in_use``."""
         kept = self._parts({*self._named.values(), *in_use})
         if len(kept) < len(self._places):
-            with suppress(NoAdapterRoom):  # they stay until the next request ends, when there may be memory
+            with suppress(NoAdapterRoom):  # they stay; tried again when the next request ends
                 self._arrange(kept)
 
     def batch(
@@ -189,13 +189,13 @@ class AdapterBank:
 
 
 def _lay_out(adapters: np.ndarray, device: torch.device) -> Layout:
-    """The layout for tokens of these adapters; a negative number is none."""
+    """The layout for tokens with these adapter indices; negative means no adapter."""
     order = np.argsort(adapters, kind="stable")
     sorted_adapters = adapters[order]
     of_its_kind = np.empty_like(order)
     of_its_kind[order] = np.arange(len(order)) - np.searchsorted(sorted_adapters, sorted_adapters)
     adapted = adapters >= 0
-    # A slot more when there are tokens without an adapter, so that the last one of the first is empty.
+    # One slot more if some tokens have no adapter: they use the first adapter's last slot, which is empty.
     width = int(of_its_kind[adapted].max()) + 1 + int(not adapted.all())
     slots = np.where(adapted, adapters * width + of_its_kind, width - 1)
     count = int(adapters.max()) + 1
@@ -206,7 +206,7 @@ def _lay_out(adapters: np.ndarray, device: torch.device) -> Layout:
 
 
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """[1, columns, …] of each as one, the columns padded with zeros to the largest number of them."""
+    """Stack tensors [1, columns, …] into one, the columns padded with zeros to the largest number."""
     columns = max(one.shape[1] for one in tensors)
     result = tensors[0].new_zeros(len(tensors), columns, tensors[0].shape[2])
     for place, one in enumerate(tensors):

@@ -1,7 +1,7 @@
 """Reads a LoRA adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors.
 
-Everything is checked against the model first; every defect is an ``EngineAdapterError`` whose text names the
-file or tensor.
+The adapter is checked against the model; every defect raises an ``EngineAdapterError`` whose message names
+the file or tensor.
 """
 
 import math
@@ -23,15 +23,15 @@ from engine.loader import one_line, read_json
 from engine.lora import LoraWeights
 from engine.model import ModelConfig
 
-# What may stand in adapter_config.json without a meaning for inference; every other key that is set, and is
-# not read below, changes what the adapter computes.
+# Keys of adapter_config.json that have no effect on inference. Any other key that is set, and is not read
+# below, changes the adapter's computation and is refused.
 _INFORMATIVE = frozenset((
     "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type",
     "lora_dropout", "init_lora_weights", "corda_config", "eva_config", "loftq_config", "lora_ga_config",
     "ensure_weight_tying", "layers_pattern", "megatron_core", "qalora_group_size", "runtime_config",
 ))  # fmt: skip
 _READ = frozenset(("peft_type", "bias", "r", "lora_alpha", "use_rslora", "target_modules"))
-# Ways to initialise A and B that leave the model's own weights alone; the others subtract from them.
+# Ways to initialise A and B that do not change the model's own weights; the others subtract from them.
 _INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
@@ -102,7 +102,7 @@ def _read_weights(
 ) -> LoraWeights:
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
-    # By product of the model: inputs, and outputs of each of the parts that it fuses.
+    # For each product of the model: the input size, and the output size of each part that it fuses.
     products = {
         "qkv": (
             hidden,

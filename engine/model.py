@@ -20,7 +20,7 @@ from engine.operators import Linear, Operators
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """Positions divided by ``factor``; ``rope_scaling`` of type ``linear`` in config.json."""
+    """Divides positions by ``factor``; ``rope_scaling`` of type ``linear`` in config.json."""
 
     factor: float
 
@@ -31,7 +31,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Llama 3's stretching of the low frequencies; ``rope_scaling`` of type ``llama3`` in config.json."""
+    """Stretches the low frequencies; ``rope_scaling`` of type ``llama3`` in config.json."""
 
     factor: float
     low_freq_factor: float
@@ -39,7 +39,7 @@ class Llama3Scaling:
     original_max_position: int
 
     def scale(self, frequencies: torch.Tensor) -> torch.Tensor:
-        """Long wavelengths are divided by the factor, short ones kept, those between blended."""
+        """Divide low frequencies by the factor, keep high ones, and blend those between."""
         rotations = self.original_max_position * frequencies / (2 * math.pi)
         blend = (rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         blend = blend.clamp(0.0, 1.0)
@@ -69,12 +69,12 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
 
     def kv_bytes_per_token(self, item_bytes: int) -> int:
-        """Keys and values of one token in all layers (128 KiB for Llama 3.1 8B in fp16)."""
+        """Size of the keys and values of one token in all layers (128 KiB for Llama 3.1 8B in fp16)."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * item_bytes
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in the checkpoint; tied embeddings count once."""
+        """Number of weights in the checkpoint; tied embeddings count once."""
         qkv = self.head_dim * (self.num_heads + 2 * self.num_kv_heads)
         attention = self.hidden_size * (qkv + self.head_dim * self.num_heads)
         extras = qkv * self.qkv_bias + 2 * self.head_dim * self.head_norm
@@ -100,7 +100,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """All weights; ``head`` shares the embedding's when they are tied."""
+    """All weights; ``head`` uses the tensor of ``embedding`` when they are tied."""
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
@@ -110,7 +110,7 @@ class ModelWeights:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The last token of every chunk, at ``rows`` of the batch, with plan and adapters for them alone."""
+    """The last tokens of all chunks, at ``rows`` of the batch; ``plan`` and ``lora`` are for these alone."""
 
     rows: torch.Tensor
     plan: Plan
@@ -118,7 +118,7 @@ class Ends:
 
 
 class Decoder:
-    """The forward pass. Holds weights and rotary tables, no state of any request."""
+    """The forward pass. It has weights and rotary tables, no state of requests."""
 
     def __init__(
         self,
@@ -148,9 +148,9 @@ class Decoder:
     ) -> torch.Tensor:
         """Compute the tokens of one step and store their keys and values in ``slots`` of ``cache``.
 
-        All three index tensors are [tokens]; ``lora`` is None when no token has an adapter. Returns the
-        hidden states after the final norm, [tokens, hidden]; with ``ends`` those of the ends only, since only
-        they are sampled.
+        The three index tensors are [tokens]; ``lora`` is None when no token has an adapter. Returns the
+        hidden states after the final norm, [tokens, hidden]; with ``ends`` only those of the last token of
+        each chunk, since only they are sampled from.
         """
         do, layers = self._operators, self._weights.layers
         x = F.embedding(token_ids, self._weights.embedding)
@@ -183,14 +183,14 @@ class Decoder:
         return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores over the vocabulary in float32, for the rows to be sampled."""
+        """The logits over the vocabulary in float32, for the rows to sample from."""
         return self._weights.head(hidden).float()
 
 
 def rotary_tables(
     config: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of every position, [positions, head_dim]; the first half of the sines negated."""
+    """The cosines and sines of all positions, [positions, head_dim]; the first half of the sines negated."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
     if config.rope_scaling is not None:
@@ -202,10 +202,10 @@ def rotary_tables(
 
 
 def new_cache(config: ModelConfig, num_blocks: int, block_size: int, like: Decoder) -> list[torch.Tensor]:
-    """The paged cache, one zeroed tensor [1 + num_blocks, 2, block_size, kv_heads * head_dim] a layer: a
-    block's keys and then its values.
+    """The paged cache: per layer one zeroed tensor [1 + num_blocks, 2, block_size, kv_heads * head_dim]; a
+    block has keys and then values.
 
-    On the CPU the zeros come lazily from the operating system: a block takes memory once it is first used.
+    On the CPU the operating system provides the zeros lazily: a block takes memory when it is first used.
     """
     shape = (1 + num_blocks, 2, block_size, config.num_kv_heads * config.head_dim)
     if like.device.type != "cpu":
@@ -214,7 +214,7 @@ def new_cache(config: ModelConfig, num_blocks: int, block_size: int, like: Decod
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    # torch.zeros writes every page; a fresh anonymous mapping is zero without being touched.
+    # torch.zeros writes every page; a new anonymous mapping is zero without being written.
     memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux; gathering blocks from huge pages took a tenth less time
         memory.madvise(mmap.MADV_HUGEPAGE)

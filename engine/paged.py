@@ -1,9 +1,9 @@
-"""Attention of one query a sequence on CUDA, without copying blocks.
+"""Attention for one query per sequence on CUDA, without copying blocks.
 
 flash-attn reads a block table directly, in half precision and for blocks of a multiple of 256 tokens.
-FlexAttention, which PyTorch compiles into one kernel, takes a mask: the whole cache is one sequence of keys,
-of which a query sees those of its own blocks. Where neither runs, blocks are gathered (``attention``).
-Nothing here copies from or waits for the host, so that a CUDA graph can contain it.
+FlexAttention, which PyTorch compiles into one kernel, uses a mask: the whole cache is one sequence of keys,
+and a query attends to those of its own blocks. Where neither runs, blocks are gathered (``attention``).
+No code here copies from or waits for the host, so that a CUDA graph can contain it.
 """
 
 from collections.abc import Callable
@@ -17,17 +17,17 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from engine.attention import DecodeKernel
 
-# What flash-attn 2 wants of a block table, and the least that a Triton product of FlexAttention's takes.
+# Block sizes: a multiple of this for flash-attn 2; at least this for FlexAttention's Triton products.
 FLASH_BLOCK_MULTIPLE = 256
 FLEX_LEAST_BLOCK = 16
-# Queries of a block of FlexAttention's mask, its default; there is one query a sequence.
+# Queries per block of FlexAttention's mask (its default); a sequence has only one query.
 _MASK_QUERIES = 128
-# Kernels of FlexAttention that a process may compile: one for each power of two of rows.
+# Most FlexAttention kernels that a process may compile: one for each power of two of rows.
 _MOST_KERNELS = 64
 
 
 class Kernel(StrEnum):
-    """How sequences with one query attend."""
+    """The implementation of attention for sequences with one query."""
 
     FLASH = "flash-attn"
     FLEX = "FlexAttention"
@@ -35,7 +35,7 @@ class Kernel(StrEnum):
 
 
 def choose_kernel(device: str, dtype: torch.dtype, block_size: int, *, has_flash: bool) -> Kernel:
-    """The fastest kernel that runs on this type of device, for this type of number and size of block."""
+    """The fastest kernel that supports this type of device, dtype and block size."""
     if device != "cuda":
         return Kernel.GATHER
     if has_flash and dtype in (torch.float16, torch.bfloat16) and block_size % FLASH_BLOCK_MULTIPLE == 0:
@@ -54,7 +54,7 @@ def make_kernel(
     dtype: torch.dtype,
     device: torch.device,
 ) -> DecodeKernel | None:
-    """The kernel for this device and a cache of ``cache_blocks``; None where blocks are gathered."""
+    """The kernel for this device and a cache of ``cache_blocks``; None if blocks must be gathered."""
     has_flash = find_spec("flash_attn") is not None
     kind = choose_kernel(device.type, dtype, block_size, has_flash=has_flash)
     if kind is Kernel.FLASH:
@@ -62,9 +62,9 @@ def make_kernel(
 
         return FlashDecode(heads, kv_heads, head_dim, flash_attn_with_kvcache)
     if kind is Kernel.FLEX:
-        from torch._dynamo import config  # takes two seconds, which an engine on a CPU need not wait
+        from torch._dynamo import config  # this import takes two seconds, which a CPU engine saves
 
-        # The kernel for short queries, which alone takes blocks this small, is made for one number of rows.
+        # Only the kernel for short queries supports blocks this small; it is compiled per number of rows.
         config.recompile_limit = _MOST_KERNELS
         compiled = torch.compile(flex_attention, dynamic=False)
         return FlexDecode(heads, kv_heads, head_dim, block_size, cache_blocks, compiled)
@@ -72,9 +72,9 @@ def make_kernel(
 
 
 class FlexDecode:
-    """FlexAttention with a mask made of the block tables. ``attention`` is its compiled or its plain form.
+    """FlexAttention with a mask made from the block tables. ``attention`` is its compiled or its plain form.
 
-    Rows are padded to a power of two, so that few kernels are compiled; a row of padding sees no key.
+    Rows are padded to a power of two, so that few kernels are compiled; a padding row attends to no key.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class FlexDecode:
         self._attention = attention
 
     def prepare(self, tables: torch.Tensor, contexts: torch.Tensor) -> BlockMask:
-        """Which keys of the whole cache each row sees."""
+        """The mask: which keys of the whole cache each row attends to."""
         block_size, rows = self._block_size, 1 << (len(tables) - 1).bit_length()
         padding = rows - len(tables)
         tables, contexts = F.pad(tables, (0, 0, 0, padding)), F.pad(contexts, (0, padding))
-        # The place of every block in the row's table, -1 for those of others. Unused entries of a table are
-        # the null block, which so gets a place after the last key.
+        # For each row the place of every cache block in the row's table, -1 if it is not in it. Unused
+        # entries of a table are the null block, which therefore gets a place after the last key.
         place = torch.full((rows, self._cache_blocks), -1, dtype=torch.int64, device=tables.device)
         place.scatter_(1, tables, torch.arange(tables.shape[1], device=tables.device).expand_as(tables))
 
@@ -119,8 +119,8 @@ class FlexDecode:
         size = self._heads * self._head_dim
         rows = prepared.kv_num_blocks.shape[0]
         padded = F.pad(query[:, :size], (0, 0, 0, rows - len(query)))
-        # All keys and values as one sequence, a block's keys before its values. The second view of it begins
-        # a block later, so that a key in one and its value in the other have the same number.
+        # All keys and values as one sequence, a block's keys before its values. The view of the values begins
+        # one block later, so that a key and its value have the same index in both views.
         tokens = cache.view(1, -1, self._kv_heads, self._head_dim).transpose(1, 2)
         result: torch.Tensor = self._attention(
             padded.view(rows, self._heads, 1, self._head_dim),
@@ -133,7 +133,7 @@ class FlexDecode:
 
 
 class FlashDecode:
-    """flash-attn over a paged cache; ``attention`` is its ``flash_attn_with_kvcache``."""
+    """flash-attn over a paged cache; ``attention`` is ``flash_attn_with_kvcache``."""
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, attention: Callable[..., Any]) -> None:
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim

@@ -1,7 +1,7 @@
-"""Logit bias and penalties: changes of the model's logits that a request asks for, token by token.
+"""Logit bias and penalties: changes of logits that a request asks for.
 
-Only the tokens that a request names or has used are changed: a sequence has a list of those, each with the
-change of its logit, and a step gathers these few logits of all rows, changes them and puts them back. Nothing
+Only the tokens that a request names or has used are changed. A sequence has a list of them, each with the
+change of its logit; a step gathers these few logits of all rows, changes them and writes them back. No array
 has the size of the vocabulary.
 """
 
@@ -19,10 +19,10 @@ _FIRST_CAPACITY = 64
 
 
 class Adjustments:
-    """The logits that one sequence changes: ``ids`` [size], and ``values`` [3, size] of the changes.
+    """The changes of logits for one sequence: the token ``ids`` [size], and their ``values`` [3, size].
 
-    The bias is added, then a positive logit is divided and a negative one multiplied by the factor, then the
-    shift is subtracted.
+    First the bias is added, then a positive logit is divided and a negative one multiplied by the factor,
+    then the shift is subtracted.
     """
 
     __slots__ = ("_counts", "_ids", "_params", "_places", "_size", "_values")
@@ -35,7 +35,7 @@ class Adjustments:
         self._ids = np.empty(_FIRST_CAPACITY, np.int64)
         self._values = np.empty((3, _FIRST_CAPACITY), np.float32)
         for token, bias in params.logit_bias:
-            place = self._place(token)  # first: it may make room
+            place = self._place(token)  # before the array is indexed: it may replace the array
             self._values[_BIAS, place] += bias
         if params.repetition_penalty != 1.0:
             for token in set(prompt):
@@ -44,16 +44,16 @@ class Adjustments:
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
-        """The tokens whose logits change, each once."""
+        """The tokens whose logits change, without duplicates."""
         return self._ids[: self._size]
 
     @property
     def values(self) -> npt.NDArray[np.float32]:
-        """Bias, factor and shift of each."""
+        """The bias, factor and shift of each token in ``ids``."""
         return self._values[:, : self._size]
 
     def add(self, token: int) -> None:
-        """The output has one more token."""
+        """Update the changes after ``token`` was added to the output."""
         params, place = self._params, self._place(token)
         self._counts[token] += 1
         self._values[_FACTOR, place] = params.repetition_penalty
@@ -73,7 +73,7 @@ class Adjustments:
 
 
 def adjustments_of(params: SamplingParams, prompt: Iterable[int]) -> Adjustments | None:
-    """The state of a new sequence; None when it changes no logits."""
+    """The changes for a new sequence; None if its parameters change no logits."""
     neutral = (
         params.repetition_penalty == 1.0
         and params.presence_penalty == 0.0
@@ -84,7 +84,7 @@ def adjustments_of(params: SamplingParams, prompt: Iterable[int]) -> Adjustments
 
 
 def adjust(logits: torch.Tensor, rows: Sequence[int], states: Sequence[Adjustments]) -> None:
-    """Changes ``logits`` [rows, vocabulary] in place: row ``rows[i]`` by ``states[i]``."""
+    """Change ``logits`` [rows, vocabulary] in place: row ``rows[i]`` by ``states[i]``."""
     device = logits.device
     ids = [state.ids for state in states]
     places = torch.from_numpy(np.repeat(rows, [len(one) for one in ids])).to(device)

@@ -1,13 +1,13 @@
-"""The identity of full blocks, and the block with an identity.
+"""The identities of full blocks, and the map from identities to blocks.
 
-A key and a value depend on every token before theirs, so a block can serve another sequence only when all
-tokens up to its end are the same. Its identity is a digest of 16 bytes of the identity of the block before it
+A key and a value depend on all tokens before them, so a sequence can share a block only when all tokens up to
+the block's end are the same. Its identity is a digest, 16 bytes long, of the identity of the previous block
 and of its own tokens.
 
     root ──> digest(root, tokens 0-15) ──> digest(…, tokens 16-31) ──> …
 
-The root stands for the salt (a tenant) and the version of the adapter. BLAKE2b of 128 bits makes collisions
-implausible, by chance or by intent.
+The root is a digest of the salt (the tenant's) and the version of the adapter. BLAKE2b of 128 bits makes
+collisions implausible, by chance or by intent.
 """
 
 from array import array
@@ -20,13 +20,13 @@ DIGEST_BYTES = 16
 
 
 def chain_root(salt: str | None, adapter: AdapterVersion | None) -> bytes:
-    """Where the chains of a salt and of a version of an adapter begin."""
-    origin = repr((salt, adapter))  # unlike a join, no two different ones are written the same
+    """The parent of the first block of all sequences with this salt and adapter version."""
+    origin = repr((salt, adapter))  # unlike a join, different pairs never give the same text
     return blake2b(origin.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def extend_chain(digests: list[bytes], parent: bytes, token_ids: Sequence[int], block_size: int) -> None:
-    """Appends to ``digests``, which end with ``parent``, the identities of the full blocks that follow."""
+    """Append the identities of the next full blocks to ``digests``, whose last one is ``parent``."""
     for start in range(len(digests) * block_size, len(token_ids) - block_size + 1, block_size):
         tokens = array("I", token_ids[start : start + block_size])
         parent = blake2b(parent + tokens.tobytes(), digest_size=DIGEST_BYTES).digest()
@@ -34,7 +34,7 @@ def extend_chain(digests: list[bytes], parent: bytes, token_ids: Sequence[int], 
 
 
 class PrefixCache:
-    """The known blocks. A block has at most one identity, and an identity at most one block."""
+    """The known blocks: a block has at most one identity, and an identity at most one block."""
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
@@ -44,7 +44,7 @@ class PrefixCache:
         return block in self._digest_of
 
     def find(self, digests: Iterable[bytes]) -> list[int]:
-        """The blocks of the longest known beginning of a chain."""
+        """The blocks of the longest known prefix of ``digests``."""
         blocks = []
         for digest in digests:
             block = self._block_of.get(digest)
@@ -54,7 +54,7 @@ class PrefixCache:
         return blocks
 
     def put(self, digest: bytes, block: int) -> int | None:
-        """Makes ``block`` the one with this identity; returns the block that had it before."""
+        """Give this identity to ``block``; returns the block that had it before."""
         before = self._block_of.get(digest)
         if before is not None:
             del self._digest_of[before]
@@ -63,5 +63,5 @@ class PrefixCache:
         return before
 
     def drop(self, block: int) -> None:
-        """Forgets a known block."""
+        """Remove a known block."""
         del self._block_of[self._digest_of.pop(block)]

@@ -1,7 +1,7 @@
-"""The engine's process: reads commands, steps while there is work, sends one frame a step.
+"""The engine's process: reads commands, steps while there is work, sends one frame per step.
 
-Started by ``engine.client`` as ``python -m engine.process FD`` with one end of a socket pair. It ends when
-the other end is closed, so it never outlives its parent.
+``engine.client`` starts it as ``python -m engine.process FD`` with one end of a socket pair. It ends when the
+other end is closed, so it never outlives its parent.
 """
 
 import json
@@ -37,12 +37,12 @@ from engine.wire import (
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, with the gateway's field names. Of exceptions only type and place are logged:
-    their texts may quote callers.
+    """One JSON object per line, with the gateway's field names. Exceptions are logged as type and place only,
+    because their messages may quote a caller's text.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """The record as one line of JSON."""
         line = {
             "event": record.getMessage(),
             "level": record.levelname.lower(),
@@ -55,12 +55,12 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
-# The level of the gateway's log, which starts the engine.
+# The log level of the gateway, which starts the engine.
 LOG_LEVEL_VARIABLE = "SLUICE_LOG_LEVEL"
 
 
 def log_to(stream: TextIO) -> None:
-    """Send this process's log to ``stream``, from the gateway's level on."""
+    """Write this process's log to ``stream``, at the gateway's level."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         logging.Formatter("%(asctime)s engine %(levelname)s %(message)s") if stream.isatty() else JsonLines()
@@ -80,21 +80,21 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 _READ_BYTES = 1 << 20
-# How often an engine without requests looks whether an adapter has been read.
+# Interval in which an engine without requests checks whether an adapter has been read.
 ADAPTER_POLL_S = 0.005
 _log = logging.getLogger(__name__)
 
 
 class Channel:
-    """The child's end of the socket. It blocks: without a reading parent the child has nothing to do."""
+    """The child's end of the socket. Sending blocks: if the parent does not read, the child can wait."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._reader = FrameReader(Command)
 
     def receive(self, wait_s: float | None) -> list[Command] | None:
-        """The commands that arrive within ``wait_s`` (None: for ever, then at least one). None when the
-        parent closed its end.
+        """The commands that arrive within ``wait_s`` (None: wait for at least one, without a limit). None
+        when the parent closed its end.
         """
         commands: list[Command] = []
         while not commands:
@@ -107,12 +107,12 @@ class Channel:
         return commands
 
     def send(self, event: Event) -> None:
-        """Sends a frame. Raises ConnectionError when the parent has gone."""
+        """Send a frame. Raises ConnectionError when the parent has ended."""
         self._socket.sendall(encode(event))
 
 
 def serve(engine: "Engine", channel: Channel) -> None:
-    """Runs until the parent closes its end."""
+    """Execute commands and step until the parent closes its end."""
     desk = AdapterCommands(engine)
     while (commands := channel.receive(_patience_s(engine, desk))) is not None:
         outputs = [output for command in commands if (output := _apply(engine, desk, command)) is not None]
@@ -124,14 +124,14 @@ def serve(engine: "Engine", channel: Channel) -> None:
 
 
 def _patience_s(engine: "Engine", desk: AdapterCommands) -> float | None:
-    """How long to wait for a command: not at all with work, for ever without any."""
+    """How long to wait for a command: 0 if there is work, None (no limit) if there is none."""
     if engine.has_work:
         return 0.0
     return ADAPTER_POLL_S if desk.is_busy else None
 
 
 def _apply(engine: "Engine", desk: AdapterCommands, command: Command) -> SequenceOutput | None:
-    """Execute one command; a refused request gets an output that says so."""
+    """Execute one command; returns an error output for a refused request."""
     if isinstance(command, LoadAdapter | UnloadAdapter):
         desk.take(command)
     elif isinstance(command, Abort):
@@ -167,14 +167,14 @@ def _load(command: Command) -> "Engine":
 
 
 def _warm_up(engine: "Engine") -> None:
-    """Generate one token, so that the first request does not wait for libraries' set-up on first use."""
+    """Generate at most two tokens, so that the first request does not wait for the set-up of libraries."""
     engine.add(GenerationRequest("warm-up", (0,), SamplingParams(max_tokens=2, temperature=0.0)))
     while engine.has_work:
         engine.step()
 
 
 def main(argv: list[str], load: Callable[[Command], "Engine"] = _load) -> int:
-    """Serves on the socket whose number is the only argument; returns the exit status."""
+    """Serve on the socket whose file descriptor is the only argument; returns the exit status."""
     # Ctrl-C and a service manager's SIGTERM reach every process of the tree: the parent drains, then closes
     # the socket.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -204,4 +204,4 @@ def main(argv: list[str], load: Callable[[Command], "Engine"] = _load) -> int:
 if __name__ == "__main__":
     status = main(sys.argv[1:])
     logging.shutdown()
-    os._exit(status)  # nothing is left to tidy up, and tearing torch down takes a second on a busy machine
+    os._exit(status)  # no cleanup is needed, and the teardown of torch takes a second on a busy machine

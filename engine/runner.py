@@ -1,6 +1,6 @@
-"""From scheduled chunks to tokens: flattens the batch, runs the model once, samples once.
+"""Computes the tokens of scheduled chunks: flattens the batch, runs the model once, samples once.
 
-The block table of every running sequence is a row of one array, into which only new blocks are copied.
+The block table of every running sequence is a row of one array; a step copies only new blocks into it.
 """
 
 from collections.abc import Sequence as Seq
@@ -20,23 +20,23 @@ from engine.scheduler import Chunk
 from engine.threads import StepThreads
 from engine.values import TokenIdLogprob
 
-# What PyTorch's CPU allocator and oneDNN say: neither has an exception class of its own. oneDNN names no
-# cause, but it has run the same products with another number of rows when the engine warmed up.
+# Messages of PyTorch's CPU allocator and of oneDNN, which have no exception classes for this. oneDNN names no
+# cause, but in the warm-up it has run the same products, with another number of rows.
 _SIGNS_OF_NO_MEMORY = ("DefaultCPUAllocator", "could not create a primitive", "could not create a memory")
-# oneDNN makes a kernel for each new number of rows and keeps it; for the five products of the demo model that
-# took 1.5 ms and more of a step of 10. So steps with prompts have one of few numbers of rows.
+# oneDNN builds and keeps a kernel for each new number of rows; for the five products of the demo model that
+# took at least 1.5 ms of a step of 10 ms. So the rows of steps with prompts are padded to a multiple of this.
 _ROWS_MULTIPLE = 16
 
 
 class OutOfMemory(Exception):
-    """The device had no memory for a step; nothing of the step counts."""
+    """The device had no memory for a step; the step has no result."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """``tokens[i]`` was sampled for chunk i, or is None; ``failed`` are the chunks with a NaN or infinity;
-    ``logprobs`` are those asked for, by chunk. ``embeddings`` are the vectors of the chunks that complete a
-    text to embed, see ``SequenceOutput.embedding``.
+    ``logprobs`` are the requested ones, by chunk. ``embeddings`` are the vectors of the chunks that complete
+    a text to embed, see ``SequenceOutput.embedding``.
     """
 
     tokens: list[int | None]
@@ -46,17 +46,17 @@ class StepResult:
 
 
 class Runner(Protocol):
-    """What the engine needs: runs chunks as one step; raises OutOfMemory with nothing done."""
+    """Runs chunks as one step; raises OutOfMemory, and then the step has no effect."""
 
     def run(self, chunks: Seq[Chunk]) -> StepResult:
-        """Computes all chunks; for each that is its sequence's last samples a token, or makes its vector."""
+        """Compute all chunks; for the last chunk of a sequence, sample a token or make its embedding."""
         ...
 
 
 class ModelRunner:
-    """Runs a model over a paged cache; with ``fixed_decode`` steps that only decode go through ``graphs``,
-    where attention has a kernel for them. ``threads`` chooses those of each step; without it they stay as
-    they are.
+    """Runs a model over a paged cache. With ``fixed_decode``, and if attention has a kernel, steps that only
+    decode use ``graphs``. ``threads`` sets the number of threads for each step; without it the number is not
+    changed.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ModelRunner:
         self._threads = threads
         self._adapters = adapters
         self._block_size = block_size
-        # A block that the pool does not know, for what padding writes.
+        # A block outside the pool, to which padding is written.
         self._spare_block = num_blocks + 1
         self._cache = new_cache(model.config, self._spare_block, block_size, model)
         self._tables: IntArray = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int64)
@@ -114,7 +114,7 @@ class ModelRunner:
         ordered = [chunks[index] for index in order]
         starts = np.array([chunk.start for chunk in ordered])
         logits, sums = self._compute(ordered, starts, [len(group) for group in members])
-        # One row a chunk. A chunk's last token attends to all before it, so a NaN of any of them is here too.
+        # One row per chunk. Its last token attends to all tokens before it, so a NaN of any is here too.
         failed = set(_rows_not_finite(logits))
         if failed:
             logits = logits.nan_to_num(0.0, 0.0, 0.0)
@@ -129,7 +129,7 @@ class ModelRunner:
             for at, token in zip(sampling, chosen, strict=True):
                 results[order[at]] = None if at in failed else token
         for at in failed:
-            # Earlier blocks are finite, and other sequences may share them.
+            # Only from this chunk on: earlier blocks are finite, and other sequences may share them.
             self._scrub(ordered[at].sequence.blocks[starts[at] // self._block_size :])
         embeddings = {order[at]: _unit_vector(total) for at, total in sums.items() if ordered[at].is_last}
         for at, total in sums.items():
@@ -141,7 +141,7 @@ class ModelRunner:
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """The logits after the last token of each chunk, and the sums of hidden states of texts to embed.
 
-        The chunks are in groups of these sizes.
+        ``sizes`` are the numbers of chunks in each group of attention.
         """
         model, device = self._model, self._model.device
         tables = self._tables[[chunk.sequence.row for chunk in chunks]]
@@ -157,7 +157,7 @@ class ModelRunner:
         lora = self._lora_batch(chunks, lengths)
         embeds = [at for at, chunk in enumerate(chunks) if chunk.sequence.request.embed]
         is_decode = len(token_ids) == len(chunks) and not embeds
-        # Adapters are laid out for the tokens there are.
+        # No padding with adapters: their layout has no padding tokens.
         padding = 0 if is_decode or lora is not None else -len(token_ids) % _ROWS_MULTIPLE
         fillers = (0, 0, self._spare_block * self._block_size)
         inputs = [
@@ -204,13 +204,13 @@ class ModelRunner:
             self._table_filled[row] = len(blocks)
 
     def _scrub(self, blocks: list[int]) -> None:
-        """Zeroes blocks that may hold a NaN: even masked it would spoil the sequence that has them next."""
+        """Zero blocks that may hold a NaN: even masked, it would corrupt the next sequence that uses them."""
         for layer in self._cache:
             layer[blocks] = 0
 
 
 def _rows_not_finite(values: torch.Tensor) -> list[int]:
-    # A sum is finite only if all its terms are; one pass, no intermediate of the size of the input.
+    # A sum is finite only if all its terms are. This is one pass, without a temporary of the input's size.
     finite = torch.isfinite(values.sum(dim=-1, dtype=torch.float32))
     if bool(finite.all()):
         return []
@@ -219,7 +219,7 @@ def _rows_not_finite(values: torch.Tensor) -> list[int]:
 
 
 def _unit_vector(total: torch.Tensor) -> bytes:
-    """A sum has the direction of the mean."""
+    """The normalised mean of the hidden states, from their sum, which has the same direction."""
     numbers = torch.nn.functional.normalize(total, dim=0).cpu().numpy()
     return numbers.astype("<f4").tobytes()
 

@@ -1,20 +1,20 @@
-"""Which sequences run in the next step, and with how many tokens. Pure decisions: no tensors, no clock, no
+"""Decides which sequences run in the next step, and with how many tokens. It has no tensors, no clock and no
 I/O.
 
 A step has one token budget. It goes, in this order, to
 
 1. running sequences with one pending token (they decode), by rank,
-2. running sequences with more (their prompt is partly computed), by rank, as much of it as the budget allows,
-3. waiting sequences by rank, while there is budget, a row, and room for the whole of their tokens. A sequence
-   starts with the cached blocks of its prefix; their tokens cost no budget. While a running one computes its
-   next block, it waits for that, and so do those after it.
+2. running sequences with more (their prompt is partly computed), by rank, as far as the budget allows,
+3. waiting sequences by rank, while there is budget, a row, and blocks for all of their tokens. A sequence
+   starts with the cached blocks of its prefix; their tokens cost no budget. While a running sequence computes
+   the next block of that prefix, the waiting one waits for it, and so do those after it in the queue.
 
 When a running sequence needs a block and none is free, the last running one by rank releases all of its
 blocks and returns to the queue, to be computed again (recompute preemption).
 
-Rank is the time of arrival, earlier by ``AGING_S`` for each step of priority, and never changes. The first by
-rank is never preempted and no request passes it in the queue, so it ends, and the next becomes the first: no
-request starves.
+Rank is the time of arrival, minus ``AGING_S`` for each level of priority, and never changes. The first by
+rank is never preempted and no request overtakes it in the queue, so it ends, and the next one becomes the
+first: no request starves.
 """
 
 from bisect import insort
@@ -26,8 +26,8 @@ from engine.block_pool import BlockPool
 from engine.prefix_cache import chain_root, extend_chain
 from engine.sequence import Sequence, Status
 
-# What a step of priority is worth in waiting time, in seconds: several times what admission lets anybody wait
-# (``admission.max_wait_ms``), so that priorities are strict until the engine is overloaded for long.
+# The waiting time, in seconds, that one level of priority is worth: several times the longest wait in
+# admission (``admission.max_wait_ms``), so that priorities are strict until an overload lasts for long.
 AGING_S = 10.0
 
 _by_rank = attrgetter("rank")
@@ -42,17 +42,17 @@ class Chunk(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The first token after it."""
+        """The position after the chunk's last token."""
         return self.start + self.length
 
     @property
     def is_last(self) -> bool:
-        """True when nothing is pending after it, so that a token can be sampled."""
+        """True if it ends with the last known token, so that the next token can be sampled."""
         return self.end == self.sequence.num_tokens
 
 
 class Scheduler:
-    """Queue, running set and block accounting. ``waiting`` and ``running`` are in the order of rank."""
+    """The queue, the running set and the allocation of blocks. Both lists are in the order of rank."""
 
     def __init__(
         self, pool: BlockPool, *, max_num_seqs: int, max_num_batched_tokens: int, prefix_caching: bool = True
@@ -71,7 +71,7 @@ class Scheduler:
         self.prompt_tokens = 0
 
     def add(self, sequence: Sequence) -> None:
-        """Puts a new sequence into the queue."""
+        """Add a new sequence to the queue."""
         sequence.rank = (sequence.arrived_at - sequence.request.priority * AGING_S, next(self._arrivals))
         insort(self.waiting, sequence, key=_by_rank)
 
@@ -94,7 +94,7 @@ class Scheduler:
                 planned[sequence] = length
                 budget -= length
 
-        # A step that had to preempt starts no request: the blocks it got back are for those that run.
+        # A step with a preemption starts no request: the freed blocks are for the running sequences.
         while budget and self.waiting and self._free_rows and self.preemptions == preemptions_before:
             sequence = self.waiting[0]
             if not self._start(sequence):
@@ -105,7 +105,7 @@ class Scheduler:
         return [Chunk(sequence, sequence.num_computed, length) for sequence, length in planned.items()]
 
     def advance(self, chunks: list[Chunk]) -> None:
-        """Records that ``chunks`` have been computed; the blocks they filled become known."""
+        """Record that ``chunks`` have been computed; the blocks that they filled become known."""
         block_size = self._pool.block_size
         for chunk in chunks:
             sequence = chunk.sequence
@@ -116,7 +116,7 @@ class Scheduler:
                     self._pool.remember(sequence.blocks[index], sequence.digests[index])
 
     def finish(self, sequence: Sequence) -> None:
-        """Ends a sequence, waiting or running; its blocks are free when this returns."""
+        """End a sequence, waiting or running, and free its blocks."""
         if sequence.status is Status.RUNNING:
             self.running.remove(sequence)
             self._give_back(sequence)
@@ -125,7 +125,7 @@ class Scheduler:
         sequence.status = Status.FINISHED
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take everything from a running sequence, which returns to the queue."""
+        """Free the blocks and the row of a running sequence and return it to the queue."""
         self.running.remove(sequence)
         self._give_back(sequence)
         sequence.status = Status.WAITING
@@ -135,7 +135,7 @@ class Scheduler:
         self.preemptions += 1
 
     def shed(self, chunks: list[Chunk]) -> list[Chunk]:
-        """After a failed step, preempts the last half by rank of what was scheduled; returns the rest."""
+        """After a failed step: preempt the last half, by rank, of its sequences; returns the other chunks."""
         scheduled = {chunk.sequence for chunk in chunks}
         by_rank = [sequence for sequence in self.running if sequence in scheduled]
         for sequence in by_rank[(len(by_rank) + 1) // 2 :]:
@@ -143,7 +143,7 @@ class Scheduler:
         return [chunk for chunk in chunks if chunk.sequence.status is Status.RUNNING]
 
     def check_integrity(self) -> None:
-        """Raises AssertionError unless every block, row and reference is accounted for."""
+        """Raise AssertionError unless every block, row and reference is accounted for."""
         self._pool.check_integrity(sequence.blocks for sequence in self.running)
         rows = sorted(self._free_rows + [sequence.row for sequence in self.running])
         if rows != list(range(self._max_num_seqs)):
@@ -163,7 +163,7 @@ class Scheduler:
         return True
 
     def _start(self, sequence: Sequence) -> bool:
-        """Gives the first waiting sequence a row and all of its blocks, or nothing when it has to wait."""
+        """Start the first waiting sequence with a row and all its blocks; false if it has to wait."""
         pool = self._pool
         cached: list[int] = []
         if self._caches(sequence):
@@ -174,13 +174,13 @@ class Scheduler:
                 return False
         if pool.blocks_for(sequence.num_tokens) - len(cached) > pool.num_free - pool.count_free(cached):
             return False
-        pool.share(cached)  # before the rest is allocated, which might evict them
+        pool.share(cached)  # before the allocation, which might evict them
         sequence.blocks.extend(cached)
         self._reserve(sequence, sequence.num_tokens)
         sequence.num_computed = len(cached) * pool.block_size
         if not sequence.preemptions:
             self.prompt_tokens += sequence.num_prompt
-        if self._caches(sequence) and not sequence.preemptions:  # one that returns finds its own blocks
+        if self._caches(sequence) and not sequence.preemptions:  # a preempted one finds its own blocks
             sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
             self.prefix_queries += sequence.num_prompt
             self.prefix_hits += sequence.num_cached
@@ -191,11 +191,11 @@ class Scheduler:
         return True
 
     def _caches(self, sequence: Sequence) -> bool:
-        """Whether its prefix may come from the cache. An embedding needs the hidden states of every token."""
+        """Whether it may use the prefix cache; an embedding may not: it needs every token's hidden state."""
         return self._prefix_caching and not sequence.request.embed
 
     def _is_being_computed(self, digest: bytes, index: int) -> bool:
-        """True when a running sequence will compute a block ``index`` with this identity."""
+        """True if a running sequence will compute this block, whose place in the sequence is ``index``."""
         end = (index + 1) * self._pool.block_size
         return any(
             one.num_computed < end and one.digests[index : index + 1] == [digest] for one in self.running
@@ -208,6 +208,6 @@ class Scheduler:
 
     def _give_back(self, sequence: Sequence) -> None:
         self._pool.release(sequence.blocks)
-        sequence.blocks = []  # a new list: the runner knows by its identity that the table row is stale
+        sequence.blocks = []  # a new list object, by which the runner detects a stale table row
         self._free_rows.append(sequence.row)
         sequence.row = -1

@@ -3,8 +3,8 @@
     token_ids:  [ prompt ............ | output ...... ]      the output may begin with a partial answer
                 [ computed ...... | pending ......... ]      computed tokens have keys and values in blocks
 
-There is no prefill or decode state: a new prompt has many pending tokens, a running answer one, a preempted
-sequence all; when the last known token has been computed, the next one can be sampled.
+There is no prefill or decode state: of a new prompt many tokens are pending, of a running answer one, of a
+preempted sequence all. When the last known token has been computed, the next one can be sampled.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.values import GenerationRequest
 
-if TYPE_CHECKING:  # the scheduler knows sequences, and no tensors
+if TYPE_CHECKING:  # the scheduler imports this module, and must not import torch
     import torch
 
     from engine.penalties import Adjustments
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the scheduler knows sequences, and no tensors
 
 @dataclass(frozen=True, slots=True)
 class AdapterVersion:
-    """One set of LoRA weights. ``number`` counts the loads of this engine, so a replacement under the same id
+    """One set of LoRA weights. ``number`` counts the loads of this engine, so a replacement with the same id
     is another version, with other keys and values.
     """
 
@@ -31,7 +31,7 @@ class AdapterVersion:
 
 
 class Status(Enum):
-    """Where the sequence is. It holds blocks and a row only while RUNNING."""
+    """The state of a sequence. It has blocks and a row only while RUNNING."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -42,10 +42,10 @@ class Status(Enum):
 class Sequence:
     """A request and its state. Times are the engine's clock, in seconds; ``row`` is its block table row.
 
-    ``num_cached`` are the prompt tokens that came from the prefix cache; ``rank`` orders sequences, the most
+    ``num_cached`` is the number of prompt tokens from the prefix cache; ``rank`` orders sequences, the most
     important first; ``digests`` are the identities of the first blocks, as far as they were needed.
-    ``adjustments`` and ``matcher`` follow the output, so a preemption leaves them as they are. ``hidden_sum``
-    adds up the hidden states of the computed tokens of a text to embed.
+    ``adjustments`` and ``matcher`` depend on the output only, so a preemption does not change them.
+    ``hidden_sum`` is the sum of the hidden states of the computed tokens of a text to embed.
     """
 
     request: GenerationRequest
@@ -72,37 +72,37 @@ class Sequence:
 
     @property
     def num_prompt(self) -> int:
-        """Tokens of the prompt."""
+        """Number of prompt tokens."""
         return len(self.request.prompt_token_ids)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known: prompt and output."""
+        """Number of known tokens: prompt and output."""
         return len(self.token_ids)
 
     @property
     def num_output(self) -> int:
-        """Tokens of the answer: of the partial answer and sampled here."""
+        """Number of output tokens: those of the partial answer, and those sampled in this call."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     @property
     def num_sampled(self) -> int:
-        """Tokens sampled here."""
+        """Number of tokens sampled in this call, without those of the partial answer."""
         return self.num_output - len(self.request.partial_token_ids)
 
     @property
     def num_pending(self) -> int:
-        """Tokens known and not computed."""
+        """Number of known tokens that are not computed."""
         return len(self.token_ids) - self.num_computed
 
     @property
     def queue_wait_s(self) -> float | None:
-        """Seconds from arrival until first scheduled."""
+        """Seconds from arrival to the first scheduling; None before it."""
         return None if self.first_scheduled_at is None else self.first_scheduled_at - self.arrived_at
 
     @property
     def prefill_s(self) -> float | None:
-        """Seconds from first scheduled to the first token."""
+        """Seconds from the first scheduling to the first token; None before it."""
         if self.first_token_at is None or self.first_scheduled_at is None:
             return None
         return self.first_token_at - self.first_scheduled_at

@@ -1,12 +1,12 @@
 """Structured output: text that follows a JSON schema, a pattern, a choice or a grammar, by llguidance.
 
-A grammar is built once, in a thread, while the steps continue; requests of the same shape share it. Each
-sequence follows it with a matcher, advanced by the tokens of the output alone, so it is right after a
-preemption too. Before each token the logits of all forbidden ones become minus infinity; when only the end
-may follow, the text is complete.
+A thread builds each grammar once, while the steps continue; requests with the same shape share it. Each
+sequence has a matcher, which only output tokens advance, so it is also correct after a preemption. Before
+each token, the logits of all forbidden tokens are set to minus infinity; when only the end may follow, the
+text is complete.
 
-JSON is written on one line, with at most one blank after a comma or colon: a model that likes white space
-could otherwise write it for ever.
+JSON has one line, with at most one space after a comma or colon: without this limit a model could generate
+white space without end.
 """
 
 import time
@@ -23,17 +23,17 @@ from engine.errors import InvalidGrammar
 from engine.grammars import MAX_LEXER_STATES, Grammar, build_grammar, parser_limits, problem_of
 from engine.values import StructuredOutput
 
-# Grammars kept, in number and in memory; the least recently used is forgotten first.
+# Most cached grammars, by number and by memory; the least recently used is evicted first.
 MAX_GRAMMARS = 64
 MAX_GRAMMARS_BYTES = 256 << 20
-# Processor time that the masks of one text may take: a share for each token, and a sum above these shares.
-# The whole batch waits for a mask. With a vocabulary of 150,000 an ordinary mask takes 5 ms, the slowest 30.
+# CPU time that the masks of one text may take: so much for each token, and so much more in total. The whole
+# batch waits for a mask. With a vocabulary of 150,000 an ordinary mask takes 5 ms, the slowest 30 ms.
 MASK_TOKEN_S = 0.01
 MASK_BURST_S = 0.5
 
 
 class Matcher:
-    """The position of one text in a grammar. ``clock`` is the processor time of this thread."""
+    """The position of one text in a grammar. ``clock`` is the CPU time of this thread."""
 
     __slots__ = ("_clock", "_inner", "_over_s")
 
@@ -43,14 +43,14 @@ class Matcher:
         self._over_s = 0.0
 
     def allowed(self) -> bytes:
-        """The tokens that may come next: a bit for each of the vocabulary, the lowest of a byte first."""
+        """The mask of the tokens that may come next: one bit per token, the lowest bit of a byte first."""
         started = self._clock()
         mask = self._inner.compute_bitmask()
         self._over_s = max(0.0, self._over_s + self._clock() - started - MASK_TOKEN_S)
         return mask
 
     def accept(self, token_id: int) -> bool:
-        """Take the next token; True when the text is complete. Raises InvalidGrammar when the grammar has
+        """Accept the next token; true when the text is complete. Raises InvalidGrammar when the grammar has
         become too complex, or too slow, to follow.
         """
         if self._over_s > MASK_BURST_S:
@@ -63,8 +63,8 @@ class Matcher:
         return self._inner.is_stopped()
 
     def resume(self, token_ids: Sequence[int]) -> bool:
-        """Take the tokens of a partial answer; True when the text is complete with them. Raises
-        InvalidGrammar when they are not of this shape.
+        """Accept the tokens of a partial answer; true when they complete the text. Raises InvalidGrammar when
+        they do not match the shape.
         """
         for token_id in token_ids:
             if self._inner.is_stopped() or not self._inner.consume_token(token_id):
@@ -94,7 +94,7 @@ class Grammars:
             self._problem = str(error)
 
     def build(self, shape: StructuredOutput) -> Future[Grammar]:
-        """The grammar of ``shape``, when it is built; the future raises InvalidGrammar."""
+        """A future of the grammar of ``shape``, built or cached; it raises InvalidGrammar."""
         future = self._built.get(shape)
         if future is None:
             future = self._built[shape] = self._thread.submit(self._build, shape)
@@ -116,7 +116,7 @@ class Grammars:
 
 
 def forbid(logits: torch.Tensor, rows: Sequence[int], matchers: Sequence[Matcher]) -> None:
-    """Set to minus infinity all of row ``rows[i]`` that ``matchers[i]`` does not allow, in place."""
+    """In row ``rows[i]``, set the logits that ``matchers[i]`` does not allow to minus infinity, in place."""
     packed = np.frombuffer(b"".join([matcher.allowed() for matcher in matchers]), np.uint8)
     bits = np.unpackbits(packed.reshape(len(rows), -1), axis=1, count=logits.shape[1], bitorder="little")
     forbidden = torch.from_numpy(bits == 0).to(logits.device)

@@ -1,4 +1,4 @@
-"""Text from tokens, one at a time: whole characters only, and never a stop string or a part of one."""
+"""Turns tokens into text, one at a time: only whole characters, never a stop string or a part of one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,30 +6,29 @@ from dataclasses import dataclass, field
 from tokenizers import Tokenizer
 
 _UNFINISHED = "\ufffd"
-# A character has at most four bytes, so at most four tokens; a longer unreadable run is not a character to
-# be.
+# A character has at most four bytes, so at most four tokens; a longer undecodable run will not become one.
 _MAX_WINDOW_TOKENS = 32
 
 
 class Detokenizer:
     """Turns a stream of token ids into text deltas that never end inside a character.
 
-    It decodes a window of recent tokens: some whose text was given, for context (a decoder may treat the
-    first token of its input differently), and the new ones. Text from the first unreadable end on waits for
-    the bytes that complete it; what is never completed is never given. Special tokens give no text. Of the
-    ``given`` tokens of a partial answer, only the unfinished end comes out.
+    It decodes a window of recent tokens: some whose text was already returned, for context (a decoder may
+    treat the first token of its input differently), and the new ones. An incomplete character at the end
+    waits for the bytes that complete it; if they never come, it is never returned. Special tokens have no
+    text. Of the ``given`` tokens of a partial answer, only the incomplete end is returned later.
     """
 
     def __init__(self, tokenizer: Tokenizer, given: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
-        self._context = 0  # tokens of the window whose text was complete before the last ones came
-        self._given = 0  # characters of the window's text given so far
-        for token_id in given[-2 * _MAX_WINDOW_TOKENS :]:  # what stood before is out of every window
+        self._context = 0  # tokens at the start of the window that serve as context only
+        self._given = 0  # characters of the window's text returned so far
+        for token_id in given[-2 * _MAX_WINDOW_TOKENS :]:  # earlier tokens are in no window any more
             self.push(token_id)
 
     def push(self, token_id: int) -> str:
-        """The text that ``token_id`` completes; empty when it only begins a character."""
+        """The text that ``token_id`` completes; empty if the token ends inside a character."""
         self._window.append(token_id)
         text = self._decode(self._window)
         complete = text.rstrip(_UNFINISHED)
@@ -48,22 +47,22 @@ class Detokenizer:
 
 @dataclass(slots=True)
 class StopStrings:
-    """Cuts a stream of text at the first stop string, and holds back an end that may begin one. Of a stop
-    string that began in text given before (``begin``), the rest is cut.
+    """Cuts a stream of text at the first stop string, and holds back an end that may be the start of one. If
+    a stop string starts in text that was delivered before (``begin``), only its rest is cut.
     """
 
     stops: Sequence[str]
     matched: str | None = None
     _held: str = field(default="", init=False)
-    _given: int = field(default=0, init=False)  # characters at the beginning of what is held
+    _given: int = field(default=0, init=False)  # characters of the held text already delivered
 
     def begin(self, given: str) -> None:
-        """Text that was given before this stream."""
+        """Set the text that was delivered before this stream."""
         self._hold(given)
         self._given = len(self._held)
 
     def push(self, delta: str) -> str:
-        """The text that is safe to give. ``matched`` is set once a stop string is complete."""
+        """The text that can be delivered now. ``matched`` is set when a stop string is complete."""
         if not self.stops:
             return delta
         text, given = self._held + delta, self._given
@@ -77,19 +76,19 @@ class StopStrings:
         return text[given:safe]
 
     def flush(self) -> str:
-        """What was held back, when the sequence ended for another reason."""
+        """The text that was held back; called when the sequence ends."""
         text, self._held = self._held[self._given :], ""
         return text
 
     def _hold(self, text: str) -> int:
-        """Holds the end of ``text`` back that may begin a stop string; returns where it begins."""
+        """Hold back the end of ``text`` that may be the start of a stop string; returns its position."""
         safe = len(text) - max((_overlap(text, stop) for stop in self.stops), default=0)
         self._held = text[safe:]
         return safe
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[len(text) - length :]):
             return length
@@ -97,6 +96,6 @@ def _overlap(text: str, stop: str) -> int:
 
 
 def text_of(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-    """The text of an answer's tokens, without the bytes of an unfinished character at its end."""
+    """The text of an answer's tokens, without an incomplete character at its end."""
     text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True)
     return text.rstrip(_UNFINISHED)

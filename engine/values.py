@@ -1,4 +1,4 @@
-"""The engine's inputs and outputs: frozen values, free of torch, sent between processes."""
+"""The engine's inputs and outputs: frozen values without torch, which are sent between processes."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class SequenceEnd(StrEnum):
 
 
 class GrammarKind(StrEnum):
-    """The languages in which the shape of a text can be given."""
+    """The ways to specify the shape of a text."""
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"
@@ -28,9 +28,9 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """The shape that the whole text must have. ``spec`` is empty for a JSON object, else the schema as JSON
-    text, the pattern (Rust's ``regex`` without look-around), the choices as a JSON array of strings, or the
-    grammar (Lark, or GBNF when it has ``::=``). ``grammar_bytes`` is the memory that its grammar takes.
+    """The shape that the whole text must have. ``spec`` is empty for a JSON object, otherwise the schema as
+    JSON text, the pattern (Rust's ``regex`` without look-around), the choices as a JSON array of strings, or
+    the grammar (Lark, or GBNF if it has ``::=``). ``grammar_bytes`` is the memory that the grammar takes.
     """
 
     kind: GrammarKind
@@ -43,14 +43,14 @@ class SamplingParams:
     """How to choose the tokens of one request and when to end it.
 
     ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off; they apply in the order
-    min-p, top-k, top-p. ``seed`` fixes the tokens in any batch; without one the engine draws a seed. ``stop``
-    strings are cut from the text, a stop id stays in ``token_ids`` but gives no text.
+    min-p, top-k, top-p. With a ``seed`` the tokens do not depend on the batch; without one the engine draws a
+    seed. ``stop`` strings are cut from the text; a stop id stays in ``token_ids`` but has no text.
 
-    ``repetition_penalty`` (1 is off) divides the positive and multiplies the negative logits of the tokens in
-    prompt and output; ``presence_penalty`` and ``frequency_penalty`` (0 is off) are subtracted from those in
-    the output, once and once for each time: vLLM's definitions. ``logit_bias`` is added before them, as pairs
-    of token id and bias. ``logprobs`` asks for the log-probability of each token and of so many most likely
-    ones, before bias, penalties, shape and temperature.
+    The penalties are defined as in vLLM: ``repetition_penalty`` (1 is off) divides the positive and
+    multiplies the negative logits of tokens in prompt and output; for tokens in the output
+    ``presence_penalty`` is subtracted once, ``frequency_penalty`` once per occurrence (0 is off). Before that
+    ``logit_bias``, pairs of token id and bias, is added. ``logprobs`` requests the log-probability of each
+    token and of this many most likely ones, before bias, penalties, shape and temperature.
     """
 
     max_tokens: int
@@ -72,16 +72,16 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to continue; ``request_id`` is unique in flight, a higher ``priority`` more important.
+    """One prompt to continue; ``request_id`` is unique in flight; a higher ``priority`` is more important.
 
-    Only requests with the same ``cache_salt`` and the same adapter share cached prefixes: give each tenant
-    its own salt where the time of a first token must not reveal another's prompts. ``partial_token_ids`` are
-    the first tokens of the answer, from another call; this call continues as if it had sampled them. Seed,
+    Only requests with the same ``cache_salt`` and the same adapter share cached prefixes. Tenants need salts
+    of their own if the time to first token must not reveal prompts of others. ``partial_token_ids`` are the
+    first tokens of the answer, from another call; this call continues as if it had sampled them. Seed,
     penalties, format and stop strings apply to the whole answer; ``sampling.max_tokens``, the output's text
-    and its counts to the rest only.
+    and its counts apply to the rest only.
 
-    With ``embed`` the last hidden states of the prompt's tokens are averaged, and nothing is generated; of
-    ``sampling`` nothing is used. Such a request takes no cached prefix and leaves none.
+    With ``embed`` the last hidden states of the prompt's tokens are averaged, nothing is generated, and
+    ``sampling`` is ignored. Such a request neither uses the prefix cache nor adds to it.
     """
 
     request_id: str
@@ -96,7 +96,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenIdLogprob:
-    """How likely a token was to the model, and the most likely ones, best first, as (id, logprob)."""
+    """The log-probability of a token; ``top`` has the most likely tokens as (id, logprob), best first."""
 
     token_id: int
     logprob: float
@@ -105,13 +105,13 @@ class TokenIdLogprob:
 
 @dataclass(frozen=True, slots=True)
 class SequenceOutput:
-    """The output of one step, or of several coalesced, for one request.
+    """The output of one step, or of several joined steps, for one request.
 
     ``text`` and ``token_ids`` are deltas; ``output_tokens`` is cumulative. ``queue_wait_s`` (arrival to first
     scheduled) and ``prefill_s`` (first scheduled to first token) are set on the output with the first token
     and on the last one. ``stop_reason`` is the matched stop string or stop id. ``error`` is a stable code
     when ``finish_reason`` is ERROR, ``detail`` one line that explains it. ``logprobs`` has an entry for each
-    of ``token_ids`` when they were asked for. ``embedding`` is the vector of length 1 that was asked for, as
+    of ``token_ids`` if they were requested. ``embedding`` is the requested vector, of length 1, as
     little-endian 32-bit floats.
     """
 
@@ -135,10 +135,10 @@ class SequenceOutput:
 class EngineSignals:
     """The engine's state after a step: gauges, and counters since the start.
 
-    ``waiting`` leaves out texts to embed: they hold nothing up. ``free_blocks`` includes cached blocks that
-    are not in use. ``prefix_queries`` counts the prompt tokens of requests that started, ``prefix_hits``
-    those of them from the cache; neither counts a start after a preemption. ``adapters_resident`` are the ids
-    of the LoRA adapters that requests may name.
+    ``waiting`` excludes texts to embed, because they delay no request. ``free_blocks`` includes cached blocks
+    that are not in use. ``prefix_queries`` counts the prompt tokens of started requests, ``prefix_hits``
+    those of them that came from the cache; neither counts a start after a preemption. ``adapters_resident``
+    are the ids of the LoRA adapters that requests may name.
     """
 
     running: int = 0
@@ -165,13 +165,13 @@ class EngineConfig:
     ``dtype`` "auto" is float32 on the CPU and the checkpoint's dtype on CUDA; ``device`` "auto" is CUDA when
     there is one. ``max_model_len`` is lowered to what the model and the pool can hold. ``block_size`` 16
     wastes half a block a sequence, about 3 % at 256 tokens. ``max_num_batched_tokens`` bounds the step time,
-    and so the gap that a long prompt makes between two tokens of the others; on a GPU 2,048 to 8,192.
-    ``num_blocks`` None is as many as ``kv_cache_bytes`` holds; that None too is 1 GiB on the CPU, and on CUDA
-    the share ``gpu_memory_utilization`` of the free memory less weights and activations. ``num_threads``, of
-    which small steps take one, leaves one core to the gateway when None. ``max_waiting`` bounds the queue.
-    ``seed`` starts the seeds drawn for requests without one. ``max_loras`` adapters can be loaded at once (0:
-    none), of ranks up to ``max_lora_rank``. ``enforce_eager`` leaves out what is compiled or captured:
-    Numba's loops, CUDA graphs.
+    and so the gap that a long prompt makes between two tokens of others; on a GPU use 2,048 to 8,192. If
+    ``num_blocks`` is None, ``kv_cache_bytes`` decides; if that is None too, it is 1 GiB on the CPU, and on
+    CUDA the share ``gpu_memory_utilization`` of the free memory, minus weights and activations.
+    ``num_threads`` None leaves one core to the gateway; small steps use one thread. ``max_waiting`` bounds
+    the queue. ``seed`` seeds the generator of seeds for requests without one. Up to ``max_loras`` adapters
+    (0: none), of ranks up to ``max_lora_rank``, can be loaded at once. ``enforce_eager`` disables compiled
+    and captured code: Numba's loops, CUDA graphs.
     """
 
     model: str
@@ -195,7 +195,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """The loaded model. ``max_model_len`` counts prompt and output together and is the effective bound."""
+    """The loaded model. ``max_model_len`` is the effective limit of prompt and output tokens together."""
 
     model: str
     architecture: str
@@ -212,7 +212,7 @@ class EngineInfo:
 
 
 def coalesce(request_id: str, outputs: Seq[SequenceOutput]) -> SequenceOutput:
-    """Join consecutive outputs of one request, oldest first and at least one, into one."""
+    """Join consecutive outputs of one request (at least one, oldest first) into one output."""
     last = timed = outputs[-1]
     text, token_ids, logprobs = last.text, last.token_ids, last.logprobs
     if len(outputs) > 1:

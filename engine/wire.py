@@ -1,8 +1,8 @@
-"""The frames between the gateway's process and the engine's: length-prefixed msgpack.
+"""The frames between the gateway's process and the engine's process: length-prefixed msgpack.
 
-Commands go down (one ``StartEngine`` first), events come up (``Started`` or ``StartFailed``, then one
-``StepOutputs`` for each step, an ``AdapterSettled`` for each command about an adapter, ``Died`` if the engine
-fails). Each side ends by closing the socket.
+The gateway sends commands (``StartEngine`` first), the engine sends events (``Started`` or ``StartFailed``,
+then one ``StepOutputs`` per step, one ``AdapterSettled`` per adapter command, ``Died`` if the engine fails).
+Each side ends by closing the socket.
 """
 
 from collections.abc import Iterator
@@ -14,30 +14,30 @@ from engine.errors import EngineError
 from engine.values import EngineConfig, EngineInfo, EngineSignals, GenerationRequest, SequenceOutput
 
 _LENGTH_BYTES = 4
-# The largest frame is a Start or Add: a prompt of a million tokens takes some 5 MB.
+# The largest frame is a StartEngine or Add: a prompt of a million tokens takes some 5 MB.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag=True):
-    """Load this."""
+    """Command: load this model."""
 
     config: EngineConfig
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):
-    """Generate this."""
+    """Command: add this request."""
 
     request: GenerationRequest
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Drop this."""
+    """Command: abort this request."""
 
     request_id: str
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Load the adapter in this folder under this id; ``call`` is repeated in the answer."""
+    """Command: load the adapter in this folder under this id; the answer repeats ``call``."""
 
     call: int
     adapter_id: str
@@ -45,34 +45,34 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Let no new request name this adapter."""
+    """Command: unload this adapter; no new request may name it."""
 
     call: int
     adapter_id: str
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """The engine is ready."""
+    """Event: the engine is ready."""
 
     info: EngineInfo
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):
-    """The engine could not start, and the process ends; ``code`` is that of the error."""
+    """Event: the engine could not start, and the process ends; ``code`` is the error's code."""
 
     code: str
     message: str
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """Everything one step brought."""
+    """Event: all outputs of one step, and the state after it."""
 
     outputs: tuple[SequenceOutput, ...]
     signals: EngineSignals
 
 
 class AdapterSettled(msgspec.Struct, frozen=True, tag=True):
-    """A command about an adapter is carried out, or ``code`` is that of the error that prevented it."""
+    """Event: an adapter command is done; ``code`` is the error's code if it failed."""
 
     call: int
     code: str | None = None
@@ -80,7 +80,7 @@ class AdapterSettled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Died(msgspec.Struct, frozen=True, tag=True):
-    """The engine failed and the process ends."""
+    """Event: the engine failed and the process ends."""
 
     message: str
 
@@ -94,13 +94,13 @@ class ProtocolError(EngineError, code="engine_protocol_error"):
 
 
 def encode(message: Command | Event) -> bytes:
-    """One frame."""
+    """The frame of a message."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 
 class FrameReader:
-    """Cuts a byte stream into messages of one direction. Raises ProtocolError for what is not one."""
+    """Decodes a byte stream into the messages of one direction. Raises ProtocolError if it is invalid."""
 
     def __init__(self, message_type: Any) -> None:
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(message_type)
