@@ -1,1 +1,1 @@
-"""Operators' tools; no serving module imports them."""
+"""Tools for operators; no serving module imports them."""

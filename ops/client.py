@@ -1,4 +1,4 @@
-"""The client of a gateway's operators' paths; the standard library is enough."""
+"""A client of a gateway's operator API, with the standard library only."""
 
 import json
 import os
@@ -19,17 +19,17 @@ Body = bytes | Iterable[bytes] | None
 PIECE_BYTES = 64 * 1024
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 30.0
-# Longest answer that is read: a preview shows a whole prompt twice.
+# Longest answer that is read; a preview has a whole prompt twice.
 MAX_ANSWER_BYTES = 64 << 20
 
 
 class AdminError(Exception):
-    """The gateway cannot be reached or has refused; the message is ready to print."""
+    """The gateway cannot be reached or has refused the call; the message is ready to print."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminClient:
-    """Calls a gateway's operators' paths."""
+    """Calls a gateway's operator API."""
 
     url: str
     key: str | None = None
@@ -38,9 +38,9 @@ class AdminClient:
     def get(
         self, *path: str, query: Mapping[str, str | int] | None = None, accept: Collection[int] = ()
     ) -> Any:
-        """The JSON at a path, whose parts may hold any character; ``accept``: error statuses with an answer.
+        """The JSON at a path, whose parts may have any character; ``accept``: error statuses with an answer.
 
-        Raises AdminError, as all methods.
+        Raises AdminError, like all methods.
         """
         return self._json("GET", path, query=query, accept=accept)
 
@@ -57,7 +57,7 @@ class AdminClient:
         self._call("DELETE", path)
 
     def upload(self, *path: str, file: Path, fields: Mapping[str, str]) -> Any:
-        """The JSON answer to a form with a file, which is read while it is sent."""
+        """Post a form with a file, which is read while it is sent; returns the JSON answer."""
         boundary = f"sluice{os.urandom(12).hex()}"
         head = "".join(
             f'--{boundary}\r\ncontent-disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
@@ -81,7 +81,7 @@ class AdminClient:
             raise AdminError(f"{file}: {error.strerror}") from None
 
     def download(self, *path: str, target: BinaryIO) -> None:
-        """Write what is at a path to ``target``, as it comes."""
+        """Stream the content of a path to ``target``."""
         with self._opened("GET", path) as answer:
             shutil.copyfileobj(answer, target)
 
@@ -127,7 +127,7 @@ class AdminClient:
 
 
 def _reported(error: urllib.error.HTTPError) -> str:
-    """The gateway's error message where there is one."""
+    """The gateway's error message if there is one, otherwise the HTTP reason."""
     try:
         reported = json.loads(error.read(MAX_ANSWER_BYTES))["error"]
         return f"{error.code} {reported['code']}: {reported['message']}"

@@ -1,11 +1,11 @@
-"""Free ports of loopback, for child processes."""
+"""Finds free ports on loopback, for child processes."""
 
 import contextlib
 import socket
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports; all are held open until each is known, so that they are distinct."""
+    """``count`` distinct free ports: each stays bound until all are found."""
     with contextlib.ExitStack() as held:
         found = []
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""One HTTP session to a gateway, for the tools that put load on it."""
+"""An HTTP session with a gateway, for the tools that generate load."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ import orjson
 from gateway.contracts.sse import EventTooLarge
 
 CONNECT_TIMEOUT_S = 10.0
-# Codes of failures that the gateway did not report; the others are its own codes.
+# Codes of failures that the gateway did not report; all other codes are the gateway's.
 TIMEOUT, CONNECT, CUT_OFF = "client_timeout", "client_connect", "client_cut_off"
 BAD_ANSWER = "client_bad_answer"
 
 
 @contextmanager
 def client_failures(record: Callable[[str], None]) -> Iterator[None]:
-    """Turn the failure of a call, cancellation aside, into its code."""
+    """Record the failure of a call as a code; cancellation is not caught."""
     try:
         yield
     except TimeoutError:
@@ -31,22 +31,22 @@ def client_failures(record: Callable[[str], None]) -> Iterator[None]:
 
 
 def error_code(body: object) -> str | None:
-    """The stable code of an error object of either contract, if there is one."""
+    """The stable code of an error in either API contract; ``None`` if there is none."""
     error = mapping_of(mapping_of(body).get("error"))
     code = error.get("sluice_code") or error.get("code")
     return code if isinstance(code, str) and code else None
 
 
 def mapping_of(value: object) -> Mapping[str, Any]:
-    """An object of a JSON answer; empty for anything else."""
+    """The value if it is a JSON object, otherwise an empty mapping."""
     return value if isinstance(value, Mapping) else {}
 
 
 class GatewaySession:
     """The base of a load tool's caller; use as ``async with``.
 
-    ``timeout_s`` is the longest that one request may take, connecting included; ``headers`` are further ones
-    of every request.
+    ``timeout_s`` is the longest time of one request, connecting included; ``headers`` are added to every
+    request.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class GatewaySession:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            # The load bounds the connections; a second bound here would hide waiting inside TTFT.
+            # The load bounds the connections; a second bound here would add hidden waits to TTFT.
             connector=aiohttp.TCPConnector(limit=0),
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S),

@@ -1,4 +1,4 @@
-"""Pairs of questions that an operator has judged, and what each threshold would make of them."""
+"""Pairs of questions that an operator has judged, and how each threshold classifies them."""
 
 import base64
 import binascii
@@ -16,12 +16,12 @@ from resilience.question_vectors import cosine, numbers_in, unit_vector
 
 MAX_PAIRS: Final = 10_000
 BATCH: Final = 128
-"""Texts of one request for vectors."""
+"""Texts per embedding request."""
 EMBED_TIMEOUT_S: Final = 300.0
-"""Of one such request; a small model on a CPU takes some seconds."""
+"""Timeout of one embedding request; a small model on a CPU takes some seconds."""
 DECIMALS: Final = 3
 SHOWN: Final = 10
-"""Thresholds that are shown besides the proposed one."""
+"""Number of thresholds shown in addition to the proposed one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class QuestionPair:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdScore:
-    """Pairs that a threshold takes for the same: ``right`` ones and ``wrong`` ones.
+    """Pairs that a threshold classifies as the same, correctly (``right``) or not (``wrong``).
 
-    ``precision`` is the share of right ones among them, 1 when there are none; ``recall`` their share of all
-    pairs that are the same.
+    ``precision`` is the share of right ones among these pairs, 1 if there are none; ``recall`` is the share
+    of right ones among all pairs that are the same.
     """
 
     threshold: float
@@ -52,7 +52,7 @@ class ThresholdScore:
 
 
 def read_pairs(path: Path) -> list[QuestionPair]:
-    """The pairs of a file of JSON lines. Raises AdminError, which names the line."""
+    """Read pairs from a file of JSON lines. Raises AdminError, which names the line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -84,7 +84,7 @@ def _pair(line: str, place: str) -> QuestionPair:
 def embedded(
     client: AdminClient, model: str, pairs: Sequence[QuestionPair], advance: Callable[[int], None]
 ) -> Mapping[str, bytes]:
-    """The vector of each question; ``advance`` is told of how many more. Raises AdminError."""
+    """The vector of each question; ``advance`` is called with the number of new ones. Raises AdminError."""
     vectors: dict[str, bytes] = {}
     all_texts = unique_texts(pairs)
     for start in range(0, len(all_texts), BATCH):
@@ -97,7 +97,7 @@ def embedded(
 
 
 def unique_texts(pairs: Sequence[QuestionPair]) -> list[str]:
-    """All questions, each once."""
+    """All questions, without duplicates."""
     return list(dict.fromkeys(text for pair in pairs for text in (pair.a, pair.b)))
 
 
@@ -116,11 +116,11 @@ def _vectors(answer: Any, count: int) -> Iterator[bytes]:
 
 
 class JudgedPairs:
-    """The similarity of each pair as the response cache computes it; other numbers are never similar."""
+    """Similarities of pairs as in the response cache: questions with different numbers are never similar."""
 
     def __init__(self, pairs: Sequence[QuestionPair], vectors: Mapping[str, bytes]) -> None:
         found: dict[bool, list[float]] = {True: [], False: []}
-        # Pairs that the cache does not compare: their questions have other numbers.
+        # Pairs that the cache does not compare, because the numbers in their questions differ.
         self.never: dict[bool, int] = {True: 0, False: 0}
         for pair in pairs:
             if numbers_in(pair.a) != numbers_in(pair.b):
@@ -132,16 +132,16 @@ class JudgedPairs:
         self.different = len(self._different) + self.never[False]
 
     def at(self, threshold: float) -> ThresholdScore:
-        """What a threshold makes of them."""
+        """The score of a threshold."""
         right = len(self._same) - bisect_left(self._same, threshold)
         wrong = len(self._different) - bisect_left(self._different, threshold)
         precision = right / (right + wrong) if right + wrong else 1.0
         return ThresholdScore(threshold, right, wrong, precision, right / self.same)
 
     def propose(self, precision: float) -> ThresholdScore | None:
-        """The threshold that finds the most at this precision, or better; ``None``: none finds anything.
+        """The threshold with the most right pairs at this precision or better; ``None`` if none finds any.
 
-        Of several that find the same pairs it is the one in the middle, as far from an error on either side.
+        Of several thresholds that find equally many, it is the median, far from errors on both sides.
         """
         steps = [self.at(step / 10**DECIMALS) for step in range(1, 10**DECIMALS + 1)]
         usable = [one for one in steps if one.precision >= precision and one.right]
@@ -151,7 +151,7 @@ class JudgedPairs:
         return self.at(median_low([one.threshold for one in usable if one.right == most]))
 
     def table(self, proposed: ThresholdScore | None) -> list[ThresholdScore]:
-        """Scores at thresholds from the least similar pair that is the same up to 1, and the proposed one."""
+        """Scores from the least similar same pair, or the most similar different one if lower, up to 1."""
         least = max(0.0, min([*self._same, *self._different[-1:]], default=0.0))
         steps = {round(least + (1.0 - least) * step / (SHOWN - 1), DECIMALS) for step in range(SHOWN)}
         if proposed is not None:

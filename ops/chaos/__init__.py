@@ -1,1 +1,1 @@
-"""``sluice chaos``: injects faults while callers are served, and reports every answer."""
+"""``sluice chaos``: injects faults under load, and reports the outcome of every request."""

@@ -1,4 +1,4 @@
-"""Asks the gateway over HTTP as any caller would."""
+"""Sends requests to the gateway over HTTP, as any caller does."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from ops.chaos.workload import ChaosRequest, ObservedAnswer
 from ops.session import BAD_ANSWER, CONNECT_TIMEOUT_S, CUT_OFF, GatewaySession, client_failures, error_code
 
 PATH = "/v1/generate"
-# Engine states in `/ready` while it restarts.
+# Engine states that `/ready` reports while the engine restarts.
 RESTARTING = frozenset({"restarting", "starting"})
 
 
 class ChaosCaller(GatewaySession):
-    """One gateway's caller; ``clock`` counts from the load's start, ``on_piece`` is called for each piece."""
+    """A caller of one gateway; ``clock`` counts from the load's start, ``on_piece`` is called per piece."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class ChaosCaller(GatewaySession):
         self._on_piece = on_piece
 
     async def ask(self, question: ChaosRequest, max_tokens: int, deadline_ms: int | None) -> ObservedAnswer:
-        """Send a request and receive its whole answer; every failure but cancellation is recorded in it."""
+        """Send a request and receive its answer; failures, except cancellation, are part of the result."""
         observed = ObservedAnswer(question, self._clock())
         body = orjson.dumps(question.body(max_tokens, deadline_ms))
 
@@ -52,7 +52,7 @@ class ChaosCaller(GatewaySession):
         return observed
 
     async def call(self, path: str, body: object = None) -> Any:
-        """Call an admin path; JSON or text. Raises aiohttp.ClientError, TimeoutError, OSError."""
+        """Call an admin path; returns JSON or text. Raises aiohttp.ClientError, TimeoutError, OSError."""
         method = "GET" if body is None else "POST"
         data = None if body is None else orjson.dumps(body)
         async with (
@@ -64,9 +64,9 @@ class ChaosCaller(GatewaySession):
             return orjson.loads(raw) if response.content_type == "application/json" else raw.decode()
 
     async def unready(self) -> frozenset[str]:
-        """The checks of ``/ready`` that fail; empty when it is ready, ``no answer`` without an answer.
+        """The failing checks of ``/ready``; empty if the gateway is ready, ``no answer`` without an answer.
 
-        ``engine`` is one of them while the engine restarts, though other backends may keep the gateway ready.
+        While the engine restarts, ``engine`` is included, even if other backends keep the gateway ready.
         """
         try:
             async with (

@@ -1,4 +1,4 @@
-"""The gateway's own figures: its metrics, ledger, log, and the resources of its process."""
+"""Reads the gateway's metrics, ledger and log, and the resources of its process."""
 
 import json
 import sqlite3
@@ -26,7 +26,7 @@ IDLE = (
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """One scrape: counters by series, and the sums of :data:`IDLE`."""
+    """One scrape of ``/metrics``: counters by series, and the sum of each of :data:`IDLE`."""
 
     counters: Mapping[str, float]
     idle: Mapping[str, float]
@@ -58,7 +58,7 @@ def grown(before: Scrape, after: Scrape) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """A process' threads, file descriptors, children, and memory in MiB."""
+    """Resources of a process: numbers of threads, file descriptors and children, and memory in MiB."""
 
     threads: int
     descriptors: int
@@ -67,7 +67,7 @@ class Holdings:
 
 
 def holdings_of(pid: int) -> Holdings:
-    """Its resources now. Raises psutil.Error when it has ended."""
+    """The current resources of a process. Raises psutil.Error when it has ended."""
     process = psutil.Process(pid)
     return Holdings(
         process.num_threads(),
@@ -78,7 +78,7 @@ def holdings_of(pid: int) -> Holdings:
 
 
 def read_ledger(path: Path, prefix: str) -> dict[str, list[Billed]]:
-    """The rows of the requests whose id begins with ``prefix``, by request id; reads only."""
+    """The ledger rows of requests whose id begins with ``prefix``, by request id; opened read-only."""
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
     try:
         found: dict[str, list[Billed]] = {}
@@ -94,7 +94,7 @@ def read_ledger(path: Path, prefix: str) -> dict[str, list[Billed]]:
 
 
 def read_seams(log: Path, prefix: str) -> dict[str, tuple[str, ...]]:
-    """Where the answers whose request id begins with ``prefix`` were resumed, from the log."""
+    """From the log, where answers were resumed, by request id; for ids that begin with ``prefix``."""
     found = {}
     with log.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:

@@ -1,4 +1,4 @@
-"""One process of a run: started, found, signalled, ended."""
+"""Starts, signals and ends the processes of a run, and finds the engine's processes."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,12 @@ from ops.chaos.scenario import TestbedError
 
 STOP_WITHIN_S = 20.0
 LOG_CHARACTERS = 3000
-# Command lines of an engine's process: the embedded engine; vLLM's core after and before it sets its title.
+# In an engine's name or command line: the embedded engine; vLLM's core after and before it sets its title.
 ENGINE_TRACES = ("engine.process", "VLLM::EngineCore", "spawn_main")
 
 
 class Process:
-    """A child in a session of its own, so that a Ctrl-C here does not reach it; ``folder`` is its log's."""
+    """A child process in its own session, so that Ctrl-C does not reach it; its log is in ``folder``."""
 
     def __init__(
         self, role: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]
@@ -31,13 +31,13 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its process id. Raises TestbedError when it does not run."""
+        """The process id. Raises TestbedError when the process does not run."""
         if self._child is None or self._child.returncode is not None:
             raise TestbedError(f"{self.role} does not run; its log is {self.log}")
         return self._child.pid
 
     async def start(self, within_s: float) -> str:
-        """Start it; its first line of output. Raises TestbedError when there is none in time."""
+        """Start the process; returns its first line of output. Raises TestbedError if none comes in time."""
         with self.log.open("ab") as log:
             self._child = await asyncio.create_subprocess_exec(
                 *self._command, env=dict(self._environment), stdin=asyncio.subprocess.DEVNULL,
@@ -53,18 +53,18 @@ class Process:
         return line.decode(errors="replace")
 
     def send(self, number: signal.Signals) -> None:
-        """Signal it. Raises TestbedError when it does not run."""
+        """Send a signal. Raises TestbedError when the process does not run."""
         os.kill(self.pid, number)
 
     async def gone(self) -> None:
-        """Wait until it has ended, and kill its session's other processes."""
+        """Wait until the process has ended, and kill the other processes of its group."""
         if self._child is not None:
             await self._child.wait()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
 
     async def end(self) -> None:
-        """SIGTERM, then SIGKILL after :data:`STOP_WITHIN_S`."""
+        """End the process with SIGTERM, after :data:`STOP_WITHIN_S` with SIGKILL."""
         child = self._child
         if child is None:
             return
@@ -80,12 +80,12 @@ class Process:
         await child.wait()
 
     def tail(self) -> str:
-        """The end of its log."""
+        """The end of the process' log."""
         return self.log.read_text(errors="replace")[-LOG_CHARACTERS:]
 
 
 def engine_pids(gateway_pid: int) -> list[int]:
-    """The engine's processes below a gateway, ours or vLLM's. Raises TestbedError when there is none."""
+    """Ids of a gateway's engine processes, embedded or vLLM's. Raises TestbedError when there is none."""
     for trace in ENGINE_TRACES:
         found = []
         for process in psutil.Process(gateway_pid).children(recursive=True):

@@ -1,4 +1,4 @@
-"""A run's result: every request's outcome, the injected faults, the gateway's figures, the problems."""
+"""The result of a run: the outcome of each request, the injected faults, the gateway's figures, problems."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ from ops.chaos.request_outcome import AppliedFault, RequestOutcome
 from ops.chaos.scenario import Scenario, Verdict
 
 # Threads and descriptors that pools may keep: asyncio's threads, idle connections, SQLite's. A leak grows
-# with the requests and is soon above it.
+# with the requests and soon exceeds this.
 KEPT_BY_POOLS = 16
-# Bedrock's threads and connections are as many as calls were in flight.
+# Bedrock's client keeps as many threads and connections as calls were in flight.
 KEPT_BY_BEDROCK = 32
-# Checks of `/ready` about backends.
+# Results of ``unready`` that are about backends.
 ENGINE_CHECKS = frozenset({"engine", "model_loaded", "workers_ready", "no answer"})
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryTimes:
-    """Seconds after an action until ``/ready`` failed, until the backends were back, until it was ready.
+    """Seconds from an action until ``/ready`` failed, until the backends were back, and until it was ready.
 
-    ``checks`` are those that failed in between.
+    ``checks`` are the checks that failed in between.
     """
 
     down_s: float | None
@@ -57,17 +57,17 @@ class ChaosReport:
 
     @property
     def verdicts(self) -> dict[Verdict, int]:
-        """How many requests had which verdict, in the order of the verdicts."""
+        """The number of requests per verdict, in the order of :class:`Verdict`."""
         counts = Counter(outcome.verdict for outcome in self.outcomes)
         return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the run has no problems."""
         return not self.problems
 
     def judge(self, ready: bool) -> None:
-        """Collect the problems, once everything is known."""
+        """Collect the problems; called when all results are known. ``ready``: the gateway is ready again."""
         allowed = set(self.scenario.allow)
         for verdict, count in self.verdicts.items():
             if verdict not in allowed:

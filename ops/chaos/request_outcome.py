@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from ops.chaos.scenario import Verdict
 from ops.chaos.workload import ObservedAnswer
 
-# `fallback.kind` of the answer that no model made.
+# `fallback.kind` of an answer without a model: the route's degraded text.
 DEGRADED = "degraded_response"
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedAnswers:
-    """The answers without faults, and their tokens, by question; ``bedrock``: the stand-in's one answer."""
+    """The answers without faults, and their token counts, by question; ``bedrock``: the stand-in's answer."""
 
     texts: Mapping[str, str]
     tokens: Mapping[str, int]
@@ -22,7 +22,7 @@ class ExpectedAnswers:
 
 @dataclass(frozen=True, slots=True)
 class Billed:
-    """One row of the ledger."""
+    """The fields of one ledger row that the report needs."""
 
     output_tokens: int
     backend: str | None
@@ -31,7 +31,7 @@ class Billed:
 
 @dataclass(frozen=True, slots=True)
 class AppliedFault:
-    """A fault action that was carried out, its time, and the role whose process it broke."""
+    """A fault action that was carried out: its time, its label, and the role whose process it broke."""
 
     at_s: float
     label: str
@@ -43,11 +43,11 @@ class RequestOutcome:
     """The outcome of one request.
 
     Args:
-        met: actions carried out while it was in flight.
+        met: labels of the actions carried out while the request was in flight.
         fallback: ``kind:reason``.
-        tokens: of the answer as reported.
-        duplicated, missing: of a wrong answer, characters too many and too few.
-        billed: output tokens of all its ledger's rows; ``None`` when the ledger was not read.
+        tokens: output tokens that the answer reports.
+        duplicated, missing: in a wrong answer, the number of surplus and of missing characters.
+        billed: output tokens of all its ledger rows; ``None`` when the ledger was not read.
         seams: where other calls resumed the answer; ``None`` when the log was not read.
     """
 
@@ -81,12 +81,12 @@ def outcome_of(
     rows: Sequence[Billed] | None = None,
     seams: tuple[str, ...] | None = None,
 ) -> RequestOutcome:
-    """The outcome of one request, with its ``rows`` and ``seams``; ``None``: they could not be read."""
+    """The outcome of one request; ``rows`` and ``seams`` are ``None`` if they could not be read."""
     ended_s = observed.ended_s if observed.ended_s is not None else observed.sent_s
     met = [one for one in injected if observed.sent_s <= one.at_s <= ended_s]
     if seams is not None:
         broken = bool(seams)
-    else:  # all streams are on the engine; with several workers it is unknown which one served which
+    else:  # streams run on the engine; with several workers it is unknown which worker served which stream
         broken = observed.first_s is not None and any(
             one.at_s >= observed.first_s for one in met if one.breaks == "engine"
         )
@@ -162,7 +162,7 @@ def _joined(wanted: str, other: str | None, text: str) -> bool:
 
 
 def _ledger_problem(observed: ObservedAnswer, rows: Sequence[Billed], tokens: int | None) -> str:
-    """What is wrong in the ledger; empty when nothing is."""
+    """What is wrong with the request's ledger rows; empty if nothing is."""
     if len(rows) > 1:
         return f"{len(rows)} rows in the ledger"
     if rows and tokens is not None and rows[0].output_tokens != tokens:
@@ -179,7 +179,7 @@ def common(one: str, other: str) -> int:
 
 
 def differing(wanted: str, text: str) -> tuple[int, int]:
-    """Characters of ``text`` that are too many, and those of ``wanted`` that are missing."""
+    """The numbers of characters of ``text`` that are surplus, and of ``wanted`` that are missing."""
     matched = sum(
         block.size
         for block in difflib.SequenceMatcher(None, wanted, text, autojunk=False).get_matching_blocks()

@@ -1,4 +1,4 @@
-"""A scenario's run: reference answers first, then load with faults, then the state at the end."""
+"""Runs a scenario: first reference answers, then load with faults, then the final state."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from ops.chaos.timeline import Timeline
 from ops.chaos.workload import TITLES, ChaosRequest, ObservedAnswer, text_of
 from ops.session import CONNECT
 
-# Interval of polling `/ready`: the resolution of the time until a fault is detected.
+# Interval of polling `/ready`, and so the resolution of the detection time of a fault.
 READY_POLL_S = 0.05
 AGAIN_S = 0.5
 # Longest time until an answer's row is in the ledger.
 LEDGER_LAG_S = 6.0
 REST_WITHIN_S = 15.0
-# A broken process must show in `/ready` within this time, else it is reported as not detected.
+# Longest time, in seconds, that the run waits for `/ready` to detect a broken process.
 DETECTED_WITHIN_S = 5.0
 ON_UNIX = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "cont": signal.SIGCONT}
 
 
 class ChaosRun:
-    """One run of a scenario on the testbed's processes; ``watch`` shows it."""
+    """One run of a scenario on the testbed's processes; ``watch`` shows its progress."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ChaosRun:
         return time.monotonic() - self._origin
 
     async def go(self) -> ChaosReport:
-        """Run it.
+        """Run the scenario and return its report.
 
         Raises TestbedError: the gateway does not answer even without faults, or a fault cannot be injected.
         """
@@ -133,7 +133,7 @@ class ChaosRun:
         return ExpectedAnswers(texts, tokens, self._testbed.bedrock_text)
 
     async def _known(self, caller: ChaosCaller, number: int) -> tuple[str, int]:
-        """One reference answer and its tokens; recovery from an earlier fault may take ``settle_s``."""
+        """One reference answer and its token count; retries up to ``settle_s`` after an earlier fault."""
         end = time.monotonic() + self.scenario.settle_s
         for again in itertools.count():
             question = ChaosRequest(f"{self._id}known-{number}-{again}", text_of(number), stream=False)
@@ -209,7 +209,7 @@ class ChaosRun:
             await asyncio.sleep(READY_POLL_S)
 
     async def _poll_ready(self, caller: ChaosCaller) -> bool:
-        """Record readiness when it has changed; whether the gateway is ready."""
+        """Record readiness if it has changed; returns whether the gateway is ready."""
         failing, changes = await caller.unready(), self._report.readiness
         if not changes or changes[-1][1] != failing:
             changes.append((self.now_s(), failing))
@@ -224,14 +224,14 @@ class ChaosRun:
         return True
 
     def _undetected(self) -> bool:
-        """Whether a recent action broke a serving process and `/ready` may still have to detect it."""
+        """Whether the last action that broke a serving process is recent and not yet visible in `/ready`."""
         broken = [one.at_s for one in self.injected if one.breaks in ("engine", "gateway")]
         if not broken or self.now_s() - broken[-1] > DETECTED_WITHIN_S:
             return False
         return not any(failing and at_s >= broken[-1] for at_s, failing in self._report.readiness)
 
     async def _at_rest(self, caller: ChaosCaller) -> Scrape | None:
-        """The metrics once no request is in flight, or the last ones at the time limit."""
+        """The metrics when no request is in flight any more, or the last ones at the time limit."""
         end, scrape = time.monotonic() + REST_WITHIN_S, None
         while scrape is None or not scrape.at_rest:
             if time.monotonic() > end:
@@ -242,7 +242,7 @@ class ChaosRun:
         return scrape
 
     async def _rows(self) -> dict[str, list[Billed]] | None:
-        """The ledger's rows of this run, once all expected ones are there or the time limit has passed."""
+        """The ledger's rows of this run, when all expected ones are there or the time limit has passed."""
         ledger = self._testbed.ledger
         if ledger is None:
             return None
@@ -256,7 +256,7 @@ class ChaosRun:
 
 
 def _only(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The run's failure: a TestbedError if there is one, else the first error."""
+    """The error to raise from a group: a TestbedError if there is one, otherwise the first error."""
     found = errors.subgroup(TestbedError)
     inner: BaseException = found if found is not None else errors
     while isinstance(inner, BaseExceptionGroup):

@@ -1,4 +1,4 @@
-"""A scenario: the processes, the load, the faults and their times, and the verdicts allowed."""
+"""A scenario: the processes, the load, the faults and their times, and the allowed verdicts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Settings = dict[str, Any]
 
 
 class ChaosError(Exception):
-    """The run cannot be made; the message is ready to print.
+    """The run cannot start or continue; the message is ready to print.
 
     ::
 
@@ -29,7 +29,7 @@ class ChaosError(Exception):
 
 
 class ScenarioError(ChaosError):
-    """The scenario's file cannot be read, or a key or value of it is wrong."""
+    """The scenario's file cannot be read, or one of its keys or values is invalid."""
 
 
 class TestbedError(ChaosError):
@@ -39,21 +39,21 @@ class TestbedError(ChaosError):
 class Verdict(StrEnum):
     """The outcome of a request for its caller. ``lost`` and ``wrong`` must never occur."""
 
-    WHOLE = "whole"  # the undisturbed answer, by the backend that began it
+    WHOLE = "whole"  # the reference answer, without an interruption or fallback
     RESUMED = "resumed"  # a whole answer that a fault interrupted after its first token
-    FALLBACK = "fallback"  # a whole answer from a leg of the fallback chain
+    FALLBACK = "fallback"  # a whole answer from a fallback target
     DEGRADED = "degraded"  # the route's degraded text
     PARTIAL = "partial"  # an incomplete answer that is reported as such
     ERROR = "error"  # a reported error before the first token
     LOST = "lost"  # no end: cut off, refused, or silent for too long
-    WRONG = "wrong"  # a whole answer whose text is not what it should be, or that was billed twice
+    WRONG = "wrong"  # an answer with a wrong text, or with wrong ledger rows
 
 
 NEVER = frozenset({Verdict.LOST, Verdict.WRONG})
 
 
 class ScenarioStart(Section):
-    """What ``--start`` starts. Workers are gateways with the embedded engine of their own."""
+    """The processes that ``--start`` starts. Each worker is a gateway with its own embedded engine."""
 
     engine: Literal["embedded", "vllm", "none"] = "embedded"
     workers: Annotated[int, Field(ge=0, le=8)] = 0
@@ -64,7 +64,7 @@ class ScenarioStart(Section):
 
 
 class ScenarioLoad(Section):
-    """The load: concurrent streams and whole requests, each repeated ``rounds`` times."""
+    """The load: concurrent clients, ``streams`` and ``whole``; each sends up to ``rounds`` requests."""
 
     streams: Annotated[int, Field(ge=0, le=1024)] = 8
     whole: Annotated[int, Field(ge=0, le=1024)] = 2
@@ -83,7 +83,7 @@ class ScenarioLoad(Section):
 
 
 class BedrockFault(Section):
-    """The behaviour of the Bedrock stand-in from then on; with all defaults it answers."""
+    """The behaviour of the Bedrock stand-in from this action on; with all defaults it answers normally."""
 
     status: Annotated[int, Field(ge=200, le=599)] = 200
     error: str = ""
@@ -94,7 +94,7 @@ class BedrockFault(Section):
 
 
 class FaultAction(Section):
-    """One thing that is done to a process or to the gateway's own faults; exactly one key is set."""
+    """One action on a process, or a change of the injected faults; exactly one key is set."""
 
     kill: Role | None = None
     stop: Role | None = None
@@ -105,14 +105,14 @@ class FaultAction(Section):
 
     @model_validator(mode="after")
     def _one_action(self) -> Self:
-        """One at a time, so that the report can name it."""
+        """Check that one key is set, so that the report can name the action."""
         if sum(getattr(self, name) is not None for name in FaultAction.model_fields) != 1:
             raise ValueError(f"one of {', '.join(FaultAction.model_fields)} is needed, and only one")
         return self
 
     @property
     def label(self) -> str:
-        """Its name in the report."""
+        """The action's name in the report."""
         for name in ("kill", "stop", "cont", "restart"):
             if (role := getattr(self, name)) is not None:
                 return f"{name} {role}"
@@ -125,12 +125,12 @@ class FaultAction(Section):
 
     @property
     def breaks(self) -> str | None:
-        """The role whose process it breaks, else ``None``."""
+        """The role whose process the action breaks, otherwise ``None``."""
         return self.kill or self.stop
 
 
 class Fault(Section):
-    """An action and its time: seconds after the load began, or the pieces that an average stream has then.
+    """An action and its time: seconds after the load's start, or the number of pieces of the average stream.
 
     Actions at 0 are carried out before the first request is sent.
     """
@@ -161,7 +161,7 @@ class RandomFaults(Section):
 
 
 class RandomFault(Section):
-    """An action that may be drawn, and one that repairs it ``for_s`` later."""
+    """An action that may be drawn, and the action ``then`` that repairs it ``for_s`` seconds later."""
 
     weight: Annotated[float, Field(gt=0)] = 1.0
     do: FaultAction
@@ -172,8 +172,8 @@ class RandomFault(Section):
 class Scenario(Section):
     """A whole scenario.
 
-    ``allow`` are the verdicts that a request may have; the run fails on any other, and always on ``lost``
-    and ``wrong``. ``settle_s`` is how long the gateway may take to be ready again at the end.
+    ``allow`` are the verdicts that a request may have; the run fails on any other. By default all are allowed
+    but ``lost`` and ``wrong``. ``settle_s`` is how long the gateway may take to be ready again at the end.
     """
 
     about: Annotated[str, Field(min_length=1)]
@@ -192,7 +192,7 @@ BUNDLED = Path(__file__).parent / "scenarios"
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Read a scenario's file, or the bundled scenario of that name. Raises ScenarioError."""
+    """Read a scenario from a file, or the bundled scenario with that name. Raises ScenarioError."""
     bundled = BUNDLED / f"{path}.yaml"
     if not path.exists() and len(path.parts) == 1 and bundled.is_file():
         path = bundled

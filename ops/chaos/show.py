@@ -1,4 +1,4 @@
-"""A run on the terminal: a line while it runs, tables at the end."""
+"""Shows a run on the terminal: a line while it runs, tables at the end."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ COLUMNS = (
     "request", "how", "sent s", "first s", "pause s", "end s", "met", "answered by", "fallback", "seams",
     "tokens", "billed", "±chars", "verdict", "why",
 )  # fmt: skip
-# Requests shown; the counts include the others.
+# Most rows shown; the counts include the others.
 MOST_ROWS = 60
 _STYLES = {
     Verdict.WHOLE: "green",
@@ -34,7 +34,7 @@ def progress(console: Console, run: ChaosRun) -> Iterator[None]:
     """Show ``run`` while the block runs; nothing when ``console`` is not a terminal."""
 
     class Line:
-        """Read when drawn, so that the load draws nothing."""
+        """A line that reads the run's state when it is drawn, so that the load itself draws nothing."""
 
         def __rich__(self) -> RenderableType:
             last = f"   last fault: {run.injected[-1].label}" if run.injected else ""
@@ -49,7 +49,7 @@ def progress(console: Console, run: ChaosRun) -> Iterator[None]:
 
 
 def tables(report: ChaosReport, *, every: bool = False) -> RenderableType:
-    """The result for a person; of many requests those that were not simply whole, unless ``every``."""
+    """The result as tables; of many requests only those not ``whole`` are shown, unless ``every``."""
     parts: list[RenderableType] = [Text(report.scenario.about, style="bold"), _faults(report)]
     shown = [outcome for outcome in report.outcomes if every or outcome.verdict is not Verdict.WHOLE]
     if len(report.outcomes) <= MOST_ROWS:

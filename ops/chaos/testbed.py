@@ -29,7 +29,7 @@ ROUTE = "self_hosted_generation"
 BEDROCK_MODEL = "anthropic.claude-3-haiku-20240307-v1:0"
 BEDROCK_MODULE = "benchmarks.bedrock"
 DEMO_MODEL, PROMPTS = str(BUNDLED / "demo"), str(BUNDLED / "prompts")
-# Credentials for the stand-in; the machine's own are not used.
+# Credentials for the stand-in; AWS credentials of this machine are not used.
 CREDENTIALS: Mapping[str, str] = {
     "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE",
     "AWS_SECRET_ACCESS_KEY": "not-a-secret",
@@ -37,7 +37,7 @@ CREDENTIALS: Mapping[str, str] = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
-# The stand-in's answer takes about a second, so that it can be interrupted.
+# Pause per chunk of the stand-in: its answer takes about a second, so that it can be interrupted.
 BEDROCK_DELAY_S = 0.05
 EMBEDDED: Mapping[str, Any] = {
     "kind": "embedded",
@@ -51,7 +51,7 @@ VLLM: Mapping[str, Any] = {
 }  # fmt: skip
 ENVIRONMENT: Mapping[str, str] = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 POLL_S = 0.1
-# The stand-in for Bedrock is not part of the wheel; in a clone it lies next to this package.
+# The stand-in for Bedrock is not part of the wheel; in a clone it is next to this package.
 CLONE = Path(__file__).resolve().parents[2]
 STAND_IN_IS_HERE = (CLONE / "benchmarks").is_dir()
 
@@ -61,11 +61,11 @@ class Testbed:
     """A running gateway and its processes.
 
     Args:
-        gateway_pid: the gateway's process, when it is on this machine.
-        ledger: the SQLite file of its ledger, when it can be read.
-        log: its log as JSON lines, when it can be read.
-        processes: those started here, by role.
-        bedrock_control: URL at which the stand-in's faults are set.
+        gateway_pid: the gateway's process id, if it is on this machine.
+        ledger: the SQLite file of its ledger, if it can be read.
+        log: its log as JSON lines, if it can be read.
+        processes: the processes started here, by role.
+        bedrock_control: URL at which the faults of the stand-in are set.
     """
 
     url: str
@@ -78,7 +78,7 @@ class Testbed:
     bedrock_text: str | None = None
 
     def pids(self, role: str) -> list[int]:
-        """The processes of a role. Raises TestbedError."""
+        """The process ids of a role. Raises TestbedError."""
         if role in ("gateway", "engine"):
             if self.gateway_pid is None:
                 raise TestbedError(f"{role}: the gateway's process is not known; give --pid, or --start")
@@ -95,7 +95,7 @@ class Testbed:
                 os.kill(pid, number)
 
     async def restart(self, role: str, within_s: float) -> None:
-        """Restart a role on its old port. Raises TestbedError."""
+        """Kill and start a role's process again. Raises TestbedError."""
         if role not in self.processes:
             raise TestbedError(f"{role}: not started here, so it cannot be restarted")
         process = self.processes[role]
@@ -114,7 +114,7 @@ class Testbed:
 
 @asynccontextmanager
 async def started(start: ScenarioStart, folder: Path) -> AsyncIterator[Testbed]:
-    """Start what a scenario names; everything is stopped at the end of the block.
+    """Start the scenario's processes; all are stopped at the end of the block.
 
     Raises TestbedError: a process does not start; the message has the end of its log.
     """
@@ -209,7 +209,7 @@ def _config(
 
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """``one`` overridden by ``other``, section by section."""
+    """``one`` with the values of ``other``, which override it section by section."""
     found = dict(one)
     for key, value in other.items():
         before = found.get(key)

@@ -10,7 +10,7 @@ from ops.chaos.scenario import Fault, FaultAction, RandomFaults
 
 
 class Timeline:
-    """The actions still to be carried out, scripted and random. Times are seconds since the load began."""
+    """The actions to be carried out, scripted and random. Times are seconds since the load's start."""
 
     def __init__(self, faults: Sequence[Fault], chance: RandomFaults | None = None) -> None:
         self._order = itertools.count()
@@ -26,16 +26,16 @@ class Timeline:
 
     @property
     def over(self) -> bool:
-        """Whether nothing scripted is left."""
+        """Whether no action is left, scripted or random."""
         return not self._timed and not self._counted and self._chance is None
 
     @property
     def next_s(self) -> float:
-        """When the next timed action is due; infinity when none is."""
+        """The time of the next timed action; infinity without one."""
         return min(self._timed[0][0] if self._timed else math.inf, self._next_chance_s)
 
     def due(self, now_s: float, tokens: float) -> list[FaultAction]:
-        """The actions due now; ``tokens``: pieces of the average stream so far."""
+        """Remove and return the actions due now; ``tokens``: pieces of the average stream so far."""
         while now_s >= self._next_chance_s:
             self._draw()
         found = []
@@ -47,13 +47,13 @@ class Timeline:
 
     @property
     def left(self) -> list[FaultAction]:
-        """The scripted ones that have not been carried out, in order."""
+        """The scripted actions that have not been carried out, in order; none with random faults."""
         if self._chance is not None:
             return []
         return [*(action for _, _, action in sorted(self._timed)), *(action for _, action in self._counted)]
 
     def end(self) -> list[FaultAction]:
-        """End the faults; returns the actions that still have to repair something."""
+        """Drop all actions; returns the timed ones that break nothing, since they may repair something."""
         self._chance, self._next_chance_s = None, math.inf
         rest = [action for _, _, action in sorted(self._timed) if action.breaks is None]
         self._timed.clear()
@@ -67,7 +67,7 @@ class Timeline:
         self._at(at_s, drawn.do)
         if drawn.then is not None:
             self._at(at_s + drawn.for_s, drawn.then)
-        # One fault at a time: the next one waits until this one has been repaired.
+        # One fault at a time: the next one comes after this one has been repaired.
         self._next_chance_s = at_s + drawn.for_s + self._random.uniform(*chance.every_s)
 
     def _at(self, at_s: float, action: FaultAction) -> None:

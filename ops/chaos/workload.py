@@ -1,10 +1,10 @@
-"""The questions, each with one right greedy answer, and one answer as its caller received it."""
+"""The questions, each with one correct greedy answer, and an answer as its caller received it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# The bundled model gives these its longest answers, 37 to 53 tokens: time for something to break in.
+# The bundled model's longest answers, 37 to 53 tokens, which leave time for a fault.
 TITLES = (
     "20th Century Boys", "One Piece", "Berserk", "Attack on Titan", "Vinland Saga", "Naruto", "Monster",
     "Vagabond", "Fullmetal Alchemist", "Honey and Clover", "Slam Dunk", "Death Note",
@@ -13,7 +13,7 @@ TITLES = (
 
 @dataclass(frozen=True, slots=True)
 class ChaosRequest:
-    """One request to make; ``request_id`` is unique in a run."""
+    """One request to send; ``request_id`` is unique in a run."""
 
     request_id: str
     text: str
@@ -32,19 +32,19 @@ class ChaosRequest:
 
 
 def text_of(number: int) -> str:
-    """The question of the client of that number."""
+    """The question of the client with this number."""
     return f"Tell me about {TITLES[number % len(TITLES)]} and what to read after it"
 
 
 @dataclass(slots=True)
 class ObservedAnswer:
-    """A request and what was received so far. Times are seconds since the load began.
+    """A request and the answer received so far. Times are seconds since the load's start.
 
     Args:
-        answer: the answer's object, or the ``done`` event.
-        code: the error code of the gateway or, with ``client_``, of the connection to it.
-        partial: whether the stream's error event says that the answer is partial.
-        ended: whether an answer or an error was received, rather than a closed connection or nothing.
+        answer: the whole answer's object, or the ``done`` event.
+        code: the gateway's error code or, with the prefix ``client_``, a failure of the connection.
+        partial: whether the stream's error event reports a partial answer.
+        ended: whether an answer or an error was received; false for a cut connection or a timeout.
     """
 
     question: ChaosRequest
@@ -61,5 +61,5 @@ class ObservedAnswer:
 
     @property
     def text(self) -> str:
-        """The whole text received."""
+        """The text received so far."""
         return "".join(self.pieces)

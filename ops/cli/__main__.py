@@ -1,4 +1,4 @@
-"""`python -m ops.cli` is `sluice`."""
+"""Runs `sluice` as `python -m ops.cli`."""
 
 from ops.cli.main import main
 

@@ -26,7 +26,7 @@ from ops.client import AdminClient, AdminError
 if TYPE_CHECKING:
     from rich.console import Console
 
-# A large adapter comes over the network before the gateway answers.
+# The gateway may fetch a large adapter over the network before it answers.
 ADD_TIMEOUT_S = 3_600.0
 POLL_S = 0.5
 
@@ -149,7 +149,7 @@ def end_canary(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Give the canary's sessions back to the version that has the others."""
+    """End the canary of an alias: its sessions return to the version that has the others."""
     confirm(f"Give all of {alias} back to the version that has the others?", yes or dry_run)
     _post(gateway, "aliases", alias, "end-canary", comment=comment, dry_run=dry_run)
 
@@ -158,7 +158,7 @@ def end_canary(
 def retire(
     gateway: Operator, name: Id, comment: Comment = "", dry_run: DryRun = False, yes: Yes = False
 ) -> None:
-    """Serve a version no more; it does not come back."""
+    """Stop serving a version, for good."""
     _sure(f"Retire {name} for good?", yes or dry_run)
     _post(gateway, name, "retire", comment=comment, dry_run=dry_run)
 
@@ -168,7 +168,7 @@ def _post(gateway: Operator, *path: str, **body: Any) -> None:
 
 
 def _sure(question: str, yes: bool) -> None:
-    """Ask at a terminal; without one ``--yes`` is needed."""
+    """Ask at a terminal; without a terminal, ``--yes`` is required."""
     if not yes and not sys.stdin.isatty():
         print(f"sluice: {question} say --yes", file=sys.stderr)
         raise typer.Exit(2)
@@ -177,7 +177,7 @@ def _sure(question: str, yes: bool) -> None:
 
 @contextmanager
 def _progress(client: AdminClient, location: str, *, quiet: bool) -> Iterator[None]:
-    """A bar on a terminal while the gateway fetches; the gateway is asked how far it is."""
+    """Show a progress bar on a terminal while the gateway fetches, by polling its state."""
     if quiet or not location.startswith("s3://") or not sys.stderr.isatty():
         yield
         return
@@ -191,7 +191,7 @@ def _progress(client: AdminClient, location: str, *, quiet: bool) -> Iterator[No
             try:
                 fetching = client.get("admin", "adapters")["fetching"]
             except AdminError:
-                continue  # the answer to `add` says what is wrong
+                continue  # the answer to `add` has the reason
             for one in fetching:
                 if one["location"] == location:
                     on_progress(Progress(one["done_bytes"], one["total_bytes"] or 0))

@@ -1,4 +1,4 @@
-"""`sluice admission`: who waits for which backend, what holds them, what was decided last."""
+"""`sluice admission`: queues by backend, what holds them up, and the last decisions."""
 
 from __future__ import annotations
 

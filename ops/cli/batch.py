@@ -39,7 +39,7 @@ def submit(
     window: Annotated[str, typer.Option(help="In which it is to be done: minutes, hours or days.")] = "24h",
     wait: Wait = False,
 ) -> None:
-    """Upload a file and begin a batch; its id goes to standard output.
+    """Upload a file and start a batch; prints the batch's id on standard output.
 
     Example: sluice batch submit requests.jsonl --wait
     """
@@ -70,7 +70,7 @@ def status(
     ] = None,
     wait: Wait = False,
 ) -> None:
-    """How far batches are.
+    """Show the progress of batches.
 
     Example: sluice batch status batch_0a1b2c3d4e5f --wait
     """
@@ -91,7 +91,7 @@ def results(
     ] = None,
     errors: Annotated[bool, typer.Option("--errors", help="The lines that failed instead.")] = False,
 ) -> None:
-    """The results of a batch that has ended, as JSON lines.
+    """Write the results of an ended batch as JSON lines.
 
     Example: sluice batch results batch_0a1b2c3d4e5f -o results.jsonl
     """
@@ -111,7 +111,7 @@ def results(
 
 @operator_command(batch, "cancel")
 def cancel(gateway: Operator, id: Id, yes: Yes = False) -> None:
-    """Start no further line; what has ended stays in the results.
+    """Cancel a batch: no further line starts; lines that have ended stay in the results.
 
     Example: sluice batch cancel batch_0a1b2c3d4e5f --yes
     """

@@ -1,4 +1,4 @@
-"""`sluice cache`: the response cache's similar questions."""
+"""`sluice cache`: calibrates the response cache's threshold for similar questions."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def calibrate(
         float, typer.Option(min=0.5, max=1.0, help="Least share of right answers among those given.")
     ] = 1.0,
 ) -> None:
-    """Choose the threshold of similar questions by pairs of your own; for response_cache.similar of a route.
+    """Choose the threshold for similar questions from your own pairs (response_cache.similar of a route).
 
-    Pairs with nearly the same words and another meaning tell the most. Exit code 1 when no threshold
-    reaches the precision.
+    Pairs with nearly the same words but a different meaning are the most useful. Exit code 1 if no
+    threshold reaches the precision.
 
     Example: sluice cache calibrate --pairs pairs.jsonl --model BAAI/bge-m3
     """

@@ -1,4 +1,4 @@
-"""`sluice canary`: give a backend a route step by step, and roll it back when it is worse."""
+"""`sluice canary`: shifts a route to a backend step by step, and rolls back when the backend is worse."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def start(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Begin with the first step. Asks first at a terminal.
+    """Start a canary with its first step. Asks first at a terminal.
 
     Example: sluice canary start self_hosted_generation bedrock -m "new pool"
     """
@@ -65,25 +65,25 @@ def start(
 
 @operator_command(canary, "status")
 def status(gateway: Operator) -> None:
-    """Show the last canary: its step, its figures, and why it ended."""
+    """Show the last canary: its step, its figures, and the reason for its end."""
     gateway.show(gateway.get(*AT), _print)
 
 
 @operator_command(canary, "pause")
 def pause(gateway: Operator, comment: Comment = "") -> None:
-    """Keep its share; nothing is judged, and nothing rolled back, until it is resumed."""
+    """Pause the canary: its share stays, and it is neither judged nor rolled back until it is resumed."""
     _post(gateway, "pause", comment=comment)
 
 
 @operator_command(canary, "resume")
 def resume(gateway: Operator, comment: Comment = "") -> None:
-    """Resume the step it was paused in."""
+    """Resume the canary in the step in which it was paused."""
     _post(gateway, "resume", comment=comment)
 
 
 @operator_command(canary, "abort")
 def abort(gateway: Operator, comment: Comment = "", dry_run: DryRun = False, yes: Yes = False) -> None:
-    """End it; the route has the weights from before. Asks first at a terminal."""
+    """End the canary and restore the route's earlier weights. Asks first at a terminal."""
     confirm("end the canary and give its sessions back?", yes or dry_run)
     _post(gateway, "abort", comment=comment, dry_run=dry_run)
 

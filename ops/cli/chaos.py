@@ -1,4 +1,4 @@
-"""``sluice chaos SCENARIO``: faults on purpose under load. Nothing heavy is imported until it runs."""
+"""``sluice chaos SCENARIO``: injects faults under load. Large modules are imported only when it runs."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ chaos.__doc__ = HELP
 
 
 def _changed(scenario: Scenario, streams: int | None, for_s: float | None, seed: int | None) -> Scenario:
-    """The scenario with what the command line says instead. Raises ChaosError."""
+    """The scenario with the overrides of the command line. Raises ChaosError."""
     from pydantic import ValidationError
 
     from gateway.config.yaml_file import explain
@@ -135,7 +135,7 @@ def _run(scenario: Scenario, testbed: object, console: Console) -> ChaosReport:
     watch = partial(progress, console)
 
     async def main() -> ChaosReport:
-        # As Ctrl-C: what was started has sessions of its own and must be ended from here.
+        # SIGTERM cancels, like Ctrl-C: the children are in sessions of their own and must be ended here.
         whole = asyncio.current_task()
         assert whole is not None
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, whole.cancel)

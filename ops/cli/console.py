@@ -1,4 +1,4 @@
-"""What commands print: tables that are not cut, JSON, text without a meaning as markup or to terminals."""
+"""Output of commands: JSON, tables without truncation, text with markup and control characters escaped."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 PIPE_WIDTH: Final = 200
-"""Columns where there is no terminal: the widest table has nine columns with an id of 16 characters."""
+"""Width in characters without a terminal: the widest table has nine columns with an id of 16 characters."""
 
 
 def screen(*, stderr: bool = False) -> Console:
-    """Standard output. A pipe has no width of its own: rich would take 80 columns and cut names.
+    """A console on standard output or error. For a pipe, rich would assume 80 columns and cut names.
 
-    What is printed on it comes from callers in part, so characters that a terminal acts upon are escaped.
+    Some of the text comes from callers, so terminal control characters are escaped.
     """
     from rich.console import Console
 
     class Screen(Console):
         def render_str(self, text: str, **options: Any) -> Text:
-            """Every text that is printed, in a cell or alone, comes here."""
+            """Escape the text; rich calls this for every printed text, in a cell or alone."""
             return super().render_str(printable(text, lines=True), **options)
 
     own = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -39,7 +39,7 @@ def screen(*, stderr: bool = False) -> Console:
 
 
 def table_of(*names: str, right: Iterable[str] = (), **options: Any) -> Table:
-    """A table whose cells are wrapped, not cut, on a narrow terminal; ``right``: columns of numbers."""
+    """A table whose cells are wrapped, not cut, on a narrow terminal; ``right``: right-aligned columns."""
     from rich.table import Column, Table
 
     numbers = set(right)
@@ -61,7 +61,7 @@ def print_json(answer: Any) -> None:
 
 
 def print_text(text: str, *, file: TextIO | None = None) -> None:
-    """Print lines without rich."""
+    """Print text without rich, with control characters escaped."""
     print(printable(text, lines=True), file=file)
 
 
@@ -77,13 +77,13 @@ def write_figures(figures: Any, file: Path | None, *, as_json: bool) -> None:
 
 
 def print_lines(console: Console, *lines: str) -> None:
-    """Print lines that may hold markup and may be longer than the terminal is wide."""
+    """Print lines as they are: markup is not interpreted, and long lines are not wrapped."""
     for line in lines:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def opened(to: Path | None) -> AbstractContextManager[TextIO]:
-    """The file to write to, standard output without one. Raises AdminError."""
+    """The opened file, or standard output if ``to`` is None. Raises AdminError."""
     try:
         return nullcontext(sys.stdout) if to is None else to.open("w", encoding="utf-8", newline="")
     except OSError as error:
@@ -91,7 +91,7 @@ def opened(to: Path | None) -> AbstractContextManager[TextIO]:
 
 
 def plain(text: object) -> str:
-    """The text for a table's cell, without a meaning as markup."""
+    """The text for a table's cell, with markup escaped."""
     from rich.markup import escape
 
     return escape(printable(str(text)))

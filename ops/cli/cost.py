@@ -1,4 +1,4 @@
-"""`sluice cost`: build or buy, with every input stated."""
+"""`sluice cost`: compares self-hosting with buying tokens; every input is printed."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -42,7 +42,7 @@ def cost(
     cached_share: Annotated[float, typer.Option(help="Of the input.")] = BUY.cached_share,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the cost of self-hosting with that of buying tokens, and from which load hosting pays.
+    """Compare the cost of self-hosting with that of buying tokens, and show from which load hosting pays.
 
     The defaults are one worked example (a 72B model in FP8 on two H100 against GPT-4o's list price), at a
     load that keeps the replica busy day and night. Few loads do: give your own --utilization,

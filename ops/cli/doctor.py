@@ -48,7 +48,7 @@ LOW_DISK_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class DoctorCheck:
-    """One checked thing. ``hint`` says what to do when it is not ok."""
+    """The result of one check. ``hint`` says what to do if it is not ok."""
 
     check: str
     ok: bool
@@ -57,7 +57,7 @@ class DoctorCheck:
 
 
 def doctor(config: Path | None, *, as_json: bool) -> int:
-    """Check and print; the exit code, 1 when something is wrong."""
+    """Run all checks and print them; returns the exit code, 1 if a check fails."""
     console = Console(stderr=as_json)
     with console.status("checking…") as status, _quiet_logs():
         findings = asyncio.run(examine(config, lambda source: _bar(console, status, source)))
@@ -75,7 +75,7 @@ def doctor(config: Path | None, *, as_json: bool) -> int:
 
 @contextmanager
 def _quiet_logs() -> Iterator[None]:
-    """The table says what is wrong, so nothing else does: neither this process nor its engine."""
+    """Silence the logs of this process and its engine, since the table reports all faults."""
     os.environ[LOG_LEVEL_VARIABLE] = "error"
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
@@ -90,13 +90,13 @@ def _quiet_logs() -> Iterator[None]:
 async def examine(
     config: Path | None, watch: Callable[[str], AbstractContextManager[OnProgress]]
 ) -> list[DoctorCheck]:
-    """All findings, in the order in which a start would meet them; ``watch`` shows a fetch of weights."""
+    """All checks, in the order of a gateway's start; ``watch`` shows the progress of fetching weights."""
     found = [_python(), _disk()]
     settings = _guarded("config", lambda: load_settings(config), found, str(config or "defaults"))
     if settings is None:
         return found
     found.append(_keys(settings))
-    # What is wrong with the key itself has a line of its own.
+    # A random key, because faults of the real one are reported by ``_keys``.
     key = secrets.token_hex(MIN_KEY_CHARS)
     gateway = _guarded(
         "model folder, prompts, adapters, routing",
@@ -147,7 +147,7 @@ async def _response_cache(gateway: Gateway) -> DoctorCheck:
 
 
 def _similar_questions(gateway: Gateway) -> DoctorCheck:
-    """Whether something makes the vectors that routes compare questions by."""
+    """Whether a backend makes the embeddings with which routes compare questions."""
     check, control, fleet = "similar questions", gateway.core.control, gateway.core.backends.fleet
     stored = control.routing.in_force
     config = control.seed.config if stored is None else stored.draft.config
@@ -166,7 +166,7 @@ def _similar_questions(gateway: Gateway) -> DoctorCheck:
 
 
 def _checked(check: str, ok: bool, detail: str, hint: str) -> DoctorCheck:
-    """A check whose hint counts only when it is not ok."""
+    """A check that has its hint only if it is not ok."""
     return DoctorCheck(check, ok, detail, "" if ok else hint)
 
 
@@ -205,7 +205,7 @@ def _guarded(check: str, make: Callable[[], T], found: list[DoctorCheck], detail
 
 
 def _start_error(check: str, error: Exception) -> DoctorCheck:
-    """The check that an error of a start fails. Raises any other error."""
+    """The failed check for an error that an operator can correct. Raises any other error."""
     reported = [str(fault) or "timed out" for fault in start_errors(error)]
     if not reported:
         raise error
@@ -223,7 +223,7 @@ async def _opened(
 
 
 async def _routing(gateway: Gateway) -> DoctorCheck:
-    """What would route: the store's last revision, else the file."""
+    """Which routing a start would use: the store's last revision, otherwise the file."""
     book, seed = gateway.core.control.routing, gateway.core.control.seed
     file = seed.source
     if book.unusable is not None:
@@ -266,7 +266,7 @@ async def _ledger(gateway: Gateway) -> DoctorCheck:
 async def _weights(
     weights: Weights, watch: Callable[[str], AbstractContextManager[OnProgress]]
 ) -> DoctorCheck | None:
-    """Fetch them as a start would; None when they are here."""
+    """Fetch the weights as a start does; None on success."""
     try:
         with watch(weights.source) as on_progress:
             await weights.fetch(on_progress)
@@ -277,7 +277,7 @@ async def _weights(
 
 @contextmanager
 def _bar(console: Console, status: Status, source: str) -> Iterator[OnProgress]:
-    """A progress bar in place of the spinner: only one of them can have the line."""
+    """Show a progress bar in place of the spinner; only one of them can use the line."""
     status.stop()
     try:
         with bar(console, source) as on_progress:
@@ -315,7 +315,7 @@ def _worker(name: str, found: Inspection) -> DoctorCheck:
 
 
 async def _bedrock(name: str, backend: BedrockBackend) -> DoctorCheck:
-    """One real answer of one token: nothing less shows that the account may use the model."""
+    """Generate one token: only a real answer proves that the account may use the model."""
     check = f"Bedrock access ({name})"
     work = Work("doctor", (), (Message(Role.USER, "test"),), Sampling(max_tokens=1))
     try:

@@ -25,10 +25,10 @@ def drain(
         ),
     ] = 0.0,
 ) -> None:
-    """Take one gateway process out of service: not ready, finish, stop admitting; it does not end.
+    """Take one gateway process out of service; the process does not end.
 
-    Requests in flight are finished; new ones get 503 `draining`, once server.lame_duck_seconds are
-    over. There is no way back but a restart. Exit code 1 when a request is still in flight after --wait.
+    It reports not ready and finishes requests in flight; new ones get 503 `draining`, once
+    server.lame_duck_seconds are over. Only a restart undoes it. Exit code 1 if not drained after --wait.
 
     Example: sluice drain --url http://10.0.0.5:8000 --wait 120
     """

@@ -1,4 +1,4 @@
-"""`sluice evaluate`: evaluation reports, signed, as promotions and canaries may need them."""
+"""`sluice evaluate`: makes signed evaluation reports, which promotions and canaries may require."""
 
 from importlib import import_module
 from typing import Any
@@ -8,7 +8,7 @@ import typer
 from ops.cli.operator import command_group
 from ops.cli.startup import one_line_errors
 
-# Their options are their own, shown by --help of each.
+# The evaluations parse their own options; --help of each shows them.
 OWN_OPTIONS: dict[str, Any] = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,
@@ -26,12 +26,12 @@ def adapter(context: typer.Context) -> None:
 
 @evaluate.command("variant", context_settings=OWN_OPTIONS)
 def variant(context: typer.Context) -> None:
-    """Compare two backends of a gateway, as a quantized variant with the model; --post stores the report."""
+    """Compare two backends of a gateway, e.g. a quantized variant and the model; --post stores the report."""
     _run("evaluation.quantization_eval.__main__", context)
 
 
 def _run(module: str, context: typer.Context) -> None:
     with one_line_errors(ModuleNotFoundError):
-        # By name: evaluations are above the operators' commands, which must not depend on them.
+        # Imported by name: the package ``evaluation`` depends on these commands, not the other way round.
         code = import_module(module).main(context.args)
     raise typer.Exit(code)

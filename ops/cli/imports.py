@@ -1,4 +1,4 @@
-"""`sluice import`: configurations of other gateways as Sluice's."""
+"""`sluice import`: converts configurations of other gateways to Sluice's."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -29,7 +29,7 @@ _COLOURS = {"carried": "green", "different": "yellow", "unsupported": "red"}
 
 @imports.command()
 def litellm(file: Source, out: Out = Path(), force: Force = False, as_json: AsJson = False) -> None:
-    """From LiteLLM's proxy.
+    """Import the configuration of LiteLLM's proxy.
 
     Example: sluice import litellm config.yaml --out .
     """
@@ -43,7 +43,7 @@ def vllm_router(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """From the arguments of vLLM's router.
+    """Import the arguments of vLLM's router.
 
     Example: sluice import vllm-router -- --static-backends http://gpu-1:8000 --static-models llama
     """
@@ -60,7 +60,7 @@ def production_stack(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """From the values of vLLM's production stack.
+    """Import the Helm values of vLLM's production stack.
 
     Example: sluice import production-stack values.yaml --release vllm
     """

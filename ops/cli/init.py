@@ -1,4 +1,4 @@
-"""A first configuration: for running workers, from what they say of themselves, or for the demo model."""
+"""Writes a first configuration: for running workers, from what they report, or for the demo model."""
 
 import importlib.util
 import os
@@ -19,7 +19,7 @@ from ops.cli.startup import one_line_errors, print_errors
 from ops.client import AdminClient, AdminError
 
 FILE = Path("sluice.yaml")
-# The key that the workers ask for, if they do.
+# Environment variable with the key of the workers, if they require one.
 KEY_VARIABLE = "WORKER_API_KEY"
 TIMEOUT_S = 10.0
 
@@ -37,7 +37,7 @@ def init(workers: Sequence[str], *, force: bool) -> None:
 
 
 def worker_configuration(urls: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration of a gateway in front of workers; of several models each is learned while it runs.
+    """The configuration of a gateway in front of workers; several models are discovered while it runs.
 
     Raises ConfigError: a worker does not answer, or lists no model.
     """
@@ -81,12 +81,12 @@ def worker_configuration(urls: Sequence[str], environ: Mapping[str, str]) -> dic
 
 
 def keys_of(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Keys are required where there is a first one; without, the port is on loopback."""
+    """The ``auth`` section: without SLUICE_ADMIN_KEY keys are off, and the port is on loopback."""
     return {} if environ.get("SLUICE_ADMIN_KEY") else {"auth": {"enabled": False}}
 
 
 def _models(base: str, key: str | None) -> Sequence[ServedModel]:
-    """The models that a worker lists; at least one."""
+    """The models that a worker lists, at least one. Raises ConfigError."""
     try:
         listed = read_models(AdminClient(base, key, TIMEOUT_S).text("models").encode())
     except AdminError as error:
@@ -100,7 +100,7 @@ def _models(base: str, key: str | None) -> Sequence[ServedModel]:
 
 
 def _tokenizer(model: ServedModel) -> str | None:
-    """The folder of the model's tokenizer, as the worker names it, in the hub's cache, or fetched."""
+    """The tokenizer's folder: as the worker names it if it is here, or from the hub or its cache."""
     root = model.root or model.id
     if (Path(root) / "tokenizer.json").is_file():
         return root

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 AT = ("admin", "keys")
-# Limits by the names that the command line has for them.
+# Short names of the limits on the command line.
 SHORT = {"rpm": "requests_per_minute", "tpm": "tokens_per_minute", "tpd": "tokens_per_day"}
 
 keys = command_group("keys", "Keys of callers and operators: make, list, revoke.")
@@ -65,9 +65,9 @@ def create(
     ] = None,
     comment: Annotated[str, typer.Option("--comment", "-m", help="What it is for.")] = "",
 ) -> None:
-    """Make a key and print it: it is shown this once, and stored only as a hash.
+    """Create a key and print it: it is shown only once, and stored only as a hash.
 
-    The key alone goes to standard output, the rest to standard error.
+    The key alone is printed on standard output, all else on standard error.
 
     Example: sluice keys create acme --rpm 600 --route self_hosted_generation
     """
@@ -165,7 +165,7 @@ def _print_keys(console: Console, found: Any) -> None:
 
 
 def _limits_of(one: Any) -> Iterator[tuple[str, Any, Any]]:
-    """A key's limits and what is used of them: its own, its budget, and those for models."""
+    """A key's limits with their use: its own limits, its budget, and the limits per model."""
     yield "", one["limits"], one["used"]
     yield "", one["budget"], one["spent"]
     for model, limits in one["model_limits"].items():
@@ -181,7 +181,7 @@ def revoke(
 ) -> None:
     """Refuse a key from now on, everywhere within a second; its requests in flight are finished.
 
-    It does not come back. Asks first at a terminal.
+    This cannot be undone. Asks first at a terminal.
 
     Example: sluice keys revoke key_0a1b2c3d4e5f
     """
@@ -196,7 +196,7 @@ def revoke(
 
 
 def _owner(gateway: Operator, key_id: str) -> str:
-    """The key in a line. Raises AdminError when there is none of that id."""
+    """A description of the key in one line. Raises AdminError if no key has that id."""
     for one in gateway.get(*AT)["keys"]:
         if one["id"] == key_id:
             used = one["last_used_at"] or "never"

@@ -1,4 +1,4 @@
-"""The `sluice` command; a subcommand imports its work when it is called, so that `--help` is quick."""
+"""The `sluice` command; a subcommand imports its implementation when it is called, so `--help` is fast."""
 
 import gc
 import sys
@@ -72,7 +72,7 @@ def serve(
 
     Example: sluice serve --config sluice.yaml
     """
-    gc.disable()  # collections during the imports take a sixth of their time and find nothing
+    gc.disable()  # garbage collection takes a sixth of the import time and frees nothing
     from ops.cli.serve import serve as run
 
     gc.enable()
@@ -127,10 +127,10 @@ def doctor(
 ) -> None:
     """Check configuration, model, engine, state store, ledger, routing, prompts and adapters.
 
-    Loads the model for a moment and generates a few tokens, so it takes a few seconds. Exit code 1 when
-    something is wrong; each line says what to do about it.
+    Loads the model and generates a few tokens, so it takes a few seconds. Exit code 1 if a check fails;
+    each line says what to do about it.
 
-    With --plan it loads nothing: it computes from the configuration how many sequences a GPU holds. The
+    With --plan it loads nothing: it computes from the configuration how many sequences fit on a GPU. The
     tables of deploy/engine-tuning.md are its output.
 
     Example: sluice doctor --plan --model llama-3-8b-awq --gpu A10G
@@ -173,7 +173,7 @@ def _options(
 
 
 def hoisted(words: Sequence[str]) -> list[str]:
-    """The words with ``--url``, ``--key`` and ``--json`` moved after all others."""
+    """The arguments with ``--url``, ``--key`` and ``--json`` moved to the end."""
     options: list[str] = []
     others: list[str] = []
     rest = list(words)
@@ -187,7 +187,7 @@ def hoisted(words: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Entry point; a closed pipe and Ctrl-C end without a traceback."""
+    """Entry point; after a closed pipe or Ctrl-C it exits without a traceback."""
     try:
         app(hoisted(sys.argv[1:]))
     except BrokenPipeError:

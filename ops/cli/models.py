@@ -1,4 +1,4 @@
-"""`sluice models`: bring a model's files before the gateway starts."""
+"""`sluice models`: fetches a model's files before the gateway starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fetch(
         str | None, typer.Option(help="A hub id or s3://bucket/prefix in place of engine.model.")
     ] = None,
 ) -> None:
-    """Fetch the files of engine.model, and end: for init containers and image builds.
+    """Fetch the files of engine.model and exit: for init containers and image builds.
 
     Files that are complete are not fetched again; an interrupted fetch is resumed. Prints the folder.
 
@@ -52,7 +52,7 @@ def fetch(
 
 @contextmanager
 def _watched(source: str) -> Iterator[OnProgress]:
-    """A bar on a terminal, a log line now and then elsewhere; both on standard error."""
+    """Show progress on standard error: a bar on a terminal, otherwise occasional log lines."""
     from gateway.weights.progress import LogProgress, bar
     from observability.logs import configure_logging
 

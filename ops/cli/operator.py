@@ -1,4 +1,4 @@
-"""What every command that calls a running gateway shares: its address, its options, JSON or a table."""
+"""Shared parts of commands that call a running gateway: address, common options, output as JSON or table."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Operator:
 
 
 def command_group(name: str, help: str) -> typer.Typer:
-    """A command whose words are registered with :func:`operator_command`; one word alone stays a word."""
+    """A group of subcommands, for :func:`operator_command`; a single subcommand keeps its name."""
     group = typer.Typer(name=name, help=help, no_args_is_help=True)
     group.callback()(lambda: None)
     return group
@@ -98,7 +98,7 @@ def operator_command(group: typer.Typer, name: str) -> Callable[[Callable[..., N
 
 
 def with_operator(run: Callable[..., None]) -> Callable[..., None]:
-    """``run`` as a typer command: its own parameters, then those of the connection."""
+    """``run`` as a typer command with its own parameters, followed by those of the connection."""
     own = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
     own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
 

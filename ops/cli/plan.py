@@ -1,4 +1,4 @@
-"""`sluice doctor --plan`: what fits on a GPU, from the configuration, without one."""
+"""`sluice doctor --plan`: computes from the configuration what fits on a GPU; needs no GPU."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ from ops.planning.shape import GIB, GPUS, Gpu, ModelShape, PlanError, find_model
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """Options of the command besides the configuration: the model, the GPUs, and a typical request."""
+    """Options of the command in addition to the configuration: model, GPUs, and a typical request."""
 
     model: str | None = None
     gpus: Sequence[str] = ()
@@ -27,7 +27,7 @@ class PlanOptions:
 
 
 def plan(config: Path | None, options: PlanOptions, *, as_json: bool, as_markdown: bool) -> None:
-    """Compute and print; exit code 1 when no plan can be made."""
+    """Compute and print the plans; exit code 1 if no plan can be made."""
     with one_line_errors(PlanError):
         plans = make_plans(load_settings(config), options)
     if as_json:
@@ -77,7 +77,7 @@ def make_plans(settings: Settings, options: PlanOptions) -> list[EnginePlan]:
 def _model(settings: Settings, given: str | None) -> ModelShape:
     engine = settings.engine
     if given is None and not isinstance(locate(engine.model), LocalFolder):
-        # Only the small files come; config.json is one of them.
+        # ``prepare`` fetches only the small files, config.json included.
         given = prepare(settings)[0].engine.model
     return find_model(given or engine.model, dtype=engine.dtype, quantization=engine.quantization)
 
@@ -96,7 +96,7 @@ def _gpus(options: PlanOptions) -> list[Gpu]:
 
 
 def rows(plans: Sequence[EnginePlan]) -> list[tuple[str, ...]]:
-    """The table: a row for each quantity, a column for each kind of GPU; figures are for one GPU."""
+    """The table: one row per quantity, one column per kind of GPU; figures are for one GPU."""
     asked = plans[0].request
     spread = f" (1 of {asked.tensor_parallel * asked.pipeline_parallel} GPUs)"
     weights = "weights" + (spread if asked.tensor_parallel * asked.pipeline_parallel > 1 else "")
@@ -122,7 +122,7 @@ def rows(plans: Sequence[EnginePlan]) -> list[tuple[str, ...]]:
 
 
 def markdown(plans: Sequence[EnginePlan]) -> str:
-    """The table as documents hold it."""
+    """The table as Markdown, as in the documents."""
     head = (plans[0].request.model.name, *(p.request.gpu.name for p in plans))
     lines = [head, ("---", *("---:" for _ in plans)), *rows(plans)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

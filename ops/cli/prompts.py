@@ -1,4 +1,4 @@
-"""`sluice prompts`: registered prompt versions, and what would be sent for a request."""
+"""`sluice prompts`: shows registered prompt versions, and the prompt that a request would send."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def render(
         bool, typer.Option("--openai", help="The body is one of /v1/chat/completions, not of /v1/generate.")
     ] = False,
 ) -> None:
-    """Show what would be sent for a request, section by section; generates nothing.
+    """Show the prompt that a request would send, section by section; generates nothing.
 
     Example: echo '{"messages":[{"role":"user","content":"hi"}]}' | sluice prompts render -
     """

@@ -64,7 +64,7 @@ def deploy(
         try:
             serve.run(make_application(settings, place), name=name, route_prefix="/")
         except RuntimeError:
-            # Serve's error names the deployments alone; their messages have the reason.
+            # Serve's error names only the deployments; their status messages have the reason.
             _print(serve.status(), name, as_json)
             raise
         _print(serve.status(), name, as_json)
@@ -72,9 +72,9 @@ def deploy(
 
 @ray.command("status")
 def status(name: Name = "sluice", address: Address = "auto", as_json: AsJson = False) -> None:
-    """Show the application's deployments, how many replicas each has by state, and the proxies in front.
+    """Show the application's deployments, the replicas of each by state, and the proxies.
 
-    Exit code 0 when it runs and a proxy is healthy, 1 when not.
+    Exit code 0 if it runs and a proxy is healthy, otherwise 1.
     """
     with _ray_errors():
         reported = _connected(address).status()
@@ -90,9 +90,9 @@ class RayError(Exception):
 
 
 def _connected(address: str) -> Any:
-    """Serve, on the cluster at ``address``; an existing connection of this process is used.
+    """Connect to the cluster at ``address``, unless this process is connected; returns ``ray.serve``.
 
-    Raises RayError: Ray is not installed, or nothing answers there.
+    Raises RayError: Ray is not installed, or no cluster answers there.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -117,14 +117,14 @@ def _connected(address: str) -> Any:
 
 
 def _token_hint() -> str:
-    """To Ray, a cluster that needs a token looks like one that does not answer."""
+    """A hint for the error message: Ray cannot tell a cluster that needs a token from a missing one."""
     if os.environ.get("RAY_AUTH_MODE"):
         return ""
     return ", or set RAY_AUTH_MODE=token if it was started with one"
 
 
 def _reach(address: str) -> None:
-    """Ray itself tries an unused address for minutes. Raises OSError: nothing listens there."""
+    """Test the address, because Ray retries it for minutes. Raises OSError if nothing listens there."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_TIMEOUT_S):
@@ -132,7 +132,7 @@ def _reach(address: str) -> None:
 
 
 def brief(message: str) -> str:
-    """Serve's message without the frames between its first line and the cause, for a table's cell."""
+    """The first and the last line of Serve's message, without the traceback between, for a table's cell."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return plain(" ".join(lines if len(lines) <= 2 else (lines[0], lines[-1])))
 
@@ -190,6 +190,6 @@ def _ray_errors() -> Iterator[None]:
         except typer.Exit:
             raise
         except RuntimeError as error:
-            # Serve has no class of its own for an application that cannot be deployed.
+            # Serve has no exception class for an application that cannot be deployed.
             hint = "not deployed; the replicas' logs are in Ray's session folder"
             raise RayError(f"{error}\n{hint}") from None

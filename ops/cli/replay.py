@@ -1,4 +1,4 @@
-"""``sluice replay TRACE``: real load from a real trace. Nothing heavy is imported until it runs."""
+"""``sluice replay TRACE``: replays a trace as load. Large modules are imported only when it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sluice rollout check`: the rollout checklist asked of a live gateway."""
+"""`sluice rollout check`: runs the rollout checklist against a live gateway."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -31,10 +31,10 @@ def check(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go through the checklist; exit code 1 when a line is wrong.
+    """Run the checklist; exit code 1 if a line is wrong.
 
-    What the gateway itself cannot answer is `manual`: the line says which file or option answers it. Takes a
-    few seconds: every backend generates a few tokens.
+    A line that the gateway itself cannot answer is `manual`, and says which file or option answers it. The
+    command takes a few seconds: every backend generates a few tokens.
 
     Example: sluice rollout check --prometheus http://127.0.0.1:9090 --replay replay.json --grace 180
     """

@@ -1,4 +1,4 @@
-"""`sluice routes`: which backend serves which share of a route; `sluice audit`: what operators did."""
+"""`sluice routes`: the share of each backend in a route; `sluice audit`: the actions of operators."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def set_weight(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Give a backend its share of a route; the others share the rest in proportion. Asks first at a terminal.
+    """Set a backend's share of a route; the others share the rest in proportion. Asks first at a terminal.
 
     Example: sluice routes set-weight self_hosted_generation bedrock 5
     """
@@ -116,7 +116,7 @@ def rollback(
 ) -> None:
     """Make an earlier configuration the next revision. Asks first at a terminal.
 
-    Without --to: the last one before that says something else.
+    Without --to, it is the last earlier revision with a different configuration.
 
     Example: sluice routes rollback --to 12 -m "canary too slow" --yes
     """
@@ -140,7 +140,7 @@ def diff(
     a: Annotated[int, typer.Argument(metavar="A", min=1, help="A revision's number.")],
     b: Annotated[int, typer.Argument(metavar="B", min=1, help="Another one's.")],
 ) -> None:
-    """Show what differs from revision A to revision B."""
+    """Show the changes from revision A to revision B."""
     found = gateway.get(*AT, "diff", query={"a": a, "b": b})
     gateway.show(found, lambda console, _: print_changes(console, found["changes"]))
 
@@ -151,7 +151,7 @@ audit = typer.Typer(name="audit", invoke_without_command=True)
 @audit.callback()
 @with_operator
 def list_audit(gateway: Operator, context: typer.Context, limit: Limit = 20) -> None:
-    """List what operators did, newest first; export the log, verify its hashes.
+    """List the actions of operators, newest first; export the log, verify its hashes.
 
     Example: sluice audit -n 50
     """
@@ -171,7 +171,7 @@ def export(
         Path | None, typer.Option("--output", "-o", help="A file; default: standard output.")
     ] = None,
 ) -> None:
-    """Write every record, oldest first, a line of JSON each.
+    """Write all records, oldest first, as JSON lines.
 
     Example: sluice audit export -o audit.jsonl
     """
@@ -191,9 +191,9 @@ def verify(
         Path | None, typer.Option(help="A file with the keys that records are signed with.")
     ] = None,
 ) -> None:
-    """Check that no record was changed, removed or put in between; tell the last one's hash.
+    """Check that no record was changed, removed or inserted; print the last record's hash.
 
-    With a key, of the file or of SLUICE_AUDIT_KEY, check the signatures as well.
+    With a key, from --key-file or SLUICE_AUDIT_KEY, the signatures are checked as well.
 
     Example: sluice audit verify --head 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae
     """
@@ -234,7 +234,7 @@ def _print_chain(console: Console, told: Any) -> None:
 
 
 def _records(gateway: Operator) -> Iterator[Any]:
-    """Every record, page by page."""
+    """Yield all records, fetched page by page."""
     after = 0
     while page := gateway.get("admin", "audit", query={"limit": 1_000, "after": after})["entries"]:
         yield from page
@@ -255,10 +255,10 @@ def _post(gateway: Operator, word: str, body: dict[str, Any], yes: bool) -> None
 def _change(
     gateway: Operator, word: str, send: Callable[[bytes], Any], body: dict[str, Any], yes: bool
 ) -> None:
-    """At a terminal, show the changes and ask; then make exactly these changes."""
+    """At a terminal, show the changes and ask for confirmation; then make exactly these changes."""
     if sys.stdin.isatty() and not yes and not body["dry_run"]:
         seen = send(_dumps({**body, "dry_run": True}))
-        # With --json, standard output holds the answer alone.
+        # With --json, only the answer goes to standard output.
         print_changes(screen(stderr=gateway.as_json), seen["changes"])
         typer.confirm(f"{word}?", abort=True, err=True)
         body = {**body, "expected_revision": seen["parent"]}
@@ -279,7 +279,7 @@ def _dumps(body: Mapping[str, Any]) -> bytes:
 
 
 def _read(file: Path) -> Any:
-    """Raises AdminError."""
+    """The parsed YAML of a file or of standard input (``-``). Raises AdminError."""
     import yaml
 
     try:
@@ -310,7 +310,7 @@ def _print_revision(console: Console, found: Any) -> None:
 
 
 def print_changes(console: Console, changes: Any) -> None:
-    """A table of what differs."""
+    """Print the changes as a table."""
     if not changes:
         console.print("nothing differs")
         return

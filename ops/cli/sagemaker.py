@@ -1,4 +1,4 @@
-"""`sluice sagemaker`: the container's entry, and the endpoint: deploy, status, delete."""
+"""`sluice sagemaker`: the container's entry point, and commands for the endpoint: deploy, status, delete."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Region = Annotated[str | None, typer.Option(help="AWS region; default: as the AW
 def serve(
     config: ConfigFile = None,
 ) -> None:
-    """What the container runs: the gateway on port 8080, as the platform's environment says.
+    """Run the gateway in the container, on port 8080, configured by the platform's environment.
 
     /ping is healthy once the model is loaded; keys are off, because only the platform reaches the port.
-    With SLUICE_SAGEMAKER_ENDPOINT set, queue and active sequences go to CloudWatch.
+    If SLUICE_SAGEMAKER_ENDPOINT is set, queue and active sequences are published in CloudWatch.
 
     Example: docker run IMAGE serve
     """
@@ -48,14 +48,14 @@ def serve(
         environ = container_environment(os.environ)
     os.environ.update(environ)
     if environ.get(ENDPOINT_ENV):
-        # A process of its own: its waits must not block the gateway's event loop.
+        # A separate process, so that its waits do not block the gateway's event loop.
         os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-m", "ops.cli", "sagemaker", "publish"])
     raise typer.Exit(run(config_path(config), log_level(os.environ)))
 
 
 @sagemaker.command("publish", hidden=True)
 def publish() -> None:
-    """Publish what the endpoint scales on until the gateway that started this ends."""
+    """Publish the metrics for autoscaling until the gateway that started this process ends."""
     import time
 
     import boto3
@@ -87,9 +87,9 @@ def deploy(
         bool, typer.Option("--dry-run", help="Print the calls; ask and change nothing.")
     ] = False,
 ) -> None:
-    """Create the endpoint, or move it to what the file says without an interruption, and wait.
+    """Create the endpoint, or update it to the file without an interruption, and wait until it serves.
 
-    The same file twice changes nothing. To go back, deploy the earlier file.
+    Deploying the same file again changes nothing. To go back, deploy the earlier file.
 
     Example: sluice sagemaker deploy deploy/sagemaker/endpoint.yaml --dry-run
     """
@@ -122,7 +122,7 @@ def status(
     region: Region = None,
     as_json: AsJson = False,
 ) -> None:
-    """The endpoint's state, its instances and the bounds of its scaling. Exit code 1 unless it is in service.
+    """Show the endpoint's state, instances and scaling bounds. Exit code 1 unless it is in service.
 
     Example: sluice sagemaker status sluice --region us-east-1
     """
@@ -144,7 +144,7 @@ def delete(
     region: Region = None,
     yes: Yes = False,
 ) -> None:
-    """Delete the endpoint, its scaling, and the configurations and models that were made for it.
+    """Delete the endpoint, its scaling, and the configurations and models that were created for it.
 
     Example: sluice sagemaker delete sluice --yes
     """
@@ -191,7 +191,7 @@ def _aws_errors() -> Iterator[None]:
                 raise
             raise EndpointError("boto3 is not installed: pip install 'sluice-gateway[bedrock]'") from None
         except Exception as error:
-            # botocore's errors have no common class that could be named without boto3.
+            # botocore's errors have no common base class that can be named without importing boto3.
             if not type(error).__module__.startswith("botocore"):
                 raise
             raise EndpointError(f"AWS: {' '.join(str(error).split())}") from None

@@ -1,4 +1,4 @@
-"""`sluice serve`."""
+"""`sluice serve`: starts the gateway, and worker processes if asked."""
 
 import contextlib
 import os
@@ -31,12 +31,12 @@ def serve(
     workers: int | None = None,
     urls: Sequence[str] = (),
 ) -> int:
-    """Start the gateway and serve until a signal; the exit code.
+    """Start the gateway and serve until a signal; returns the exit code.
 
     Args:
-        gpus: a worker process for each of them: ``all``, or indices.
-        workers: so many worker processes that choose their device themselves.
-        urls: of running workers; the configuration is learned from them.
+        gpus: ``all``, or indices of GPUs; each gets a worker process.
+        workers: number of worker processes that choose their device themselves.
+        urls: URLs of running workers, from which the configuration is derived.
     """
     logs, number = None, os.environ.get(NUMBER_VARIABLE)
     name = "sluice" if number is None else f"sluice: worker {number}"
@@ -93,7 +93,7 @@ def serve(
 
 
 def source_of(settings: Settings, urls: Sequence[str], config: Path | None) -> str:
-    """Where the configuration comes from, in words; with workers' URLs also a routing file that is there."""
+    """The source of the configuration as text; with URLs of workers also an existing routing file."""
     if urls and settings.routing.file is None and Path(DEFAULT_FILE).exists():
         return f"{', '.join(urls)}, routing: {DEFAULT_FILE} of this folder"
     return ", ".join(urls) or str(config or "defaults")
@@ -101,7 +101,7 @@ def source_of(settings: Settings, urls: Sequence[str], config: Path | None) -> s
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Before the gateway runs and can drain, SIGTERM ends the start and releases what it had opened."""
+    """Let SIGTERM end the start and release its resources, until the gateway runs and can drain."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -117,7 +117,7 @@ def _end(sig: int, frame: FrameType | None) -> None:
 
 
 def _devices(settings: Settings, gpus: str | None, workers: int | None) -> Sequence[str | None]:
-    """The GPUs of each worker; none when this process has the engine."""
+    """The GPUs of each worker; empty if this process runs the engine."""
     if gpus is not None and workers is not None:
         raise ConfigError("--gpus and --workers: give one of them")
     if workers is not None:

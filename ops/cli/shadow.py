@@ -1,4 +1,4 @@
-"""`sluice shadow`: how shadowed requests compare."""
+"""`sluice shadow`: compares the two answers of shadowed requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def report(
     route: Annotated[str | None, typer.Option(help="Of one route alone.")] = None,
     since: Annotated[float | None, typer.Option(help="Unix seconds.")] = None,
 ) -> None:
-    """Compare the newest pairs: checks, times, costs, likeness; by prompt version, adapter and intent.
+    """Compare the newest pairs by checks, times, costs and likeness, per prompt version, adapter and intent.
 
     Example: sluice shadow report --route self_hosted_generation
     """

@@ -1,4 +1,4 @@
-"""The configuration file of a command, and errors that the operator can correct, as one line each."""
+"""Finds the configuration file of a command; prints errors that the operator can correct, one per line."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ def config_path(given: Path | None) -> Path | None:
 
 def start_errors(error: BaseException) -> Iterator[BaseException]:
     """The errors inside ``error`` (which may be a group) that the operator can correct."""
-    # Imported here: they belong to every package, and `sluice --help` needs none of them.
+    # Imported here, because they are of many packages and `sluice --help` needs none of them.
     from accounting.errors import AccountingError
     from adapters.errors import AdapterError
     from budgeting.errors import BudgetError
@@ -59,7 +59,7 @@ class NotInstalled(Exception):
 
 
 def need_modules(*names: str, extra: str) -> None:
-    """Raises NotInstalled unless all can be imported."""
+    """Raise NotInstalled unless all modules are installed."""
     for name in names:
         if find_spec(name) is None:
             raise NotInstalled(f"{name} is not installed: pip install 'sluice-gateway[{extra}]'")
@@ -80,6 +80,6 @@ def one_line_errors(*further: type[Exception], code: int = 1) -> Iterator[None]:
 
 
 def print_errors(text: str) -> None:
-    """Print each line on standard error, after the command's name."""
+    """Print each line on standard error, with the command's name in front."""
     for line in text.split("\n"):
         print_text(f"sluice: {line}", file=sys.stderr)

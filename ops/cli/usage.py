@@ -1,4 +1,4 @@
-"""`sluice usage`: what was used and what it cost."""
+"""`sluice usage`: reports of usage and cost, export of the rows, comparison with the engines' counters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Until = Annotated[str | None, typer.Option(help="Before then; as --since.")]
 
 
 class ExportFormat(StrEnum):
-    """What an export is written as."""
+    """The file format of an export."""
 
     CSV = "csv"
     JSONL = "jsonl"
@@ -85,7 +85,7 @@ def export(
     since: Since = None,
     until: Until = None,
 ) -> None:
-    """Write every row, of all kinds, oldest first; --json is --format jsonl.
+    """Write all rows, of all kinds, oldest first; --json means --format jsonl.
 
     Example: sluice usage export --since 2026-11-01 --until 2026-12-01 -o november.csv
     """
@@ -102,7 +102,7 @@ def export(
 def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> None:
     """Compare the ledger with the engines' own counters, by backend and hour.
 
-    Exit code 1 when an hour that was watched whole has more in the ledger than the engine counted.
+    Exit code 1 if the ledger has more tokens than the engine counted in an hour that was observed whole.
 
     Example: sluice usage reconcile --since 2026-11-22
     """
@@ -141,14 +141,14 @@ def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> No
 
 
 def _is_unpriced(row: Mapping[str, Any]) -> bool:
-    """Whether none of its tokens has a price; one of no tokens costs nothing."""
+    """Whether a row has tokens and none of them has a price."""
     tokens: int = row["input_tokens"] + row["output_tokens"]
     unpriced: int = row["unpriced_tokens"]
     return 0 < tokens <= unpriced
 
 
 def _rows(gateway: Operator, span: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Every row, page by page."""
+    """Yield all rows, fetched page by page."""
     after: dict[str, str] = {}
     while True:
         page = gateway.get(*AT, "rows", query={**span, **after})
@@ -168,7 +168,7 @@ def _write_csv(rows: Iterator[dict[str, Any]], out: TextIO) -> None:
 
 
 def _cell(value: object) -> object:
-    """A text that a spreadsheet would take for a formula gets an apostrophe in front."""
+    """The value; text that a spreadsheet would treat as a formula gets an apostrophe in front."""
     formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if formula else value
 

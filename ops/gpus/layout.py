@@ -1,4 +1,4 @@
-"""Which GPUs are used, and the configurations of the front gateway and its workers; starts no process."""
+"""Decides which GPUs each worker uses, and makes the configurations of the front gateway and its workers."""
 
 import shutil
 import subprocess
@@ -11,18 +11,18 @@ from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.state.url import StoreKind, parse_state_url
 
-# Selects a worker's GPUs.
+# Environment variable that selects a worker's GPUs.
 DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 KEY_VARIABLE = "SLUICE_WORKER_KEY"
-# The worker's number, which is in each of its log lines.
+# Environment variable with the worker's number, which is in each of its log lines.
 NUMBER_VARIABLE = "SLUICE_WORKER_NUMBER"
 BACKEND = "local"
 ROUTE = "self_hosted_generation"
 NVIDIA_SMI_TIMEOUT_S = 20.0
 MAX_WORKERS = 64
-# Short, since the front drains first: a worker only finishes requests that the front has abandoned.
+# Short, because the front gateway drains first: a worker only finishes requests that the front has abandoned.
 WORKER_DRAIN_S = 5.0
-# Prompts travel as token ids in JSON, up to seven characters each.
+# Prompts are sent as token ids in JSON, up to seven characters each.
 WORKER_BODY_BYTES = 64 << 20
 
 
@@ -36,11 +36,11 @@ class WorkerPlacement:
 
     @property
     def url(self) -> str:
-        """The worker's address as the front's pool names it."""
+        """The worker's base URL in the front gateway's pool."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     def __str__(self) -> str:
-        """Its name in messages to the operator."""
+        """The worker's name in messages to the operator."""
         return f"worker {self.number}" + ("" if self.devices is None else f" (GPU {self.devices})")
 
 
@@ -49,7 +49,7 @@ def gpus_of(spec: str, *, each: int = 1, tool: str = "nvidia-smi") -> list[str]:
 
     Args:
         spec: ``all``, or indices as in ``0,1,3``.
-        each: GPUs a worker needs: ``tensor_parallel_size`` × ``pipeline_parallel_size``.
+        each: GPUs per worker: ``tensor_parallel_size`` × ``pipeline_parallel_size``.
 
     Raises:
         ConfigError: there are none, an index is invalid or repeated, or they are not a multiple of ``each``.
@@ -114,7 +114,7 @@ def front_of(settings: Settings, placements: Sequence[WorkerPlacement]) -> Setti
             "send_priority": True,
             "share_prefix_across_tenants": settings.engine.share_prefix_across_tenants,
             "max_running": settings.engine.max_num_seqs,
-            # Loading a model takes minutes; ejections must not grow while a worker is still loading.
+            # Loading a model takes minutes; the ejection time must not grow meanwhile.
             "eject_max_seconds": 5.0,
         }
         if data["backends"][name].get("price") is not None:
@@ -126,7 +126,7 @@ def front_of(settings: Settings, placements: Sequence[WorkerPlacement]) -> Setti
 def worker_of(settings: Settings, placement: WorkerPlacement, routing: Path) -> dict[str, Any]:
     """The configuration of one worker: only the engine, on loopback, with state in memory.
 
-    The front does the accounting, the limits and the fallbacks; the worker's ledger is in memory too.
+    The front gateway does accounting, limits and fallbacks, so the worker's ledger is in memory too.
     """
     whole = settings.model_dump(mode="json")
     return {
@@ -150,7 +150,7 @@ def worker_of(settings: Settings, placement: WorkerPlacement, routing: Path) -> 
 
 
 def _shared_registry(settings: Settings) -> dict[str, Any]:
-    """The worker follows the front's registry of adapters, which imports the file; not one in memory."""
+    """Settings with which the worker follows the front's adapter registry; none if that is in memory."""
     url = parse_state_url(settings.state.url)
     if url.kind is StoreKind.MEMORY:
         return {}

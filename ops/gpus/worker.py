@@ -1,4 +1,4 @@
-"""One worker process: started, restarted when it ends or stops answering, stopped with its engine."""
+"""Supervises one worker process: restarts it when it ends or stops answering, stops it with its engine."""
 
 import asyncio
 import contextlib
@@ -14,20 +14,20 @@ import structlog
 from engine.errors import EngineStartError
 from ops.gpus.layout import WORKER_DRAIN_S, WorkerPlacement
 
-# Waits before a restart, seconds; the last one repeats.
+# Waits before restarts, in seconds; the last one repeats.
 BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 # A worker that ran this long, in seconds, was healthy: its failures count from zero again.
 HEALTHY_S = 120.0
-# Short runs in a row after which a worker is given up.
+# Consecutive short runs after which a worker is given up.
 MAX_SHORT_RUNS = 6
-# The drain, the engine's stop, and slack.
+# Time for the drain, the engine's stop, and slack.
 STOP_S = WORKER_DRAIN_S + 25.0
-# Liveness, with the times of deploy/k8s: the period, the timeout, and how many failures in a row mean dead.
+# Liveness checks, with the times of deploy/k8s: period, timeout, and the consecutive failures that mean dead.
 PING_EVERY_S, PING_TIMEOUT_S, MOST_SILENT = 10.0, 30.0, 3
 PING = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 PR_SET_PDEATHSIG = 1
 
-# Whether the server on a port answers within a time, in seconds.
+# A function of port and timeout in seconds: whether the server on that port answers in time.
 Ping = Callable[[int, float], Awaitable[bool]]
 
 
@@ -46,11 +46,11 @@ async def answers(port: int, timeout_s: float) -> bool:
 
 
 class GivenUp(EngineStartError):
-    """A worker has ended at once too often."""
+    """A worker has ended soon after its start too often."""
 
 
 class GpuWorker:
-    """Keeps one worker running; ``ping`` asks whether it is alive."""
+    """Keeps one worker running; ``ping`` checks whether it is alive."""
 
     def __init__(
         self,
@@ -74,14 +74,14 @@ class GpuWorker:
 
     @property
     def pid(self) -> int | None:
-        """Process id while it runs."""
+        """The worker's process id; None while it does not run."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
     async def run(self) -> None:
-        """Keep it running until cancelled; then stop it.
+        """Keep the worker running until cancelled; then stop it.
 
-        Raises GivenUp: it ended too often soon after its start.
+        Raises GivenUp: the worker ended too often soon after its start.
         """
         log, short = self._log, 0
         try:
@@ -103,7 +103,7 @@ class GpuWorker:
             await self._stop()
 
     async def _exit_code(self, process: asyncio.subprocess.Process) -> int:
-        """Its exit code, once it has ended."""
+        """Wait until the worker has ended, watching it meanwhile; returns its exit code."""
         async with asyncio.TaskGroup() as tasks:
             watch = tasks.create_task(self._watch(process))
             code = await process.wait()
@@ -111,9 +111,9 @@ class GpuWorker:
         return code
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill it when it has answered before and no longer does, so that it is restarted.
+        """Kill the worker if it has answered before and no longer does, so that it is restarted.
 
-        The engine is not checked, since the worker supervises it, nor is a worker that is still starting.
+        A worker that is still starting is not checked, nor is its engine, which the worker supervises.
         """
         answered, silent = False, 0
         while silent < MOST_SILENT:
@@ -131,7 +131,7 @@ class GpuWorker:
             env=dict(self._environ),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
-            # Ctrl-C at the terminal is the front's: it drains first.
+            # Ctrl-C at the terminal must reach only the front gateway, which drains first.
             start_new_session=True,
             preexec_fn=_end_with_the_front if sys.platform == "linux" else None,
         )
@@ -157,13 +157,13 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 def _end_with_the_front() -> None:
-    """Runs in the child before exec: the kernel kills the worker when the front dies.
+    """Runs in the child before exec: asks the kernel to kill the worker when the front gateway dies.
 
-    By SIGKILL: there is no receiver of the answers any more, and a stopped process handles no other signal.
+    With SIGKILL: nobody receives the answers any more, and a stopped process handles no other signal.
     """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def command_of(config: Path, log_level: str) -> list[str]:
-    """The command of a worker."""
+    """The command that starts a worker."""
     return [sys.executable, "-m", "ops.cli", "serve", "--config", str(config), "--log-level", log_level]

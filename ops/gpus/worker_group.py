@@ -1,4 +1,4 @@
-"""All workers of a machine, while the gateway in front of them serves."""
+"""Runs all workers of a machine while the gateway in front of them serves."""
 
 import asyncio
 import contextlib
@@ -36,9 +36,9 @@ class WorkerGroup:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep all of them running while the block runs, and stop them after it.
+        """Keep all workers running while the block runs, then stop them.
 
-        Raises ExceptionGroup: holding GivenUp when no worker is left.
+        Raises ExceptionGroup with GivenUp when no worker is left.
         """
         async with asyncio.TaskGroup() as tasks:
             alive = [tasks.create_task(self._keep(worker)) for worker in self.workers]
@@ -65,9 +65,9 @@ class WorkerGroup:
 def make_worker_group(
     settings: Settings, devices: Sequence[str | None], log_level: str
 ) -> Iterator[WorkerGroup]:
-    """Prepare a worker for each of ``devices``; their files are removed when the block ends.
+    """Prepare a worker for each of ``devices``; its files are removed when the block ends.
 
-    The front's key to the workers is random and only in the environment.
+    The key that the front gateway uses for the workers is random and only in the environment.
 
     Raises ConfigError: the configuration has no engine to run.
     """
@@ -87,7 +87,7 @@ def make_worker_group(
             environ = worker_environ(os.environ, placement, key)
             workers.append(GpuWorker(placement, command_of(config, log_level), environ, clock=time.monotonic))
         front = front_of(settings, placements)
-        os.environ[KEY_VARIABLE] = key  # the front's pool reads its key from there, as any pool's
+        os.environ[KEY_VARIABLE] = key  # the front's pool reads its key from there, like any pool
         try:
             yield WorkerGroup(front, workers)
         finally:
@@ -95,9 +95,9 @@ def make_worker_group(
 
 
 def worker_environ(environ: Mapping[str, str], placement: WorkerPlacement, key: str) -> dict[str, str]:
-    """The worker's environment: this one without overrides of the configuration, which are in its file.
+    """The worker's environment: this process's, without overrides of the configuration, which its file has.
 
-    The front's key is the only one that the worker accepts.
+    The worker accepts only the front gateway's key.
     """
     kept = {
         name: value

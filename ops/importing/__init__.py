@@ -1,1 +1,1 @@
-"""Configurations of other gateways, read into one value and written as Sluice's."""
+"""Reads configurations of other gateways into one intermediate form, and writes it as Sluice's."""

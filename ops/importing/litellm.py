@@ -12,7 +12,7 @@ from gateway.config.yaml_file import load_yaml
 from ops.importing.values import Deployment, ImportedSetup, ImportOutcome, ModelGroup, UnreadableSource
 
 FROM_ENVIRONMENT = "os.environ/"
-# Providers whose services speak OpenAI's contract, and where each is when the file does not say.
+# Providers with OpenAI's API, and their base URLs if the file names none.
 OPENAI_CONTRACT: Mapping[str, str | None] = {
     "openai": "https://api.openai.com/v1",
     "text-completion-openai": "https://api.openai.com/v1",
@@ -36,7 +36,7 @@ OPENAI_CONTRACT: Mapping[str, str | None] = {
     "llamafile": None,
     "openai_like": None,
 }
-# Servers of one's own, which may be without a key.
+# Self-hosted servers, which may have no key.
 _KEYLESS = frozenset({"hosted_vllm", "ollama", "ollama_chat", "lm_studio", "llamafile", "openai_like"})
 _NO_KEY = frozenset({"none", "empty", "dummy", "fake-key", "sk-none", "not-needed", "no-key"})
 _SECRET = re.compile(r"key|token|secret|auth|password", re.IGNORECASE)
@@ -44,7 +44,7 @@ _LIMITS = "limits are of keys: sluice keys create --requests-per-minute --tokens
 _RETRIES = "a request has at most 4 further calls, over workers and fallbacks together"
 _MONEY = 1_000_000
 
-# Those that are named with the provider's own URL, which is none of OpenAI's contract.
+# Providers whose services have an API other than OpenAI's.
 _OTHER_CONTRACTS = frozenset(
     {"anthropic", "azure", "azure_ai", "bedrock", "cohere", "cohere_chat", "huggingface", "replicate",
      "sagemaker", "sagemaker_chat", "vertex_ai", "watsonx"}
@@ -52,7 +52,7 @@ _OTHER_CONTRACTS = frozenset(
 
 _D, _U, _C = ImportOutcome.DIFFERENT, ImportOutcome.UNSUPPORTED, ImportOutcome.CARRIED
 NOT_SENT = (_U, "is not added to requests; callers send it themselves")
-# Settings that need no value of ours: what became of them, and what to do.
+# Settings that set no value in Sluice: the outcome, and what to do instead.
 PARAMS: Mapping[str, tuple[ImportOutcome, str]] = {
     "max_retries": (_D, _RETRIES),
     "num_retries": (_D, _RETRIES),
@@ -100,7 +100,7 @@ _TIMEOUTS = MappingProxyType(
 
 
 def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> ImportedSetup:
-    """Read it. Raises UnreadableSource."""
+    """Read LiteLLM's configuration file. Raises UnreadableSource."""
     data = load_yaml(path, UnreadableSource)
     models = data.get("model_list") if isinstance(data, dict) else None
     if not isinstance(models, list) or not models:
@@ -130,7 +130,7 @@ def read_litellm(path: Path, environ: Mapping[str, str] = os.environ) -> Importe
 
 @contextmanager
 def _place(path: Path, place: str) -> Iterator[None]:
-    """Foreign values of another type than LiteLLM's are an error that names where they are."""
+    """Turn errors from values of a wrong type into UnreadableSource, which names the place."""
     try:
         yield
     except (TypeError, ValueError, AttributeError) as error:
@@ -152,7 +152,7 @@ class _Model:
         self.params = dict(entry["litellm_params"])
 
     def read(self) -> None:
-        """Add the deployment to its group."""
+        """Add the entry to its model group, and note the outcome of each setting."""
         setup, params, where = self.setup, self.params, f"{self.place}.litellm_params"
         provider, model = self._provider(str(params.pop("model", "")))
         if "*" in self.name or not re.fullmatch(r"[!-~]{1,256}", self.name):
@@ -256,7 +256,7 @@ class _Model:
             section["headers"] = headers
 
     def _key(self, provider: str) -> str | None:
-        """The variable with the key; the key itself is never read further."""
+        """The name of the environment variable with the key; a key in the file is not copied."""
         place, key = f"{self.place}.litellm_params.api_key", self.params.pop("api_key", None)
         default = re.sub(r"\W", "_", provider.upper()) + "_API_KEY"
         if key is None:
@@ -294,7 +294,7 @@ class _Model:
         self.setup.lengths.append(longest if isinstance(longest, int) else None)
 
     def _first(self, *keys: str) -> float:
-        """A weight: the first of these that is set."""
+        """The weight: the value of the first of these keys that is set, otherwise 1."""
         weight = None
         for key in keys:
             value = self.params.pop(key, None)
@@ -309,7 +309,7 @@ class _Model:
         return 1.0 if weight is None else weight
 
     def _text(self, key: str) -> str | None:
-        """A value that is no secret; one of the environment is looked up."""
+        """A value that is not secret; a reference to the environment is resolved."""
         value = self.params.pop(key, None)
         if isinstance(value, str) and value.startswith(FROM_ENVIRONMENT):
             return self.environ.get(value.removeprefix(FROM_ENVIRONMENT))
@@ -317,7 +317,7 @@ class _Model:
 
 
 def _setting(setup: ImportedSetup, place: str, key: str, value: Any) -> None:
-    """A setting of the proxy, its router or its library."""
+    """Read one setting of the proxy, its router or its library."""
     match key:
         case "routing_strategy" if value == "simple-shuffle":
             setup.carried(place, "backends of a route share sessions by their weights")

@@ -1,4 +1,4 @@
-"""What is read from another gateway's configuration, whichever it is."""
+"""The intermediate form of another gateway's configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ class UnreadableSource(Exception):
 
 
 class ImportOutcome(StrEnum):
-    """What became of a setting."""
+    """The outcome of importing a setting."""
 
     CARRIED = "carried"
     DIFFERENT = "different"
@@ -20,7 +20,7 @@ class ImportOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ImportNote:
-    """A setting at its ``place`` in the source, and what to do about it."""
+    """The outcome of the setting at ``place`` in the source, and what to do about it."""
 
     place: str
     outcome: ImportOutcome
@@ -31,8 +31,8 @@ class ImportNote:
 class Deployment:
     """One server that serves a model.
 
-    ``section`` is the rest of its backend's section; equal deployments become one pool. Those of a lower
-    ``order`` are asked first, in proportion to their weights.
+    ``section`` is the rest of its backend's section; equal deployments become one pool. Deployments with a
+    lower ``order`` are used first, in proportion to their weights.
     """
 
     base_url: str | None
@@ -53,9 +53,9 @@ class ModelGroup:
 
 @dataclass(slots=True)
 class ImportedSetup:
-    """All of the configuration: ``sections`` are those of sluice.yaml, ``route`` is part of each route.
+    """The whole configuration: ``sections`` are sections of sluice.yaml, ``route`` is part of each route.
 
-    ``lengths`` are the context lengths of the models, ``None`` where the source does not say one.
+    ``lengths`` are the context lengths of the models, ``None`` where the source has none.
     """
 
     groups: dict[str, ModelGroup] = field(default_factory=dict)
@@ -65,17 +65,17 @@ class ImportedSetup:
     notes: list[ImportNote] = field(default_factory=list)
 
     def note(self, place: str, outcome: ImportOutcome, text: str) -> None:
-        """Note what became of a setting."""
+        """Note the outcome of a setting."""
         self.notes.append(ImportNote(place, outcome, text))
 
     def carried(self, place: str, text: str) -> None:
-        """It is set here as it was there."""
+        """Note that a setting has the same effect in Sluice."""
         self.note(place, ImportOutcome.CARRIED, text)
 
     def different(self, place: str, text: str) -> None:
-        """It is here, but not the same."""
+        """Note that Sluice has a similar setting, with a difference."""
         self.note(place, ImportOutcome.DIFFERENT, text)
 
     def unsupported(self, place: str, text: str) -> None:
-        """It is not here."""
+        """Note that Sluice has no such setting."""
         self.note(place, ImportOutcome.UNSUPPORTED, text)

@@ -19,7 +19,7 @@ _LOGIC: Mapping[str, tuple[ImportOutcome, str]] = {
     "disaggregated_prefill": (_U, "prefill and decoding are not sent to different workers"),
     "priority": (_D, "backends.<name>.send_priority"),
 }
-# Arguments that need no value of ours.
+# Arguments that set no value in Sluice: the outcome, and what to do instead.
 ARGUMENTS: Mapping[str, tuple[ImportOutcome, str]] = {
     "session-key": _SESSION,
     "service-discovery": (_D, "workers are listed in base_urls"),
@@ -73,7 +73,7 @@ def read_arguments(words: Sequence[str]) -> ImportedSetup:
 
 
 def read_values(path: Path, release: str) -> ImportedSetup:
-    """Read the Helm values; each model is at its service in the release. Raises UnreadableSource."""
+    """Read the Helm values; each model has the URL of its service in the release. Raises UnreadableSource."""
     data = load_yaml(path, UnreadableSource)
     engines = data.get("servingEngineSpec") if isinstance(data, dict) else None
     engines = engines if isinstance(engines, dict) else {}
@@ -125,7 +125,7 @@ def read_values(path: Path, release: str) -> ImportedSetup:
 
 
 def _router(setup: ImportedSetup, given: dict[str, str], place: str) -> None:
-    """The router's settings by its arguments' names."""
+    """Read the router's settings, given by the names of its arguments."""
     keys: dict[str, Any] = {}
     for name, value in given.items():
         where = place.format(name)

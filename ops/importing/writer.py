@@ -1,4 +1,4 @@
-"""Writes what was imported as ``sluice.yaml`` and ``routing.yaml``."""
+"""Writes an imported configuration as ``sluice.yaml`` and ``routing.yaml``."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from gateway.routing.check import KnownNames
 from gateway.routing.revision import make_revision
 from ops.importing.values import Deployment, ImportedSetup, ModelGroup, UnreadableSource
 
-# A context that no hosted model exceeds much: the services themselves refuse what is longer.
+# About the longest context of hosted models; their services refuse longer requests themselves.
 MAX_MODEL_LEN = 1_048_576
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 _MODEL_NAME = re.compile(r"[!-~]{1,256}")
@@ -25,8 +25,8 @@ FILES = ("sluice.yaml", "routing.yaml")
 def write(setup: ImportedSetup, folder: Path, *, source: str, force: bool) -> list[Path]:
     """Write both files; returns their paths.
 
-    Raises ConfigError, RoutingFileError: they would not start; UnreadableSource: nothing to write, or a file
-    is there already.
+    Raises ConfigError or RoutingFileError if a gateway could not start with them, UnreadableSource if there
+    is nothing to write or a file exists already.
     """
     contents = configurations(setup)
     paths = [folder / name for name in FILES]
@@ -41,7 +41,7 @@ def write(setup: ImportedSetup, folder: Path, *, source: str, force: bool) -> li
 
 
 def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The contents of both files, validated. Raises as :func:`write`."""
+    """The contents of both files, validated. Raises like :func:`write`."""
     groups = [group for group in setup.groups.values() if group.deployments]
     if not groups:
         raise UnreadableSource(
@@ -77,7 +77,7 @@ def configurations(setup: ImportedSetup) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def _backends(group: ModelGroup, backends: dict[str, Any]) -> Iterable[tuple[str, float, int]]:
-    """Adds the group's backends; yields name, weight and order of each."""
+    """Add the group's backends to ``backends``; yields name, weight and order of each."""
     pools: list[tuple[Deployment, list[str]]] = []
     for one in group.deployments:
         same = (one.section, one.weight, one.order)
@@ -96,7 +96,7 @@ def _backends(group: ModelGroup, backends: dict[str, Any]) -> Iterable[tuple[str
 
 
 def _percent(weights: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The weights as percent that add up to 100."""
+    """The weights as percentages that add up to 100."""
     if not any(weights.values()):
         weights = dict.fromkeys(weights, 1.0)
     total = sum(weights.values())
@@ -107,7 +107,7 @@ def _percent(weights: Mapping[str, float]) -> list[dict[str, Any]]:
 
 
 def _free(name: str, taken: Iterable[str]) -> str:
-    """A backend's name after a model's that is not taken."""
+    """A name that is valid for backends, derived from ``name``, and not in ``taken``."""
     plain = _NOT_A_NAME.sub("-", name).strip("-._")[:48] or "model"
     number = 1
     while (free := plain if number == 1 else f"{plain}-{number}") in taken:

@@ -1,7 +1,7 @@
-"""How many sequences fit: a GPU's memory divided between weights, adapters, workspace and KV blocks.
+"""Computes how many sequences fit: divides a GPU's memory between weights, adapters, workspace and KV blocks.
 
-vLLM measures the workspace when it starts, by its largest step, and gives the rest of its share to the KV
-cache; here the workspace is estimated, without a GPU. The engine's log has the exact figures.
+vLLM measures the workspace at its start with its largest step, and gives the rest of its share to the KV
+cache. Here the workspace is estimated, without a GPU; the engine's log has the exact figures.
 """
 
 from dataclasses import dataclass, replace
@@ -10,21 +10,21 @@ from itertools import chain
 from ops.planning.shape import GIB, LINEAR_BYTES, Gpu, ModelShape, PlanError
 
 # CUDA context, cuBLAS and NCCL buffers, allocator slack; and the captured CUDA graphs. Round figures: with
-# the two below they come to the 2 GB that an 8B model needs on a 24 GB card.
+# activations and logits they are the 2 GB that an 8B model needs on a 24 GB card.
 RUNTIME_BYTES = GIB // 2
 CUDA_GRAPH_BYTES = GIB // 2
-# Logits of a sequence live as 16-bit output, 32-bit copy, probabilities and sorted copy while it is sampled.
+# Bytes per logit in sampling: 16-bit output, 32-bit copy, probabilities and sorted copy.
 LOGIT_BYTES = 2 + 4 + 4 + 4
-# At 0.95 an engine with several adapters runs out of memory now and then.
+# At 0.95, an engine with several adapters occasionally runs out of memory.
 RISKY_UTILIZATION = 0.95
-# Chat runs 64 to 256 sequences; with more, each token of each answer comes later.
+# Chat runs 64 to 256 sequences; with more, the time per output token grows.
 MOST_CHAT_SEQS = 256
 SEQS_STEP = 8
-# 8,192 on an A10G, up to 16,384 for chat on larger cards; longer steps make running answers wait.
+# Candidates: 8,192 on an A10G, up to 16,384 for chat on larger cards; longer steps delay running answers.
 BATCHED_TOKENS = (16_384, 8_192, 4_096, 2_048)
 DEFAULT_BATCHED_TOKENS = 8_192
-# Largest part of the budget that a step's activations may take before shorter steps are better; our choice:
-# it gives 8,192 on an A10G.
+# A step's activations may take at most this fraction (1/16) of the budget; otherwise steps should be shorter.
+# Chosen so that the result on an A10G is 8,192.
 ACTIVATION_PART = 16
 
 
@@ -34,9 +34,9 @@ class PlanRequest:
 
     Args:
         utilization: share of the GPU's memory that the engine may have.
-        shared_prefix_tokens: of the prompt that all requests have in common; cached once.
-        max_num_batched_tokens: as configured; None for 8,192, or a token a sequence.
-        kv_item_bytes: bytes of a cached number; None for the activations' (2, or 1 with an FP8 cache).
+        shared_prefix_tokens: prompt tokens that all requests have in common; cached once.
+        max_num_batched_tokens: as configured; None for 8,192, or one token per sequence if that is more.
+        kv_item_bytes: bytes of a cached number (1 with an FP8 cache); None for the size of an activation.
     """
 
     model: ModelShape
@@ -58,7 +58,7 @@ class PlanRequest:
 
     @property
     def context_tokens(self) -> int:
-        """Of a typical request, when its answer is complete."""
+        """Tokens of a typical request, prompt and complete answer."""
         return self.prompt_tokens + self.answer_tokens
 
     @property
@@ -69,7 +69,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What fits; bytes are those of one GPU, ``sequences`` counts each with its whole answer."""
+    """The result; bytes are per GPU, ``sequences`` counts typical requests with complete answers."""
 
     request: PlanRequest
     budget_bytes: int
@@ -90,19 +90,19 @@ class EnginePlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the KV cache holds."""
+        """Tokens that fit into the KV cache."""
         return self.blocks * self.request.block_size
 
     @property
     def workspace_bytes(self) -> int:
-        """All that is neither weights, adapters nor cache."""
+        """Memory that is neither for weights nor adapters nor the KV cache."""
         return self.activation_bytes + self.logits_bytes + self.runtime_bytes
 
 
 def plan_engine(request: PlanRequest) -> EnginePlan:
-    """Divide the memory.
+    """Divide the memory of a GPU.
 
-    Raises PlanError: what is asked contradicts itself, or the engine would refuse it.
+    Raises PlanError: the settings contradict each other, or the engine would refuse them.
     """
     _check(request)
     plan = _divide(request)
@@ -121,7 +121,7 @@ def _divide(request: PlanRequest) -> EnginePlan:
     lora = (
         request.max_loras * request.max_lora_rank * model.lora_parameters_per_rank * layers * model.item_bytes
     ) // gpus
-    # The widest moment of a layer: gate and up, their product, and three copies of the hidden state.
+    # The peak of a layer: gate and up, their product, and three copies of the hidden state.
     widest = 3 * model.intermediate_size // gpus + 3 * model.hidden_size
     activations = request.batched_tokens * widest * model.item_bytes
     logits = request.max_num_seqs * model.vocab_size * LOGIT_BYTES
@@ -151,7 +151,7 @@ def _divide(request: PlanRequest) -> EnginePlan:
 
 
 def _weights(request: PlanRequest) -> int:
-    """Of the GPU that has most of them: with a pipeline the first and the last have a vocabulary each."""
+    """Weights of the GPU with the most: first and last pipeline stage have one vocabulary matrix each."""
     model, stages = request.model, request.pipeline_parallel
     if model.weights_bytes is not None:
         return -(-model.weights_bytes // (stages * request.tensor_parallel))
@@ -164,7 +164,7 @@ def _weights(request: PlanRequest) -> int:
 
 
 def _sequences(blocks: int, request: PlanRequest, context: int) -> int:
-    """Sequences of that many tokens; the blocks of a shared prefix are there once."""
+    """How many sequences of ``context`` tokens fit; the blocks of a shared prefix count once."""
     shared = min(request.shared_prefix_tokens, context) // request.block_size
     own = max(1, -(-context // request.block_size) - shared)
     return max(0, blocks - shared) // own
@@ -179,7 +179,7 @@ def _recommended_tokens(request: PlanRequest, budget: int) -> int:
 
 
 def _recommended_seqs(request: PlanRequest) -> int:
-    """The most that run together without preemption, the room for their own logits counted."""
+    """The most sequences that run together without preemption, with room for their logits."""
     for seqs in chain(range(MOST_CHAT_SEQS, 0, -SEQS_STEP), range(SEQS_STEP - 1, 0, -1)):
         if _divide(replace(request, max_num_seqs=seqs)).sequences >= seqs:
             return seqs

@@ -1,4 +1,4 @@
-"""The cost of self-hosting against that of buying tokens, from stated inputs alone.
+"""Compares the cost of self-hosting with that of buying tokens, from explicit inputs only.
 
 The defaults are an example with public prices (Qwen2.5-72B in FP8 on two H100 against GPT-4o).
 """
@@ -16,12 +16,12 @@ SHARES = frozenset({"utilization", "input_share", "cached_share"})
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A replica of the model on one's own GPUs.
+    """A self-hosted replica of the model.
 
     Args:
-        gpu_usd_per_hour: of one GPU; two H100 are rented for about 7 US dollars.
-        tokens_per_second: input and output that a replica serves within its SLO.
-        utilization: the share of that in a day's load, nights and peaks included, above 0 to 1.
+        gpu_usd_per_hour: price of one GPU; two H100 are rented for about 7 US dollars.
+        tokens_per_second: input and output tokens that a replica serves within its SLO.
+        utilization: the part of that which a day's load reaches, nights and peaks included, above 0 to 1.
         usd_per_month: fixed costs: people, storage, network.
         spare_replicas: for rolling updates and a lost node.
     """
@@ -35,16 +35,16 @@ class Build:
 
     @property
     def replica_usd_per_day(self) -> float:
-        """What one replica costs a day, used or not."""
+        """The cost of one replica per day, used or not."""
         return self.gpus * self.gpu_usd_per_hour * HOURS_A_DAY
 
     @property
     def replica_tokens_per_day(self) -> float:
-        """Tokens that one replica serves in a day of such a load."""
+        """Tokens that one replica serves per day at this utilization."""
         return self.tokens_per_second * self.utilization * SECONDS_A_DAY
 
     def replicas(self, tokens_per_day: float) -> int:
-        """How many that load needs, spare ones included; at least one."""
+        """The number of replicas for a load, spare ones included; at least one."""
         return max(1, math.ceil(tokens_per_day / self.replica_tokens_per_day)) + self.spare_replicas
 
     def usd_per_day(self, tokens_per_day: float) -> float:
@@ -63,7 +63,7 @@ class Buy:
 
     @property
     def usd_per_million(self) -> float:
-        """What a million tokens of this mixture cost."""
+        """The price of a million tokens of this mixture."""
         cached_usd = self.input_usd if self.cached_usd is None else self.cached_usd
         of_input = (1 - self.cached_share) * self.input_usd + self.cached_share * cached_usd
         return self.input_share * of_input + (1 - self.input_share) * self.output_usd
@@ -74,7 +74,7 @@ class Buy:
 
 @dataclass(frozen=True, slots=True)
 class BuildOrBuy:
-    """Both for one load; ``break_even_tokens_per_day`` is ``None`` when buying is cheaper at any load."""
+    """Both costs for one load; ``break_even_tokens_per_day`` is ``None`` if buying is cheaper at any load."""
 
     tokens_per_day: float
     replicas: int
@@ -84,12 +84,12 @@ class BuildOrBuy:
 
     @property
     def ratio(self) -> float:
-        """How many times the cost of building buying costs."""
+        """The cost of buying divided by the cost of building."""
         return self.buy_usd_per_day / self.build_usd_per_day
 
 
 def compare(build: Build, buy: Buy, tokens_per_day: float | None = None) -> BuildOrBuy:
-    """Compare at that load; ``None`` is a full day of one replica. Raises ValueError for a wrong figure."""
+    """Compare at a load; ``None`` is a full day of one replica. Raises ValueError for an invalid figure."""
     _check(build, buy, tokens_per_day)
     load = build.replica_tokens_per_day if tokens_per_day is None else tokens_per_day
     return BuildOrBuy(
@@ -102,10 +102,10 @@ def compare(build: Build, buy: Buy, tokens_per_day: float | None = None) -> Buil
 
 
 def break_even(build: Build, buy: Buy) -> float | None:
-    """Tokens a day from which building costs no more.
+    """The lowest load, in tokens per day, at which building costs no more than buying.
 
-    Each further replica is a step in cost, so a load just above a whole number of replicas may cost more to
-    build. ``None`` when even a full replica costs more than its tokens.
+    Each further replica is a step in cost, so building may cost more again at a load just above a whole
+    number of replicas. ``None`` if even a full replica costs more than its tokens.
     """
     full_tokens = build.replica_tokens_per_day
     margin = buy.usd_per_day(full_tokens) - build.replica_usd_per_day
@@ -114,7 +114,7 @@ def break_even(build: Build, buy: Buy) -> float | None:
     fixed = build.spare_replicas * build.replica_usd_per_day + build.usd_per_month / DAYS_A_MONTH
     replicas = max(1, math.ceil(fixed / margin))
     tokens = (fixed + replicas * build.replica_usd_per_day) / buy.usd_per_million * 1e6
-    # With one replica fewer it did not pay yet, however full.
+    # With one replica fewer, building does not pay at any load.
     return max(tokens, (replicas - 1) * full_tokens)
 
 

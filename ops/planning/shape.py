@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-# Bytes a number takes in each format; 4-bit formats keep a 16-bit scale and a 4-bit zero for each group of
-# 128 weights (AWQ's and GPTQ's usual group).
+# Bytes per number in each format; 4-bit formats have a 16-bit scale and a 4-bit zero for each group of 128
+# weights (the usual group size of AWQ and GPTQ).
 _GROUP = 128
 _FOUR_BIT = 0.5 + (2 + 0.5) / _GROUP
 LINEAR_BYTES: Mapping[str, float] = {
@@ -19,7 +19,7 @@ LINEAR_BYTES: Mapping[str, float] = {
     "awq": _FOUR_BIT,
     "gptq": _FOUR_BIT,
 }
-# What vLLM calls the same formats.
+# vLLM's names of the same formats.
 _ALIASES: Mapping[str, str] = {
     "awq_marlin": "awq",
     "gptq_marlin": "gptq",
@@ -28,7 +28,7 @@ _ALIASES: Mapping[str, str] = {
     "float": "float32",
     "auto": "bfloat16",
 }
-# Their KV cache or their layers are not what the arithmetic below counts.
+# Keys of config.json of models whose KV cache or layers the arithmetic does not cover.
 _OTHER_KINDS = (
     "kv_lora_rank",
     "num_experts",
@@ -44,14 +44,14 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU; ``memory_bytes`` is what CUDA reports to programs, and the utilization is a share of it."""
+    """One GPU; ``memory_bytes`` is the memory that CUDA reports; the utilization is a share of it."""
 
     name: str
     memory_bytes: int
 
 
-# What CUDA reports, rounded down: less than the name says, since the driver and error correction take some.
-# `nvidia-smi` shows a little more; another card, or another driver, needs --gpu-memory-gib.
+# The memory that CUDA reports, rounded down: less than the name says, because the driver and error correction
+# take some. `nvidia-smi` shows a little more; another card or driver needs --gpu-memory-gib.
 GPUS: Mapping[str, Gpu] = {
     name: Gpu(name, int(gib * GIB))
     for name, gib in (("A10G", 22.0), ("A100-40GB", 39.4), ("A100-80GB", 79.1), ("H100-80GB", 79.1))
@@ -67,8 +67,8 @@ class ModelShape:
     """A dense decoder with grouped query attention.
 
     Args:
-        weights_format: of the linear layers, a key of ``LINEAR_BYTES``; embeddings, norms, activations and,
-            unless it is quantized itself, the KV cache take 16 bits even so.
+        weights_format: format of the linear layers, a key of ``LINEAR_BYTES``; embeddings, norms, activations
+            and (unless quantized itself) the KV cache take 16 bits even if it is quantized.
         weights_bytes: the size of the files; None computes it.
     """
 
@@ -87,24 +87,24 @@ class ModelShape:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of an activation, and of a cached number."""
+        """Bytes of an activation, and of a number in the KV cache."""
         return 4 if self.weights_format == "float32" else 2
 
     @property
     def layer_parameters(self) -> int:
-        """Numbers in the linear layers of one decoder layer."""
+        """Number of weights in the linear layers of one decoder layer."""
         queries, keys = self.head_dim * self.num_heads, self.head_dim * self.num_kv_heads
         attention = self.hidden_size * (2 * queries + 2 * keys)
         return attention + 3 * self.hidden_size * self.intermediate_size
 
     @property
     def embedding_parameters(self) -> int:
-        """Numbers in one of the two matrices over the vocabulary."""
+        """Number of weights in one of the two matrices over the vocabulary."""
         return self.vocab_size * self.hidden_size
 
     @property
     def lora_parameters_per_rank(self) -> int:
-        """Numbers that one adapter of rank 1 has in one layer: in plus out of its seven linear layers."""
+        """Number of weights of a rank-1 adapter in one layer: inputs plus outputs of seven linear layers."""
         hidden, inner = self.hidden_size, self.intermediate_size
         queries, keys = self.head_dim * self.num_heads, self.head_dim * self.num_kv_heads
         attention = 2 * (hidden + queries) + 2 * (hidden + keys)
@@ -136,10 +136,10 @@ def find_model(given: str, *, dtype: str = "auto", quantization: str | None = No
 
     Args:
         given: a preset's name, a folder with ``config.json``, or that file.
-        dtype: ``auto`` takes the checkpoint's.
-        quantization: of the weights when the engine quantizes them as it loads; None takes the checkpoint's.
+        dtype: ``auto`` uses the checkpoint's.
+        quantization: the engine's, if it quantizes weights while loading; None uses the checkpoint's.
 
-    Raises PlanError: there is neither, or the model is of a kind that is not counted here.
+    Raises PlanError: there is no such preset or file, or the kind of model is not supported here.
     """
     if given in PRESETS:
         return PRESETS[given]
@@ -155,7 +155,7 @@ def find_model(given: str, *, dtype: str = "auto", quantization: str | None = No
         raise PlanError(f"{file}: not readable JSON") from None
     shape = read_shape(raw, name=file.resolve().parent.name, dtype=dtype, quantization=quantization)
     files = sum(one.stat().st_size for one in file.parent.glob("*.safetensors"))
-    # The files' size is exact, unless the weights are converted as they load.
+    # The size of the files is exact, unless the weights are converted while loading.
     stored = read_shape(raw, name="").weights_format
     if files and LINEAR_BYTES[shape.weights_format] == LINEAR_BYTES[stored]:
         return replace(shape, weights_bytes=files)
@@ -167,7 +167,7 @@ def read_shape(
 ) -> ModelShape:
     """The shape described by a ``config.json``.
 
-    Raises PlanError: a field is missing, or the model is of a kind that is not counted here.
+    Raises PlanError: a field is missing, or the kind of model is not supported here.
     """
     text = raw.get("text_config") or raw
     other = next((field for field in _OTHER_KINDS if text.get(field)), None)

@@ -1,4 +1,4 @@
-"""The Serve application, as ``sluice ray deploy`` and a ``RayService`` start it."""
+"""The Serve application, which ``sluice ray deploy`` or a ``RayService`` starts."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,16 +22,16 @@ from ops.ray.replicas import ServeReplicas
 
 ENGINES = "Engine"
 GATEWAYS = "Gateway"
-# Calls that a replica takes beyond its engine's batch: they wait in the engine, where a free place is filled
-# within a step. Admission sends fewer; this is the bound after it.
+# Calls that a replica accepts beyond its engine's batch: they wait in the engine, which fills a free place
+# within a step. Admission sends fewer; this is only an outer bound.
 ENGINE_MARGIN = 32
-# Requests inside one ingress replica: above all bounds of the gateway together, which refuses by itself.
+# Most requests in one ingress replica: above the gateway's own bounds, by which it refuses requests itself.
 GATEWAY_ONGOING = 4_096
-# The greatest age of the KV figures in Serve's router.
+# Interval, in seconds, at which replicas report KV figures to Serve's router.
 ROUTING_STATS_S = 1.0
-# Serve kills a replica whose health check takes longer; a loaded host is slow before it is dead.
+# Serve kills a replica whose health check takes longer than the timeout, which allows for a loaded host.
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 30.0
-# Polling interval of whether a stopping replica has ended its answers.
+# Interval at which Serve checks whether a stopping replica has ended its answers.
 DRAIN_LOOK_S = 0.5
 
 
@@ -39,8 +39,8 @@ class Arguments(BaseModel):
     """Arguments of the application in a Serve configuration file.
 
     ``config`` is the path of the gateway's configuration on every node, ``folder`` the working folder there
-    (default: the present one). Serve rolls the replicas when an argument changes but does not read the file:
-    ``version`` is any word that changes with its content.
+    (default: the current one). Serve replaces the replicas when an argument changes, but it does not read the
+    file: ``version`` is any text that changes with the file's content.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -68,7 +68,7 @@ def application(args: Mapping[str, Any]) -> Application:
 def make_application(
     settings: Settings, place: ClusterPlace, *, make_engine: MakeEngine = configured_engine
 ) -> Application:
-    """Ingress replicas in front of engine replicas; ``make_engine`` is named by its module to them."""
+    """Ingress replicas in front of engine replicas; ``make_engine`` must be importable by its module."""
     ray = settings.ray
     engines = _deployment(
         _engine_class(make_engine),
@@ -123,10 +123,10 @@ def _gateway_class(place: ClusterPlace) -> type:
 
     class Gateway:
         def __init__(self, engines: object) -> None:
-            """``engines`` makes Serve start them first; the app takes its handle by name."""
+            """The parameter ``engines`` makes Serve start them first; the app gets its handle by name."""
 
         def check_health(self) -> None:
-            """Serve replaces an ingress replica whose gateway has ended under it."""
+            """Raise RuntimeError if the gateway has ended, so that Serve replaces this ingress replica."""
             if self.app.state.over:  # type: ignore[attr-defined]
                 raise RuntimeError("the gateway's own loops have ended")
 
@@ -135,7 +135,7 @@ def _gateway_class(place: ClusterPlace) -> type:
 
 
 def _careful(ray: RaySection) -> dict[str, Any]:
-    """Health checks, and a stop after the answers in flight and after the replacement is up."""
+    """Options for health checks, graceful shutdown and rolling updates."""
     return {
         "graceful_shutdown_wait_loop_s": DRAIN_LOOK_S,
         "graceful_shutdown_timeout_s": ray.drain_seconds,

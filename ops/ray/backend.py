@@ -23,23 +23,23 @@ from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint, encode
 from resilience.failures import BackendFailure, FailureKind
 from resilience.retry_budget import CallBudget
 
-# How long no replica reports its figures before all count as gone, seconds. Serve's table of replicas may be
-# empty between two replicas of a rolling update.
+# Seconds without figures of any replica after which all count as gone. Serve's table of replicas may be empty
+# for a moment during a rolling update.
 NO_REPLICAS_S = 10.0
-# The same while replicas are listed and late. A loaded machine is slow before it is dead, and Serve's health
-# check, 35 seconds at the longest, finds those that hang.
+# The same while replicas are listed but late: the machine may only be loaded, and Serve's health check, which
+# takes at most 35 seconds, finds replicas that hang.
 LATE_S = 60.0
-# Rounds for which a replica without figures is avoided: it hangs, or is gone and Serve has not noticed, which
-# takes a health check, 35 seconds at the longest.
+# Rounds for which a replica without figures is avoided: it hangs, or is gone and Serve has not detected it,
+# which takes one health check, at most 35 seconds.
 MISSED_ROUNDS = 120
-# Shortest wait for the figures, seconds: a replica on a loaded machine is late before it hangs.
+# Shortest timeout for the figures, seconds: a replica on a loaded machine may only be late.
 LEAST_TIMEOUT_S = 1.0
-# The same while no replica is known to be ready: there is no figure to keep up to date, and requests wait.
+# The same while no replica is known to be ready: no figures need to be kept up to date, and requests wait.
 FIRST_TIMEOUT_S = 10.0
-# How soon a request that no replica has room for may try again, seconds: Serve's own longest backoff.
+# Retry-after, in seconds, of a request for which no replica has room: Serve's own longest backoff.
 FULL_RETRY_S = 0.5
 
-# Failures that are the replica's fault and not the request's.
+# Failures that the replica causes, not the request.
 _REPLICAS_FAULT = frozenset(
     {
         FailureKind.BACKEND_UNAVAILABLE,
@@ -56,16 +56,16 @@ _REPLICAS_FAULT = frozenset(
 class RayBackend:
     """Generates on the engine replica that Serve's router chooses; before a first token it may try another.
 
-    A replica lost in the middle of an answer is ``engine_dead``; the journey resumes the answer by its token
+    A replica lost in the middle of an answer is ``engine_dead``; the caller resumes the answer by its token
     ids on another replica, or waits for one (:class:`gateway.backends.port.Restarting`). Serve replaces dead
-    replicas, so they do not count against the circuit.
+    replicas, so they do not count for the circuit breaker.
 
     Args:
-        kind: the engine's kind, as answers show it.
-        teller: this gateway's name to the replicas.
-        max_running: most sequences of one replica's batch.
-        queued: how many requests wait here for this backend; autoscaling uses it.
-        on_max_model_len: receives the longest sequence that the replicas' engines take, in tokens.
+        kind: the engine's kind, as shown in answers.
+        teller: the name under which this gateway reports to the replicas.
+        max_running: most sequences in one replica's batch.
+        queued: returns the number of requests that wait here for this backend, for autoscaling.
+        on_max_model_len: called with the longest sequence that all replicas' engines support, in tokens.
     """
 
     name: str
@@ -85,9 +85,9 @@ class RayBackend:
     def __post_init__(self) -> None:
         self._load = WorkerLoad(interval_s=self.section.signals_seconds)
         self._ready: tuple[ReplicaSignals, ...] = ()
-        # Replicas that reported their figures once and did not in the last rounds, with the number of these.
+        # Replicas that reported figures before, with the number of rounds since then without figures.
         self._missing: Mapping[str, int] = {}
-        self._heard_at = self.clock()  # of the last figures, or of a piece of an answer
+        self._heard_at = self.clock()  # time of the last figures or piece of an answer
         self._stopped = False
         self._news = asyncio.Event()
         self._log = structlog.get_logger("ops.ray").bind(backend=self.name)
@@ -112,12 +112,12 @@ class RayBackend:
 
     @property
     def ready_in_s(self) -> float | None:
-        """Serve does not report when a replica will be up."""
+        """None: Serve does not report when a replica will be ready."""
         return None
 
     @property
     def absence(self) -> Absence:
-        """Serve starts replicas until one is ready."""
+        """Loading: Serve starts replicas until one is ready."""
         return Absence(f"no replica of {self.name} is ready", loading=True)
 
     async def wait_ready(self, timeout_s: float) -> bool:
@@ -173,7 +173,7 @@ class RayBackend:
             self.on_max_model_len(min(lengths))
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        """Generate; leaving early, in whatever way, ends the call on its replica."""
+        """Generate on a replica; any early exit ends the call on the replica."""
         check_partial(work, self.continues, self.name)
         adapter = work.adapter.adapter_id if work.adapter is not None else None
         chain = chain_of(
@@ -194,7 +194,7 @@ class RayBackend:
             try:
                 return await self._attempt(route, data, attempt)
             except BackendFailure as failure:
-                # Serve replaces a replica that fails; the circuit is for all of them.
+                # Serve replaces a failing replica; the circuit breaker is for all replicas together.
                 several = len(self._ready) + len(self._missing) > 1
                 failure.isolated = failure.kind in _REPLICAS_FAULT and several
                 last = number == self.section.max_attempts
@@ -248,7 +248,7 @@ class RayBackend:
 
 @dataclass(slots=True)
 class _Attempt:
-    """One call: its sink, whether something was delivered, and the replica."""
+    """One call to a replica: its sink, whether a part was delivered, and the replica's name."""
 
     out: DeltaSink
     delivered: bool = False
@@ -256,7 +256,7 @@ class _Attempt:
 
 
 def together(reported: Sequence[ReplicaSignals]) -> WorkerFigures:
-    """Several replicas' figures as one worker's."""
+    """The figures of several replicas, added up as those of one worker."""
     blocks = sum(one.total_blocks for one in reported)
     if blocks:
         kv_usage = sum(one.kv_usage * one.total_blocks for one in reported) / blocks

@@ -1,8 +1,8 @@
-"""Which engine replica a call goes to; sans-I/O.
+"""Chooses the engine replica for a call; sans-I/O.
 
-Up to ``WHOLE_UP_TO`` replicas are all compared for each call. Of more, a shortlist is, as in a large pool of
-remote workers (:mod:`gateway.backends.workers.pool`): those that were last sent the prompt's beginning or its
-adapter, the first ones on the ring, and a few drawn at random. The bound on load is the whole fleet's.
+Up to ``WHOLE_UP_TO`` replicas are all compared for each call. Of more, only a shortlist is compared, as in a
+large pool of remote workers (:mod:`gateway.backends.workers.pool`): replicas that last got the prompt's
+prefix or its adapter, the first ones on the ring, and a few at random. The bound on load is the fleet's.
 """
 
 import random
@@ -16,7 +16,7 @@ from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerVie
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The replica to call first, if any serves, and others; ``whole``: these are all that serve."""
+    """The replica to call first, if any serves, and the others; ``whole``: all serving ones are included."""
 
     best: str | None
     others: tuple[str, ...]
@@ -24,7 +24,7 @@ class Placed:
 
 
 class ReplicaFleet:
-    """The replicas of one deployment; ``view``: a replica's load, ``None`` when it does not serve."""
+    """The replicas of one deployment; ``view`` returns a replica's load, ``None`` if it does not serve."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class ReplicaFleet:
         self._serving = 0
 
     def resize(self, names: Sequence[str]) -> None:
-        """Set the replicas; the history of those that stay is kept."""
+        """Set the replicas; those that stay keep their history."""
         self._choice.resize(names)
         self._names, self._known = tuple(names), frozenset(names)
         self._looked_at = None
 
     def sent(self, name: str, wish: Wish) -> None:
-        """Record that a replica took the call; one that has gone is ignored."""
+        """Record that a replica accepted the call; a replica that is gone is ignored."""
         if name not in self._known:
             return
         self._choice.sent(name, wish)
@@ -63,7 +63,7 @@ class ReplicaFleet:
             self._hints.sent(name, wish.chain, wish.adapter)
 
     def place(self, wish: Wish, avoid: Collection[str], *, whole: bool = False) -> Placed:
-        """The best replica for a call, and others; ``whole``: compare all, the shortlist had no room."""
+        """The best replica for a call, and others; ``whole``: compare all, since the shortlist was full."""
         whole = whole or len(self._names) <= self._whole_up_to
         views = self._views(self._names if whole else self._shortlist(wish), avoid)
         if not views and not whole:
@@ -87,9 +87,9 @@ class ReplicaFleet:
         return found
 
     def _share(self) -> float:
-        """Requests of a replica at the average load, one more included.
+        """The average number of requests per serving replica, the new one included.
 
-        Requests that ended in the last quarter of a second still count, so the bound may be a little wide.
+        Requests that ended in the last quarter of a second still count, so the bound may be a little high.
         """
         now = self._clock()
         if self._looked_at is None or not 0.0 <= now - self._looked_at < LOOK_S:

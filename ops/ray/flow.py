@@ -1,4 +1,4 @@
-"""One answer on its way out of a replica: deltas that are ready are sent at once."""
+"""Passes one answer from an engine to the replica's stream; all deltas that are ready go into one piece."""
 
 import asyncio
 
@@ -6,15 +6,15 @@ from gateway.backends.port import Completion
 from gateway.contracts.events import Delta
 from ops.ray.wire import Failed, ReplicaPiece
 
-# Deltas in a piece of an answer that is not streamed, after the first: a piece costs as much as the other
-# work of some ten tokens between two processes, and a lost replica costs at most so many tokens again.
+# Least deltas per piece, after the first piece, of an answer that is not streamed: between two processes a
+# piece costs as much as the other work for some ten tokens. A lost replica costs at most this many tokens.
 UNWATCHED_DELTAS = 16
 
 
 class Flow:
     """One answer between a backend that pushes deltas and a stream that pulls pieces.
 
-    Bounded by the answer's own length, ``max_tokens``; ``watched``: whether a client waits for each piece.
+    Its length is bounded by the answer's ``max_tokens``; ``watched``: whether a client waits for each piece.
     """
 
     __slots__ = ("_deltas", "_end", "_least", "_waiter", "_watched", "over")
@@ -33,12 +33,12 @@ class Flow:
             self._wake()
 
     def end(self, end: Completion | Failed) -> None:
-        """End it; nothing is pushed afterwards."""
+        """Set the end of the answer; no delta may be pushed afterwards."""
         self._end = end
         self._wake()
 
     async def take(self) -> ReplicaPiece:
-        """All that is ready, once something is; ``over``: it was the last piece. For one task."""
+        """Wait for and return all that is ready; sets ``over`` with the last piece. For a single task."""
         if self._end is None and len(self._deltas) < self._least:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

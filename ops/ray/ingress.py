@@ -27,7 +27,7 @@ from ops.ray.port import ClusterPlace, EngineReplicas
 def ingress_app(place: ClusterPlace, replicas: EngineReplicas) -> FastAPI:
     """The gateway's app for one ingress replica; its lifespan runs the gateway.
 
-    ``app.state.over``: the gateway has ended, which is a fault before the app's own end. Raises as
+    ``app.state.over``: the gateway has ended; before the end of the app that is a fault. Raises like
     :func:`gateway.wiring.build.build`.
     """
     os.chdir(place.folder)
@@ -45,7 +45,7 @@ def ingress_app(place: ClusterPlace, replicas: EngineReplicas) -> FastAPI:
             app.state.over = True
             logs.close()
 
-    # Serve has one port: with a port of their own, operators' paths are not served here.
+    # Serve has one port, so if the operator API has its own port, it is not served here.
     shown = everything if settings.server.admin_port is None else without_admin
     return create_app(gateway.services, lifespan, shown=shown)
 
@@ -89,7 +89,7 @@ def build_ingress(
 
 
 def features_of(settings: Settings) -> frozenset[Feature]:
-    """The features of the configured engine that its model has too."""
+    """The features that both the configured engine and its model support."""
     features = vllm.FEATURES if settings.engine.kind == "vllm" else embedded.FEATURES
     features -= settings.incapable(settings.engine.model_id)
     return features if settings.engine.max_loras else features - {Feature.LORA}

@@ -1,4 +1,4 @@
-"""The engine replicas as the backend needs them, and where they find their configuration."""
+"""The port through which the backend calls engine replicas, and the location of their configuration."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -10,7 +10,7 @@ from ops.ray.wire import ReplicaPiece, ReplicaSignals, RouterHint
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlace:
-    """Paths of the configuration and of the working folder on every node, and the Serve application's name.
+    """Paths, valid on every node, of the configuration and working folder, and the Serve application's name.
 
     Each replica reads the file and its own environment, so no password or key is in the cluster's store.
     """
@@ -21,28 +21,28 @@ class ClusterPlace:
 
 
 class ReplicaLost(Exception):
-    """The replica, or the connection to it, was lost before the answer's end; names the error's class."""
+    """The replica or the connection to it was lost before the answer's end; the message says how."""
 
 
 class ReplicasFull(Exception):
-    """No replica takes a further call now, and the queue in front of them is full."""
+    """No replica accepts another call now, and the queue in front of the replicas is full."""
 
 
 class EngineReplicas(Protocol):
     """The engine replicas of one application.
 
-    Invariants: leaving a call's block, in whatever way, ends the call on its replica; either method raises
-    nothing but ``ReplicaLost`` and ``ReplicasFull``, cancellation aside.
+    Invariants: leaving the block of a call in any way ends the call on its replica; apart from cancellation,
+    both methods raise only ``ReplicaLost`` and ``ReplicasFull``.
     """
 
     def call(
         self, route: RouterHint, work: bytes
     ) -> AbstractAsyncContextManager[AsyncIterator[ReplicaPiece]]:
-        """Ask one of them, which the router chooses, to generate."""
+        """Let a replica, which the router chooses, generate; yields its pieces."""
 
     async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
-        """Send all of them this gateway's queue length; their figures.
+        """Send this gateway's queue length to all replicas; returns their figures.
 
-        Replicas that do not answer in time are left out; an empty list means that there are none.
-        ``ReplicaLost``: none could be asked, or all were late, as on a busy machine.
+        Replicas that do not answer in time are omitted; an empty list means that there are no replicas.
+        Raises ``ReplicaLost`` if none could be reached, or all were late, as on a busy machine.
         """

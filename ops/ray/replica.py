@@ -1,4 +1,4 @@
-"""An engine replica: one engine, in a process of Serve's, that answers calls of the ingress replicas."""
+"""An engine replica: one engine in a Serve process, which answers calls of the ingress replicas."""
 
 import asyncio
 import os
@@ -27,12 +27,12 @@ from resilience.classify import classify
 from resilience.failures import BackendFailure, FailureKind, HealthEffect
 from resilience.supervisor import Supervisor, SupervisorEvent
 
-# The name of the one backend on the engine; gateways have their own name for it.
+# The name of the only backend on the engine; gateways use their own names for it.
 NAME = "engine"
-# Gateways whose queues are remembered, and how long a reported length counts, seconds: some rounds.
+# Most gateways whose queue lengths are stored; how long a reported length counts, in seconds (some rounds).
 MAX_GATEWAYS = 1_000
 QUEUE_STALE_S = 10.0
-# vLLM's core takes more than five seconds to leave by itself.
+# vLLM's core takes more than five seconds to exit by itself.
 STOP_TIMEOUT_S = 15.0
 
 MakeEngine = Callable[[Settings], MakeHost]
@@ -87,15 +87,15 @@ class EngineReplica:
         self._end = asyncio.Event()
 
     async def start(self) -> None:
-        """Load the engine. Raises EngineStartError, FetchError, TimeoutError; Serve then tries again."""
+        """Load the engine. Raises EngineStartError, FetchError or TimeoutError; Serve then retries."""
         if self._weights.remote:
             await self._weights.fetch(LogProgress(self._weights.source, self._clock))
         async with asyncio.timeout(self._settings.engine.start_timeout_seconds):
             facts = await self._host.start()
         self._log.info("engine ready", max_model_len=facts.max_model_len, total_blocks=facts.total_blocks)
         started = asyncio.Event()
-        # Serve has a constructor and a destructor, but no block around a replica's life: this task is that
-        # block, and holds the task group of all others.
+        # Serve has a constructor and a destructor, but no block around a replica's life: this task takes its
+        # place and holds the task group of all other tasks.
         self._life = asyncio.create_task(self._live(started), name="replica")  # noqa: TID251
         await started.wait()
 
@@ -114,7 +114,7 @@ class EngineReplica:
             keeper.cancel()
 
     async def generate(self, route: bytes, work: bytes) -> AsyncIterator[bytes]:
-        """Pieces of the answer; ``route`` was the router's. Closing it early ends the sequences."""
+        """Yield the answer's pieces; only the router uses ``route``. Closing early ends the sequences."""
         yield encode(ReplicaPiece(replica=self._replica))
         tasks = self._tasks
         try:
@@ -152,7 +152,7 @@ class EngineReplica:
             flow.end(Failed.of(failure))
 
     async def signals(self, teller: str, queued: int) -> bytes:
-        """Record how many wait at a gateway; the engine's figures."""
+        """Record a gateway's queue length; returns the engine's figures."""
         self._queues[teller] = (self._clock(), queued)
         self._queues.move_to_end(teller)
         while len(self._queues) > MAX_GATEWAYS:
@@ -170,12 +170,12 @@ class EngineReplica:
         )  # fmt: skip
 
     def record_routing_stats(self) -> dict[str, float | bool]:
-        """For the router: Serve sends it to every ingress replica."""
+        """Figures for the router; Serve sends them to every ingress replica."""
         now = self._signals()
         return {"ready": now.ready, "requests": now.running + now.waiting, "kv_usage": now.kv_usage}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """For the autoscaling policy: the engine's figures and the gateways' queues."""
+        """Figures for the autoscaling policy: the engine's, and the sum of the gateways' queues."""
         now, fresh = self._signals(), self._clock() - QUEUE_STALE_S
         queued = sum(count for at, count in self._queues.values() if at >= fresh)
         return {
@@ -186,7 +186,7 @@ class EngineReplica:
         }
 
     def check_health(self) -> None:
-        """Raises RuntimeError, so that Serve replaces it, when the engine or its supervision has ended."""
+        """Raise RuntimeError if the engine or its supervision has ended: Serve then replaces the replica."""
         if self._backend.state in (BackendState.DEAD, BackendState.STOPPED):
             raise RuntimeError(f"the engine is {self._backend.state.value}")
         if self._life is not None and self._life.done() and not self._end.is_set():

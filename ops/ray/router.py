@@ -1,7 +1,7 @@
 """Serve's request router for the engine deployment: prefix affinity, queue length, KV memory.
 
-:class:`ops.ray.fleet.ReplicaFleet` decides; this is its shell on Serve's own loop in each ingress replica.
-Serve sends the class to other processes with this module's globals, so there are few of them.
+:class:`ops.ray.fleet.ReplicaFleet` decides; this class runs it on Serve's event loop in each ingress replica.
+Serve pickles the class together with the module's globals, so there are few of them.
 """
 
 import random
@@ -21,19 +21,19 @@ GENERATE = "generate"
 class PrefixRouter(RequestRouter):
     """Ranks the replicas for a call; Serve takes the first rank that has room.
 
-    Serve knows the queue lengths: a replica reports its own when it takes or refuses a call, and calls from
-    here are counted at once. The KV memory in use is in a replica's routing stats.
+    Serve knows the queue lengths: a replica reports its own when it accepts or refuses a call, and calls from
+    here are counted immediately. The KV memory in use is in a replica's routing stats.
     """
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """Called by Serve with ``request_router_kwargs``, which are :class:`WorkerChoice`'s."""
+        """Called by Serve with ``request_router_kwargs``, which are arguments of :class:`WorkerChoice`."""
         self._by_name: dict[str, RunningReplica] = {}
         self._fleet = ReplicaFleet(
             WorkerChoice((), **kwargs), view=self._view, clock=time.monotonic, random=random.Random()
         )
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """The deployment's replicas are these now."""
+        """Set the deployment's current replicas."""
         self._by_name = {replica.replica_id.unique_id: replica for replica in replicas}
         self._fleet.resize(list(self._by_name))
         super().update_replicas(replicas)
@@ -44,7 +44,7 @@ class PrefixRouter(RequestRouter):
         """The best replica, then others, then those that failed the request or are not ready."""
         if pending_request is None:
             return [candidate_replicas]
-        # A second call for the same request: the first ranks had no room. Serve pauses before further rounds.
+        # In a second call for the same request, the first ranks had no room. Serve pauses before more rounds.
         context = pending_request.routing_context
         again, context.should_backoff = context.should_backoff, True
         route = _route_of(pending_request)
@@ -57,7 +57,7 @@ class PrefixRouter(RequestRouter):
         return ranks
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Record that a replica took the call: its cache will hold the prompt."""
+        """Record that a replica accepted the call, so that its cache will have the prompt."""
         if pending_request.metadata.call_method == GENERATE and replica_id in self.curr_replicas:
             self._fleet.sent(replica_id.unique_id, _route_of(pending_request).wish)
 

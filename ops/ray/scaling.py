@@ -1,4 +1,4 @@
-"""How many engine replicas are wanted: by the queue and by KV memory, since a full GPU has an idle CPU.
+"""Decides how many engine replicas are wanted: by queue and KV memory, since a full GPU has an idle CPU.
 
 Serve calls the policy in its controller and applies its own delays and bounds to the result.
 """
@@ -11,7 +11,7 @@ from typing import Any
 def wanted(metrics: Mapping[str, Mapping[Any, float]], *, target_sequences: float, target_kv: float) -> float:
     """Replicas, before rounding up, that bring sequences and KV memory down to their targets.
 
-    ``metrics``: of ``EngineReplica.record_autoscaling_stats``, by figure and replica.
+    ``metrics``: values of ``EngineReplica.record_autoscaling_stats``, by figure and replica.
     """
 
     def figures(name: str) -> Iterable[float]:
@@ -24,13 +24,13 @@ def wanted(metrics: Mapping[str, Mapping[Any, float]], *, target_sequences: floa
 
 @dataclass(frozen=True, slots=True)
 class QueueAndMemory:
-    """Serve's autoscaling policy for the engine deployment; the targets are of one replica."""
+    """Serve's autoscaling policy for the engine deployment; the targets are per replica."""
 
     target_sequences: float
     target_kv: float
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        """The replicas wanted now; without figures, as many as there are."""
+        """The wanted number of replicas; without figures, the current number."""
         metrics = context.aggregated_metrics or {}
         if not metrics.get("running"):
             return context.target_num_replicas, {}

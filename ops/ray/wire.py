@@ -1,7 +1,7 @@
 """Messages between ingress and engine replicas, as MessagePack: no pickle that depends on a version.
 
-A call is a :class:`RouterHint` for the router, next to the work, which the router does not read. An answer is
-a stream of :class:`ReplicaPiece`; the first one names the replica.
+A call has a :class:`RouterHint` for the router, and the work, which the router does not read. An answer is a
+stream of :class:`ReplicaPiece`; the first one names the replica.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ReplicaPiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaSignals(msgspec.Struct, frozen=True):
-    """A replica's own figures; ``running`` and ``waiting`` are sequences, lengths are in tokens."""
+    """A replica's figures; ``running`` and ``waiting`` count sequences, lengths are in tokens."""
 
     replica: str
     ready: bool = True
@@ -59,10 +59,10 @@ class ReplicaSignals(msgspec.Struct, frozen=True):
 
 
 class RouterHint(msgspec.Struct, frozen=True, array_like=True):
-    """What the router reads of a call.
+    """The part of a call that the router reads.
 
-    ``chain``: fingerprint of the prompt, a number a block, of which ``stable_blocks`` are the stable prefix.
-    ``avoid``: replicas that failed this request before.
+    ``chain``: the prompt's prefix hashes, one number per block; the first ``stable_blocks`` are the stable
+    prefix. ``avoid``: replicas that failed this request, or that do not report figures.
     """
 
     chain: tuple[int, ...] = ()
@@ -72,12 +72,12 @@ class RouterHint(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def wish(self) -> Wish:
-        """The hint as a worker choice takes it."""
+        """The hint in the form that :class:`WorkerChoice` takes."""
         return Wish(self.chain, self.stable_blocks, self.adapter)
 
 
 def _plain(value: object) -> object:
-    """Read-only mappings are sent as mappings, ids in pieces joined."""
+    """Convert read-only mappings to dicts, and join token ids that are in pieces."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, PieceIds):
@@ -94,7 +94,7 @@ _hint = msgspec.msgpack.Decoder(RouterHint)
 
 
 def decode_hint(data: bytes) -> RouterHint:
-    """A function: Serve pickles the router with the globals it uses, and a decoder cannot be pickled."""
+    """Decode a hint. A function: Serve pickles the router's globals, and a decoder cannot be pickled."""
     return _hint.decode(data)
 
 

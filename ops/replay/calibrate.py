@@ -1,4 +1,4 @@
-"""Learns the token count of each word from the gateway, so that a prompt of 900 tokens has 900 tokens."""
+"""Measures the token count of each word with the gateway, so that prompts have exactly the wanted lengths."""
 
 import asyncio
 
@@ -8,14 +8,14 @@ from ops.replay.shape import Planned
 from ops.replay.target import ReplayTarget
 from ops.replay.text import UNCALIBRATED, WORDS, Lexicon
 
-# Each word is counted this often in a row, after another word, so that the text's edges do not matter.
+# Each word is counted this many times in a row, after another word, so that the text's ends do not matter.
 REPEATS = 8
 # Calls in flight; a gateway answers about 100 of them in well under a second.
 PARALLEL = 8
 ANCHOR = WORDS[0]
 # The probe's length in words.
 PROBE_WORDS = 16
-# For a gateway that does not report its own; also what the default engine is configured with.
+# For a gateway that does not report its length; also the default of the engine's configuration.
 DEFAULT_MODEL_LEN = 4_096
 
 

@@ -1,4 +1,4 @@
-"""The two contracts of the load generator: the request, and how an event of the answer is read."""
+"""The two API contracts of the load generator: how to build a request and read the events of an answer."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from ops.session import error_code, mapping_of
 
 
 class ReplayContract(Protocol):
-    """A way to ask for one streamed answer."""
+    """An API contract for one streamed answer."""
 
     path: str
 
@@ -16,7 +16,7 @@ class ReplayContract(Protocol):
         """The JSON to post."""
 
     def read(self, event: Mapping[str, Any], reading: ReplayedRequest) -> None:
-        """Take one event's object into ``reading``; ``texts`` grows by one for a piece of text."""
+        """Update ``reading`` from one event; ``texts`` grows by one for a piece of text."""
 
 
 class Native:
@@ -36,7 +36,7 @@ class Native:
         }
 
     def read(self, event: Mapping[str, Any], reading: ReplayedRequest) -> None:
-        """``token``, ``done`` or ``error``."""
+        """Read an event of type ``token``, ``done`` or ``error``."""
         match event.get("type"):
             case "token":
                 reading.texts += bool(event.get("delta"))
@@ -72,7 +72,7 @@ class OpenAI:
         }
 
     def read(self, event: Mapping[str, Any], reading: ReplayedRequest) -> None:
-        """A ``chat.completion.chunk``, or an error."""
+        """Read a ``chat.completion.chunk``, or an error."""
         if "error" in event:
             reading.code = error_code(event) or "error"
             return
@@ -89,7 +89,7 @@ class OpenAI:
 
 
 def _take_extras(found: Mapping[str, Any], reading: ReplayedRequest) -> None:
-    """Take the backend and the fallback from a native answer or from OpenAI's ``sluice`` object."""
+    """Read backend, fallback and finish reason from a native answer or OpenAI's ``sluice`` object."""
     reading.backend = found.get("backend") or reading.backend
     fallback = found.get("fallback")
     if isinstance(fallback, Mapping):

@@ -11,12 +11,12 @@ Send = Callable[[Planned, str, float], Awaitable[ReplayedRequest]]
 
 
 class _Stopped(Exception):
-    """The run was asked to stop."""
+    """``stop`` was set."""
 
 
 @dataclass(slots=True)
 class ReplayRun:
-    """A replay's counts, while it runs and afterwards; ``outcomes`` in order of their end."""
+    """The counts of a replay, during the run and after it; ``outcomes`` are in the order of their end."""
 
     outcomes: list[ReplayedRequest] = field(default_factory=list)
     sent: int = 0
@@ -26,7 +26,7 @@ class ReplayRun:
 
     @property
     def unfinished(self) -> int:
-        """Requests that were sent and aborted by a stop."""
+        """Number of requests that were sent and then aborted by a stop."""
         return self.sent - len(self.outcomes)
 
 
@@ -44,13 +44,13 @@ async def run_load(
 
     Args:
         requests: in order of ``due_s``.
-        text: makes a request's prompt; called before its time has come.
-        send: sends one request; it gets the clock's reading at the start, and never fails.
-        concurrency: most requests in flight. Further ones that are due wait, in order; the wait is the
+        text: makes a request's prompt; called before the request is due.
+        send: sends one request; its last argument is the clock's reading at the start; never fails.
+        concurrency: most requests in flight. Further due requests wait, in order; the wait is part of the
             outcome's ``client_delay_s``.
         clock: seconds, monotonic, as ``asyncio.sleep`` counts them.
         stop: when set, requests in flight are aborted and ``run.interrupted`` is true.
-        run: where the figures go.
+        run: receives the counts.
     """
     started_at = clock()
     slots = asyncio.Semaphore(concurrency)

@@ -36,12 +36,12 @@ class OptionError(ReplayError):
 
 
 class TargetError(ReplayError):
-    """The gateway did not answer the first calls as it should."""
+    """The gateway did not answer the first calls correctly."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySlo:
-    """The limits that goodput counts against, milliseconds from sending."""
+    """The limits for goodput, in milliseconds from sending."""
 
     ttft_ms: float
     total_ms: float
@@ -56,14 +56,14 @@ class Options:
     """A replay's options; building them raises OptionError for a value that is not allowed.
 
     Args:
-        speed: times are divided by it.
-        limit: rows to replay; ``None`` for all.
-        skip: rows left out first.
-        scale_tokens: factor on both lengths.
+        speed: divisor of the trace's times.
+        limit: number of rows to replay; ``None`` for all.
+        skip: number of rows to skip first.
+        scale_tokens: factor for the lengths of prompt and answer.
         concurrency: most requests in flight.
-        model: for OpenAI's contract, else the gateway's first.
-        max_model_len: prompt and answer together; ``None`` to ask the gateway.
-        no_fallback: ask for errors instead of fallback answers.
+        model: the model for OpenAI's contract; ``None`` for the gateway's first.
+        max_model_len: limit of prompt and answer together; ``None`` uses the gateway's.
+        no_fallback: request errors instead of fallback answers.
     """
 
     trace: Path

@@ -1,4 +1,4 @@
-"""The outcome of one request of a replay, and the spread of a figure over many."""
+"""The outcome of one request of a replay, and the distribution of a figure over many requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import numpy as np
 
 @dataclass(slots=True)
 class ReplayedRequest:
-    """One request, as its client observes it. ``due_s`` and ``sent_s`` count from the replay's start.
+    """One request as observed by the client. ``due_s`` and ``sent_s`` count from the replay's start.
 
     Args:
-        ttft_s: from sending to the first text; ``None`` without any.
-        last_token_s: from sending to the last text.
-        total_s: from sending to the end.
-        code: why there is no whole answer; ``None`` when there is one.
-        input_tokens: as the gateway counted; 0 when it did not say.
+        ttft_s: seconds from sending to the first text; ``None`` without text.
+        last_token_s: seconds from sending to the last text.
+        total_s: seconds from sending to the end.
+        code: error code if there is no whole answer, otherwise ``None``.
+        input_tokens: as reported by the gateway; 0 if it did not report them.
         fallback: ``kind:reason`` when the answer came from the fallback chain.
         texts: pieces of text received so far; ``ended``: the stream's end was received.
     """
@@ -41,28 +41,28 @@ class ReplayedRequest:
 
     @property
     def ok(self) -> bool:
-        """Whether a whole answer came."""
+        """Whether a whole answer was received."""
         return self.code is None
 
     @property
     def client_delay_s(self) -> float:
-        """How much later than due it was sent: the concurrency cap, or a busy load generator."""
+        """Seconds by which it was sent late: because of the concurrency limit, or a busy load generator."""
         return max(0.0, self.sent_s - self.due_s)
 
     @property
     def done_s(self) -> float:
-        """When it ended, seconds after the replay's start."""
+        """The time of its end, in seconds after the replay's start."""
         return self.sent_s + self.total_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time between two tokens; ``None`` with fewer than two."""
+        """Mean seconds between two tokens; ``None`` with fewer than two."""
         if self.ttft_s is None or self.last_token_s is None or self.output_tokens < 2:
             return None
         return (self.last_token_s - self.ttft_s) / (self.output_tokens - 1)
 
     def within(self, *, ttft_s: float, total_s: float) -> bool:
-        """Whether it counts for goodput: a whole answer, not a degraded one, inside both limits."""
+        """Whether it counts as goodput: a whole answer, not a degraded one, within both limits."""
         return (
             self.ok
             and self.finish_reason != "degraded"
@@ -79,7 +79,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The distribution of a figure; all ``None`` for no values."""
+    """The distribution of a figure; all ``None`` without values."""
 
     count: int
     mean: float | None = None

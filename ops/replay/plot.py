@@ -1,4 +1,4 @@
-"""The plot of a replay: distributions of TTFT and total time, and all requests over time."""
+"""Plots a replay: distributions of TTFT and total time, and all requests over time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ def draw(
     path: Path, result: ReplayReport, outcomes: Sequence[ReplayedRequest], *, title: str, subtitle: str
 ) -> None:
     """Write a PNG to ``path``. Raises OSError when it cannot be written; needs matplotlib."""
-    # Without pyplot, which has global state and looks for a display.
+    # pyplot is not used: it has global state and looks for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -74,7 +74,7 @@ def _cdf(axes: Any, ordered: Sequence[float], heading: str, colour: str, slo_ms:
 
     axes.axvline(slo_ms, color=AMBER, linewidth=1.4, linestyle=(0, (4, 3)))
     inside = sum(value <= slo_ms for value in ordered) / len(ordered)
-    # Next to the line, on the side with more room.
+    # The label is next to the line, on the side with more room.
     low, high = axes.get_xlim()
     right = slo_ms * slo_ms < low * high
     axes.annotate(
@@ -131,7 +131,7 @@ def _timeline(axes: Any, outcomes: Sequence[ReplayedRequest]) -> None:
 
 
 def in_flight_over_time(outcomes: Sequence[ReplayedRequest]) -> tuple[list[float], list[int]]:
-    """When the number of requests under way changed, and to what."""
+    """The times at which the number of requests in flight changed, and the new numbers."""
     changes = sorted([(o.sent_s, 1) for o in outcomes] + [(o.done_s, -1) for o in outcomes])
     times, counts, now = [0.0], [0], 0
     for at, change in changes:

@@ -1,4 +1,4 @@
-"""The figures of a replay, ready for the terminal, for a file and for a plot.
+"""The figures of a replay, for the terminal, a file and a plot.
 
 The JSON form is :func:`figures_of`; its ``schema`` number changes when a field is renamed or changes its
 meaning.
@@ -17,7 +17,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Token sums over whole answers; asked is what the trace wanted, scaled and clamped."""
+    """Token sums over whole answers; ``asked_*`` are the trace's lengths, scaled and clamped."""
 
     asked_input: int
     input: int
@@ -27,7 +27,7 @@ class Tokens:
 
     @property
     def cached_share(self) -> float | None:
-        """Share of the prompt tokens that a prefix cache gave."""
+        """Share of the prompt tokens that came from a prefix cache; ``None`` without prompt tokens."""
         return self.cached / self.input if self.input else None
 
 
@@ -35,8 +35,8 @@ class Tokens:
 class ReplayReport:
     """The figures of a replay.
 
-    Latencies are milliseconds over whole answers, from sending; ``client_delay_ms``, over all requests that
-    ended, is how much later than in the trace they were sent; no latency includes it.
+    Latencies are milliseconds from sending, over whole answers. ``client_delay_ms``, over all requests that
+    ended, is by how much they were sent later than due; no latency includes it.
     """
 
     sent: int
@@ -59,11 +59,11 @@ class ReplayReport:
 
     @property
     def error_count(self) -> int:
-        """Requests that ended without a whole answer."""
+        """Number of requests that ended without a whole answer."""
         return sum(self.errors.values())
 
     def per_second(self, count: float) -> float | None:
-        """``count`` over the replay's length."""
+        """``count`` divided by the replay's duration; ``None`` if that is 0."""
         return count / self.wall_s if self.wall_s > 0 else None
 
 
@@ -103,7 +103,7 @@ def _counted(names: Iterable[str | None]) -> dict[str, int]:
 
 
 def figures_of(result: ReplayReport, setup: Mapping[str, object]) -> dict[str, object]:
-    """The report for machines; ``setup`` is how the replay was made (trace, options, calibration)."""
+    """The report as JSON values; ``setup`` describes the replay (trace, options, calibration)."""
     tokens = result.tokens
     return {
         "schema": SCHEMA,

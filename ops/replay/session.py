@@ -1,4 +1,4 @@
-"""One replay from its options to its figures."""
+"""Runs one replay, from its options to its figures."""
 
 import asyncio
 import json
@@ -27,10 +27,10 @@ class Replayed:
     """A replay that has ended.
 
     Args:
-        lexicon: what was learned from the gateway first.
-        max_model_len: the limit that lengths were clamped to.
-        below_overhead: prompts that are shorter in the trace than the overhead of every prompt of this
-            contract; they are sent with one word.
+        lexicon: the token counts of words, measured with the gateway.
+        max_model_len: the limit to which lengths were clamped.
+        below_overhead: number of prompts that in the trace are not longer than the overhead of every prompt
+            of this contract; they are sent with one word.
     """
 
     trace: Trace
@@ -41,7 +41,7 @@ class Replayed:
     below_overhead: int = 0
 
     def setup(self, options: Options) -> dict[str, object]:
-        """How the figures were made, for the JSON report; no key."""
+        """The trace, options and calibration for the JSON report, without the key."""
         lexicon = self.lexicon
         asked = {
             name: value for name, value in asdict(options).items() if name not in ("trace", "key", "slo")
@@ -68,11 +68,11 @@ async def replay_trace(
     stop: asyncio.Event | None = None,
     watch: Watch = lambda run, total: nullcontext(),
 ) -> Replayed:
-    """Read, calibrate, send, count.
+    """Read the trace, calibrate, send all requests, and return the result.
 
     Args:
-        stop: set it to end early; the figures so far are returned.
-        watch: gets the live run and the number of requests; entered while the load runs.
+        stop: an event that ends the replay early; the figures so far are returned.
+        watch: a context manager around the load; gets the live run and the number of requests.
 
     Raises ReplayError: the trace, an option or the gateway does not allow a start.
     """
@@ -102,7 +102,7 @@ async def replay_trace(
 
 
 async def write_batch(options: Options, out: Path) -> tuple[int, int]:
-    """Write the trace's requests as a batch's input file; how many, and how many lengths were cut.
+    """Write the trace's requests as the input file of a batch; returns their number, and that of cut ones.
 
     Raises:
         ReplayError: the trace, an option or the gateway does not allow it.
@@ -142,7 +142,7 @@ def _target(options: Options) -> ReplayTarget:
 async def _planned(
     options: Options, target: ReplayTarget, trace: Trace
 ) -> tuple[ReplayContract, Lexicon, int, Sequence[Planned]]:
-    """The contract, what was learned of the gateway, the longest sequence, and the requests."""
+    """The contract, the measured token counts, the longest sequence, and the requests to send."""
     contract = await _contract(options, target)
     lexicon, longest = await calibrate(target, contract)
     longest = options.max_model_len or longest

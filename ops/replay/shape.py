@@ -1,4 +1,4 @@
-"""From a trace to the requests that are sent: times divided, lengths scaled, and clamped to the model."""
+"""Converts a trace to the requests to send: times divided, lengths scaled and clamped to the model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from ops.replay.options import OptionError
 from ops.replay.trace import Trace
 
-# Tokens that a clamped prompt stays below the limit: the calibration may be off by a few, and a request one
-# token too long would be an error.
+# Tokens between a clamped request and the limit: the calibration may be off by a few tokens, and a request
+# that is one token too long fails.
 CLAMP_MARGIN = 32
 
 
@@ -16,8 +16,8 @@ class Planned:
     """One request to send.
 
     Args:
-        due_s: when to send it, seconds after the start.
-        prompt_tokens: of the whole prompt, markup included.
+        due_s: when to send it, in seconds after the start.
+        prompt_tokens: length of the whole prompt, markup included.
         block_ids: ids of the prompt's blocks, ``block_tokens`` each; empty for one without shared parts.
         clamped: whether a length was cut to fit the model.
     """
@@ -32,12 +32,12 @@ class Planned:
 
 
 def plan(trace: Trace, *, speed: float, scale_tokens: float, max_model_len: int) -> Iterator[Planned]:
-    """The requests of ``trace`` in order.
+    """The requests of ``trace``, in order.
 
     Args:
-        speed: times are divided by it.
-        scale_tokens: lengths are multiplied by it; none falls below 1.
-        max_model_len: prompt and answer together stay below it. The answer is cut to what the prompt leaves,
+        speed: divisor of the times.
+        scale_tokens: factor for the lengths, which are at least 1.
+        max_model_len: limit of prompt and answer together. First the answer is cut to what the prompt leaves,
             but not below half of the limit; then the prompt to what the answer leaves.
 
     Raises OptionError: ``max_model_len`` leaves no room for a prompt.

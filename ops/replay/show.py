@@ -1,4 +1,4 @@
-"""A replay on the terminal: a bar while it runs, tables at the end."""
+"""Shows a replay on the terminal: a progress bar while it runs, tables at the end."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,14 +20,14 @@ from ops.replay.load import ReplayRun
 from ops.replay.outcome import percentile
 from ops.replay.report import ReplayReport
 
-# More redraws a second would disturb the load.
+# More redraws per second would disturb the load.
 REDRAWS_PER_S = 4.0
-# Latest answers in the bar's TTFT.
+# Number of latest answers that count for the TTFT in the bar.
 RECENT = 100
 
 
 class _Live(ProgressColumn):
-    """In flight, errors, and the recent answers' median TTFT, read from the run when the bar is redrawn."""
+    """Requests in flight, recent failures and median TTFT, read from the run when the bar is redrawn."""
 
     def __init__(self, run: ReplayRun) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def progress(console: Console, run: ReplayRun, total: int) -> Iterator[None]:
     columns = (TextColumn("replay"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _Live(run))
 
     class Bar(Progress):
-        """Reads the count when drawn, so that the load loop does no drawing at all."""
+        """Reads the count when it is drawn, so that the load itself draws nothing."""
 
         def get_renderables(self) -> Iterator[RenderableType]:
             for task in self.tasks:
@@ -67,7 +67,7 @@ def progress(console: Console, run: ReplayRun, total: int) -> Iterator[None]:
 
 
 def tables(result: ReplayReport, notes: Mapping[str, str]) -> RenderableType:
-    """The result for a person; ``notes`` say how it was made."""
+    """The result as tables; ``notes`` describe the replay."""
     head = Table.grid(padding=(0, 2))
     head.add_column(style="dim")
     head.add_column()

@@ -17,7 +17,7 @@ from ops.session import CUT_OFF, GatewaySession, client_failures, error_code
 
 # Calls that are not generations: /tokenize, /v1/models.
 SHORT_CALL_TIMEOUT_S = 30.0
-# Most of an error's body that is read.
+# Most bytes read of an error's body.
 MAX_ERROR_BYTES = 65_536
 
 
@@ -32,8 +32,8 @@ class TokenCount:
 class ReplayTarget(GatewaySession):
     """Calls one gateway; use as ``async with``.
 
-    ``timeout_s`` is the longest a generation may take, connecting included; with ``no_fallback`` it asks for
-    errors instead of fallback answers.
+    ``timeout_s`` is the longest time of a generation, connecting included; ``no_fallback`` requests errors
+    instead of fallback answers.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ReplayTarget(GatewaySession):
         )
 
     async def tokenize(self, body: Mapping[str, object]) -> TokenCount | None:
-        """Tokens of a prompt or of messages; ``None`` without such a path. Raises TargetError."""
+        """The token count of a prompt or of messages; ``None`` if the path is missing. Raises TargetError."""
         answer = await self._call("POST", "/tokenize", body)
         if answer is None:
             return None
@@ -68,7 +68,7 @@ class ReplayTarget(GatewaySession):
     async def generate(
         self, contract: ReplayContract, planned: Planned, text: str, *, started_at: float
     ) -> ReplayedRequest:
-        """Send one request now, read its stream to the end; every failure but cancellation is an outcome."""
+        """Send one request now and read its stream; failures, except cancellation, are in the outcome."""
         body = orjson.dumps(contract.body(text, planned.max_tokens))
         sent_at = self._clock()
         found = ReplayedRequest(

@@ -1,4 +1,4 @@
-"""Text of an asked token length, the same for the same seed: the words of a manga shop in random order."""
+"""Makes text with a given number of tokens from a seed: the words of a manga shop in random order."""
 
 import random
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ GUESSED_COST = 1
 
 @dataclass(frozen=True, slots=True)
 class Lexicon:
-    """Words with the tokens that each adds to a text.
+    """Words with the number of tokens that each adds to a text.
 
-    ``overhead``: tokens of a prompt that are not its text: system prompt, markup. ``calibrated``: whether the
-    gateway's tokenizer counted them.
+    ``overhead``: tokens of a prompt besides its text: system prompt, markup. ``calibrated``: whether the
+    gateway's tokenizer counted the words.
     """
 
     costs: tuple[tuple[str, int], ...]
@@ -48,7 +48,7 @@ class TextMaker:
         self._longest = max(cost for _, cost in lexicon.costs)
 
     def prompt(self, planned: Planned) -> str:
-        """A user turn that makes the whole prompt ``planned.prompt_tokens`` long, or a little less.
+        """A user turn with which the whole prompt has ``planned.prompt_tokens`` tokens, or a few less.
 
         Requests with the same leading ``block_ids`` begin with the same text.
         """
@@ -61,18 +61,18 @@ class TextMaker:
                 break
             parts.append(self.words(f"block:{block}", min(planned.block_tokens, wanted)))
             wanted -= planned.block_tokens
-        if wanted > 0:  # the trace's ids cover less than its length
+        if wanted > 0:  # the ids of the trace do not cover the whole prompt
             parts.append(self.words(f"request:{planned.index}", wanted))
         return " ".join(part for part in parts if part)
 
     def words(self, name: str, tokens: int) -> str:
-        """``tokens`` tokens of text or a little less, one word at least; longer ones begin alike."""
+        """Text of ``tokens`` tokens or a few less, at least one word; texts of one name share their start."""
         rng = random.Random(f"{self._seed}/{name}")
         chosen: list[str] = []
         left = tokens
         pool: Sequence[tuple[str, int]] = self._lexicon.costs
         while True:
-            # So many fit at any cost; one draw for all is several times faster than a draw each.
+            # This many words fit in any case; drawing them together is several times faster than one by one.
             drawn = rng.choices(pool, k=left // self._longest)
             chosen.extend(word for word, _ in drawn)
             left -= sum(cost for _, cost in drawn)

@@ -1,4 +1,4 @@
-"""Reads a trace: when each request came and how long prompt and answer were; it holds no text.
+"""Reads a trace: the arrival time of each request and the lengths of prompt and answer; it has no text.
 
 Two formats; the file's first character distinguishes them:
 
@@ -43,7 +43,7 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The rows read, in order of arrival; ``block_tokens`` is 0 when the trace has no blocks."""
+    """The rows read, in order of arrival; ``block_tokens`` is 0 if the trace has no blocks."""
 
     path: str
     format: str
@@ -52,7 +52,7 @@ class Trace:
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last, seconds."""
+        """Seconds from the first arrival to the last."""
         return self.arrivals[-1].at_s
 
 

@@ -1,4 +1,4 @@
-"""Each line of the checklist as a function of the facts; no I/O."""
+"""The lines of the rollout checklist, each a function of the facts; no I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from typing import Any
 from gateway.lora.importer import AUTHOR as FROM_FILE
 from ops.rollout.facts import Facts
 
-# Fewer requests say nothing.
+# Fewer requests prove nothing.
 LEAST_REQUESTS = 30
 LEAST_REPLAYED = 200
-# Shares that must meet their target: the TTFT target is a median's, that of the total a 99th percentile's.
+# Shares of requests that must meet their target: the TTFT target is for the median, the total for P99.
 WITHIN = {"ttft": 0.5, "total": 0.99}
 LEAST_GOODPUT = 0.95
-# Of the prefix tokens that the backend had computed before, so many must have been found in its cache.
+# Least share of prefix tokens, computed before by the backend, that must have been found in its cache.
 LEAST_FOUND = 0.8
 SOAK_S = 1_800.0
 # The startup probe of deploy/k8s allows a container 90 seconds until its health check passes.
 READY_WITHIN_S = 90.0
 MAX_LEDGER_LAG_S = 5.0
-# After the drain: the engine's stop, the last rows (docs/operations.md).
+# Time after the drain for the engine's stop and the last rows (docs/operations.md).
 AFTER_DRAIN_S = 30.0
 
 
@@ -34,7 +34,7 @@ class CheckVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RolloutCheck:
-    """One line. ``hint`` says what to do when it is not ok."""
+    """One line of the checklist. ``hint`` says what to do if it is not ok."""
 
     check: str
     verdict: CheckVerdict
@@ -48,7 +48,7 @@ VERDICTS = {True: CheckVerdict.OK, False: CheckVerdict.WRONG, None: CheckVerdict
 
 
 def examine(facts: Facts) -> list[RolloutCheck]:
-    """Every line, in the order in which an operator would go through them."""
+    """All lines, in the order in which an operator checks them."""
     findings = []
     for name, check in CHECKS.items():
         holds, found, hint = check(facts)
@@ -57,14 +57,14 @@ def examine(facts: Facts) -> list[RolloutCheck]:
 
 
 def ready(facts: Facts) -> Judgement:
-    """The gateway takes traffic."""
+    """The gateway accepts traffic."""
     failing = [name for name, holds in facts.ready.get("checks", {}).items() if not holds]
     found = ", ".join(failing) or str(facts.ready.get("status"))
     return (bool(facts.ready.get("ready")), found, "wait, or see what /ready and the log say")
 
 
 def ready_in_time(facts: Facts) -> Judgement:
-    """It was ready soon enough after its start."""
+    """The gateway was ready soon enough after its start."""
     hint = "local weights instead of a download; a longer startup probe"
     found = list(facts.having("sluice_ready_after_seconds"))
     if not found:
@@ -87,7 +87,7 @@ def generates(facts: Facts) -> Judgement:
 
 
 def workers_fit(facts: Facts) -> Judgement:
-    """Every worker serves its model, with the tokenizer and the length that the gateway counts with."""
+    """Every worker serves its model, with the tokenizer and the length that the gateway assumes."""
     workers = [one for found in facts.deep.get("workers", {}).values() for one in found]
     wrong = [f"{one['url']}: {'; '.join(one['faults'])}" for one in workers if one["faults"]]
     found = "; ".join(wrong) or (f"{len(workers)} fit" if workers else "none")
@@ -106,7 +106,7 @@ def has_fallback(facts: Facts) -> Judgement:
 
 
 def real_workload(facts: Facts) -> Judgement:
-    """Measured on the real workload, not on one prompt."""
+    """A replay of the real workload, not of one prompt, met the SLO."""
     hint = "sluice replay TRACE --output replay.json, then --replay replay.json"
     if facts.replay is None:
         return (None, "no --replay file", hint)
@@ -118,7 +118,7 @@ def real_workload(facts: Facts) -> Judgement:
 
 
 def soaked(facts: Facts) -> Judgement:
-    """Half an hour with long conversations and changing adapters."""
+    """A replay of at least half an hour ended without errors."""
     if facts.soak is None:
         return (None, "no --soak file", "replay for half an hour, adapters mixed, then --soak FILE")
     requests, wall_s = facts.soak["requests"], float(facts.soak["wall_s"])
@@ -128,7 +128,7 @@ def soaked(facts: Facts) -> Judgement:
 
 
 def latency(facts: Facts) -> Judgement:
-    """First token and whole answer together meet what the routes promise."""
+    """The times of first token and whole answer meet the SLO of the routes."""
     late, seen = [], 0.0
     for labels, asked in facts.having("sluice_slo_requests_total"):
         objective = labels.get("objective", "")
@@ -145,7 +145,7 @@ def latency(facts: Facts) -> Judgement:
 
 
 def prefix_hits(facts: Facts) -> Judgement:
-    """Prefixes computed before are found in the cache; a prompt change can break that."""
+    """Prefixes computed before are found in the cache; a change of the prompt can break that."""
     expected = facts.total("sluice_prompt_expected_cached_tokens_total")
     if not expected:
         return (None, "no prefix was repeated yet", "send traffic, then ask again")
@@ -155,10 +155,10 @@ def prefix_hits(facts: Facts) -> Judgement:
 
 
 def gated_adapters(facts: Facts) -> Judgement:
-    """No adapter serves without an evaluation that it passed.
+    """Every serving adapter has passed an evaluation.
 
-    Adapters of ``adapters.file`` are active from the start, without an evaluation: a person has to decide.
-    Another adapter that was activated without an evaluation, or that failed one, is wrong.
+    Adapters of ``adapters.file`` are active from the start, without an evaluation: the operator must decide.
+    Any other serving adapter without a passed and signed evaluation, or one that failed, is wrong.
     """
     hint = "sluice evaluate adapter NEW --against OLD --post URL"
     serving = [one for one in facts.adapters.get("adapters", ()) if one.get("state") in ("canary", "active")]
@@ -174,7 +174,7 @@ def gated_adapters(facts: Facts) -> Judgement:
 
 
 def gated_backends(facts: Facts) -> Judgement:
-    """On routes that require it, every backend but the largest passed an evaluation."""
+    """On routes that require it, every backend but the one with the largest weight passed an evaluation."""
     hint = "sluice evaluate variant --base A --candidate B --post"
     faults, wrong, asked = facts.evaluations.get("faults", {}), [], 0
     for route in _routes(facts).values():
@@ -218,27 +218,27 @@ def can_go_back(facts: Facts) -> Judgement:
 
 
 def in_force(facts: Facts) -> Judgement:
-    """The last revision is what this gateway routes by."""
+    """This gateway routes by the last revision."""
     behind = facts.routing.get("behind") or facts.total("sluice_routing_behind")
     found = f"revision {facts.routing.get('revision')}" + (f", behind: {behind}" if behind else "")
     return (not behind, found, "docs/runbooks, SluiceStateBehind")
 
 
 def ledger(facts: Facts) -> Judgement:
-    """Usage reaches its database in time, and none was lost."""
+    """Usage rows reach the database in time, and none was lost."""
     lag_s, lost = facts.total("sluice_ledger_lag_seconds"), facts.total("sluice_ledger_rows_lost_total")
     found = f"{lag_s:.1f} s behind, {lost:,.0f} rows lost"
     return (lag_s <= MAX_LEDGER_LAG_S and not lost, found, "docs/ledger.md; is its database up?")
 
 
 def keys_on(facts: Facts) -> Judgement:
-    """Operators' paths ask for a key."""
+    """The operator API requires a key."""
     found = "/admin answers without one" if facts.open_admin else "asked for"
     return (not facts.open_admin, found, "auth.enabled: true, and SLUICE_ADMIN_KEY")
 
 
 def alerts(facts: Facts) -> Judgement:
-    """Prometheus has loaded our rules and evaluates them."""
+    """Prometheus has loaded Sluice's rules, can evaluate them, and none fires."""
     hint = "rule_files of Prometheus: deploy/prometheus/*.yaml"
     if facts.rules is None:
         return (None, "no --prometheus", "--prometheus http://HOST:9090")
@@ -258,7 +258,7 @@ def alerts(facts: Facts) -> Judgement:
 
 
 def time_to_drain(facts: Facts) -> Judgement:
-    """SIGKILL comes after the end of the drain."""
+    """SIGKILL comes after the drain and the time that the stop needs after it."""
     hint = "terminationGracePeriodSeconds, TimeoutStopSec above it"
     if facts.drain_s is None or facts.grace_s is None:
         return (None, "no --config and --grace", "--config FILE --grace SECONDS")

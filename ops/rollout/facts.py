@@ -1,4 +1,4 @@
-"""The facts of the checklist: a live gateway's answers, and Prometheus' when one is named."""
+"""The facts for the checklist: answers of a live gateway, and of Prometheus if one is given."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,15 +16,15 @@ Sample = tuple[Mapping[str, str], float]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Answers of one gateway's paths of these names, and what the operator's options say.
+    """Answers of one gateway's paths with these names, and the operator's options.
 
     Args:
-        rollback: what a rollback would do now; the gateway's error message when it would refuse.
-        samples: of ``/metrics``, by sample name.
+        rollback: the result of a dry-run rollback; the gateway's error message if it would refuse.
+        samples: samples of ``/metrics``, by sample name.
         open_admin: whether ``/admin`` answers without a key.
-        rules: ``GET /api/v1/rules`` of a Prometheus, or why there is no answer; None when none was named.
+        rules: ``GET /api/v1/rules`` of Prometheus, or why there is no answer; None if none was given.
         replay: figures of ``sluice replay --output`` over a trace of the real workload.
-        soak: the same of a long one.
+        soak: the same of a long replay.
         grace_s: seconds between SIGTERM and SIGKILL where the gateway runs.
     """
 
@@ -45,11 +45,11 @@ class Facts:
     grace_s: float | None = None
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum of a metric's samples that carry these labels."""
+        """The sum of a metric's samples that have these labels."""
         return sum(value for _, value in self.having(name, **labels))
 
     def having(self, name: str, **labels: str) -> Iterator[Sample]:
-        """A metric's samples that carry these labels."""
+        """A metric's samples that have these labels."""
         for found, value in self.samples.get(name, ()):
             if all(found.get(key) == wanted for key, wanted in labels.items()):
                 yield found, value
@@ -64,12 +64,12 @@ def gather(
     drain_s: float | None,
     grace_s: float | None,
 ) -> Facts:
-    """Ask for all facts, one at a time.
+    """Fetch all facts, one at a time.
 
     Raises AdminError: the gateway does not answer or refuses the key; a file cannot be read.
     """
     return Facts(
-        # The 503 of a health check has the same body as its 200.
+        # A health check's 503 has the same body as its 200.
         ready=client.get("ready", accept=(503,)),
         deep=client.get("health", "deep", accept=(503,)),
         routing=client.get("admin", "routing"),

@@ -1,1 +1,1 @@
-"""Sluice on Amazon SageMaker: the container's contract, the endpoint, and what it scales on."""
+"""Sluice on Amazon SageMaker: the container's contract, the endpoint, and the signals for its autoscaling."""

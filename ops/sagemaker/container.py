@@ -1,7 +1,7 @@
-"""The container's contract: SageMaker's environment as configuration.
+"""The container's contract: converts SageMaker's environment to configuration.
 
-SageMaker runs ``IMAGE serve``, asks ``GET /ping`` and posts to ``/invocations`` on port 8080, and stops with
-SIGTERM, 30 seconds before SIGKILL.
+SageMaker runs ``IMAGE serve``, calls ``GET /ping`` and ``POST /invocations`` on port 8080, and stops the
+container with SIGTERM, 30 seconds before SIGKILL.
 """
 
 from collections.abc import Mapping
@@ -10,21 +10,21 @@ from pathlib import Path
 from gateway.config.errors import ConfigError
 
 PORT = 8080
-"""Where the platform calls, unless SAGEMAKER_BIND_TO_PORT says otherwise (containers in line)."""
+"""The port that the platform calls, unless SAGEMAKER_BIND_TO_PORT is set (inference pipelines)."""
 DRAIN_S = 20
-"""Of the 30 seconds between SIGTERM and SIGKILL; the rest is for the engine and the last usage rows."""
+"""Part of the 30 seconds between SIGTERM and SIGKILL; the rest is for the engine and the last usage rows."""
 MODEL_FOLDER = Path("/opt/ml/model")
-"""Where the platform puts what the model's ``ModelDataSource`` names."""
+"""Where the platform puts the data of the model's ``ModelDataSource``."""
 ENDPOINT_ENV = "SLUICE_SAGEMAKER_ENDPOINT"
 VARIANT_ENV = "SLUICE_SAGEMAKER_VARIANT"
 VARIANT = "main"
 
-# Python's levels, as SageMaker's own containers take them.
+# Python's log levels, which SageMaker's own containers use.
 _LOG_LEVELS = {"10": "debug", "20": "info", "30": "warning", "40": "error", "50": "error"}
 
 
 def container_environment(environ: Mapping[str, str], *, model_folder: Path = MODEL_FOLDER) -> dict[str, str]:
-    """The environment that the gateway starts with; variables that are already set win.
+    """The environment with which the gateway starts; variables that are already set take precedence.
 
     Keys are off: only SageMaker reaches the port, after IAM, and it does not forward Authorization. Raises
     ConfigError for a multi-model endpoint.
@@ -48,5 +48,5 @@ def container_environment(environ: Mapping[str, str], *, model_folder: Path = MO
 
 
 def log_level(environ: Mapping[str, str]) -> str:
-    """The level that SAGEMAKER_CONTAINER_LOG_LEVEL names; ``info`` for none or an unknown one."""
+    """The level of SAGEMAKER_CONTAINER_LOG_LEVEL; ``info`` if it is unset or unknown."""
     return _LOG_LEVELS.get(environ.get("SAGEMAKER_CONTAINER_LOG_LEVEL", ""), "info")

@@ -1,4 +1,4 @@
-"""Makes a plan's calls with boto3's clients, and waits for the endpoint."""
+"""Makes the calls of a plan with boto3's clients, and waits for the endpoint."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +23,12 @@ _NAMED_BY_US = "-[0-9a-f]{12}"
 
 
 class EndpointError(Exception):
-    """The endpoint could not be brought to what its file says; the message is one line, ready to print."""
+    """The endpoint could not be brought to its specification; the message is one line, ready to print."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aws:
-    """boto3's clients by service, and time. ``sleep`` waits so many seconds, ``clock`` is monotonic."""
+    """boto3's clients by service, and time: ``sleep`` waits seconds, ``clock`` is monotonic seconds."""
 
     clients: Mapping[str, Any]
     clock: Callable[[], float]
@@ -67,7 +67,7 @@ def deploy(spec: EndpointSpec, aws: Aws, reported: Callable[[str], None]) -> Non
 
 
 def look(name: str, aws: Aws) -> EndpointState | None:
-    """The endpoint as it is; ``None`` when there is none."""
+    """The current state of the endpoint; ``None`` if there is none."""
     try:
         endpoint = aws.sagemaker.describe_endpoint(EndpointName=name)
         config = aws.sagemaker.describe_endpoint_config(EndpointConfigName=endpoint["EndpointConfigName"])
@@ -82,7 +82,7 @@ def look(name: str, aws: Aws) -> EndpointState | None:
 
 
 def status(name: str, aws: Aws) -> dict[str, Any]:
-    """The state, the instances and the bounds. Raises EndpointError when there is no such endpoint."""
+    """State, instances and scaling bounds. Raises EndpointError if there is no such endpoint."""
     try:
         endpoint = aws.sagemaker.describe_endpoint(EndpointName=name)
     except Exception as error:
@@ -128,7 +128,7 @@ def _create(call: AwsCall, key: str, aws: Aws, reported: Callable[[str], None]) 
     try:
         aws.make(call)
     except Exception as error:
-        # Named by its content: the existing one is the same.
+        # The name has a digest of the content, so the existing one is the same.
         if _code(error) != "ValidationException" or "already exist" not in str(error):
             raise
         reported(f"{call.arguments[key]}: there already")

@@ -1,7 +1,7 @@
-"""The calls that bring an endpoint to what its file says. No I/O: values in, calls out.
+"""Plans the calls that bring an endpoint to its specification; no I/O.
 
-Model and endpoint configuration are immutable at SageMaker. Each is named by the digest of what it holds, so
-that the same file twice changes nothing, and a change makes a new pair that the endpoint moves to.
+SageMaker's models and endpoint configurations are immutable. The name of each has a digest of its content:
+deploying the same file again changes nothing, and a change makes a new pair, to which the endpoint moves.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class AwsCall:
 
 @dataclass(frozen=True, slots=True)
 class EndpointState:
-    """The endpoint as it is; ``instance_type`` of the configuration that is in force."""
+    """The current state of an endpoint; ``instance_type`` is that of the configuration in force."""
 
     config_name: str
     status: str
@@ -61,7 +61,7 @@ def config_call(spec: EndpointSpec) -> AwsCall:
         "InitialInstanceCount": spec.scaling.min_instances,
         "ContainerStartupHealthCheckTimeoutInSeconds": spec.startup_timeout_seconds,
         "ModelDataDownloadTimeoutInSeconds": spec.download_timeout_seconds,
-        # By load, not in turn: an answer may have ten tokens or a thousand.
+        # By load, not round robin: an answer may have ten tokens or a thousand.
         "RoutingConfig": {"RoutingStrategy": "LEAST_OUTSTANDING_REQUESTS"},
     }
     arguments: dict[str, Any] = {"ProductionVariants": [variant]}
@@ -71,25 +71,25 @@ def config_call(spec: EndpointSpec) -> AwsCall:
 
 
 def endpoint_call(spec: EndpointSpec, current: EndpointState | None) -> AwsCall | None:
-    """``create_endpoint``, ``update_endpoint``, or nothing when it is in service already."""
+    """``create_endpoint`` or ``update_endpoint``; None if the endpoint has this configuration already."""
     config_name = config_call(spec).arguments["EndpointConfigName"]
     arguments: dict[str, Any] = {"EndpointName": spec.name, "EndpointConfigName": config_name}
     if current is None:
         return AwsCall("sagemaker", "create_endpoint", {**arguments, "Tags": _tags(spec)})
     if current.config_name == config_name and current.status == "InService":
         return None
-    # The new version must not start with the smallest fleet under load.
+    # Retained, so that the new version does not start under load with the smallest number of instances.
     arguments |= {"RetainAllVariantProperties": True, "DeploymentConfig": _deployment(spec)}
     return AwsCall("sagemaker", "update_endpoint", arguments)
 
 
 def unregister_call(name: str) -> AwsCall:
-    """Take the variant out of autoscaling: required before another instance type, and before a deletion."""
+    """Remove the variant from autoscaling: required before a new instance type, and before a deletion."""
     return AwsCall("application-autoscaling", "deregister_scalable_target", _target(name))
 
 
 def scaling_calls(spec: EndpointSpec) -> tuple[AwsCall, ...]:
-    """Bounds, then a policy for each signal: either scales out, both must agree to scale in."""
+    """Set the bounds, then one policy per signal: each alone scales out, both must agree to scale in."""
     scaling, target = spec.scaling, _target(spec.name)
     bounds = {**target, "MinCapacity": scaling.min_instances, "MaxCapacity": scaling.max_instances}
     calls = [AwsCall("application-autoscaling", "register_scalable_target", bounds)]
@@ -134,7 +134,7 @@ def _deployment(spec: EndpointSpec) -> dict[str, Any]:
         made = {
             "BlueGreenUpdatePolicy": {
                 "TrafficRoutingConfiguration": routing,
-                # The old fleet has this long for its answers.
+                # Time for the old fleet to finish its answers.
                 "TerminationWaitInSeconds": update.wait_seconds,
                 "MaximumExecutionTimeoutInSeconds": update.at_most_seconds,
             }

@@ -1,6 +1,6 @@
 """Publishes the gateway's queue and active sequences in CloudWatch, for the endpoint's autoscaling.
 
-SageMaker's own figures, CPU and invocations, do not show that a GPU is full.
+SageMaker's own metrics, CPU and invocations, do not show that a GPU is full.
 """
 
 import urllib.request
@@ -17,7 +17,7 @@ ACTIVE = "ActiveSequences"
 WAITING = "WaitingRequests"
 KV_USAGE = "KvCacheUsage"
 EVERY_S = 20.0
-"""Three samples in each of the minutes that target tracking looks at."""
+"""Interval in seconds: three samples in each minute that target tracking evaluates."""
 EVERY_ENV = "SLUICE_SAGEMAKER_PUBLISH_SECONDS"
 READ_TIMEOUT_S = 5.0
 MAX_METRICS_BYTES = 8 << 20
@@ -27,7 +27,7 @@ _WAITING_FAMILIES = ("sluice_admission_queue_depth", "vllm:num_requests_waiting"
 
 @dataclass(frozen=True, slots=True)
 class InstanceSignals:
-    """One instance's load: sequences running, requests waiting here or in the engine, share of KV used."""
+    """The load of one instance: running sequences, requests waiting here or in the engine, used KV share."""
 
     active: float
     waiting: float
@@ -35,7 +35,7 @@ class InstanceSignals:
 
 
 def signals_of(text: str) -> InstanceSignals:
-    """Read them from Prometheus' text format; families that are missing count as 0."""
+    """Read the signals from Prometheus' text format; missing metrics count as 0."""
     return InstanceSignals(
         total_of(text, "vllm:num_requests_running"),
         sum(sample.value for sample in samples_of(text, *_WAITING_FAMILIES)),
@@ -74,15 +74,15 @@ def publish(
     pause: Callable[[float], bool],
     every_s: float = EVERY_S,
 ) -> None:
-    """Publish until ``pause``, which waits so many seconds, returns true.
+    """Publish until ``pause``, which waits the given seconds, returns true.
 
-    No error ends it: an endpoint that lost CloudWatch for a while must scale again afterwards.
+    No error ends the loop: after an outage of CloudWatch the endpoint must scale again.
     """
     log, failing = structlog.get_logger("sagemaker"), False
     while not pause(every_s):
         try:
             put(signals_of(read()))
-        except Exception as error:  # botocore's errors have no root that could be named without boto3
+        except Exception as error:  # botocore's errors have no base class to name without boto3
             if not failing:
                 log.warning("signals not published", error=type(error).__name__)
             failing = True

@@ -1,4 +1,4 @@
-"""An endpoint as an operator describes it: one YAML file."""
+"""The specification of an endpoint: one YAML file."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -11,16 +11,16 @@ from gateway.config.yaml_file import read_yaml
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,39}$")]
 Arn = Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/.+$")]
-# A tag may name another image for a later instance of one endpoint; a digest cannot.
+# A tag may mean a different image for a later instance of the same endpoint; a digest cannot.
 Image = Annotated[str, Field(pattern=r"^[^\s@]+(@sha256:[0-9a-f]{64}|:[\w.-]+)$")]
 
 
 class ScalingSpec(Section):
-    """The bounds of the number of instances, and the targets of one.
+    """Bounds of the number of instances, and the scaling targets per instance.
 
-    ``active_sequences``: an A10G with Llama-3-8B in AWQ holds 85 to 90 at once. ``waiting_requests``: the
-    queue at which llm-d's endpoint picker calls a worker saturated. Cooldowns: scaling in waits longer than
-    a model loads.
+    ``active_sequences``: an A10G with Llama-3-8B in AWQ runs 85 to 90 at once. ``waiting_requests``: the
+    queue length at which llm-d's endpoint picker considers a worker saturated. Cooldowns: scaling in waits
+    longer than a model takes to load.
     """
 
     min_instances: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -40,10 +40,10 @@ class ScalingSpec(Section):
 
 
 class UpdateSpec(Section):
-    """How a new version replaces the old one; new instances serve before old ones go, in both kinds.
+    """How a new version replaces the old one; in both kinds new instances serve before old ones end.
 
     ``blue_green`` needs the whole fleet twice for a while; ``rolling`` replaces ``batch_percent`` at a time.
-    An alarm of ``rollback_alarms`` meanwhile rolls back to the old version.
+    An alarm of ``rollback_alarms`` during the update rolls back to the old version.
     """
 
     kind: Literal["blue_green", "rolling"] = "blue_green"
@@ -55,7 +55,7 @@ class UpdateSpec(Section):
 
 
 class EndpointSpec(Section):
-    """An endpoint of one variant."""
+    """An endpoint with one variant."""
 
     name: Name
     region: str
@@ -88,5 +88,5 @@ class EndpointSpec(Section):
 
 
 def load_spec(path: Path) -> EndpointSpec:
-    """Read and check it. Raises ConfigError, with a line for each fault."""
+    """Read and check the file. Raises ConfigError, with one line per fault."""
     return read_yaml(path, EndpointSpec, ConfigError)

@@ -16,7 +16,7 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "reasoning_chars": ("characters of the reasoning", 1.0),
     "cost_nanousd": ("cost, US$ for 1,000", 1e-6),
 }
-"""By measure: its name, and the factor that its values are shown with."""
+"""For each measure: its name, and the factor by which its values are multiplied."""
 
 HEADER = ("", "pairs", "primary", "shadow", "shadow less primary")
 
@@ -36,7 +36,7 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def title(group: Mapping[str, Any]) -> str:
-    """What the pairs of a group have in common."""
+    """The title of a group: what its pairs have in common."""
     name = "all" if group["by"] is None else f"{group['by']}: {group['value'] or '-'}"
     return f"{name} ({group['pairs']} pairs)"
 
@@ -82,7 +82,7 @@ def tables(report: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def _interval(one: Mapping[str, Any], scale: float = 1.0, *, percent: bool = False) -> str:
-    """A mean and its interval."""
+    """A mean with its confidence interval, as text."""
 
     def shown(value: float) -> str:
         return f"{100 * value:.1f} %" if percent else f"{value * scale:.3g}"
