@@ -8,14 +8,14 @@ HALF_AT = 0.20
 OPEN_AT = 0.50
 HALF_SHARE = 0.10
 OPEN_S = 30.0
-# Fewer outcomes than this in a window are no rate.
+# With fewer answers in the window, the error rate counts as 0.
 MIN_SAMPLES = 10
 # One bucket a second: memory does not depend on the load.
 BUCKET_S = 1.0
 
 
 class CircuitState(StrEnum):
-    """Closed lets all through, half open a tenth, open none."""
+    """Closed admits every request, half open one in ten, open none."""
 
     CLOSED = "closed"
     HALF_OPEN = "half_open"
@@ -23,9 +23,9 @@ class CircuitState(StrEnum):
 
 
 class Circuit:
-    """Counts outcomes of the last minute; sans I/O.
+    """Counts the answers of the last minute and the failed ones; sans I/O.
 
-    Above 20 % failures one request in ten is let through, above 50 % none for 30 s; then a tenth again, until
+    Above 20 % failures one request in ten is admitted, above 50 % none for 30 s; then one in ten again, until
     the failures have left the window.
     """
 
@@ -37,7 +37,7 @@ class Circuit:
         self._half_open_requests = 0
 
     def record(self, failed: bool, now: float) -> None:
-        """An answer has ended."""
+        """Count an answer that has ended."""
         start = now - now % BUCKET_S
         if self._buckets and self._buckets[-1][0] == start:
             _, ended, bad = self._buckets[-1]
@@ -75,7 +75,7 @@ class Circuit:
         return max(0.0, self._open_until - now)
 
     def error_rate(self, now: float) -> float:
-        """Share of the last minute's answers that failed; 0 below a few samples."""
+        """Share of the last minute's answers that failed; 0 with fewer than ``MIN_SAMPLES`` answers."""
         self._forget(now)
         return self._rate()
 

@@ -17,12 +17,12 @@ __all__ = ["AdmissionController", "Slot"]
 
 
 class AdmissionController:
-    """Gives out slots in the order of the queue, as backends can take more; refuses with a reason otherwise.
+    """Gives out slots in queue order, as far as the backends have room; refuses other requests with a reason.
 
     Args:
-        load: a backend's load as last reported, by name; ``None`` when unknown. Must not block.
+        load: returns the last reported load of the named backend; ``None`` when unknown. Must not block.
         emit: takes each event; must not block.
-        engine_of: the engine of each backend that shares one; all that run on one engine have one gate.
+        engine_of: the engine of each backend that shares one; backends on the same engine share one gate.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class AdmissionController:
         return _Admission(self._queue(backend) if queue is None else queue, demand)
 
     def wake(self, backend: str) -> None:
-        """The backend has run a step: read its load, and hand more on if possible."""
+        """Read the load of a backend that has run a step, and hand on queued requests if possible."""
         queue = self._queues.get(self.gate_name(backend))
         if queue is not None:
             queue.stepped()
@@ -61,8 +61,8 @@ class AdmissionController:
     def scale(self, backend: str, factor: float) -> None:
         """Use only ``factor`` of the sequences and blocks of ``backend``'s engine from now on.
 
-        Requests already handed on stay; an idle backend always takes one. Raises ValueError for another
-        factor than above 0 and at most 1.
+        Requests already handed on stay; an idle backend always takes one. Raises ValueError
+        unless ``factor`` is above 0 and at most 1.
         """
         if not 0.0 < factor <= 1.0:
             raise ValueError(f"factor is {factor:g}; allowed: above 0, at most 1")
@@ -76,13 +76,13 @@ class AdmissionController:
         return self._engine_of.get(backend, backend)
 
     def expected_output(self, demand: Demand) -> int:
-        """Tokens to plan for the answer: its bound, or the learned length where it has no own bound."""
+        """Tokens to plan for the answer: its bound, or the learned length where the request sets no bound."""
         if not demand.open_ended:
             return demand.max_output_tokens
         return self.gate(demand.backend).work.estimator.expect(demand, demand.max_output_tokens)
 
     def in_flight(self, backend: str) -> int:
-        """Slots that are out now on the engine of ``backend``."""
+        """Slots in use now on the engine of ``backend``."""
         queue = self._queues.get(self.gate_name(backend))
         return queue.gate.in_flight if queue else 0
 
@@ -91,18 +91,18 @@ class AdmissionController:
         return self._queue(backend).gate
 
     def forget(self, backend: str) -> None:
-        """The backend is gone: drop its gate, unless a request waits or runs there."""
+        """Drop the gate of a removed backend, unless a request waits or runs there."""
         queue = self._queues.get(backend)
         if queue is not None and not queue.gate.tickets and not queue.gate.in_flight:
             del self._queues[backend]
 
     @property
     def gates(self) -> Mapping[str, BackendGate]:
-        """The gates that have had a request, by the engine's or else the backend's name."""
+        """The gates that have had a request, by name of the shared engine, else of the backend."""
         return {name: queue.gate for name, queue in self._queues.items()}
 
     def _queue(self, backend: str) -> AdmissionQueue:
-        # Bounded as the backends are: the gate of one that is gone is forgotten.
+        # The number of gates is bounded by that of the backends: `forget` drops the gate of a removed one.
         engine = self.gate_name(backend)
         queue = self._queues.get(engine)
         if queue is None:
@@ -124,7 +124,7 @@ class _Admission(Struct, eq=False):
 
     async def __aenter__(self) -> Slot:
         demand = self._demand
-        del self._demand  # it is entered once
+        del self._demand  # an admission is entered once
         self._slot = slot = await self._queue.enter(demand)
         return slot
 

@@ -7,15 +7,16 @@ from admission.rates import CachedShares, Rates
 from admission.ticket import AdmissionTicket
 from admission.values import AdmissionLimits, Demand
 
-# Without ``max_wait_s`` a first token is due within this time of the arrival (12 times what an idle A10G
-# takes for the median prompt of Azure's trace), on a slow engine within PATIENCE_TIMES what it takes idle.
+# Without ``max_wait_s`` a first token is due within PATIENCE_S of the arrival (12 times what an idle A10G
+# takes for the median prompt of Azure's trace), on a slow engine within PATIENCE_TIMES its time when idle.
 PATIENCE_S, PATIENCE_TIMES = 5.0, 3.0
-# Until an engine has given this many first tokens, its speed refuses no request without a deadline: it may
-# still compile or load, and a forecast from a few tokens is wrong by several times.
+# Before an engine has given this many first tokens, no request without a deadline is refused because of its
+# speed: it may still compile or load, and a forecast from a few tokens is wrong by several times.
 LEARNED_FROM = 8
-# The longest wait until then.
+# The longest wait in the queue until then.
 COLD_WAIT_S = 60.0
-# A target that the engine misses even with a single answer is replaced by that answer's pace times this.
+# A target time per token that the engine misses even with a single answer in flight is replaced by the time
+# that this answer takes per token, times PACE_TIMES.
 PACE_TIMES = 2.0
 # An idle engine without a first token for this long is tried again, whatever its estimates say.
 RELEARN_S = 5.0
@@ -29,7 +30,7 @@ class Estimator:
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._first_token_at = float("-inf")
-        # The last first token of an engine that did nothing else: prompt tokens computed, seconds.
+        # The last first token of an engine that was otherwise idle: (prompt tokens computed, seconds).
         self._alone: tuple[int, float] | None = None
         self.rates = Rates()
         self.lengths = OutputLengths(limits.output_share)
@@ -38,14 +39,14 @@ class Estimator:
         self.pace = Pace()
 
     def uncached(self, demand: Demand) -> int:
-        """Prompt tokens that must be computed for it; at least one."""
+        """Prompt tokens of the request that the engine must compute; at least one."""
         cached = demand.cached_tokens
         if cached is None:
             cached = self.cached_shares.expect(demand.kind, demand.input_tokens)
         return max(1, demand.input_tokens - cached)
 
     def expect(self, demand: Demand, max_tokens: int, *, produced: int = 0) -> int:
-        """Expected tokens of all its answers together; lengths are learned from single answers."""
+        """Expected tokens of all answers of the request together; lengths are learned from single answers."""
         n = demand.sequences
         if max_tokens <= n:
             return n
@@ -61,7 +62,7 @@ class Estimator:
         return self._patience_s(uncached) or COLD_WAIT_S
 
     def due(self, demand: Demand, limits: AdmissionLimits, uncached: int) -> float | None:
-        """When its first token is due: by its deadline and by the limits."""
+        """When the request's first token is due, by its deadline and the limits; ``None``: at no time."""
         within_s = limits.first_token_within_s
         if within_s is None and limits.max_wait_s is None:
             within_s = self._patience_s(uncached)
@@ -71,13 +72,13 @@ class Estimator:
         return by if demand.deadline is None else min(by, demand.deadline)
 
     def _patience_s(self, uncached: int) -> float | None:
-        """Seconds that a first token may take; ``None`` while too few were seen."""
+        """Seconds that a first token may take; ``None`` before ``LEARNED_FROM`` first tokens."""
         if self.rates.first_tokens < LEARNED_FROM:
             return None
         return max(PATIENCE_S, PATIENCE_TIMES * self.first_token_s(uncached, busy=False))
 
     def tpot_target_s(self, limits: AdmissionLimits) -> float | None:
-        """The time per output token to keep to."""
+        """The target of the time per output token; ``None``: no target."""
         target_s, alone_s = limits.tpot_slo_s, self.pace.alone_s
         return target_s if target_s is None or alone_s <= target_s else PACE_TIMES * alone_s
 
@@ -93,8 +94,7 @@ class Estimator:
         return now + first_s + margin_s >= due
 
     def first_token_s(self, tokens_ahead: int, *, busy: bool) -> float:
-        """Expected seconds from hand-over to the first token; for an idle engine its last one while idle
-        counts more."""
+        """Expected seconds from hand-over to first token; on an idle engine capped by its last idle time."""
         rates = self.rates
         expected_s = rates.step_s + rates.s_per_token * tokens_ahead
         if busy or self._alone is None:
@@ -110,7 +110,7 @@ class Estimator:
         return not busy and now - self._first_token_at > RELEARN_S
 
     def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
-        """An answer has its first token."""
+        """Learn from the first token of an answer."""
         self._first_token_at = now
         computed = ticket.ahead_at_hand_over
         if cached_tokens is not None:  # as the engine reported it
@@ -130,14 +130,14 @@ class Estimator:
             self.pace.begin(ticket.number, demand.produced, now, texts=demand.sequences, target_s=target_s)
 
     def paced(self) -> None:
-        """The pace has changed: lower the limit to what it allows."""
+        """Lower the limit to what the changed pace allows."""
         if (allows := self.pace.allows()) is not None:
             self.limit.paced(*allows)
 
     def succeeded(
         self, ticket: AdmissionTicket, output_tokens: int, in_flight: int, now: float, *, workers: int = 1
     ) -> None:
-        """An answer is complete; ``in_flight`` sequences ran meanwhile on ``workers`` engines."""
+        """Learn from a complete answer; ``in_flight`` sequences ran at its end on ``workers`` engines."""
         self.rates.hold_s.learn(now - ticket.handed_on_at)
         each = output_tokens // ticket.demand.sequences
         if ticket.cached_at_end is not None:
@@ -149,7 +149,7 @@ class Estimator:
             self.limit.record(in_slo=in_slo, in_flight=in_flight, now=now, workers=workers)
 
     def _in_slo(self, ticket: AdmissionTicket, tokens: int, now: float) -> bool | None:
-        """Whether the answer met its route's targets; ``None``: it does not depend on the batch."""
+        """Whether the answer met its route's targets; ``None``: no target applies to it."""
         limits, first_at = ticket.demand.limits or self._limits, ticket.first_token_at
         if first_at is None:
             return None

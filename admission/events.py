@@ -16,8 +16,8 @@ class SlotOutcome(StrEnum):
 
 
 class Admitted(Struct, frozen=True):
-    """A slot was given; ``in_flight`` counts it. ``shrunk``: a long queue has shortened the answer;
-    ``beyond``: why it was handed on although the memory forecast passes the watermark with it."""
+    """A request got a slot, which ``in_flight`` includes. ``shrunk``: a long queue has shortened the answer;
+    ``beyond``: why the request was handed on although with it the memory forecast passes the watermark."""
 
     backend: str
     tenant: str
@@ -32,7 +32,7 @@ class Admitted(Struct, frozen=True):
 
 
 class RefusedEvent(Struct, frozen=True):
-    """A request was refused, after waiting in the queue when ``queued``; figures of that moment."""
+    """A request was refused, with the figures of that moment; ``queued``: it waited in the queue before."""
 
     backend: str
     tenant: str
@@ -47,7 +47,7 @@ class RefusedEvent(Struct, frozen=True):
 
 
 class FirstToken(Struct, frozen=True):
-    """An answer has its first token, ``took_s`` after the offer; the estimate was ``estimated_s``."""
+    """The first token of an answer, ``took_s`` after the request's arrival; ``estimated_s`` was expected."""
 
     backend: str
     estimated_s: float

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-# Tenants without a waiting request whose last turns are stored; the least recently used is evicted.
+# Tenants without a waiting request whose next turns are stored; the least recently used is evicted.
 MAX_AWAY = 1_000
-# Tokens by which a tenant with little use may be ahead of one with much: some twenty-five usual requests. It
-# is served at once, and cannot save up for a burst that would block the others for long.
+# Tokens by which a tenant with little use may be ahead of one with much: about 25 usual requests. The tenant
+# is served at once, but cannot save up for a burst that would block the others for long.
 CREDIT = 50_000
 # Sweep when the dead entries outnumber the live ones by this many.
 SWEEP_FROM = 64
@@ -82,10 +82,10 @@ class _Class:
     def __init__(self) -> None:
         self.tenants: dict[str, _Tenant] = {}
         self.living = 0
-        self._turns: list[_Turn] = []  # of the tenants, in order
+        self._turns: list[_Turn] = []  # the tenants' next turns, sorted
         self._time = 0
         self._entries = 0
-        self._cost = 0  # of all live requests
+        self._cost = 0  # tokens of all live requests
         # Next turns of tenants without a waiting request that are ahead of the class's time.
         self._away: OrderedDict[str, int] = OrderedDict()
 
@@ -115,7 +115,7 @@ class _Class:
                     self._away.popitem(last=False)
 
     def next(self) -> Waiting:
-        """The next request; the same again until something changes."""
+        """The next request; repeated calls return the same one until something changes."""
         return self.tenants[self._turns[0][2]].head()
 
     def served(self, item: Waiting) -> None:
@@ -128,7 +128,7 @@ class _Class:
         self.discard(item)
 
     def passed(self, item: Waiting) -> None:
-        """A request is served past the empty class: as :meth:`add` and :meth:`served` together."""
+        """Count a request served past the empty class: the effect of :meth:`add` and :meth:`served`."""
         at = max(self._time - CREDIT, self._away.pop(item.tenant, 0))
         self._time = max(self._time, at)
         if at + item.cost > self._time - CREDIT:
@@ -137,7 +137,7 @@ class _Class:
                 self._away.popitem(last=False)
 
     def ahead_of(self, name: str) -> int:
-        """About how many would be served before a new request of that tenant."""
+        """Approximate number of requests served before a new one of the tenant ``name``."""
         if not self.living:
             return 0
         tenant = self.tenants.get(name)
@@ -204,12 +204,12 @@ class FairQueue:
         self._forget(item)
 
     def pass_empty(self, item: Waiting) -> None:
-        """A request is handed on past the empty queue; it counts in its tenant's share."""
+        """Count a request that is handed on past the empty queue in its tenant's share."""
         item.rank = min(max(item.rank, self._order[-1]), self._top)
         self._classes[item.rank].passed(item)
 
     def age(self, now: float) -> None:
-        """Raise requests that have waited long enough by a class."""
+        """Raise each request that has waited long enough by one class."""
         while self._aging and self._aging[0][0] <= now:
             _, _, place, item = heapq.heappop(self._aging)
             if place == item.place and item.rank < self._top:
@@ -219,7 +219,7 @@ class FairQueue:
                 self._push(self._leaving, item.leave_at, item)
 
     def expired(self, now: float) -> list[Waiting]:
-        """Remove the requests whose ``leave_at`` has passed."""
+        """Remove and return the requests whose ``leave_at`` has passed."""
         out = []
         while self._leaving and self._leaving[0][0] <= now:
             _, _, place, item = heapq.heappop(self._leaving)
@@ -246,7 +246,7 @@ class FairQueue:
         return None
 
     def ahead_of(self, tenant: str, rank: int) -> int:
-        """About how many would be served before a new request of that tenant and class."""
+        """Approximate number of requests served before a new one of that tenant and class."""
         rank = min(max(rank, self._order[-1]), self._top)
         above = 0
         for other in self._order:
@@ -256,7 +256,7 @@ class FairQueue:
         return above + self._classes[rank].ahead_of(tenant)
 
     def counts(self) -> dict[tuple[int, str], int]:
-        """How many wait, by class and tenant."""
+        """Number of waiting requests by class and tenant."""
         return {
             (rank, name): tenant.living
             for rank, found in self._classes.items()

@@ -9,8 +9,8 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A request as the forecast reads it: minus the steps it will still run, tokens held now, its sequences.
-# Tuples sort by themselves, the longest first, and equal ones are interchangeable.
+# A request as the forecast reads it: (minus its remaining steps, tokens held now, number of sequences).
+# Sorting these tuples puts the longest request first; equal tuples are interchangeable.
 Growing = tuple[int, int, int]
 
 
@@ -54,7 +54,7 @@ class Moment:
             self.alive += sign * held.width
 
     def with_slack(self, sequence_slack: int) -> int:
-        """Tokens that their blocks have room for."""
+        """Tokens that the blocks of these sequences have room for."""
         return self.tokens + self.alive * sequence_slack
 
 
@@ -65,14 +65,14 @@ def fullest(
     extra: ReservedTokens | None = None,
     enough: float = math.inf,
 ) -> Moment:
-    """The later moment at which these sequences will hold the most KV tokens together.
+    """The future moment at which these sequences will hold the most KV tokens together.
 
     ``growing`` is sorted, the longest first; ``sequence_slack`` is lost per sequence in its last block; the
     search may stop at a moment with more tokens than ``enough``.
     """
     running = growing if extra is None else _with(extra.growing, growing)
     total = peak = alive = steps = there = 0
-    # When a sequence has no step left, exactly those seen so far are still there.
+    # When a sequence ends, exactly it and those before it in this order still hold tokens.
     for minus_left, now, width in running:
         alive += width
         total += now
@@ -90,8 +90,8 @@ def _with(extra: Growing, growing: Sequence[Growing]) -> list[Growing]:
 
 
 class KvPoolTokens:
-    """A KV pool's size: ``tokens`` fit, 0 when the backend has not reported it; a sequence wastes
-    ``sequence_slack`` of them on average in its last block.
+    """A KV pool's size: ``tokens`` is its capacity, 0 when the backend has not reported it; a sequence wastes
+    ``sequence_slack`` tokens on average in its last block.
     """
 
     __slots__ = ("sequence_slack", "tokens")
@@ -108,10 +108,10 @@ class KvForecast:
         self._held: dict[int, ReservedTokens] = {}
         self._longest_first: list[Growing] = []
         self._stale = False  # whether that list must be sorted again
-        # The peak of the last search, kept up to date: when one more request is too much for it, no further
-        # search is needed. It may no longer be the peak.
+        # The peak that the last search found, with its counts kept up to date. It may no longer be the peak,
+        # but a request that does not fit at this moment is refused without another search.
         self._moment: Moment | None = None
-        # Tokens held now, by these counts.
+        # Tokens that all sequences hold now.
         self.now_tokens = 0
         self._final_tokens = 0
         self._sequences = 0
@@ -120,20 +120,20 @@ class KvForecast:
         return len(self._held)
 
     def add(self, ticket: int, held: ReservedTokens) -> None:
-        """A sequence was handed on."""
+        """Add a request that was handed on."""
         self._held[ticket] = held
         self._list(held)
         self._count(held, 1)
 
     def remove(self, ticket: int) -> ReservedTokens:
-        """It has ended. Raises KeyError for an unknown one: it would be released twice."""
+        """Remove a request that has ended. Raises KeyError for an unknown one: a second release."""
         held = self._held.pop(ticket)
         self._unlist(held)
         self._count(held, -1)
         return held
 
     def get(self, ticket: int) -> ReservedTokens:
-        """One sequence; its counts are changed by :meth:`produced` and :meth:`cached` only."""
+        """The counts of one request; only :meth:`produced` and :meth:`cached` change them."""
         return self._held[ticket]
 
     def produced(self, ticket: int, tokens: int, expected: int) -> None:
@@ -160,7 +160,7 @@ class KvForecast:
         self._list(held)
 
     def fits_surely(self, pool: KvPoolTokens, share: float, *, used: float, extra: ReservedTokens) -> bool:
-        """Whether even the sum of what all will hold in the end, never less than the peak, fits.
+        """Whether the sum of all requests' final sizes, which is never less than the peak, fits.
 
         Takes constant time; ``False`` means that :meth:`fits` must decide.
         """
@@ -186,7 +186,7 @@ class KvForecast:
     def usage(self, pool: KvPoolTokens, *, used: float = 0.0) -> float:
         """Share of the pool in use at the forecast's peak; may exceed 1.
 
-        ``used`` is the share that the engine reports now. What it holds beyond our own counts is taken to be
+        ``used`` is the share that the engine reports now. Tokens beyond our own counts are assumed to be
         held at the peak as well.
         """
         if pool.tokens <= 0:

@@ -26,7 +26,7 @@ OUTPUT_WEIGHT = 2
 class BackendGate:
     """One backend's gate: the breaker, the queue, the overload levels and the work in flight.
 
-    ``limits`` are those of requests without their own; ``random`` is the jitter in ``retry_after_s``.
+    ``limits`` apply to requests without their own; ``random`` gives the jitter in ``retry_after_s``.
     """
 
     def __init__(self, limits: AdmissionLimits, *, random: random.Random) -> None:
@@ -48,7 +48,7 @@ class BackendGate:
     # The backend's reports
 
     def report(self, load: BackendLoad | None, now: float) -> None:
-        """The engine's load after a step; ``None`` changes nothing and is no sign of life."""
+        """Take the engine's load after a step; ``None`` changes nothing and is no sign of life."""
         if load is None:
             return
         self.work.report(load, now)
@@ -58,8 +58,8 @@ class BackendGate:
     # The life of a request
 
     def offer(self, demand: Demand, now: float, *, at_once: bool = False) -> AdmissionTicket | Refusal:
-        """Queue a request, or refuse it; ``at_once``: hand it on where nothing waits and nothing holds it,
-        as :meth:`pump` would. The first refusal that applies is reported:
+        """Queue a request, or refuse it; with ``at_once`` hand it on directly, as :meth:`pump` would,
+        if no request waits and nothing holds this one. The first refusal that applies is reported:
 
         1. ``circuit_open``: too many answers of this backend failed lately.
         2. ``low_priority_shed`` or ``queue_full``: the queue has reached that overload level.
@@ -107,7 +107,7 @@ class BackendGate:
         self._numbers += 1
         leave_at = now + longest_s
         if due is not None:
-            # After that even an idle engine would be too slow; `pump` finds requests that are late before it.
+            # After that even an idle engine would be too slow; `pump` refuses requests that are late earlier.
             leave_at = min(leave_at, due - work.alone_s(uncached, now))
         expected = work.estimator.expect(demand, max_tokens)
         item = Waiting(
@@ -137,7 +137,7 @@ class BackendGate:
         )
         if at_once and not self.tickets and not self._displaced:
             self._hold = work.holds(ticket, room, now)
-            # It was found in time above, by the same estimates.
+            # The check above found it in time, by the same estimates.
             if self._hold is None:
                 self.queue.pass_empty(item)
                 work.add(ticket, now, room.ahead)
@@ -147,7 +147,7 @@ class BackendGate:
         return ticket
 
     def displaced(self) -> list[AdmissionTicket]:
-        """Requests refused after queueing since the last call: displaced by others, or too late."""
+        """Take the queued requests refused since the last call (displaced, too late, circuit open)."""
         out, self._displaced = self._displaced, []
         return out
 
@@ -182,7 +182,7 @@ class BackendGate:
         return handed_on
 
     def expired(self, now: float) -> list[AdmissionTicket]:
-        """Requests whose wait budget or deadline has passed: refused with the reason that held them."""
+        """Refuse and return requests past their deadline, or their wait budget (reason: what held them)."""
         reason = Reason.MEMORY_PRESSURE if self._hold is Hold.MEMORY else Reason.WAIT_EXCEEDED
         out = []
         for item in self.queue.expired(now):
@@ -193,11 +193,11 @@ class BackendGate:
         return out
 
     def next_change(self) -> float | None:
-        """When time alone will change something."""
+        """The next time at which something changes without an event; ``None``: never."""
         return self.queue.next_change()
 
     def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
-        """Its answer has its first token."""
+        """Record the first token of the request's answer."""
         if ticket.state is not TicketState.HANDED_ON or ticket.first_token_at is not None:
             return
         self.work.first_token(ticket, now, cached_tokens)
@@ -205,7 +205,7 @@ class BackendGate:
     def release(
         self, ticket: AdmissionTicket, outcome: SlotOutcome, now: float, *, output_tokens: int
     ) -> None:
-        """Its work has ended, or it left the queue by itself; a second call changes nothing."""
+        """Release a request whose work has ended, or which left the queue; a second call changes nothing."""
         if ticket.state is TicketState.WAITING:
             del self.tickets[ticket.number]
             self.queue.leave(ticket.waiting)
@@ -220,7 +220,7 @@ class BackendGate:
     # Parts of the decisions
 
     def _estimates(self, demand: Demand, uncached: int, room: Room) -> tuple[float, float]:
-        """Seconds until it would be handed on, and to its first token."""
+        """Expected seconds until the request would be handed on, and until its first token."""
         ahead, by_memory = NONE_AHEAD, False
         if self.tickets:
             requests = self.queue.ahead_of(demand.tenant, demand.priority)
@@ -278,7 +278,7 @@ class BackendGate:
     # Figures, for display and tests
 
     def rung(self, rungs: tuple[Rung, ...] | None = None) -> tuple[int, Rung]:
-        """The overload level of a new request, by these rungs or the gate's own, and what it says."""
+        """The number and rung of a new request's overload level, by ``rungs`` or else the gate's own."""
         ladder = self._ladders.look(self.limits.rungs if rungs is None else rungs)
         climbed = ladder.climbed(self.depth)
         return climbed, ladder.rung(climbed)
@@ -305,5 +305,5 @@ class BackendGate:
 
     @property
     def depth(self) -> int:
-        """Requests that wait for each of the backend's engines, rounded down; with one engine all of them."""
+        """Waiting requests for each of the backend's engines, rounded down."""
         return (len(self.tickets) + self.work.foreign_waiting) // self.work.signals.workers

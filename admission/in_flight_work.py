@@ -13,16 +13,16 @@ from admission.values import AdmissionLimits, BackendLoad, Demand
 # One place in this many is reserved for high priority while such requests arrive; else each of them would
 # wait for an answer to end, and several at once for several answers. With fewer places none is reserved.
 PLACES_A_RESERVE = 16
-# One place in this many more is reserved for all others while they arrive and low priority fills the engine.
+# For low priority one further place in this many is reserved, for all other requests while they arrive.
 PLACES_A_LOW_RESERVE = 8
-# The least bound on prompt tokens handed on: below, an engine would run dry between two prompts.
+# The least bound on prompt tokens handed on: with less, an engine would be idle between two prompts.
 LEAST_PREFILL = 256
-# As many as an engine computes in this time are handed on whatever the bound: a request that comes after them
-# waits no longer for them than for one step of a decoding GPU.
+# Prompt tokens that an engine computes in this time are handed on whatever the bound: a request that comes
+# after them waits no longer for them than for one step of a decoding GPU.
 FREE_PREFILL_S = 0.02
-# They are taken to arrive for this long after the last one.
+# Requests of a kind count as arriving for this long after the last one.
 RESERVE_FOR_S = 10.0
-# Without an arrival for this long no other request is served earlier for the refusal of a late one.
+# Without an arrival for this long, refusing a late request would serve no other request earlier.
 QUIET_S = 1.0
 
 
@@ -37,11 +37,11 @@ NONE_AHEAD = Ahead()
 
 
 class Room(NamedTuple):
-    """What there is for a request of one class at one moment.
+    """The room that a backend has for a request of one class at one moment.
 
-    ``places`` are the sequences up to which it is handed on, ``ahead`` the prompt tokens that a worker must
-    compute before its own, ``bound`` the most of those. ``None`` where only vectors are made lately: no
-    prompt is urgent then, and requests that wait inside the engine fill its next batch.
+    The request is handed on while fewer than ``places`` sequences run; ``ahead`` are the prompt tokens that a
+    worker must compute before its own, ``bound`` limits them. ``bound`` is ``None`` where lately only vectors
+    were asked for: no prompt is urgent then, and requests that wait inside the engine fill its next batch.
     """
 
     places: int
@@ -60,22 +60,22 @@ class InFlightWork:
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self.tickets: dict[int, AdmissionTicket] = {}
-        self.sequences = 0  # a request of n texts is n of them
-        self.foreign = 0  # sequences there from other callers
+        self.sequences = 0  # in flight; a request of n texts counts n
+        self.foreign = 0  # sequences of other callers in the engine
         self.scale = 1.0
         self._generation_seen_at = self._high_seen_at = self._normal_seen_at = self._offered_at = float(
             "-inf"
         )
         self.signals = LoadSignals(limits)
         self.prefill = PrefillBacklog()
-        self._low_prefill = 0  # tokens of it of low priority
+        self._low_prefill = 0  # the backlog's tokens of low priority
         self.estimator = Estimator(limits)
         self.memory = KvMemory(self.signals, self.estimator)
 
     # Changes
 
     def report(self, load: BackendLoad, now: float) -> None:
-        """The engine's load after a step."""
+        """Take the engine's load after a step."""
         self.signals.report(load, now)
         self.foreign = self.signals.foreign(self.sequences)
         self.prefill.bound(self.signals.workers, now, self.estimator.rates.s_per_token)
@@ -102,7 +102,7 @@ class InFlightWork:
         self.memory.add(ticket)
 
     def first_token(self, ticket: AdmissionTicket, now: float, cached_tokens: int | None) -> None:
-        """Its answer has its first token."""
+        """Record the first token of the request's answer."""
         ticket.first_token_at = now
         self._computed(ticket, now)
         self.estimator.first_token(ticket, now, cached_tokens)
@@ -132,7 +132,7 @@ class InFlightWork:
             self.estimator.succeeded(ticket, output_tokens, in_flight, now, workers=workers)
 
     def _computed(self, ticket: AdmissionTicket, now: float) -> None:
-        """Its prompt, or it has ended before."""
+        """Remove the request's prompt from the backlog: it is computed, or the request has ended before."""
         self.prefill.done(ticket.number, now, self.estimator.rates.s_per_token)
         if ticket.waiting.rank < 0:
             self._low_prefill -= ticket.uncached
@@ -141,7 +141,7 @@ class InFlightWork:
 
     @property
     def foreign_waiting(self) -> int:
-        """Sequences waiting inside the engine that may be other callers'."""
+        """Sequences of other callers that may be waiting inside the engine."""
         return min(self.signals.waiting, self.foreign) if self.signals.waiting else 0
 
     def capacity(self, now: float) -> int:
@@ -150,7 +150,7 @@ class InFlightWork:
         return self.signals.capacity(most, now, busy=bool(self.tickets))
 
     def arrived(self, demand: Demand, now: float) -> None:
-        """A request has arrived."""
+        """Record the arrival of a request."""
         self._offered_at = now
         if demand.priority >= 0:
             self._normal_seen_at = now
@@ -160,7 +160,7 @@ class InFlightWork:
             self._generation_seen_at = now
 
     def places(self, rank: int, now: float) -> int:
-        """Sequences up to which a request of this class is handed on."""
+        """Sequences in flight below which a request of this class is handed on."""
         most = reserved = self.capacity(now)
         if rank <= 0 and now - self._high_seen_at <= RESERVE_FOR_S:
             reserved -= most // PLACES_A_RESERVE
@@ -180,23 +180,23 @@ class InFlightWork:
         return Room(self.places(rank, now), self.prefill.ahead(now, s_per_token), bound)
 
     def hold_s(self, now: float) -> float:
-        """How long a place is occupied; before the first answer has ended, the age of the oldest request."""
+        """Mean seconds that a place is occupied; before the first answer's end, the oldest request's age."""
         if self.estimator.rates.hold_s.samples or not self.tickets:
             return self.estimator.rates.hold_s.value
         return now - next(iter(self.tickets.values())).handed_on_at
 
     def out_of_memory(self, priority: int, limits: AdmissionLimits, now: float) -> bool:
-        """Whether waiting would not help: the pool is all but full, or full of other callers' sequences."""
+        """Whether waiting would not help: the pool is nearly full, or full of other callers' sequences."""
         used = self.memory.used(now)
         if not self.tickets:
             return bool(self.foreign) and used >= limits.pressure_of(priority)[0]
         return used >= limits.oom_watermark
 
     def holds(self, ticket: AdmissionTicket, room: Room, now: float) -> Hold | None:
-        """What keeps this request from being handed on now, where it has this room."""
+        """What keeps the request from being handed on now, with this ``room``; ``None``: nothing."""
         limits, foreign = ticket.demand.limits or self._limits, self.foreign
         if not self.tickets and not foreign:
-            # An idle backend takes any request; it refuses itself what can never fit.
+            # An idle backend gets any request: the engine itself refuses what can never fit.
             if self.memory.holds(ticket, limits, now, scale=self.scale):
                 ticket.beyond = Beyond.IDLE_ENGINE
             return None
@@ -208,10 +208,10 @@ class InFlightWork:
             return Hold.SLOTS
         ahead = room.ahead
         if ticket.waiting.rank >= 0:
-            # Waiting here for one of low priority would not end sooner than waiting for it in the engine.
+            # Waiting here for low-priority prompts takes as long as waiting for them inside the engine.
             ahead -= self._low_prefill // self.signals.workers
         elif ahead and now - self._normal_seen_at <= RESERVE_FOR_S:
-            # Others that come meanwhile find room behind it.
+            # Its own prompt counts too, so that other requests that arrive meanwhile find room after it.
             ahead += ticket.uncached
         if ahead >= room.bound and not self.estimator.rates.prefill_is_free:
             return Hold.PREFILL
@@ -220,8 +220,8 @@ class InFlightWork:
     def too_late(self, ticket: AdmissionTicket, room: Room, now: float) -> bool:
         """Whether its first token would come after it is due even if it were handed on now.
 
-        Due by the estimates of now while other requests arrive, else as at the offer: a burst on an idle
-        engine, whose speed was unknown then, is served.
+        While other requests arrive, current estimates say when it is due, else those of its offer: a burst on
+        an idle engine, whose speed was unknown at the offer, is served.
         """
         due = ticket.waiting.deadline
         if now - self._offered_at <= QUIET_S:
@@ -235,7 +235,7 @@ class InFlightWork:
         return self.estimator.misses(due, first_s, now, busy=bool(self.tickets))
 
     def alone_s(self, uncached: int, now: float) -> float:
-        """Seconds to the first token on an idle engine; 0 when the estimate is too old to refuse for."""
+        """Seconds to the first token on an idle engine; 0 when the estimate is too old for a refusal."""
         if self.estimator.forgotten(now, busy=bool(self.tickets)):
             return 0.0
         return self.estimator.first_token_s(uncached, busy=False)
@@ -243,7 +243,7 @@ class InFlightWork:
     def estimates(
         self, demand: Demand, uncached: int, ahead: Ahead, room: Room, *, by_memory: bool
     ) -> tuple[float, float]:
-        """Seconds until it would be handed on (for a slot, or for prefill ahead), and to its first token.
+        """Expected seconds until the request is handed on (slot, prefill ahead), and until its first token.
 
         ``by_memory``: memory bounds the batch, so its size stays what it is now.
         """

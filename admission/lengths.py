@@ -13,7 +13,7 @@ from itertools import accumulate
 # Buckets grow by a fourth of an octave: a quantile is at most 19 % too long.
 STEPS_PER_OCTAVE = 4
 BUCKETS = 20 * STEPS_PER_OCTAVE  # up to a million tokens
-# A sample's weight against the next one's: half of the memory is the last 350 answers.
+# Weight of a sample relative to the next one: the last 350 answers have half of the total weight.
 DECAY = 0.998
 # Kinds of request with an entry of their own; the least recently used is evicted.
 MAX_KINDS = 1_000
@@ -42,7 +42,7 @@ class LengthHistogram:
     def __init__(self) -> None:
         self._counts = [0.0] * BUCKETS
         self._used = 0  # buckets below the first that has never had one
-        self._last_quantile: tuple[float, int] | None = None  # its share and length, until the next sample
+        self._last_quantile: tuple[float, int] | None = None  # (share, length) until the next sample
         self._gain = 1.0
         self.weight = 0.0
 

@@ -3,10 +3,10 @@
 A larger batch means more tokens a second and a longer time between two tokens of each. The limit grows while
 answers keep to the route's SLO and the batch is full, and shrinks when they do not (additive increase,
 multiplicative decrease, as in Netflix' concurrency-limits). That alone settles where about one answer in ten
-is late; the pace of the requests in flight (``admission.pace``) bounds it to where hardly any is.
+is late; the pace of the requests in flight (``admission.pace``) lowers the limit until hardly any is.
 
-Of several engines under one name an answer moves the limit by its engine's share. Else one late answer in a
-hundred would halve the work of a hundred engines within seconds (docs/fleet-simulation.md).
+Where several engines share a name, an answer moves the limit by one engine's share. Otherwise one late answer
+in a hundred would halve the work of a hundred engines within seconds (docs/fleet-simulation.md).
 """
 
 BACKOFF = 0.9
@@ -15,7 +15,7 @@ BACKOFF = 0.9
 SETTLE_S = 2.0
 # The limit grows only while at least this share of it is in use.
 FULL_SHARE = 0.9
-# A window's pace lowers the limit to at most this share of it: a window that was noise costs little.
+# One window's pace lowers the limit to no less than this share of it, so that noise costs little.
 LEAST_SHARE = 0.7
 
 
@@ -47,13 +47,13 @@ class AdaptiveLimit:
         self._value = float(self._most) if was_full else min(self._value, float(self._most))
 
     def paced(self, allowed: float, sequences: float) -> None:
-        """Lower the limit: by the pace of ``sequences`` in flight, ``allowed`` would meet their targets."""
+        """Lower the limit towards ``allowed``, which by the pace of ``sequences`` would meet the targets."""
         self._allowed = allowed
         if allowed < sequences and allowed < self._value:
             self._value = max(float(self._least), allowed, self._value * LEAST_SHARE)
 
     def record(self, *, in_slo: bool, in_flight: int, now: float, workers: int = 1) -> None:
-        """Learn from an ended answer, one of ``workers`` engines', and whether it met its targets."""
+        """Learn whether an answer of one of the ``workers`` engines met its targets."""
         if not in_slo:
             self._good = 0
             if now - self._shrunk_at >= SETTLE_S / workers:

@@ -58,8 +58,8 @@ class KvMemory:
             return True
         watermark *= scale
         held = ticket.reserved
-        # Slightly old counts are safe here: tokens produced since are in `used` as if they were other
-        # callers', and so count twice.
+        # Slightly old counts are safe here: tokens produced since then are in `used` as if they were of other
+        # callers, so they count twice.
         self.refresh(now, CALM_S)
         if self.forecast.fits_surely(pool, watermark, used=used, extra=held):
             return False

@@ -1,7 +1,7 @@
 """The time between tokens of the answers in progress, and the concurrency at which it meets the targets.
 
-An ended answer shows its pace too late: the ones started with it are late as well. So all requests in flight
-are measured, over windows of a few steps. Figures: docs/admission-simulator.md.
+The pace of an ended answer is known too late: answers started with it are late as well. So all requests in
+flight are measured, over windows of a few steps. Figures: docs/admission-simulator.md.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ ALIKE_SHARE, ALIKE_LEAST = 0.3, 2.0
 
 
 class _Answering(Struct):
-    """An answer in progress; ``tokens`` and ``since`` are those at the start of the window or the answer."""
+    """An answer in progress; ``tokens`` and ``since`` are as of the start of the window or of the answer."""
 
     produced: Callable[[], int]
     texts: int
@@ -34,7 +34,7 @@ class _Answering(Struct):
 
 
 class Pace:
-    """Mean time between two tokens of a text over its target, its spread, and the concurrency meanwhile."""
+    """Mean and spread of the time between two tokens divided by its target, and the concurrency meanwhile."""
 
     __slots__ = (
         "_answering",
@@ -75,8 +75,7 @@ class Pace:
     def begin(
         self, number: int, produced: Callable[[], int], now: float, *, texts: int, target_s: float | None
     ) -> None:
-        """A request has its first token; ``produced`` counts tokens of all its texts, ``target_s`` is per
-        text."""
+        """Measure a request from its first token on; ``produced`` is of all texts, ``target_s`` per text."""
         if target_s is None:
             return
         if not self._answering:
@@ -85,7 +84,7 @@ class Pace:
         self._answering[number] = _Answering(produced, texts, target_s, max(1, produced()), now)
 
     def end(self, number: int, tokens: int, now: float) -> None:
-        """An answer has ended with ``tokens``; an unknown number changes nothing."""
+        """Add an answer that has ended with ``tokens`` to the window; an unknown number changes nothing."""
         one = self._answering.pop(number, None)
         if one is None:
             return
@@ -94,7 +93,7 @@ class Pace:
         self._tokens += max(0, tokens - one.tokens)
 
     def look(self, now: float) -> bool:
-        """Close the window if it is long enough; whether :meth:`allows` may have changed."""
+        """Close the window if it is long enough; return whether :meth:`allows` may have changed."""
         if not self._answering or now - self._looked_at < LOOK_S:
             return False
         self._looked_at = now
@@ -126,7 +125,7 @@ class Pace:
 
     @property
     def share(self) -> float | None:
-        """Mean time between two tokens over its target; ``None`` before the first window has ended."""
+        """Mean time between two tokens divided by its target; ``None`` before the end of the first window."""
         return self._share if self._windows else None
 
     def _open(self, now: float) -> None:

@@ -5,7 +5,7 @@ import math
 
 
 class PrefillBacklog:
-    """Uncached prompt tokens handed on and without a first token.
+    """Uncached prompt tokens of requests that were handed on and have no first token yet.
 
     Each engine computes one prompt at a time; the first ones in order of hand-over are taken to be in
     progress, one per engine. Every method takes logarithmic time.
@@ -17,13 +17,13 @@ class PrefillBacklog:
 
     def __init__(self) -> None:
         self._workers = 1
-        # Tokens by ticket, in order of hand-over: those in progress, with their start; and those after.
+        # By ticket, in order of hand-over: (tokens, start) of prompts in progress; tokens of the next ones.
         self._begun: dict[int, tuple[int, float]] = {}
         self._next: dict[int, int] = {}
         # Tokens of all prompts, those in progress in full.
         self.total = 0
         self._begun_tokens = 0
-        # Of those in progress: expected ends; tokens of those past their end; the sum of the others' starts.
+        # Prompts in progress: (expected end, ticket); those past it, with their tokens; sum of other starts.
         self._ends: list[tuple[float, int]] = []
         self._whole: set[int] = set()
         self._whole_tokens = 0
@@ -38,13 +38,13 @@ class PrefillBacklog:
         self._begin(now, s_per_token)
 
     def add(self, number: int, tokens: int, now: float, s_per_token: float) -> None:
-        """A prompt was handed on."""
+        """Add a prompt that was handed on."""
         self._next[number] = tokens
         self.total += tokens
         self._begin(now, s_per_token)
 
     def done(self, number: int, now: float, s_per_token: float) -> None:
-        """It has its first token, or has ended without one. Raises KeyError for an unknown one."""
+        """Remove a prompt that has its first token or has ended. Raises KeyError for an unknown one."""
         if number not in self._begun:
             self.total -= self._next.pop(number)
             return

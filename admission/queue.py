@@ -64,7 +64,7 @@ class Slot(Struct, eq=False):
         self._end(SlotOutcome.DROPPED)
 
     def ignored(self) -> None:
-        """It ended for a reason outside the backend, such as a disconnect."""
+        """The request ended for a reason outside the backend, such as a disconnect."""
         self._end(SlotOutcome.IGNORED)
 
     def _end(self, outcome: SlotOutcome) -> None:

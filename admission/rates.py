@@ -1,4 +1,4 @@
-"""A backend's prefill speed and the time that it holds a place, learned from past requests."""
+"""A backend's prefill speed and the time that a request holds a place, learned from past requests."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -11,9 +11,9 @@ MAX_RETRY_AFTER_S = 30.0
 # Prompts of equal length show no slope; from this many uncached tokens on, the whole time to the first token
 # is attributed to them, which overestimates. Below, it is attributed to the step.
 MIN_PREFILL_SAMPLE = 256
-# What the rate is learned from: the last twenty first tokens. Where those are too noisy, the last two
-# hundred: a few unexpected cache hits do not make prefill free. Significance tests at about 2 % and 0.1 %:
-# the long one runs at every first token, and a slope found by chance would stay.
+# The rate is learned from the last 20 first tokens, or from the last 200 where those are too noisy: a few
+# unexpected cache hits do not make prefill free. Significance tests at about 2 % and 0.1 %: the long one runs
+# at every first token, and a slope found by chance would stay.
 SHORT_FADE, SHORT_SIGNIFICANT = 0.95, 2.0
 LONG_FADE, LONG_SIGNIFICANT = 0.995, 3.0
 # First tokens after which the absence of a slope is believed.
@@ -45,7 +45,7 @@ class DecayingLine:
     """Linear regression over decaying sums: how y grows with x, if that is significant.
 
     ``fade`` is the weight of all older points when one is added. A slope counts when it is ``significant``
-    standard errors from 0. From the mean x ``alike_from`` on, a steady y of equal x is attributed to x alone.
+    standard errors from 0. If x hardly varies and its mean is above ``alike_from``, a steady y is due to x.
     """
 
     __slots__ = ("_alike_from", "_fade", "_significant", "_sx", "_sxx", "_sxy", "_sy", "_syy", "points")
@@ -92,12 +92,12 @@ class DecayingLine:
 
 
 class Rates:
-    """One backend's learned times; a slope that may be chance is taken for none.
+    """One backend's learned times; a slope that may be chance counts as 0.
 
     The time to a first token is ``step_s + s_per_token * tokens_ahead``: a step's own time, decoding of
     others included, and the uncached prompt tokens computed before it, its own among them. ``hold_s`` is how
-    long a place is occupied; ``error_s`` and ``ttft_error_s`` are errors of the estimates at hand-over and at
-    the offer.
+    long a place is occupied; ``error_s`` and ``ttft_error_s`` are the mean errors of the estimates at
+    hand-over and at the offer.
     """
 
     __slots__ = (
@@ -116,7 +116,7 @@ class Rates:
         self.step_s = 0.0
 
     def first_token(self, tokens_ahead: int, took_s: float) -> None:
-        """A first token came ``took_s`` after hand-over; so many uncached tokens were computed before it."""
+        """Learn from a first token, ``took_s`` after hand-over, with ``tokens_ahead`` uncached before it."""
         x, y = float(max(0, tokens_ahead)), max(0.0, took_s)
         if self._short.points >= 2.0:
             self.error_s.learn(abs(y - self.step_s - self.s_per_token * tokens_ahead))
@@ -129,7 +129,7 @@ class Rates:
 
     @property
     def prefill_is_free(self) -> bool:
-        """Whether enough first tokens were seen to say that their time does not depend on the prompts."""
+        """Whether enough first tokens show that their time does not depend on the prompts."""
         return self.first_tokens >= ENOUGH_SAMPLES and self.s_per_token <= 0.0
 
     def first_token_s(self, tokens_ahead: int) -> float:
@@ -138,7 +138,7 @@ class Rates:
 
 
 def retry_after_s(wait_s: float, one_turnover_s: float, jitter: float) -> float:
-    """When trying again makes sense, in seconds: after the wait, at least after one turnover.
+    """Seconds after which a retry makes sense: after the wait, at least after one turnover.
 
     ``jitter`` (0 to 1) spreads requests refused together over a quarter of that time.
     """

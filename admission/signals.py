@@ -31,12 +31,12 @@ class LoadSignals:
             self.pool = KvPoolTokens(load.total_blocks, load.block_size)
 
     def left(self, sequences: int, since: float) -> None:
-        """Our ``sequences``, handed on at ``since``, have ended; the last report may still include them."""
+        """Count ended ``sequences``, handed on at ``since``, that the last report may still include."""
         if since < self._reported_at:
             self._just_left += sequences
 
     def foreign(self, ours: int) -> int:
-        """Sequences there of other gateways and other callers."""
+        """Sequences in the engine of other gateways and other callers."""
         if self.load is None:
             return 0
         return max(0, self.load.running + self.load.waiting - ours - self._just_left)
@@ -46,7 +46,7 @@ class LoadSignals:
         return max(0.0, now - self._reported_at) if self.load is not None else 0.0
 
     def kv_usage(self, now: float, *, busy: bool) -> float:
-        """Its KV usage, with a margin that grows while a busy backend does not report."""
+        """The backend's KV usage, with a margin that grows while a busy backend does not report."""
         if self.load is None:
             return 0.0
         silent_s = self.silent_s(now) if busy else 0.0

@@ -20,7 +20,7 @@ class Hold(StrEnum):
 
 
 class Beyond(StrEnum):
-    """Why a request was handed on although the forecast passes the watermark with it."""
+    """Why a request was handed on although with it the forecast passes the watermark."""
 
     IDLE_ENGINE = "idle_engine"  # nothing runs that could give memory back: waiting would not help
 
@@ -48,7 +48,7 @@ class AdmissionTicket(Struct, eq=False):
 
     ``max_tokens`` is the bound after the degradation ladder, all its sequences together; ``uncached`` the
     tokens to prefill; ``alone`` whether it was handed to an idle backend; ``beyond`` why it was handed on
-    although the memory forecast passes its watermark with it.
+    although with it the memory forecast passes its watermark.
     """
 
     number: int  # its id at this gate
@@ -71,4 +71,4 @@ class AdmissionTicket(Struct, eq=False):
     shrunk: bool = False  # whether the ladder shortened its answer
     refusal: Refusal | None = None
     cached_tokens: int | None = None  # as reported with the first token
-    cached_at_end: int | None = None  # as reported with the last one, where the first one said nothing
+    cached_at_end: int | None = None  # as reported with the last token, where the first had no report

@@ -55,22 +55,22 @@ class AdmissionLimits:
             takes for such a prompt where that is longer (``admission.estimator``).
         max_input_tokens: longest prompt; ``None``: as long as fits the model.
         kv_pressure: measured KV usage from which a new sequence would likely cause preemption.
-        priority_factor: room and wait budget of priority above 0, times this.
+        priority_factor: factor on the queue's room and the wait budget for priority above 0.
         watermarks: predicted KV usage up to which low, normal and high priority are handed on.
         oom_watermark: measured KV usage from which new requests are refused, not queued.
         engine_queue: sequences that may wait inside an engine.
         max_prefill_tokens: while an engine has so many uncached prompt tokens still to compute, no further
             prompt is handed on; about one step's budget, so that an urgent request waits for one long prefill
             at most.
-        max_prefill_s: the same by the time that they are expected to take, but 256 tokens in any case, and
-            as many as take 20 ms.
+        max_prefill_s: the same by the time that these tokens are expected to take, but at least 256 tokens,
+            and as many as take 20 ms.
         max_in_flight: sequences handed on to a backend that does not report its maximum.
         output_share: quantile of the real output lengths that the forecast expects.
-        aging_s: waiting so long raises a request by one class.
+        aging_s: a wait after which a request moves up one class.
         rungs: what a growing queue does to new requests.
         tpot_slo_s: time per output token that the adaptive limit keeps to, four tokens a second by default:
             slower than reading. ``None``: any. Without this and ``ttft_slo_s`` the limit stays where it is.
-        ttft_slo_s: time from hand-over to the first token that it keeps to; ``None``: any.
+        ttft_slo_s: time from hand-over to the first token that the limit keeps to; ``None``: any.
         first_token_within_s: how long after its arrival a request's first token is still useful: a request
             that would get it later is refused at once; ``None``: any time before the deadline.
         fresh_s: a report of the engine counts as new for this long.
@@ -117,12 +117,12 @@ class Demand(Struct, frozen=True):
     Args:
         kind: key by which output length and cached share are learned, e.g. route and intent.
         cached_tokens: tokens of the prompt that the backend likely holds already; ``None``: as learned.
-        size_bytes: bytes it keeps in memory while it waits.
+        size_bytes: bytes that the request takes in memory while it waits.
         limits: its route's thresholds; ``None``: the backend's.
         produced: tokens of its answer so far; read when the forecast is made.
         sequences: texts that are generated at once; ``max_output_tokens`` and ``produced`` count all.
         open_ended: ``max_output_tokens`` is only what the context has room for.
-        generates: whether it asks for text; else for vectors, which nobody reads token by token.
+        generates: whether the request asks for text; else for vectors, which are not streamed.
     """
 
     backend: str
