@@ -5,11 +5,11 @@ the lowest rank. Both give the same ids when
 
 * every merge is made of single bytes and of results of earlier merges;
 * the merges that spell one token are adjacent in the list;
-* every token is within reach of the merges: its own bytes, merged, give it back (others are left out).
+* merging the bytes of a token gives that token (other tokens are left out of the encoding).
 
-Both then work through the tokens in one order: when all merges before token *t* are used up and two
-neighbours spell *t*, nothing was merged across their outer edges, so the bytes of *t* alone would have come
-to the same two neighbours, and end as *t* by a listed merge of just these two.
+Both libraries then make the tokens in the same order: when no merge before token *t* applies any more and two
+neighbours spell *t*, nothing was merged across their outer edges. So the bytes of *t* alone would have become
+the same two neighbours, and a listed merge of exactly these two makes them *t*.
 
 Normalizer and pre-tokenizer must be ones that ``tiktoken`` can express in one regular expression: those of
 the GPT-2, Llama 3, Qwen 2 and o200k families, and GPT-2's with single digits.
@@ -33,7 +33,7 @@ class TokenBytes:
     """Turns the vocabulary's own strings into the bytes they stand for.
 
     Byte-level vocabularies write each byte as one printable character; the others write plain text, spaces as
-    U+2581, and bytes that are no character of theirs as ``<0xE3>``.
+    U+2581, and bytes of characters that they do not have as ``<0xE3>``.
     """
 
     def __init__(self, tokenizer_json: str) -> None:
@@ -56,7 +56,7 @@ def _is_byte_level(tokenizer: object) -> bool:
 
 
 def bytes_of_characters() -> dict[str, bytes]:
-    """Bytes that are printable in Latin-1 stand for themselves, the others for U+0100 and on, in order."""
+    """Byte by character: printable Latin-1 characters stand for themselves, U+0100 and on for the others."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): bytes([byte]) for byte in printable}
@@ -69,14 +69,14 @@ MAX_CHARS = 65_536
 _CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
 _ANY_CASE = f"(?i:{_CONTRACTIONS})"
 _GPT2 = _CONTRACTIONS + r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Digits are cut out first, one by one; blanks before one then end a text.
+# Digits are cut out first, one by one, so blanks before a digit are at the end of a piece of text.
 _GPT2_DIGITS = r"\p{N}|" + _CONTRACTIONS + r"| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _OTHERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-# Expressions under which every character is in some word; others could lose text in tiktoken.
+# Expressions that put every character into some word; with others tiktoken could lose text.
 _KNOWN_EXPRESSIONS = frozenset(
     {
         _GPT2,
@@ -96,11 +96,11 @@ _KNOWN_EXPRESSIONS = frozenset(
 
 
 class NotByteBpe(Exception):
-    """Equality cannot be shown for this ``tokenizer.json``; the message says why."""
+    """Equal ids in ``tiktoken`` cannot be shown for a ``tokenizer.json``; the message says why."""
 
 
 class ByteBpe:
-    """Plain text to ids by ``tiktoken``. Thread-safe; releases the GIL while it encodes.
+    """Encodes plain text with ``tiktoken``. Thread-safe; releases the GIL while it encodes.
 
     Raises NotByteBpe when the ids of this ``tokenizer.json`` could differ from those of ``tokenizers``.
     """
@@ -127,7 +127,7 @@ class ByteBpe:
         )
 
     def ids(self, text: str) -> list[int] | None:
-        """Ids of a text without added tokens; none when the text is not for tiktoken."""
+        """Ids of a text without added tokens; ``None`` when ``tokenizers`` must encode it."""
         if len(text) > MAX_CHARS:
             return None
         if self._composes and not text.isascii() and not _composed(text):
@@ -139,7 +139,7 @@ class ByteBpe:
 def _composed(text: str) -> bool:
     """Whether normalizing to NFC changes nothing, by this version of Unicode and by every later one.
 
-    Assigned characters keep their normal form; one that is not assigned yet may get another.
+    Assigned characters keep their normal form; one that is not assigned yet may get a different one.
     """
     return unicodedata.is_normalized("NFC", text) and all(
         unicodedata.category(character) != "Cn" for character in set(text) if not character.isascii()
@@ -155,7 +155,7 @@ def _check_model(model: Mapping[str, Any]) -> None:
 
 
 def _composes(normalizer: Mapping[str, Any] | None) -> bool:
-    """Whether texts are brought to NFC first."""
+    """Whether the normalizer converts texts to NFC; raises NotByteBpe for any other normalizer."""
     if normalizer is None:
         return False
     if normalizer.get("type") != "NFC":
@@ -164,7 +164,7 @@ def _composes(normalizer: Mapping[str, Any] | None) -> bool:
 
 
 def _expression(pre_tokenizer: Mapping[str, Any] | None) -> str:
-    """The one regular expression that cuts words as the pre-tokenizer does."""
+    """The regular expression that cuts words as the pre-tokenizer does. Raises NotByteBpe."""
     steps = [pre_tokenizer or {}]
     if steps[0].get("type") == "Sequence":
         steps = list(steps[0].get("pretokenizers") or ())
@@ -206,7 +206,7 @@ def _order(data: Mapping[str, Any]) -> list[str]:
     tokens = list(made)
     reached = _reached(data, tokens)
     if model.get("ignore_merges") and len(reached) < len(vocabulary):
-        # A whole word is looked up first there, so a token out of reach can be produced, but only as a word.
+        # Such a model looks up a whole word first, so a token that no merge makes can still be a whole word.
         raise NotByteBpe("ignore_merges, with tokens that no merge makes")
     return reached
 
@@ -218,7 +218,7 @@ def _pairs(merges: list[Any]) -> Iterator[tuple[str, str]]:
 
 
 def _reached(data: Mapping[str, Any], tokens: list[str]) -> list[str]:
-    """The tokens whose own characters merge to nothing but themselves."""
+    """The tokens whose characters, merged, give the token itself."""
     bare = {
         "version": data.get("version", "1.0"),
         "truncation": None,

@@ -5,19 +5,19 @@ user's words, so a caller could end a message and write the next one in another 
 (by default) nor vLLM prevents that. Here only the template writes control tokens: the same characters inside
 a message are tokenized as plain text. Other messages get exactly the ids that ``transformers`` gives.
 
-Before rendering, occurrences inside message texts are broken by a mark that no control token contains; in the
-rendered text only the template's own control tokens are whole. They become ids; the text between them is
-unmarked and tokenized with control tokens switched off.
+Before rendering, a mark that no control token contains breaks each occurrence inside a message's text; in the
+rendered text only the template's own control tokens are whole. They become ids; the marks are removed from
+the text between them, which is tokenized with control tokens switched off.
 
 Control tokens are the added tokens that ``tokenizer.json`` marks special, of two characters or more. Other
-added tokens (runs of spaces, ``<think>``) are ordinary vocabulary: templates look for some of them in old
-answers, and none of them ends a turn. Raw prompts are not guarded: their callers write the markup themselves.
+added tokens (runs of spaces, ``<think>``) are ordinary vocabulary: templates search old answers for some of
+them, and none of them ends a turn. Raw prompts are not guarded: their callers write the markup themselves.
 """
 
 import re
 from collections.abc import Mapping
 
-# Unicode noncharacters: never in interchanged text by definition; if they are, they are escaped.
+# Unicode noncharacters: by definition never in interchanged text; `guard` escapes those that occur anyway.
 _MARK = "\ufdd0"
 _BREAK = _MARK + "\ufdd1"
 _ESCAPED_MARK = _MARK + "\ufdd2"
@@ -43,7 +43,7 @@ class ControlTokens:
     def guard(self, text: str) -> str:
         """``text`` with every control token in it broken; :meth:`unguard` gives ``text`` back."""
         text = text.replace(_MARK, _ESCAPED_MARK)
-        # Tokens may overlap, so breaking one can leave another whole: again until none is.
+        # Tokens may overlap, so breaking one can leave another whole: repeat until none is whole.
         while self._pattern.search(text):
             text = self._pattern.sub(lambda match: match[0][0] + _BREAK + match[0][1:], text)
         return text
@@ -55,13 +55,13 @@ class ControlTokens:
 
     @staticmethod
     def split_at_breaks(text: str) -> list[str]:
-        """The parts of a guarded text between its marks, for vocabularies that could spell a token again."""
+        """The parts of a guarded text between its marks, for vocabularies that can spell a control token."""
         return [part.replace(_ESCAPED_MARK, _MARK) for part in text.split(_BREAK)]
 
     def segments(self, guarded: str) -> list[tuple[str, int | None]]:
-        """A rendered, guarded text, cut at the control tokens that the template wrote; marks still in.
+        """The parts of a rendered, guarded text, cut at the control tokens that the template wrote.
 
-        A control token has its id, other text none.
+        Each control token has its id; other text has ``None``, and still contains its marks.
         """
         found: list[tuple[str, int | None]] = []
         at = 0

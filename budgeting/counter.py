@@ -1,4 +1,4 @@
-"""What the planner needs of a model's way of counting: its tokenizer, or something that stands in for one."""
+"""The interface by which the planner counts a model's tokens: its tokenizer, or a substitute for one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -10,10 +10,10 @@ from budgeting.values import NO_KWARGS, Message, Tool
 class PromptCounter(Protocol):
     """Counts the prompts of one model. Synchronous and thread-safe; may block where it runs in a thread.
 
-    :class:`budgeting.counting.ChatTokenizer` is the exact one. Another one may ask a worker, or estimate; it
-    gives as many ids as it counts, and the backends of its model must be sent messages, never these ids.
-    ``speed`` is how many times the usual amount is encoded on the event loop; 0: it blocks, and is never
-    called there.
+    :class:`budgeting.counting.ChatTokenizer` counts exactly. Another one may ask a worker, or estimate; it
+    returns as many ids as it counts, and backends of its model must be sent messages, never these ids.
+    ``speed`` is a factor on the amount of text that is encoded on the event loop; 0: the counter blocks, and
+    is never called there.
     """
 
     per_message: bool
@@ -21,7 +21,7 @@ class PromptCounter(Protocol):
 
     @property
     def encoder(self) -> str:
-        """How it counts, for operators."""
+        """The method of counting, for operators."""
 
     @property
     def vocabulary(self) -> int:
@@ -75,7 +75,7 @@ class PromptCounter(Protocol):
         """The vocabulary's own string for each id. Raises ValueError for an id outside the vocabulary."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token stands for."""
+        """The bytes that one token stands for."""
 
     def unknown_id(self, token_ids: Sequence[int]) -> int | None:
         """The first id that the vocabulary does not have, if any."""

@@ -39,7 +39,7 @@ from budgeting.vocabulary import EncodeElsewhere, Vocabulary
 # Bound of the caches: 500 conversations of 3,600 tokens (65 KiB each, texts and ids).
 CACHE_BYTES = 32 * 1024 * 1024
 _parts_of = attrgetter("parts")
-# One part in this many is for texts of which only the number of tokens is kept, and as much for tools.
+# One part in this many is for the token counts of texts, and another one for those of tools.
 _COUNTS_SHARE = 8
 
 # The cost of a conversation that is rendered in another process: more than is ever done on the event loop.
@@ -55,7 +55,7 @@ _TIKTOKEN_SPEED = 4
 # `<|im_end|>`, line end, and one to spare. Only estimates use it.
 _MARKUP_TOKENS = 6
 
-# Stands before a message to see what the message adds.
+# Rendered before a message to find what the message adds.
 _ANCHOR = Message(Role.USER, "x")
 _SYSTEM = Message(Role.SYSTEM, "x")
 _NONE_WEIGHED: tuple[Sequence[Message], list[tuple[int, ...] | None]] = (), []
@@ -103,7 +103,7 @@ class ChatTokenizer:
         self._message_chars = (FRAMED_MESSAGE_CHARS if self._frames else MESSAGE_CHARS) * self.speed
         counts_bytes = cache_bytes // _COUNTS_SHARE
         self._cache: TokenCache[tuple[int, ...]] = TokenCache(cache_bytes - 2 * counts_bytes)
-        # The last conversation whose cost was asked for, and what was cached of it; one thread wins.
+        # The last conversation given to `unseen_chars`, and its cached pieces; the last thread's value stays.
         self._weighed = _NONE_WEIGHED
         self._counts: TokenCache[int] = TokenCache(counts_bytes)
         self._tool_counts: TokenCache[tuple[int, int]] = TokenCache(counts_bytes)
@@ -163,12 +163,12 @@ class ChatTokenizer:
         """Ids of the rendered conversation, and where the first ``cuts[i]`` messages end in them.
 
         ``cuts`` ascend; the first is the number of system messages that open it. Tools that the template
-        shows in front of the first turn end at that cut too. A template whose messages are encoded one by
-        one reads no variable but ``tools``. Raises TemplateRefused.
+        shows in front of the first turn end at that cut too. If messages are encoded one by one, the template
+        reads no variable but ``tools``. Raises TemplateRefused.
         """
         alone = self.per_message and messages and not (tools and self._template.reads_tools)
         if alone and self._form.fold(messages, _opening(cuts)) is messages:
-            # A plan looks twice: at what must be encoded, and then to encode it.
+            # A plan needs the pieces twice: in `unseen_chars`, and here.
             (weighed, pieces), self._weighed = self._weighed, _NONE_WEIGHED
             if weighed != messages:
                 pieces = self._pieces(messages)
@@ -193,7 +193,7 @@ class ChatTokenizer:
         tools: Sequence[Tool] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> EncodedChat:
-        """:meth:`encode_parts` by rendering the conversation at once; no cache. The reference."""
+        """:meth:`encode_parts` by rendering the whole conversation, without a cache: the reference result."""
         written = chain(*(message.texts for message in messages), texts_in([kwargs, shown_tools(tools)]))
         guarded = any(map(self._controls.forged_in, written))
         render = partial(
@@ -219,8 +219,8 @@ class ChatTokenizer:
         return EncodedChat(tuple(token_ids), tuple(ends))
 
     def as_sent(self, messages: Sequence[Message], opening: int) -> Sequence[Message]:
-        """The conversation as the chat template takes it (:mod:`budgeting.forms`); ``opening`` system
-        messages first."""
+        """The conversation as the chat template takes it (:mod:`budgeting.forms`); its first ``opening``
+        messages are the leading system messages."""
         return self._form.fold(messages, opening)
 
     def message_tokens(self, message: Message) -> int:
@@ -239,7 +239,7 @@ class ChatTokenizer:
     ) -> tuple[int, int]:
         """Tokens that tools add to a short conversation: in front of its first turn, and in all.
 
-        ``system``: it has a system message. Raises TemplateRefused.
+        ``system``: the conversation has a system message. Raises TemplateRefused.
         """
         if not (tools and self._template.reads_tools):
             return 0, 0
@@ -267,7 +267,7 @@ class ChatTokenizer:
         return count
 
     def unseen_chars(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
-        """How much encoding a conversation costs, in characters of text: messages cached cost nothing."""
+        """Cost of encoding a conversation, in characters of text; cached messages cost nothing."""
         if self._template.is_bounded or (tools and self._template.reads_tools):
             return NEVER_INLINE_CHARS
         pieces = self._pieces(messages)
@@ -292,17 +292,17 @@ class ChatTokenizer:
         return self._vocabulary.tokens(token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token stands for; nothing for an id that the vocabulary does not have."""
+        """The bytes that one token stands for; empty for an id that the vocabulary does not have."""
         return self._vocabulary.token_bytes(token_id)
 
     def unknown_id(self, token_ids: Sequence[int]) -> int | None:
         return self._vocabulary.unknown_id(token_ids)
 
     def _learn_shape(self) -> bool:
-        """Whether messages may be encoded one by one; learns the generation prompt when so.
+        """Whether messages may be encoded one by one; stores the ids of the generation prompt if so.
 
-        The template's analysis shows that the text is a sum. Checked here: nothing but the generation prompt
-        follows the messages, and it starts with a control token.
+        The template's analysis proves that every message renders on its own. This method checks that only the
+        generation prompt follows the messages, and that it starts with a control token.
         """
         if not self._template.each_message_alone:
             return False
@@ -311,7 +311,7 @@ class ChatTokenizer:
             twice = self._template.render([_ANCHOR, _ANCHOR], add_generation_prompt=False)
             asked = self._template.render([_ANCHOR], add_generation_prompt=True)
         except TemplateRefused:
-            return False  # it wants its roles in a certain order
+            return False  # the template requires a certain order of roles
         if not (twice.startswith(self._anchor) and asked.startswith(self._anchor)):
             return False
         tail = asked[len(self._anchor) :]
@@ -321,7 +321,7 @@ class ChatTokenizer:
         return True
 
     def _pieces(self, messages: Sequence[Message]) -> list[tuple[int, ...] | None]:
-        """Ids of each message of a conversation, where they are cached."""
+        """The cached ids of each message of a conversation; ``None`` for a message that is not cached."""
         if any(map(_parts_of, messages)):
             messages = [one.without_parts if one.parts else one for one in messages]
         return self._cache.get_all(list(zip(chain((True,), repeat(False)), messages, strict=False)))
@@ -329,7 +329,7 @@ class ChatTokenizer:
     def _with_missing(
         self, pieces: Sequence[tuple[int, ...] | None], messages: Sequence[Message]
     ) -> list[tuple[int, ...]] | None:
-        """All pieces, those encoded that are not cached; ``None`` where one cannot be cut off cleanly."""
+        """All pieces, the missing ones encoded; ``None`` when one of them cannot be cut off cleanly."""
         found, index = list(pieces), -1
         for _ in range(found.count(None)):
             index = found.index(None, index + 1)
@@ -339,7 +339,7 @@ class ChatTokenizer:
         return cast(list[tuple[int, ...]], found)
 
     def _piece(self, message: Message, *, first: bool) -> tuple[int, ...] | None:
-        """Ids of one message in its place; none when it cannot be cut off cleanly."""
+        """Ids of one message in its place; ``None`` when it cannot be cut off cleanly."""
         message = message.without_parts if message.parts else message
         key = (first, message)
         ids = self._cache.get(key)
@@ -365,12 +365,12 @@ class ChatTokenizer:
         return ids
 
     def _learn_frames(self) -> dict[tuple[bool, Role], Frame]:
-        """The markup around a message's text, by its place (is it the first) and its role."""
+        """The markup around a message's text, by whether the message is the first, and by its role."""
         frames: dict[tuple[bool, Role], Frame] = {}
         for role in Role:
             for first in (True, False):
                 piece = None
-                with suppress(TemplateRefused):  # a role that it does not take: asked again, it says why
+                with suppress(TemplateRefused):  # refused: requests will get the reason
                     piece = self._alone(Message(role, MARKER), first=first)
                 frame = frame_in(piece) if piece is not None else None
                 if frame is not None:
@@ -378,7 +378,7 @@ class ChatTokenizer:
         return frames
 
     def _alone(self, message: Message, *, first: bool, guarded: bool = False) -> str | None:
-        """One message as rendered in its place; none when it cannot be cut off cleanly."""
+        """One message as rendered in its place; ``None`` when it cannot be cut off cleanly."""
         guard = self._controls.guard if guarded else None
         if first:
             return self._template.render([message], add_generation_prompt=False, guard=guard)
@@ -386,7 +386,7 @@ class ChatTokenizer:
         if not both.startswith(self._anchor):
             return None
         piece = both[len(self._anchor) :]
-        # Nothing (a role the template leaves out) is as clean as a control token.
+        # An empty piece (of a role that the template leaves out) is as clean as a control token.
         if piece and not self._controls.opens(piece):
             return None
         return piece
@@ -403,18 +403,18 @@ class ChatTokenizer:
     ) -> int:
         """Where the first ``cut`` messages end in the rendered text, in characters."""
         start = None
-        if cut and (not folded or cut <= opening):  # any other beginning alone would be folded in another way
-            with suppress(TemplateRefused):  # it may not take the beginning alone
+        if cut and (not folded or cut <= opening):  # else the beginning alone is folded differently
+            with suppress(TemplateRefused):  # the template may refuse the beginning alone
                 start = render(self._form.fold(messages[:cut], opening), add_generation_prompt=False)
         if start is not None and rendered.startswith(start):
             return len(start)
-        # With other words in the messages after the cut, what stays the same is what does not depend on
-        # them; that the next message's opening markup is in it is not known here.
+        # Rendered again with other words after the cut, the common beginning is what does not depend on those
+        # messages. It may include the opening markup of the next message.
         others = [structs.replace(m, content="\ufdd3") for m in messages[cut:]]
         start = render(self._form.fold([*messages[:cut], *others], opening), add_generation_prompt=False)
         return len(commonprefix((start, rendered)))  # noqa: RUF071 - compares characters on purpose
 
 
 def _opening(cuts: Sequence[int]) -> int | None:
-    """The first cut is where the system messages end."""
+    """The number of system messages at the beginning, which is the first cut; ``None`` without cuts."""
     return cuts[0] if cuts else None

@@ -10,15 +10,15 @@ from msgspec import Struct
 
 from budgeting.values import EvidenceChunk
 
-# Shorter texts ("in stock") stand inside many others and mean something of their own.
+# Shorter texts ("in stock") occur inside many others and have a meaning of their own.
 MIN_CONTAINED_CHARS = 24
 # Containment is looked for among this many of the best chunks: the work grows with their number's square.
 MAX_COMPARED = 64
 
 
 class MergedChunks(Struct, frozen=True):
-    """Evidence without duplicates: the ``kept`` chunks in the caller's order, positions in it ``ranked`` best
-    first, and for each kept chunk the ``ids`` it stands for, its own first."""
+    """Evidence without duplicates: the ``kept`` chunks in the caller's order, their positions ``ranked`` best
+    first, and for each kept chunk the ``ids`` of all chunks merged into it, its own first."""
 
     kept: tuple[EvidenceChunk, ...]
     ranked: tuple[int, ...]
@@ -30,7 +30,7 @@ _NOTHING = MergedChunks((), (), ())
 
 @dataclass(slots=True)
 class _Group:
-    """Chunks that are sent as one: ``shown`` is the caller's place of the one whose text is sent."""
+    """Chunks that are sent as one; ``shown`` is the caller's index of the chunk whose text is sent."""
 
     shown: int
     text: str
@@ -40,7 +40,7 @@ class _Group:
 def merge_chunks(chunks: Sequence[EvidenceChunk]) -> MergedChunks:
     """Merge duplicates into the best of them.
 
-    Best is the highest score, then the caller's order; no score (and NaN) is below every score.
+    The best has the highest score, then the lowest index; no score (or NaN) is below every score.
     """
     if not chunks:
         return _NOTHING
@@ -78,14 +78,14 @@ def merge_chunks(chunks: Sequence[EvidenceChunk]) -> MergedChunks:
 
 
 def same_text(text: str) -> str:
-    """The text with case, width and blanks set aside."""
+    """The text without differences of case, width and blanks, for comparisons."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
     return " ".join(text.casefold().split())
 
 
 def _holder(groups: Sequence[_Group], text: str) -> _Group | None:
-    """The best group whose text holds this one, or stands in it."""
+    """The best group whose text contains ``text``, or is contained in it."""
     for group in groups[:MAX_COMPARED]:
         shorter, longer = sorted((group.text, text), key=len)
         if len(shorter) >= MIN_CONTAINED_CHARS and shorter in longer:

@@ -3,10 +3,10 @@
 ::
 
     BudgetError
-    ├── ContextTooLong      what may not be trimmed does not fit
-    ├── EmptyPrompt         there is no token to start from
+    ├── ContextTooLong      the parts that may not be trimmed do not fit
+    ├── EmptyPrompt         a raw prompt has no token
     ├── InvalidReserve      the answer's reserve leaves no room for any prompt
-    ├── NoTokenizer         a raw text for a model whose tokenizer cannot be asked now
+    ├── NoTokenizer         a raw text for a model whose tokenizer is not available now
     ├── TemplateRefused     the model's chat template does not take such a conversation
     ├── TokenizerError      the model folder's tokenizer cannot be used (at start, never for a request)
     └── UnknownTokenId      a raw prompt holds an id outside the vocabulary
@@ -20,10 +20,10 @@ class BudgetError(Exception):
 
 
 class ContextTooLong(BudgetError):
-    """Only what may not be trimmed (system part, latest turn, raw prompt) is over the limit.
+    """The parts that may not be trimmed (system part, latest turn, raw prompt) alone exceed the limit.
 
-    ``section`` is the largest one; ``allowed`` is the model's length less the ``reserve`` for the answer, or
-    the configured limit.
+    ``section`` is the largest section; ``allowed`` is the model's length less the ``reserve`` for the answer,
+    or the configured limit.
     """
 
     def __init__(self, *, section: PromptSection, needed: int, allowed: int, reserve: int) -> None:
@@ -54,9 +54,9 @@ class EmptyPrompt(BudgetError):
 
 
 class NoTokenizer(BudgetError):
-    """A raw text is sent as ids, and nothing here can make the ids of this model.
+    """A raw text must be sent as ids, and the gateway cannot make the ids of this model.
 
-    ``later``: its workers can be asked, but do not answer now.
+    ``later``: the model's workers could tokenize it, but do not answer now.
     """
 
     def __init__(self, model: str, *, later: bool) -> None:

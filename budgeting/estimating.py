@@ -13,30 +13,30 @@ from dataclasses import dataclass, field
 
 from budgeting.values import Message
 
-# Tokens a character, by the number of bytes it takes in UTF-8: ASCII, most alphabets, most of Asia, emoji.
+# Tokens per character of 1 to 4 bytes in UTF-8: ASCII, most alphabets, most Asian scripts, emoji.
 _ONE, _TWO, _THREE, _FOUR = 0.25, 0.5, 0.9, 2.0
-# Markup of a message, and what every request carries besides.
+# Tokens of the markup of a message, and of a request without messages.
 _MESSAGE_TOKENS = 5.0
 _REQUEST_TOKENS = 8.0
 
-# Margins as a share of the estimate: before anything was reported, and the least and most afterwards.
+# Margins as a share of the estimate: before there are enough reports, and the least and most afterwards.
 UNSEEN_MARGIN = 0.30
 MIN_MARGIN = 0.05
 MAX_MARGIN = 0.60
-# Reports that the margin is taken from, and how many must be there; bound on the models known at once.
+# Reports from which the margin is computed, and the number it needs; bound on the models known at once.
 REMEMBERED = 64
 ENOUGH = 8
 MAX_MODELS = 256
-# One report moves the factor by this share of the difference; no report counts for more than this factor.
+# One report moves the factor by _STEP of the difference; a report's own factor is clamped to these bounds.
 _STEP = 0.15
 _LOWEST, _HIGHEST = 0.2, 5.0
-# How much larger than the worst error remembered the margin is.
+# The margin is the worst of the stored errors, times this.
 _WIDER = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Tokens as expected, and as many as there may be."""
+    """The expected tokens, and an upper estimate."""
 
     expected: int
     at_most: int
@@ -46,7 +46,7 @@ class Estimate:
 class _Learned:
     factor: float = 1.0
     reports: int = 0
-    # By what share each of the last reports exceeded the estimate made for it.
+    # The share by which each of the last reports exceeded its estimate.
     above: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
 
@@ -58,7 +58,7 @@ class EstimatingCounter:
         self._lock = threading.Lock()
 
     def estimate(self, model: str, messages: Iterable[Message]) -> Estimate:
-        """How many input tokens ``model`` will report for this conversation."""
+        """Estimate the input tokens that ``model`` will report for this conversation."""
         size = rough_tokens(messages)
         with self._lock:
             learned = self._models.get(model)
@@ -68,19 +68,19 @@ class EstimatingCounter:
         return Estimate(math.ceil(expected), math.ceil(expected * (1 + margin)))
 
     def factor(self, model: str) -> float:
-        """By what a guess from bytes alone is multiplied for ``model``."""
+        """The factor on a guess from bytes alone for ``model``."""
         with self._lock:
             learned = self._models.get(model)
             return learned.factor if learned is not None else 1.0
 
     def margin(self, model: str) -> float:
-        """By how much of itself an estimate for ``model`` may be too low."""
+        """The margin of an estimate for ``model``, as a share of the estimate."""
         with self._lock:
             learned = self._models.get(model)
             return _margin(learned) if learned is not None else UNSEEN_MARGIN
 
     def learn(self, model: str, messages: Iterable[Message], reported_tokens: int) -> None:
-        """Take note of what ``model`` reported for this conversation."""
+        """Learn from the tokens that ``model`` reported for this conversation."""
         if reported_tokens <= 0:
             return
         size = rough_tokens(messages)

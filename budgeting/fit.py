@@ -1,4 +1,4 @@
-"""One prompt made to fit: whole where it does, else by the order of :mod:`budgeting.trimming`."""
+"""Makes one prompt fit: whole if possible, else trimmed in the order of :mod:`budgeting.trimming`."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -37,14 +37,14 @@ from budgeting.values import (
     SectionCounts,
 )
 
-# A whole prompt of more characters per allowed token than this is not worth encoding to see if it fits;
+# A whole prompt with more characters per allowed token than this is not encoded to test whether it fits:
 # English has 4 to 5 characters a token with common vocabularies.
 _HOPELESS_CHARS_PER_TOKEN = 8
-# What a message's markup counts as in that sum: three tokens.
+# Characters that a message's markup counts in that sum: those of three tokens.
 _MARKUP_CHARS = 3 * _HOPELESS_CHARS_PER_TOKEN
-# No more of a chunk is looked at for a place to cut it than this many characters for each token of room.
+# The search for a place to cut a chunk covers at most this many characters for each token of room.
 _CUT_CHARS_PER_TOKEN = 16
-# How often a summary that came out too long is asked for again, shorter.
+# How often a summary is requested, each time shorter, when it is too long.
 _SUMMARY_TRIES = 3
 
 
@@ -76,7 +76,7 @@ class _Candidate(Struct, frozen=True):
 
 
 class _Selection(Struct, frozen=True):
-    """What is sent of what may be left out: chunks (position, and the text they are cut to), first turn."""
+    """What is sent of the optional parts: chunks (by position, with the text after a cut), turns, summary."""
 
     chunks: Mapping[int, str | None]
     first_turn: int
@@ -134,11 +134,11 @@ class Fitting:
         )
 
     def trimmed(self) -> Plan:
-        """The plan that leaves something out. Raises ContextTooLong when what is always sent does not fit."""
+        """The plan that leaves parts out. Raises ContextTooLong when the parts always sent do not fit."""
         if self.request.budgets is None:
             raise self._too_long(self._encode(self._everything()), self.allowed)
         least = self._encode(_Selection({}, latest_turn(self._prompt.turns), False))
-        # Only what does not fit the model is too long: the limit on prompts bends for what may not be cut.
+        # Only a prompt that does not fit the model is too long; parts that are never cut may pass `allowed`.
         room = self.max_model_len - (self.reserve or 1)
         if least.tokens > room:
             raise self._too_long(least, room)
@@ -153,14 +153,14 @@ class Fitting:
             return tried[number].tokens + self._summary_tokens(selected) <= self.allowed
 
         number = largest_that_fits(guess, len(taken), fits)
-        # The summary takes what room there is, when it comes next and its whole budget does not fit.
+        # When the summary comes next and its whole budget does not fit, it gets the room that is left.
         with_next = taken[: number + 1]
         selected = self._selection(with_next if with_next and with_next[-1].summary else taken[:number])
         sent, summarized = self._with_summary(tried[number], selected)
         return self._plan(sent, selected, summarized)
 
     def _affordable(self, least: SectionCounts, room: int) -> tuple[list[TrimCandidate], int]:
-        """The offers that might fit, a little more than expected to, and how many are expected to fit."""
+        """The offers that might fit (slightly more than expected to), and how many are expected to fit."""
         prompt, budgets, merged, tokenizer = (
             self._prompt,
             self._budgets,
@@ -191,8 +191,8 @@ class Fitting:
             cut=self._cut,
             spare=self.request.spare,
         )
-        # Estimates may be a little high, and room for a summary comes back when no turn is left to summarize:
-        # look somewhat further than they say, and one item more.
+        # Estimates may be a little high, and a summary's room is free when no turn is left to summarize: take
+        # offers up to this margin beyond the room, and one more.
         margin = room // 8 + summary_room
         taken: list[TrimCandidate] = []
         guess = 0
@@ -211,12 +211,12 @@ class Fitting:
         return self.tokenizer.text_tokens(evidence_line(chunk) + "\n")
 
     def _cut(self, position: int, room: int) -> tuple[str, int] | None:
-        """As many whole sentences of a chunk as fit in ``room``, and their tokens; none when none does."""
+        """As many whole sentences of a chunk as fit in ``room``, and their tokens; ``None`` if none fits."""
         chunk = self._merged.kept[position]
         looked_at = chunk.text[: room * _CUT_CHARS_PER_TOKEN]
         ends = sentence_ends(looked_at)
         if len(looked_at) < len(chunk.text):
-            ends = ends[:-1]  # the last one is where we stopped looking, not where a sentence ends
+            ends = ends[:-1]  # the last end is that of the text searched, not of a sentence
 
         def tokens(number: int) -> int:
             return self._line_tokens(dataclasses.replace(chunk, text=looked_at[: ends[number - 1]].rstrip()))
@@ -236,10 +236,10 @@ class Fitting:
         )
 
     def _summary_tokens(self, selected: _Selection) -> int:
-        """Tokens reserved for the summary of the turns not sent, at most what these turns would take.
+        """Tokens reserved for the summary of the turns not sent; at most what these turns would take.
 
-        The whole budget where message lengths are estimates, so that one more turn never needs more room than
-        its own.
+        If message lengths are estimates, the whole budget is reserved, so that one more turn never needs more
+        room than its own tokens.
         """
         budget = self._budgets.older_summary
         if not selected.summary or not self.tokenizer.per_message:
@@ -252,7 +252,7 @@ class Fitting:
         return tokens
 
     def _with_summary(self, sent: _Candidate, selected: _Selection) -> tuple[_Candidate, int]:
-        """The same with a summary of the turns not sent, where one fits, and how many it stands for."""
+        """``sent`` with a summary of the turns not sent, if one fits; and how many turns it summarizes."""
         room = min(self._budgets.older_summary, self.allowed - sent.tokens)
         if self.summarizer is None or not selected.summary or selected.first_turn == 0:
             return sent, 0
@@ -270,7 +270,7 @@ class Fitting:
             try:
                 longer = self._encode(selected, summary.text)
             except TemplateRefused:
-                break  # it takes the conversation, but no summary in front of it
+                break  # the template takes the conversation, but no summary before it
             over = max(longer.tokens - self.allowed, longer.counts.older_summary - room)
             if over <= 0:
                 return longer, summary.turns

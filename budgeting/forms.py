@@ -1,15 +1,15 @@
-"""Where a chat template takes system messages, and how a conversation is written when it does not.
+"""Where a chat template takes system messages, and how a conversation is rewritten where it takes none.
 
 The canonical order has the system messages first and the evidence, as one more system message, right before
-the latest turn. Many templates know one system message at the beginning, or none, and want user and assistant
-to alternate after it; some silently leave out others. A few small conversations are rendered once to learn
-what a template takes; then::
+the latest turn. Many templates take one system message at the beginning, or none, and require user and
+assistant to alternate after it; some silently omit other messages. A few small conversations are rendered
+once to learn what a template takes; then::
 
     several system messages are not taken    they are joined into one
-    a system message is not taken at all     its text opens the first user turn
-    a later system message is not taken      its text opens the next user turn: for the evidence, the latest
+    a system message is not taken at all     its text is put at the start of the first user turn
+    a later system message is not taken      the same with the next user turn: for the evidence, the latest
 
-In a turn opened so, the user's own words follow the title ``Message:``, unchanged.
+In such a turn the user's own words follow the title ``Message:``, unchanged.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from budgeting.values import Message, Role
 MESSAGE_TITLE = "Message:"
 
 _GAP = "\n\n"
-# Contents of the conversations that are tried: a template must show each of them, in this order.
+# Contents of the test conversations: a template must show each of them, in this order.
 _WORDS = ("alfa", "bravo", "charlie", "delta")
 
 Render = Callable[[Sequence[Message]], str]
@@ -31,18 +31,17 @@ Render = Callable[[Sequence[Message]], str]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a template takes: a ``leading`` system message, ``several`` of them, and a ``later`` one after a
-    turn."""
+    """Whether a template takes a ``leading`` system message, ``several``, a ``later`` one in the turns."""
 
     leading: bool = True
     several: bool = True
     later: bool = True
 
     def fold(self, messages: Sequence[Message], opening: int | None = None) -> Sequence[Message]:
-        """The conversation as the template takes it; ``messages`` itself when it is taken as it is.
+        """The conversation as the template takes it; ``messages`` itself when nothing must change.
 
-        No text is lost. A system message that no user turn follows stays one, at the end. The first
-        ``opening`` system messages are the beginning; default: all in front of the first turn.
+        No text is lost. A system message that no user turn follows stays a system message, at the end. The
+        first ``opening`` messages are the leading system messages; default: all before the first turn.
         """
         if self.leading and self.several and self.later:
             return messages
@@ -77,10 +76,10 @@ class Form:
 
 
 def learn_form(render: Render) -> Form:
-    """What a template takes; ``render`` adds no generation prompt, and may raise TemplateRefused."""
+    """Learn what a template takes; ``render`` adds no generation prompt, and may raise TemplateRefused."""
     user, answer, system = Role.USER, Role.ASSISTANT, Role.SYSTEM
     if not _shows(render, (user,)):
-        return Form()  # it takes nothing that we know how to write
+        return Form()  # the template takes no form known here
     leading = _shows(render, (system, user))
     return Form(
         leading=leading,

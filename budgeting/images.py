@@ -9,14 +9,14 @@ from budgeting.values import Message
 
 
 class ImageRounding(StrEnum):
-    """How a side that was resized becomes squares."""
+    """How the length of a resized side becomes a number of squares."""
 
     NEAREST = "nearest"
-    """Rounded to squares before the bounds of pixels are looked at, as Qwen's processors do."""
+    """Rounded to squares before the bounds in pixels are applied, as Qwen's processors do."""
     UP = "up"
-    """A part of a square is a whole one."""
+    """A part of a square counts as a whole one."""
     UP_FROM_WHOLE_PIXELS = "up_from_whole_pixels"
-    """The same, once parts of pixels were cut off, as Idefics3's and SmolVLM's processors do."""
+    """Like UP, after rounding down to whole pixels, as Idefics3's and SmolVLM's processors do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ImageCost:
         return self.base_tokens + max(1, rows) * (max(1, columns) * self.unit_tokens + self.row_tokens)
 
     def _nearest(self, width: float, height: float) -> tuple[int, int]:
-        # The steps of the processors, in their order: an image at a boundary gets the same squares.
+        # The same steps in the same order as in the processors, so that no image gets other squares.
         unit, columns, rows = self.unit, round(width / self.unit), round(height / self.unit)
         if columns * rows * unit * unit > self.max_pixels:
             shrunk = math.sqrt(width * height / self.max_pixels)
@@ -62,7 +62,7 @@ class ImageCost:
     def _up(self, width: float, height: float) -> tuple[int, int]:
         pixels = width * height
         scale = min(math.sqrt(self.max_pixels / pixels), max(1.0, math.sqrt(self.min_pixels / pixels)))
-        # Rounded first: 1,120 pixels that became 1,120.0000000001 are 40 squares of 28.
+        # Floating-point errors are removed first: 1,120.0000000001 pixels are 40 squares of 28.
         sides = [round(side * scale, 6) for side in (width, height)]
         if self.rounding is ImageRounding.UP_FROM_WHOLE_PIXELS:
             sides = [math.floor(side) for side in sides]
@@ -70,7 +70,7 @@ class ImageCost:
         return columns, rows
 
     def of(self, messages: Iterable[Message]) -> int:
-        """The tokens of all images that were read."""
+        """The tokens of all images in the messages; their sizes must be known."""
         images = [one for message in messages if message.parts for one in message.images]
         return sum([self.tokens(one.width, one.height) for one in images]) if images else 0
 

@@ -1,4 +1,4 @@
-"""Counts for a model whose tokenizer cannot be read here: its workers', else an estimate that learns."""
+"""Counts tokens for a model whose tokenizer cannot be read here: asks its workers, else estimates."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from budgeting.token_cache import TokenCache
 from budgeting.values import NO_KWARGS, Message, Role, Tool
 
 CACHE_BYTES = 4 * 1024 * 1024
-# Of an id in a tuple, and of an entry's key.
+# Bytes of an id in a tuple, and of an entry's key.
 _ID_BYTES, _KEY_BYTES = 8, 64
 _ANCHOR = Message(Role.USER, "x")
 
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 class WorkersTokens(Protocol):
-    """The tokenizer of a model's workers. Blocks, so it is never asked on the event loop.
+    """The tokenizer of a model's workers. Blocks, so it is never called on the event loop.
 
-    ``None``: no worker can say it now.
+    A method returns ``None`` when no worker can answer now, or the worker refuses the conversation.
     """
 
     @property
     def silent(self) -> bool:
-        """Whether no worker says tokens now."""
+        """Whether no worker can tokenize now."""
 
     def chat(
         self,
@@ -54,13 +54,13 @@ class WorkersTokens(Protocol):
 class LearnedCounter:
     """A :class:`budgeting.counter.PromptCounter` without a tokenizer.
 
-    A conversation is counted by ``workers``; where these cannot say it, or there are none to ask, it is
-    estimated. Estimated conversations have ids that stand for nothing, but equal beginnings have equal ids.
-    Raw texts are not estimated, since their ids are what is sent. Thread-safe.
+    The ``workers`` count a conversation; when they cannot answer, or there are none, it is estimated. The ids
+    of an estimated conversation stand for no text, but equal beginnings have equal ids. Raw texts are not
+    estimated, since their ids are sent to the backend. Thread-safe.
 
     Args:
         estimates: learns from each count of the workers, and from :meth:`learn`.
-        workers: ``None``: all is estimated.
+        workers: ``None``: all conversations are estimated.
     """
 
     per_message = False
@@ -69,21 +69,21 @@ class LearnedCounter:
         self._model = model
         self._estimates = estimates
         self._workers = workers
-        # Nothing is counted on the event loop while a worker is asked for it.
+        # With workers nothing is counted on the event loop, since asking a worker blocks.
         self.speed = 1 if workers is None else 0
         self.vocabulary = 1 << 31
         self._cache: TokenCache[tuple[int, ...]] = TokenCache(CACHE_BYTES)
 
     @property
     def encoder(self) -> str:
-        """How it counts, with the margin of the estimate."""
+        """The method of counting, for operators; with the margin of an estimate."""
         estimate = f"an estimate (±{self._estimates.margin(self._model):.0%})"
         if self._workers is None:
             return estimate
         return f"{estimate}: no worker tokenizes" if self._workers.silent else "the workers' /tokenize"
 
     def learn(self, messages: Sequence[Message], tools: Sequence[Tool], reported: int) -> None:
-        """Take note of the prompt tokens that a worker reported for a conversation of texts alone."""
+        """Learn from the prompt tokens that a worker reported; only conversations of texts alone count."""
         if messages and not any(message.parts for message in messages):
             self._estimates.learn(self._model, _shown(messages, tools), reported)
 
@@ -95,7 +95,7 @@ class LearnedCounter:
         tools: Sequence[Tool] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
-        """Ids of the conversation, by the workers. Raises NoTokenizer."""
+        """Ids of the conversation from the workers. Raises NoTokenizer."""
         return self._had(self._asked(messages, tools, kwargs, add_generation_prompt=add_generation_prompt))
 
     def encode_parts(
@@ -125,7 +125,7 @@ class LearnedCounter:
         )
 
     def as_sent(self, messages: Sequence[Message], opening: int) -> Sequence[Message]:
-        """The conversation as it is: its chat template is not known here."""
+        """The conversation unchanged: its chat template is not known here."""
         return messages
 
     def message_tokens(self, message: Message) -> int:
@@ -147,7 +147,7 @@ class LearnedCounter:
         return self._sized(rough_text_tokens(text))
 
     def unseen_chars(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
-        """Estimating is cheap, asking a worker is nothing for the event loop."""
+        """Cost of encoding: 0 for an estimate; asking a worker must never happen on the event loop."""
         return 0 if self._workers is None else NEVER_INLINE_CHARS
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
@@ -163,15 +163,15 @@ class LearnedCounter:
         return self._had(None if self._workers is None else self._workers.decode(token_ids))
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
-        """Raises NoTokenizer: the vocabulary is not known here."""
+        """Always raises NoTokenizer: the vocabulary is not known here."""
         raise NoTokenizer(self._model, later=False)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Nothing: the vocabulary is not known here."""
+        """Always empty: the vocabulary is not known here."""
         return b""
 
     def unknown_id(self, token_ids: Sequence[int]) -> int | None:
-        """The first id that no vocabulary has; the worker refuses those that its own has not."""
+        """The first id that no vocabulary has; a worker itself refuses ids outside its own vocabulary."""
         return next((one for one in token_ids if not 0 <= one < self.vocabulary), None)
 
     def _had(self, value: T | None) -> T:
@@ -211,7 +211,7 @@ class LearnedCounter:
         tools: Sequence[Tool],
         kwargs: Mapping[str, object],
     ) -> int | None:
-        """Where a beginning ends in the whole, ``None`` where the template does not take it alone."""
+        """The number of ``ids`` that stand for the first ``messages``; ``None`` if no worker counts these."""
         if not messages:
             return 0
         begun = self._asked(messages, tools, kwargs, add_generation_prompt=False)
@@ -227,7 +227,7 @@ class LearnedCounter:
         tools: Sequence[Tool],
         kwargs: Mapping[str, object],
     ) -> EncodedChat:
-        """The estimate. The ids of a beginning follow from all of it: answers are cached by them."""
+        """The estimate. A message's ids depend on all messages up to it, since answers are cached by ids."""
         factor = self._estimates.factor(self._model)
         sizes = accumulate((rough_tokens((one,)) - rough_tokens(()) for one in messages), initial=0.0)
         before = rough_tokens(_shown((), tools))
@@ -245,7 +245,7 @@ def _stand_ins(seed: bytes, count: int) -> list[int]:
 
 
 def _shown(messages: Sequence[Message], tools: Sequence[Tool]) -> Sequence[Message]:
-    """The conversation with a message of the tools' texts."""
+    """The conversation, and a message with the tools' texts."""
     if not tools:
         return messages
     texts = (text for tool in tools for text in structs.astuple(tool) if isinstance(text, str))

@@ -1,4 +1,4 @@
-"""The budget stage: from a canonical prompt to what is sent, never more than the model can hold."""
+"""The budget stage: turns a canonical prompt into a plan of what is sent, which always fits the model."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -21,22 +21,22 @@ from budgeting.values import (
     SummaryKind,
 )
 
-# The least share of the model's length that trimming keeps for the answer: what the default sections (3,400
-# tokens) leave of 4,096.
+# The least share of the model's length that trimming keeps for the answer: that which the default sections
+# (3,400 tokens) leave of 4,096.
 RESERVE_SHARE = 696 / 4096
 
 
 def default_reserve(max_model_len: int, sections: int) -> int:
     """Tokens that trimming to ``sections`` keeps for an answer without a given length.
 
-    What the sections leave of the model's length, and at least its share, so that a short model answers in
-    proportion.
+    It is what the sections leave of the model's length, but at least RESERVE_SHARE of that length, so that
+    the answer of a short model has a proportional reserve.
     """
     return min(max(max_model_len - sections, int(max_model_len * RESERVE_SHARE), 1), max_model_len - 1)
 
 
-# How much is planned in the caller's thread, where it holds up the event loop: about 0.8 ms of tokenizing by
-# `tokenizers` (see counting.MESSAGE_CHARS; a faster encoder gets more), and 1 µs for a cached message.
+# Bounds of a plan made on the event loop, which it blocks: about 0.8 ms of tokenizing by `tokenizers` (see
+# counting.MESSAGE_CHARS; a faster encoder may do more), and 1 µs for a cached message.
 INLINE_CHARS = 2_048
 INLINE_MESSAGES = 128
 
@@ -54,8 +54,8 @@ class Offload(Protocol):
 class BudgetPlanner:
     """Plans prompts for one model. Deterministic: the same request always gives the same plan.
 
-    ``max_model_len`` is prompt and answer together; the extractive summarizer replaces a kind that is missing
-    in ``summarizers``; ``images`` is what an image takes.
+    ``max_model_len`` bounds prompt and answer together; the extractive summarizer replaces a kind missing in
+    ``summarizers``; ``images`` gives the tokens of an image.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class BudgetPlanner:
         self._extractive = summarizers.get(SummaryKind.EXTRACTIVE) or ExtractiveSummarizer()
 
     def plan(self, request: BudgetRequest) -> Plan:
-        """What to send. ``counts.total + generation_reserve`` never exceeds the model's length.
+        """Plan what to send. ``counts.total + generation_reserve`` never exceeds the model's length.
 
         Raises:
             InvalidReserve: ``max_tokens`` is not between 1 and the model's length less 1.
-            ContextTooLong: what is always sent does not fit.
+            ContextTooLong: the parts that are always sent do not fit.
             EmptyPrompt, UnknownTokenId: a raw prompt cannot be sent as it is.
             TemplateRefused: the chat template does not take the conversation.
         """
@@ -89,7 +89,7 @@ class BudgetPlanner:
         return fitting.whole() or fitting.trimmed()
 
     async def plan_async(self, request: BudgetRequest, offload: Offload = asyncio.to_thread) -> Plan:
-        """:meth:`plan`, offloaded when it would hold up the event loop: much unseen text, or a summary."""
+        """:meth:`plan`, offloaded when it would block the event loop: much uncached text, or trimming."""
         if request.prompt.raw is None and self._is_quick(request.prompt):
             fitting = self._fitting(request)
             whole = fitting.whole()
@@ -115,7 +115,7 @@ class BudgetPlanner:
         return volatile + self._tokenizer.unseen_chars((*system, *prompt.turns), prompt.tools) <= most
 
     def _reserve(self, request: BudgetRequest) -> int | None:
-        """The caller's wish, else the route's or version's where the model is long enough for it."""
+        """Tokens for the answer: the caller's number, else the route's or version's if it fits the model."""
         if request.lenient:
             return None
         if request.max_tokens is not None:

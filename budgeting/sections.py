@@ -1,11 +1,11 @@
-"""How a canonical prompt is laid out in messages, and in which section each counts.
+"""How a canonical prompt becomes messages, and to which section each message counts.
 
 ::
 
     system            one message each, the stable prefix
-    older summary     ONE system message for the turns that are not sent, where there are such
+    older summary     ONE system message for the turns that are not sent, if any
     older turns       user and assistant, oldest first
-    evidence          ONE system message: evidence and context, whichever there is
+    evidence          ONE system message: evidence and context, if any
     latest turn       the last user message (and what follows it)
     generation prompt
 
@@ -25,7 +25,7 @@ SUMMARY_TITLE = "Earlier in this conversation:"
 
 
 def evidence_line(chunk: EvidenceChunk) -> str:
-    """How the model sees one piece of evidence: ``[catalog manga_441] <text>``."""
+    """The line of the prompt for one piece of evidence: ``[catalog manga_441] <text>``."""
     return f"[{chunk.source_type} {chunk.chunk_id}] {chunk.text}"
 
 
@@ -43,8 +43,8 @@ def evidence_text(chunks: Iterable[EvidenceChunk], context: str) -> str:
 class Arrangement(Struct, frozen=True):
     """Messages in the order they are sent.
 
-    ``cuts`` are numbers of messages: the system messages end at the first, the summary at the second, and the
-    evidence message is between the third and the fourth; equal cuts mean that there is none.
+    ``cuts`` are numbers of messages: the system messages end at the first cut, the summary at the second, and
+    the evidence message is between the third and the fourth; equal cuts mean that there is none.
     """
 
     messages: tuple[Message, ...]
@@ -54,7 +54,7 @@ class Arrangement(Struct, frozen=True):
 def arrange(
     prompt: CanonicalPrompt, chunks: Sequence[EvidenceChunk], first_turn: int = 0, summary: str = ""
 ) -> Arrangement:
-    """The prompt's messages with these chunks, the turns from ``first_turn`` on, a summary of the others."""
+    """The prompt's messages with these chunks, the turns from ``first_turn`` on, and the ``summary``."""
     system = [Message(Role.SYSTEM, text) for text in prompt.system]
     opening = [*system, Message(Role.SYSTEM, f"{SUMMARY_TITLE}\n{summary}")] if summary else system
     latest = latest_turn(prompt.turns)
@@ -74,7 +74,7 @@ def prompt_messages(prompt: CanonicalPrompt) -> tuple[Message, ...]:
 
 
 def latest_turn(turns: Sequence[Message]) -> int:
-    """Where the latest turn starts: at the last user message, else at the last message."""
+    """Index at which the latest turn starts: that of the last user message, else of the last message."""
     for index in range(len(turns) - 1, -1, -1):
         if turns[index].role is Role.USER:
             return index
@@ -82,14 +82,14 @@ def latest_turn(turns: Sequence[Message]) -> int:
 
 
 def exchanges(turns: Sequence[Message]) -> list[int]:
-    """Starts of the older exchanges, oldest first: a user message with the answers to it.
+    """Indexes at which the older exchanges (a user message with its answers) start, oldest first.
 
     Answers before any user message are an exchange of their own; a tool's result is in the exchange of its
-    call. The latest turn is not among them.
+    call. The latest turn is not included.
     """
     latest = latest_turn(turns)
     called = {call.id for turn in turns for call in turn.tool_calls}
-    unanswered: set[str] = set()  # calls whose results were met, going backwards
+    unanswered: set[str] = set()  # calls whose results were found, going backwards
     starts: list[int] = []
     for index in range(len(turns) - 1, -1, -1):
         turn = turns[index]

@@ -1,9 +1,9 @@
-"""Where sentences end, in the scripts whose marks are known; by rule, without a model."""
+"""Finds the ends of sentences by rules, in scripts whose punctuation marks are known."""
 
 import re
 
 # Western marks end a sentence before a blank; the others (CJK, Devanagari, Arabic, Urdu, Armenian, Ethiopic,
-# Burmese) anywhere. Closing quotes and brackets belong to what they close. A line end ends a sentence, too.
+# Burmese) anywhere. Closing quotes and brackets belong to the sentence. A line end ends a sentence, too.
 _CLOSING = "\"'”’»)\\]」』）】"
 _END = re.compile(
     rf"[.!?…]+[{_CLOSING}]*(?=\s|$)"
@@ -14,7 +14,7 @@ _BLANKS = re.compile(r"\s+")
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Ends of the sentences, ascending; the last is the text's own end. Blanks stand before a sentence.
+    """Ends of the sentences, ascending; the last is the text's end. Blanks belong to the next sentence.
 
     A text without any mark is one sentence.
     """
@@ -41,7 +41,7 @@ def sentences(text: str) -> list[str]:
 
 
 def _abbreviates(text: str, end: int) -> bool:
-    """Whether a full stop that ends at ``end`` is followed by what cannot begin a sentence."""
+    """Whether the text after a full stop at ``end`` cannot begin a sentence."""
     for at in range(end, min(end + 8, len(text))):
         character = text[at]
         if character == "\n":

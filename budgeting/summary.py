@@ -18,12 +18,12 @@ from budgeting.sentences import sentences
 from budgeting.token_cache import TokenCache
 from budgeting.values import Message, Role
 
-# What is looked at, newest first: the work a request can cause is bounded by these.
+# Bounds on the sentences and characters that are read, newest first, and so on the work of a request.
 MAX_SENTENCES = 256
 MAX_CHARS = 32_768
-# A sentence longer than this is cut off at it: a list or a log, not a sentence.
+# A longer sentence is cut off here: it is a list or a log, not a sentence.
 MAX_SENTENCE_CHARS = 400
-# Of both caches together: summaries, and the words of messages (about 25 bytes a character of text).
+# Bound of both caches together: summaries, and the words of messages (about 25 bytes a character of text).
 CACHE_BYTES = 8 * 1024 * 1024
 
 _WORD = re.compile(
@@ -31,11 +31,11 @@ _WORD = re.compile(
 )
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 _DIGIT = re.compile(r"\d")
-# Factors on the words' points: what a user said, facts (digits), a message's opening, the newest sentence.
+# Factors on a sentence's score: written by a user, has digits (a fact), first of its message, newest.
 _USER, _FACT, _OPENING, _RECENT = 1.25, 1.2, 1.1, 1.3
-# What is taken off a word's number of sentences: one that is in a single sentence shares nothing.
+# Subtracted from the number of sentences with a word: a word in only one sentence connects it to no other.
 _ONCE = 0.75
-# Sentences below this share of the best one's points are left out, even when there is room.
+# Sentences below this share of the best score are left out, even when there is room.
 _FLOOR = 0.4
 # Tokens of the label and the line end of a message's first sentence, over-estimated.
 _LABEL_TOKENS = 4
@@ -45,16 +45,15 @@ Count = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A summary's text, and how many of the turns it was made of it stands for."""
+    """A summary's text, and the number of turns that it summarizes."""
 
     text: str
     turns: int
 
 
 class Summarizer(Protocol):
-    """Makes summaries of older turns: deterministic while nothing else was learned, without waiting,
-    thread-safe, of at most ``max_tokens`` tokens as ``count`` counts. What was
-    learned of an owner's turns is used for that owner alone."""
+    """Makes summaries of older turns of at most ``max_tokens`` tokens by ``count``. Thread-safe, never waits,
+    deterministic while nothing new is learned. Knowledge from an owner's turns serves that owner only."""
 
     def summarize(
         self, turns: Sequence[Message], *, max_tokens: int, count: Count, owner: str = ""
@@ -79,7 +78,7 @@ class ExtractiveSummarizer:
     def summarize(
         self, turns: Sequence[Message], *, max_tokens: int, count: Count, owner: str = ""
     ) -> Summary | None:
-        """The best sentences in their order, each message's after its role."""
+        """The best sentences in their order, those of each message after its role."""
         if max_tokens <= _LABEL_TOKENS or not turns:
             return None
         key = beginnings(turns, str(max_tokens))[-1]
@@ -108,7 +107,7 @@ class ExtractiveSummarizer:
             labelled.add(turn)
             if room <= _LABEL_TOKENS:
                 break
-        # The worst go until the whole fits: joined texts may count otherwise than their parts.
+        # Drop the worst until the whole fits: a joined text may have other tokens than its parts.
         for worst in (-1, *[at for at in reversed(order) if at in chosen]):
             chosen.discard(worst)
             text = _written(turns, places, candidates, sorted(chosen))
@@ -117,7 +116,7 @@ class ExtractiveSummarizer:
         return None
 
     def _candidates(self, turns: Sequence[Message]) -> tuple[list[int], list[_Sentence]]:
-        """The newest sentences within the bounds, in order, and the turn that each is of."""
+        """The index of each sentence's turn, and the newest sentences within the bounds, in order."""
         places: list[int] = []
         found: list[_Sentence] = []
         chars = 0
@@ -175,12 +174,12 @@ def _words(text: str) -> list[str]:
 
 
 def _ranked(candidates: Sequence[_Sentence]) -> list[int]:
-    """Places of the sentences worth a place, best first; ties in the order they were said."""
+    """Indexes of the sentences above the floor, best first; ties in the order of the conversation."""
     number = len(candidates)
     within = Counter(word for one in candidates for word in one.words)
     weight = {word: (times - _ONCE) * math.log((number + 1) / times) for word, times in within.items()}
     scores = [
-        math.fsum(weight[word] for word in one.words)  # the same whatever the order
+        math.fsum(weight[word] for word in one.words)  # the same sum in any order
         / (len(one.words) + 4)
         * one.factor
         * (1.0 + (_RECENT - 1.0) * (at + 1) / number)

@@ -1,8 +1,8 @@
-"""A model's chat template: messages in, the text that the model was trained on out.
+"""A model's chat template: renders messages as text in the format that the model was trained on.
 
 The environment is the one of ``transformers`` (block trimming, loop controls, the ``generation`` tag,
 ``tojson`` without HTML escapes, ``raise_exception``, ``strftime_now``, the special tokens by name,
-``documents`` none), so that a folder renders the same text here.
+``documents`` none), so that a folder renders the same text as there.
 """
 
 import json
@@ -21,7 +21,7 @@ from budgeting.template_input import shown_message, shown_tools, with_texts
 from budgeting.tokenizer_files import read_tokenizer_files
 from budgeting.values import NO_KWARGS, Message, Tool
 
-# What a template may trip over when a message is not what its author had in mind.
+# Errors that a template may cause when a message is not as its author expected.
 _TEMPLATE_FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -38,7 +38,7 @@ RESERVED: Final = frozenset(
         "tools",
     }
 )
-"""Variables of a template that callers cannot set, besides the special tokens (``…_token``)."""
+"""Variables of a template that callers cannot set, in addition to the special tokens (``…_token``)."""
 
 
 class _GenerationTag(Extension):
@@ -69,15 +69,15 @@ def _to_json(
     )
 
 
-# Renders a job of :func:`prepare_render` within bounds; raises TemplateRefused when it is over one.
+# Renders a job of :func:`prepare_render` within bounds; raises TemplateRefused when it exceeds one.
 RenderElsewhere = Callable[[bytes], bytes]
 
 
 class ChatTemplate:
     """A compiled template. Thread-safe: rendering shares nothing. Raises jinja2.TemplateSyntaxError.
 
-    One whose cost is not known to be small (``is_cheap``) is compiled and rendered by ``elsewhere``, since it
-    may take any time and memory; without that, here.
+    A template whose cost is not known to be small (``is_cheap``) is compiled and rendered by ``elsewhere``,
+    since it may take any time and memory; without ``elsewhere``, in this process.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class ChatTemplate:
         """The conversation as text. Raises TemplateRefused when the template does not take it.
 
         Args:
-            tools: shown to the template as its variable of that name.
+            tools: the template's variable ``tools``.
             kwargs: further variables; none of :data:`RESERVED`.
-            guard: changes every text that the caller wrote.
+            guard: applied to every text that the caller wrote.
         """
         variables: dict[str, Any] = {
             **kwargs,
@@ -135,7 +135,7 @@ class ChatTemplate:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it is rendered elsewhere, within bounds, which takes milliseconds."""
+        """Whether the template is rendered elsewhere, within bounds, which takes milliseconds."""
         return self._elsewhere is not None
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
@@ -149,9 +149,9 @@ class ChatTemplate:
 
 
 def prepare_render(folder: str) -> Callable[[bytes], bytes]:
-    """Renders a model folder's template: from JSON of its variables to JSON of the text or of the refusal.
+    """A function that renders a model folder's template: JSON of its variables to JSON of text or refusal.
 
-    The template is compiled for each job, since that may cost as much.
+    It compiles the template in each job, since compiling may cost as much as rendering.
     """
     files = read_tokenizer_files(folder)
 

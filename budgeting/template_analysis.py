@@ -1,4 +1,4 @@
-"""Analysis of a chat template's syntax tree: which messages render on their own, and as what markup.
+"""Analysis of a chat template's syntax tree: whether messages render on their own, and with what markup.
 
 **Independence.** :func:`renders_each_message_alone` accepts a constant head, one loop over the messages whose
 body reads only its own message (and whether it is the first), and a tail that depends only on
@@ -48,8 +48,8 @@ def reads(tree: nodes.Template, name: str) -> bool:
     return any(used.name == name for used in tree.find_all(nodes.Name))
 
 
-# What a template may use when its cost is known to be small: nothing that repeats a text or a list, and no
-# loop over anything but the messages or what one of them holds.
+# Constructs of a template whose cost is known to be small: none that repeats a text or a list, and no loop
+# except over the messages or a value of one message.
 _CHEAP_FILTERS = frozenset(
     [
         "capitalize",
@@ -135,7 +135,7 @@ def _is_small(value: object) -> bool:
 
 
 def _may_double(value: nodes.Node, made: set[str]) -> bool:
-    """Whether an assigned value may be twice as long as one that the template made before."""
+    """Whether an assigned value may be twice as long as a value assigned before."""
     used = [
         one
         for one in _with_descendants(value, (nodes.Name,))
@@ -149,7 +149,7 @@ def _may_double(value: nodes.Node, made: set[str]) -> bool:
 
 
 def _repeats_messages(loop: nodes.For) -> bool:
-    """Whether a loop in this one goes over more than its own item."""
+    """Whether the loop is recursive, or contains a loop over more than the current item."""
     own = {one.name for one in _with_descendants(loop.target, (nodes.Name,)) if isinstance(one, nodes.Name)}
     inner = [one for part in loop.body for one in _with_descendants(part, (nodes.For,))]
     return loop.recursive or any(
@@ -162,7 +162,7 @@ def _repeats_messages(loop: nodes.For) -> bool:
 
 
 def _is_alias(node: nodes.Node, aliases: set[str]) -> bool:
-    """``{% set loop_messages = messages %}``."""
+    """Whether ``node`` is like ``{% set loop_messages = messages %}``."""
     return (
         isinstance(node, nodes.Assign)
         and isinstance(node.target, nodes.Name)
@@ -177,16 +177,16 @@ def _assigned(node: nodes.Node) -> str:
 
 
 def _is_plain_loop(loop: nodes.For, aliases: set[str], constants: frozenset[str]) -> bool:
-    """A loop over all messages in order, whose body depends on its own message only.
+    """Whether ``loop`` is over all messages in order, and its body depends on the current message only.
 
-    What the body assigns lives until the end of the iteration (Jinja's scoping). ``break`` would end the loop
-    for later messages, so it is refused.
+    A variable that the body assigns lives until the end of the iteration (Jinja's scoping). ``break`` would
+    end the loop for later messages, so it is refused.
     """
     if not (isinstance(loop.iter, nodes.Name) and loop.iter.name in aliases):
         return False
     if not isinstance(loop.target, nodes.Name) or loop.test is not None or loop.else_ or loop.recursive:
         return False
-    # A name that the loop shadows must not be read as the shadowed one.
+    # The loop's variable must not shadow a name that has a meaning here.
     if loop.target.name in aliases | constants | _TAIL | _INSIDE | {"loop"}:
         return False
     known = constants | _INSIDE | {loop.target.name}
@@ -222,7 +222,7 @@ def _looks_only_at(node: nodes.Node, names: frozenset[str], *, in_loop: bool = F
 
 
 def _first_iteration_test(node: nodes.Node) -> nodes.Name | None:
-    """The ``loop`` in ``loop.first`` and in ``loop.index0 == 0``; none for anything else."""
+    """The ``loop`` in ``loop.first`` and in ``loop.index0 == 0``; ``None`` for any other node."""
     if isinstance(node, nodes.Getattr) and node.attr == "first":
         return _loop_name(node.node)
     if (
@@ -253,7 +253,7 @@ _CORE = "\ufdd4"
 MARKER = _BLANK + _CORE + _BLANK
 
 _CONTENT = "content"
-# What a plain message does not have; a template may ask for it.
+# Fields that a plain message does not have, but a template may read.
 _ABSENT = ("tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content")
 _CONSTANT = ("role", *_ABSENT)
 _FIELDS = (_CONTENT, *_CONSTANT)
@@ -272,7 +272,7 @@ class Frame:
 
 
 def frame_in(rendered: str) -> Frame | None:
-    """The frame of a message whose text was :data:`MARKER`; none unless the text occurs exactly once."""
+    """The frame of a message whose text was :data:`MARKER`; ``None`` unless it occurs exactly once."""
     if rendered.count(_CORE) != 1:
         return None
     for shown, trims in ((MARKER, False), (_CORE, True)):
@@ -283,7 +283,7 @@ def frame_in(rendered: str) -> Frame | None:
 
 
 def only_frames(tree: nodes.Template) -> bool:
-    """Whether the loop of an accepted template writes the messages' texts and does nothing else with them."""
+    """Whether an accepted template's loop only writes the messages' texts, and does not examine them."""
     loops = [node for node in tree.body if isinstance(node, nodes.For)]
     if len(loops) != 1 or not isinstance(loops[0].target, nodes.Name):
         return False
@@ -291,7 +291,7 @@ def only_frames(tree: nodes.Template) -> bool:
 
 
 class _Body:
-    """The loop's body. ``made`` holds the names whose values were made of the message's text."""
+    """Analyses the loop's body; ``_made`` holds the variables whose values contain the message's text."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -313,7 +313,7 @@ class _Body:
         return not self._touches(node)
 
     def _writes(self, node: nodes.Node) -> bool:
-        """Whether the value is text around the message's text, or has nothing to do with it."""
+        """Whether the value is the message's text with markup around it, or does not depend on that text."""
         if not self._touches(node) or self._is_text(node):
             return True
         if isinstance(node, nodes.Filter):
@@ -352,7 +352,7 @@ class _Body:
 
 
 def _field(node: nodes.Getattr | nodes.Getitem) -> str | None:
-    """The field of a message that is read by name."""
+    """The name of the message field that ``node`` reads; ``None`` for any other."""
     if isinstance(node, nodes.Getattr):
         return node.attr if node.attr in _FIELDS else None
     value = node.arg.value if isinstance(node.arg, nodes.Const) else None

@@ -1,8 +1,8 @@
-"""What a chat template is given: messages and tools as ``transformers`` and vLLM show them to it.
+"""The input of a chat template: messages and tools in the form that ``transformers`` and vLLM give it.
 
 A call's arguments are an object (``{}`` where the text is not one, as in vLLM: a history with a broken call
-can be continued). A custom tool is shown as a strict function with one text, ``input``: vLLM binds a call
-that it may make, where it would only read it, so that the text is always found.
+can be continued). A custom tool is shown as a strict function with one text, ``input``: vLLM constrains the
+calls of a strict function instead of only parsing them, so that the text is always found.
 """
 
 import json
@@ -21,12 +21,12 @@ CUSTOM_PARAMETERS: Mapping[str, object] = {
 
 
 def shown_message(message: Message) -> dict[str, Any]:
-    """A message as the template's variable ``messages`` has it."""
+    """A message as an entry of the template's variable ``messages``."""
     shown: dict[str, Any] = {"role": message.role.value, "content": message.content}
     if message.tool_calls:
         shown["tool_calls"] = [_shown_call(call) for call in message.tool_calls]
     if message.reasoning is not None:
-        # Templates read one or the other.
+        # A template reads one of these two names.
         shown |= {"reasoning": message.reasoning, "reasoning_content": message.reasoning}
     if message.tool_call_id is not None:
         shown["tool_call_id"] = message.tool_call_id

@@ -1,4 +1,4 @@
-"""A cache bounded in bytes: what is used again stays, what is not goes, and a hit takes no lock."""
+"""A cache bounded in bytes: entries that are used again stay, others go; a hit on a new one takes no lock."""
 
 import threading
 from collections.abc import Hashable, Sequence
@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 V = TypeVar("V")
 
-# What an entry takes next to its text and its value: the key's tuple, and its place in a dict of growing size
+# Bytes of an entry without its text and its value: the key's tuple, and its place in a dict of growing size
 # (CPython 3.11, measured by benchmarks/budget_planning.py over 100,000 conversations).
 ENTRY_BYTES = 200
 
@@ -14,9 +14,9 @@ ENTRY_BYTES = 200
 class TokenCache(Generic[V]):
     """Keeps values in two generations. Thread-safe.
 
-    New and used entries are in the young one. When it has filled half of ``max_bytes`` it becomes the old
+    New and used entries are in the young generation. When it fills half of ``max_bytes``, it becomes the old
     one, and the old one is dropped; an old entry that is used becomes young again. An entry of more than a
-    sixteenth of ``max_bytes`` is not kept: it would push out too many others.
+    sixteenth of ``max_bytes`` is not stored: it would evict too many others.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -29,7 +29,7 @@ class TokenCache(Generic[V]):
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> V | None:
-        """The value, or none; a hit keeps it from being forgotten next."""
+        """The value, or ``None``; a hit makes the entry young again."""
         entry = self._young.get(key)
         if entry is not None:
             return entry[0]
@@ -49,7 +49,7 @@ class TokenCache(Generic[V]):
         return [None if entry is None else entry[0] for entry in entries]
 
     def put(self, key: Hashable, value: V, size: int) -> None:
-        """Keep a value that takes ``size`` bytes, text of the key included."""
+        """Store a value; ``size`` is its bytes, the text of the key included."""
         size += ENTRY_BYTES
         if size <= self._largest:
             self._keep(key, (value, size))
@@ -69,5 +69,5 @@ class TokenCache(Generic[V]):
 
     @property
     def bytes(self) -> int:
-        """What the entries are said to take now."""
+        """Bytes of all entries, by the sizes given with them."""
         return self._young_bytes + self._old_bytes

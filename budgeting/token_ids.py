@@ -1,4 +1,4 @@
-"""A prompt's token ids, which may be thousands: in the pieces in which they are cached, joined on demand."""
+"""A prompt's token ids, which may be thousands: stored in their cached pieces, and joined on demand."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, overload
 
 
 class PieceIds(Sequence[int]):
-    """Ids in pieces. Equal to the tuple of them.
+    """Ids in pieces; equal to the tuple of all ids.
 
-    Most of a conversation was encoded for an earlier request, and a server that is sent messages needs only
-    their number: joining them for every request would cost as much as the rest of its plan.
+    Most of a conversation was encoded for an earlier request, and a server that gets messages needs only the
+    number of ids: joining them for every request would cost as much as the rest of its plan.
     """
 
     __slots__ = ("_joined", "_length", "_pieces")
@@ -21,13 +21,13 @@ class PieceIds(Sequence[int]):
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """All of them."""
+        """All ids as one tuple."""
         if self._joined is None:
             self._joined = tuple(chain.from_iterable(self._pieces))
         return self._joined
 
     def first(self, count: int) -> tuple[int, ...]:
-        """The first ``count``; a cached piece itself where it is as long."""
+        """The first ``count`` ids; the first piece itself, not a copy, when it has that length."""
         found: tuple[int, ...] = ()
         for piece in self._pieces:
             if len(found) >= count:
@@ -63,7 +63,7 @@ class PieceIds(Sequence[int]):
 if TYPE_CHECKING:
     TokenIds = tuple[int, ...] | PieceIds
 else:
-    TokenIds = tuple[int, ...]  # what msgspec makes of them where they arrive
+    TokenIds = tuple[int, ...]  # the type that msgspec decodes them to
 
 
 def joined(ids: TokenIds) -> tuple[int, ...]:
@@ -72,5 +72,5 @@ def joined(ids: TokenIds) -> tuple[int, ...]:
 
 
 def first(ids: TokenIds, count: int) -> tuple[int, ...]:
-    """The first ``count`` of them."""
+    """The first ``count`` ids."""
     return ids[:count] if isinstance(ids, tuple) else ids.first(count)

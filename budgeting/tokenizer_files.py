@@ -41,7 +41,7 @@ def read_tokenizer_files(folder: str | Path) -> TokenizerFiles:
 
 
 def _template(root: Path, config: Mapping[str, object]) -> str:
-    """The file wins over the key of the config, as in ``transformers``; of a list, ``default`` is taken."""
+    """The chat template: the file wins over the config, as in ``transformers``; of a list, ``default``."""
     if (root / "chat_template.jinja").is_file():
         return _text(root, "chat_template.jinja")
     given = config.get("chat_template")
@@ -59,7 +59,7 @@ def _template(root: Path, config: Mapping[str, object]) -> str:
 
 
 def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
-    """Entries like ``"eos_token": "</s>"`` or ``"eos_token": {"content": "</s>", …}``."""
+    """Special tokens by name, from ``"eos_token": "</s>"`` or ``"eos_token": {"content": "</s>", …}``."""
     named: dict[str, str] = {}
     for key, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value

@@ -1,15 +1,15 @@
-"""What is left out when a prompt does not fit: one order, fixed by the sections' budgets alone.
+"""Decides what is left out when a prompt does not fit: one order, fixed by the sections' budgets alone.
 
 Always sent: system messages, context, the latest turn, the generation prompt; they borrow from every other
-section. The rest is offered room in this order, and the first item that does not fit ends it:
+section. The other parts get room in this order, up to the first item that does not fit:
 
-1. evidence, best first, within its section's budget; a chunk larger than the section is cut at a sentence's
-   end to what the section has left;
+1. evidence, best first, within its section's budget; a chunk larger than the section is cut at the end of a
+   sentence to the room that the section has left;
 2. exchanges (a user turn with its answers), newest first, within the recent turns' budget;
 3. the summary of the turns that are not sent: up to its budget, or the room there is;
-4. what is left of a section borrows, section by section in the declared order of spare tokens: by default
-   evidence, then exchanges (answers need the evidence more than old turns). The rest of a chunk that is too
-   large for its section comes after the other evidence.
+4. items beyond their section's budget, which borrow spare tokens, section by section in the declared order:
+   by default evidence, then exchanges (answers need the evidence more than old turns). The rest of a chunk
+   that is too large for its section comes after the other evidence.
 
 The order does not depend on how much room there is, and what is sent is a beginning of it, so a larger budget
 never drops a chunk or a turn. The price is that up to one item's room may stay unused.
@@ -25,7 +25,7 @@ from budgeting.values import SPARE_ORDER, PromptSection
 class TrimCandidate:
     """The next thing to send: a chunk (its position), an exchange (its first turn), or the summary.
 
-    ``tokens`` is what it is expected to add; ``text`` what a chunk is cut to (``None``: all of it).
+    ``tokens`` is the expected number that it adds; ``text`` is a chunk's text after a cut (``None``: no cut).
     """
 
     tokens: int
@@ -35,11 +35,11 @@ class TrimCandidate:
 
     @property
     def summary(self) -> bool:
-        """Whether room for the summary is offered."""
+        """Whether the candidate is the summary."""
         return self.chunk is None and self.first_turn is None
 
 
-# Cuts a chunk (its position) to a number of tokens: the text and its tokens, or none.
+# Cuts a chunk (by position) to a number of tokens; returns the text and its tokens, or ``None``.
 Cut = Callable[[int, int], tuple[str, int] | None]
 
 
@@ -55,17 +55,17 @@ def offers(
     cut: Cut = lambda position, room: None,
     spare: Sequence[PromptSection] = SPARE_ORDER,
 ) -> Iterator[TrimCandidate]:
-    """The order above, computed lazily: what is never reached is never counted.
+    """The candidates in the order above, computed lazily: one that is never reached is never counted.
 
     Args:
         ranked_chunks: positions of the chunks, best first.
         exchange_starts: starts of the exchanges, oldest first.
         chunk_tokens: tokens a chunk adds, by position.
-        exchange_tokens: tokens an exchange adds, by its place in ``exchange_starts``.
+        exchange_tokens: tokens an exchange adds, by its index in ``exchange_starts``.
         evidence_room: budget of the evidence section without the context.
         turns_room: budget of the recent turns without the latest.
         summary_room: the summary's budget; 0: none is offered.
-        cut: makes a chunk shorter.
+        cut: shortens a chunk.
         spare: the sections that borrow, in order.
     """
     chunks = _Evidence(ranked_chunks, chunk_tokens, evidence_room, cut)
@@ -84,7 +84,7 @@ def offers(
 
 
 class _Queue:
-    """Items in order; counts each once, when it is looked at."""
+    """Items in order; counts the tokens of each item once, when it is reached."""
 
     def __init__(self, items: Sequence[int], count: Callable[[int], int]) -> None:
         self._items = items
@@ -102,7 +102,7 @@ class _Queue:
             yield item, tokens
 
     def rest(self) -> Iterator[tuple[int, int]]:
-        """All that :meth:`within` left."""
+        """The items that :meth:`within` left."""
         if self._held is not None:
             yield self._held
         yield from self._counted()
@@ -115,7 +115,7 @@ class _Queue:
 
 
 class _Evidence:
-    """Chunks in order, those that alone exceed their section's room cut, or kept for the end."""
+    """Chunks in order; a chunk that alone exceeds the section's room is cut, or comes last."""
 
     def __init__(self, items: Sequence[int], count: Callable[[int], int], room: int, cut: Cut) -> None:
         self._items = iter(items)
@@ -147,7 +147,7 @@ class _Evidence:
                 yield TrimCandidate(tokens, chunk=item)
 
     def rest(self) -> Iterator[TrimCandidate]:
-        """All that :meth:`within` left, those too large by themselves last."""
+        """The chunks that :meth:`within` left; those larger than the section's room last."""
         yield from self._held
         for item in self._items:
             tokens = self._count(item)

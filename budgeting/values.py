@@ -13,7 +13,7 @@ from budgeting.token_ids import TokenIds
 
 
 class Role(StrEnum):
-    """Who speaks in a message."""
+    """The author of a message."""
 
     SYSTEM = "system"
     USER = "user"
@@ -111,8 +111,8 @@ class AudioContent(Struct, frozen=True, tag="audio"):
 class Message(Struct, frozen=True):
     """One chat message as a backend will see it.
 
-    ``content`` is its text; empty where the caller sent null. ``parts`` is the whole content, in order,
-    where it is not text alone. ``tool_call_id`` says which call a message of the role ``tool`` answers.
+    ``content`` is its text; empty if the caller sent null. ``parts`` is the whole content in order, if it is
+    not text alone. ``tool_call_id`` is the call that a message of the role ``tool`` answers.
     """
 
     role: Role
@@ -125,7 +125,7 @@ class Message(Struct, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Whether it is a role and a text, nothing else."""
+        """Whether the message has only a role and a text."""
         return not (self.tool_calls or self.tool_call_id or self.name or self.reasoning or self.parts)
 
     @property
@@ -138,7 +138,7 @@ class Message(Struct, frozen=True):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Every text of it that a chat template may show."""
+        """All texts of the message that a chat template may show."""
         if self.plain:
             return (self.content,)
         called = [text for call in self.tool_calls for text in (call.id, call.name, call.arguments)]
@@ -223,19 +223,19 @@ SPARE_ORDER = (PromptSection.RETRIEVAL, PromptSection.RECENT_TURNS)
 
 
 class BudgetRequest(Struct, frozen=True):
-    """What the planner is asked.
+    """The input of the planner.
 
     Without ``budgets`` nothing is trimmed. With them the prompt is trimmed to ``max_input_tokens`` and to the
     room next to the answer; ``spare`` are the sections that may use what others do not need, in order. The
     system part and the latest turn always may.
 
     The answer's room is ``max_tokens`` (the caller's), else ``reserve`` (the route's or the prompt
-    version's), else the rest of the context. ``owner`` is whose written summaries may be used.
+    version's), else the rest of the context. Only the summaries written for ``owner`` may be used.
 
-    ``trims``: a model's own budgets may trim the prompt where there are no others.
+    ``trims``: a model's own budgets may trim the prompt if there are no others.
 
-    ``lenient``: ``max_tokens`` is a bound, the answer has less where the context has no room for as many; an
-    effort that the chat template refuses is the nearest one that it takes.
+    ``lenient``: ``max_tokens`` is an upper bound, and the answer has fewer if the context has less room; an
+    effort that the chat template refuses becomes the nearest one that it takes.
     """
 
     prompt: CanonicalPrompt
@@ -266,7 +266,7 @@ class SectionCounts(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """What is sent, exactly.
+    """The exact prompt that is sent, and what was left out.
 
     ``token_ids`` is the whole prompt as the engine will see it; ``messages``, with ``tools``, is the
     same prompt for backends that take messages (empty for a raw prompt). Images are in the messages
@@ -274,11 +274,11 @@ class Plan(Struct, frozen=True):
     ``prefix_tokens`` is the length of the stable prefix: the boundary after which volatile content starts.
     ``generation_reserve`` is the most tokens that the answer may have (``open_ended``: the rest of the
     context, since neither the caller nor the route set it); ``counts.total + generation_reserve <=
-    max_model_len`` always. ``reasoning_effort`` is set where it is another one than the caller's.
+    max_model_len`` always. ``reasoning_effort`` is set if it differs from the caller's.
 
-    What is missing: ``dropped_chunks`` are not sent, ``cut_chunks`` only up to a sentence's end,
-    ``merged_chunks`` are sent as a duplicate of theirs. The oldest ``dropped_turns`` are not sent as they
-    are; ``summarized_turns`` of them stand in the summary.
+    Left out: ``dropped_chunks`` are not sent, ``cut_chunks`` only up to the end of a sentence, and for each
+    of ``merged_chunks`` a duplicate is sent. The oldest ``dropped_turns`` are not sent; the summary contains
+    ``summarized_turns`` of them.
     """
 
     messages: tuple[Message, ...]

@@ -15,23 +15,23 @@ from budgeting.errors import TokenizerError
 from budgeting.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 LARGE_CHARS: Final = 100_000
-"""A longer text is encoded in another process, where there is one: the memory of its encoding is freed while
-no other thread of the process runs (130 ms for 2.4 MB), and given back to the system slowly."""
+"""A longer text is encoded in another process, if there is one: freeing the memory of its encoding blocks all
+threads of the process (130 ms for 2.4 MB), and the system gets that memory back slowly."""
 
-# Of many numbers, those that are looked at in one go: 0.2 ms, in which no other thread runs.
+# Numbers of a long sequence that are handled at once: 0.2 ms, in which no other thread runs.
 _NUMBERS_AT_ONCE = 16_384
 
 # Answers a job of :func:`prepare_encode`.
 EncodeElsewhere = Callable[[bytes], bytes]
 
-# The first byte of a job says which ids are asked for, and whether with their ends.
+# The first byte of a job says which ids are wanted, and whether with their ends.
 _MARKUP, _SPECIALS, _ENDS = 1, 2, 4
 
 
 class Vocabulary:
-    """The tokenizer proper. Thread-safe. Raises TokenizerError for an unusable ``tokenizer.json``.
+    """A model's tokenizer, without its template. Thread-safe. Raises TokenizerError for an unusable file.
 
-    ``clean_cuts``: a text may be cut before any control token without changing an id (no normalizer reaches
+    ``clean_cuts``: a text may be cut before any control token without changing an id (no normalizer changes
     them, none strips spaces or needs whole words). ``encoder`` names the library that encodes plain text,
     with the reason where it is not ``tiktoken``. ``elsewhere`` encodes texts of more than LARGE_CHARS.
     """
@@ -55,7 +55,7 @@ class Vocabulary:
         self.clean_cuts = not normalized and not any(
             t.lstrip or t.rstrip or t.single_word for t in special.values()
         )
-        # Vocabularies that hold a control token as an ordinary piece can spell it from plain text.
+        # A vocabulary that has a control token as an ordinary piece can produce it from plain text.
         self._spellable = any(
             token_id in self._text_tokenizer.encode(content, add_special_tokens=False).ids
             for content, token_id in self.controls.ids.items()
@@ -66,10 +66,10 @@ class Vocabulary:
             self.encoder = "tiktoken"
         except NotByteBpe as reason:
             self.encoder = f"tokenizers ({reason})"
-        # Added tokens that stay whole inside plain text are for `tokenizers` to find.
+        # Text with added tokens that are not special is encoded by `tokenizers`, which finds them.
         whole = sorted((t.content for t in added.values() if not t.special), key=len, reverse=True)
         self._whole = re.compile("|".join(map(re.escape, whole))) if whole else None
-        # Rendered text may be cut at control tokens by us when all of them are looked for at once.
+        # Rendered text may be cut at control tokens here only if `tokenizers` searches for all at once.
         self._cuttable = (
             self._fast is not None
             and self.clean_cuts
@@ -92,14 +92,14 @@ class Vocabulary:
         return self._encoded(text, 0)[0]
 
     def shared(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """The same ids, as objects that every holder of an id has in common."""
+        """The same ids, as int objects that all cached tuples share."""
         if 1 < len(ids) <= _NUMBERS_AT_ONCE:
             shared: tuple[int, ...] = itemgetter(*ids)(self._shared)  # in half the time
             return shared
         return tuple(_in_parts(ids, self._shared.__getitem__))
 
     def rendered_ids(self, rendered: str, *, guarded: bool) -> list[int]:
-        """Ids of what a template rendered; ``guarded`` when messages went through ``controls.guard``."""
+        """Ids of rendered text; ``guarded``: ``controls.guard`` was applied to the messages."""
         if not guarded and not (
             self._cuttable and (self._whole is None or self._whole.search(rendered) is None)
         ):
@@ -141,7 +141,7 @@ class Vocabulary:
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
         self._check(token_ids)
-        # One string for each id that occurs. A set of them all would hold up other threads.
+        # One string for each id that occurs. Building a set of all ids would block other threads.
         names: dict[int, str] = {}
         for token_id in token_ids:
             if token_id not in names:
@@ -163,7 +163,7 @@ class Vocabulary:
         return None
 
     def _encoded(self, text: str, wanted: int) -> tuple[list[int], list[int]]:
-        """The ids of a text, and with ``_ENDS`` where each ends in it, in characters."""
+        """The ids of a text; with ``_ENDS`` also the end of each in the text, in characters."""
         if self._elsewhere is not None and len(text) > LARGE_CHARS:
             numbers = array("I", self._elsewhere(bytes([wanted]) + text.encode()))
             count = len(numbers) // 2 if wanted & _ENDS else len(numbers)
@@ -187,9 +187,8 @@ class Vocabulary:
 
 
 def prepare_encode(folder: str) -> EncodeElsewhere:
-    """Encodes large texts with a model folder's tokenizer: from a job to its ids, and their ends after them,
-    as unsigned integers of this machine.
-    """
+    """A function that encodes large texts with a model folder's tokenizer: from a job to its ids, then their
+    ends, as unsigned integers of this machine."""
     vocabulary = Vocabulary(read_tokenizer_files(folder))
 
     def encode(job: bytes) -> bytes:
@@ -208,7 +207,7 @@ def _in_parts(numbers: Sequence[int], of: Callable[[int], int]) -> list[int]:
 
 
 def _load(files: TokenizerFiles) -> Tokenizer:
-    """The tokenizer, no truncation or padding, every named special token known as special."""
+    """The tokenizer without truncation or padding; every named special token is marked special."""
     try:
         json.loads(files.tokenizer_json)
         tokenizer = Tokenizer.from_str(files.tokenizer_json)
