@@ -17,8 +17,8 @@ class BaseModel:
     """The properties of the served base model that an adapter must fit.
 
     ``shapes`` is module name to (inputs, outputs); empty for an unknown architecture: an adapter's shapes are
-    then compared with each other only. ``aliases`` are other names under which adapters may have been
-    trained; ``embedded``: the embedded engine runs it, which adapts all layers or none.
+    then compared with each other only. ``aliases`` are other names of the base model that adapters may give;
+    ``embedded``: the embedded engine runs the model, which adapts all layers or none.
     """
 
     model_id: str
@@ -36,8 +36,8 @@ class BaseModel:
         return f"base_model.model.model.layers.{int(layer)}.{part}.{module}.lora_{side}.weight"
 
     def serves(self, name: str) -> bool:
-        """Whether ``name`` is this model; of a path or ``org/name`` the last part counts, as training scripts
-        write either."""
+        """Whether ``name`` is this model; only the last part of a path or of ``org/name`` counts, since
+        training scripts write both."""
         return name in (self.model_id, *self.aliases) or name.rstrip("/").rsplit("/", 1)[-1] == self.model_id
 
 

@@ -1,4 +1,4 @@
-"""The registry as a value: its events applied in order.
+"""The registry's state as an immutable value: the result of its events, applied in order.
 
 An event is a small JSON object and never changes; a rollback is a further event. ``apply`` is pure, so every
 process that has read the same events has the same catalogue. It refuses an event that contradicts earlier
@@ -38,16 +38,16 @@ TRANSITIONS: Mapping[AdapterState, frozenset[AdapterState]] = {
 
 
 class CatalogueError(AdapterError):
-    """The registry's rules do not allow the change; the message says what would be."""
+    """The registry's rules do not allow the change; the message says what they allow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
     """One registered version; only state, pin, labels and report ever change.
 
-    ``engine_id`` is the number of the event that registered it, so never reused; ``location`` its source (a
-    folder, an archive, ``s3://…``); ``report`` the last evaluation: ``passed``, ``signed`` and more;
-    ``author`` and ``at`` (Unix seconds) are of the registration.
+    ``engine_id`` is the number of the event that registered the version, so it is never reused; ``location``
+    is the source (a folder, an archive, ``s3://…``); ``report`` the last evaluation: ``passed``, ``signed``
+    and more; ``author`` and ``at`` (Unix seconds) are of the registration.
     """
 
     adapter_id: str
@@ -69,15 +69,15 @@ class Version:
 
     @property
     def passed(self) -> bool:
-        """Whether its last evaluation passed, and was made by `sluice evaluate` for this content."""
+        """Whether the last evaluation passed, and was made by `sluice evaluate` for this content."""
         return self.report.get("passed") is True and self.report.get("signed") is True
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A name for one version, and for a share of the sessions for another.
+    """A name for the version ``target``, and for a share of the sessions for the version ``canary``.
 
-    ``canary`` gets ``percent`` of the sessions; ``history`` are earlier targets, the latest last.
+    ``canary`` gets ``percent`` of the sessions; ``history`` are the earlier targets, the latest last.
     """
 
     name: str
@@ -94,14 +94,14 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """All versions and aliases; ``number`` is the last event's."""
+    """All versions and aliases; ``number`` is that of the last event."""
 
     number: int = 0
     versions: Mapping[str, Version] = field(default_factory=dict)
     aliases: Mapping[str, Alias] = field(default_factory=dict)
 
     def version(self, adapter_id: str) -> Version:
-        """Raises CatalogueError for a name that is not registered."""
+        """The version of that name. Raises CatalogueError for a name that is not registered."""
         found = self.versions.get(adapter_id)
         if found is None:
             listed = ", ".join(sorted(self.versions)[:10]) or "none"
@@ -115,8 +115,8 @@ class Catalogue:
 def apply(catalogue: Catalogue, data: bytes, *, number: int, author: str, at: float) -> Catalogue:
     """The catalogue after one more event.
 
-    Raises CatalogueError when the event contradicts those before it, or is of a kind that only a newer
-    version knows.
+    Raises CatalogueError when the event contradicts earlier ones, or is of a kind that only a newer version
+    of the gateway knows.
     """
     if number != catalogue.number + 1:
         raise CatalogueError(f"event {number} does not follow {catalogue.number}")
@@ -261,7 +261,7 @@ def _moved(version: Version, state: AdapterState) -> Version:
 
 
 def _to(alias: Alias, target: str) -> Alias:
-    """The alias for one version alone."""
+    """The alias with one version as its only target."""
     past = () if alias.target in (None, target) else (str(alias.target),)
     return Alias(alias.name, target, history=(*alias.history, *past)[-MAX_HISTORY:])
 

@@ -1,4 +1,4 @@
-"""Operators' changes of the registry: each function checks the rules and returns the event to append."""
+"""Changes of the registry by operators: each function checks the rules and returns the event to append."""
 
 import json
 import re
@@ -15,7 +15,7 @@ MAX_LABEL = 256
 
 
 class NotEvaluatedError(CatalogueError):
-    """A version without a passing report is made active only by force."""
+    """A version without a passing evaluation report can be promoted only with ``force``."""
 
 
 def register(
@@ -28,9 +28,9 @@ def register(
     base_revision: str | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> bytes | None:
-    """A new version; ``None`` when the same content is registered under that name already.
+    """Register a new version; ``None`` when the name already has the same content.
 
-    Raises CatalogueError when the name is not allowed, or has other content.
+    Raises CatalogueError when the name is not allowed, is an alias or retired, or has other content.
     """
     _check_name("id", adapter_id)
     if adapter_id in catalogue.aliases:
@@ -79,8 +79,8 @@ def promote(
 ) -> bytes | None:
     """Point an alias to a version: for all sessions, or as a canary for ``percent`` of them.
 
-    Without an alias the version is served under its own name. ``None`` when that is so already. Raises
-    NotEvaluatedError without a passing report and without ``force``, for whatever share, else CatalogueError.
+    Without an alias the version is served under its own name. ``None`` when nothing would change. Raises
+    NotEvaluatedError without a passing report and without ``force``, for any share, else CatalogueError.
     """
     if alias is not None:
         _check_name("alias", alias)
@@ -121,7 +121,7 @@ def _leads(catalogue: Catalogue, version: Version, alias: str | None, percent: f
 
 
 def roll_back(catalogue: Catalogue, alias: str, *, to: str | None = None, comment: str = "") -> bytes:
-    """Lead an alias back to an earlier version, by default the last one that is not retired. Raises
+    """Point an alias to an earlier version again, by default the last one that is not retired. Raises
     CatalogueError."""
     found = catalogue.aliases.get(alias)
     if found is None:
@@ -157,9 +157,9 @@ def retire(catalogue: Catalogue, adapter_id: str, *, comment: str = "") -> bytes
 
 
 def evaluate(catalogue: Catalogue, adapter_id: str, report: Mapping[str, Any], *, signed: bool) -> bytes:
-    """Store an evaluation with a version; it counts when it is ``signed`` and names the version's digest.
+    """Store an evaluation with a version; it counts only if ``signed`` and if it names the version's digest.
 
-    Raises CatalogueError when ``report`` lacks ``passed``, or compared other content (``candidate_sha256``).
+    Raises CatalogueError when ``report`` lacks ``passed``, or is of other content (``candidate_sha256``).
     """
     held, compared = catalogue.version(adapter_id).sha256, report.get("candidate_sha256", None)
     if compared is not None and compared != held:
@@ -183,7 +183,7 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def _checked(catalogue: Catalogue, event: bytes) -> bytes:
-    """The event, after a trial application has shown that it is allowed."""
+    """The event, if the catalogue allows it. Raises CatalogueError."""
     apply(catalogue, event, number=catalogue.number + 1, author="-", at=0.0)
     return event
 

@@ -5,11 +5,11 @@
     AdapterError
     ├── RegistryFileError   the registry's file cannot be used
     ├── UnknownAdapter      no adapter of that name is served
-    ├── AdapterForbidden    the caller's key is limited to others
-    ├── AdapterNotHere      its files could not be fetched to this machine
-    ├── AdapterRejected     it did not pass the checks
+    ├── AdapterForbidden    the caller's key is limited to other adapters
+    ├── AdapterNotHere      the adapter's files could not be fetched to this machine
+    ├── AdapterRejected     the adapter did not pass the checks
     └── CatalogueError      the registry's rules forbid the change (``adapters.catalogue``)
-        └── NotEvaluatedError  no passing evaluation, and no force (``adapters.changes``)
+        └── NotEvaluatedError  no passing evaluation, and no ``force`` (``adapters.changes``)
 """
 
 from enum import StrEnum
@@ -24,7 +24,7 @@ class RegistryFileError(AdapterError):
 
 
 class UnknownAdapter(AdapterError):
-    """No adapter of that name is served; ``why`` explains one that is registered all the same."""
+    """No adapter of that name is served; ``why``: the reason, if the registry knows the name."""
 
     def __init__(self, adapter_id: str, known: tuple[str, ...], *, why: str | None = None) -> None:
         self.adapter_id = adapter_id
@@ -42,34 +42,33 @@ class AdapterForbidden(AdapterError):
 
 
 class AdapterNotHere(AdapterError):
-    """Its files could not be fetched to this machine; the message says what to do."""
+    """The adapter's files could not be fetched to this machine; the message says what to do."""
 
 
 class Rejection(StrEnum):
     """Why an adapter is refused before an engine loads it; stable codes for scripts."""
 
     NOT_FOUND = "not_found"  # the folder or one of its two files is not there
-    NOT_ALLOWED = "not_allowed"  # the configuration does not name its bucket and prefix
+    NOT_ALLOWED = "not_allowed"  # the bucket and prefix are not in the configuration
     OUTSIDE_FOLDER = "outside_folder"  # a symlink or an archive's name leads out of the folder
-    TOO_LARGE = "too_large"  # more bytes or files than an adapter has
+    TOO_LARGE = "too_large"  # more bytes or files than an adapter may have
     NOT_SAFETENSORS = "not_safetensors"  # weights in another format, pickle above all
-    BAD_CONFIG = "bad_config"  # adapter_config.json cannot be read, or lacks what it must say
-    UNSUPPORTED = "unsupported"  # it needs what engines here do not run
+    BAD_CONFIG = "bad_config"  # adapter_config.json cannot be read, or lacks a required value
+    UNSUPPORTED = "unsupported"  # it needs a feature that the engines do not run
     WRONG_BASE = "wrong_base"  # trained for another base model
     RANK_TOO_HIGH = "rank_too_high"  # above max_lora_rank
     UNKNOWN_TARGET = "unknown_target"  # a module that the base model does not have
     TRUNCATED = "truncated"  # the file ends before what its header promises
     BAD_HEADER = "bad_header"  # the header contradicts itself
-    BAD_SHAPE = "bad_shape"  # a tensor does not fit the base model, or its partner
-    MISSING_TENSOR = "missing_tensor"  # one of a pair, or a whole target, is not there
+    BAD_SHAPE = "bad_shape"  # a tensor does not fit the base model, or the other of its pair
+    MISSING_TENSOR = "missing_tensor"  # one tensor of a pair, or all of a target module
     NOT_FINITE = "not_finite"  # NaN or infinity among the weights
     WRONG_CHECKSUM = "wrong_checksum"  # not the expected bytes
     BAD_ARCHIVE = "bad_archive"  # the archive cannot be unpacked
 
 
 class AdapterRejected(AdapterError):
-    """The adapter cannot be used: a stable code, and one line that says where, what was found and what is
-    allowed."""
+    """The adapter failed a check: a stable code, and a line with place, value, and what is allowed."""
 
     def __init__(self, code: Rejection, detail: str) -> None:
         self.code = code

@@ -22,7 +22,7 @@ class AdapterLoaded:
 
 @dataclass(frozen=True, slots=True)
 class AdapterLoadFailed:
-    """An engine could not take it."""
+    """An engine could not load an adapter."""
 
     adapter_id: str
     code: str
@@ -32,7 +32,7 @@ class AdapterLoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class AdapterUnloaded:
-    """An engine has unloaded it: ``room`` for another one, or it is ``retired``."""
+    """An engine has unloaded an adapter; ``reason``: ``room`` for another one, or ``retired``."""
 
     adapter_id: str
     reason: str

@@ -1,4 +1,4 @@
-"""An adapter's ``adapter_config.json`` as PEFT writes it: read, and checked against what the engines run."""
+"""Reads an adapter's ``adapter_config.json`` as PEFT writes it, and checks that the engines can run it."""
 
 import json
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from adapters.errors import AdapterRejected, Rejection
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 1 << 20
 
-# Keys that are read here or by the engines, and keys without an effect on the computation. Every other set
-# key changes the computation in a way that no engine here runs, and vLLM would ignore it silently.
+# Keys that this module or the engines read, and keys without an effect on the computation. Any other key that
+# is set changes the computation in a way that no engine runs, and vLLM would ignore it silently.
 _READ = frozenset(("peft_type", "bias", "r", "lora_alpha", "use_rslora", "target_modules"))
 _NO_EFFECT = frozenset(
     (
@@ -23,8 +23,8 @@ _NO_EFFECT = frozenset(
         "runtime_config",
     )
 )
-# Initializations that leave the base model's weights unchanged; the others (PiSSA, OLoRA …) subtract from
-# them, which PEFT reverts when it converts the adapter.
+# Initializations that leave the base model's weights unchanged. The others (PiSSA, OLoRA …) subtract from
+# these weights, which PEFT reverts when it converts the adapter.
 _INITIALIZATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
@@ -39,7 +39,7 @@ class PeftConfig:
 
 
 def read_config(folder: Path, base: BaseModel) -> PeftConfig:
-    """Read and check it. Blocks. Raises AdapterRejected at the first problem."""
+    """Read and check the adapter's configuration. Blocks. Raises AdapterRejected at the first problem."""
     config = _read(folder)
     _check_kind(config, base)
     base_name = _check_base(config, base)
@@ -78,7 +78,7 @@ def _check_kind(config: Mapping[str, Any], base: BaseModel) -> None:
             "allowed: true, or the adapter converted by PEFT (path_initial_model_for_weight_conversion)",
         )
     for key in config:
-        # Where an adapter may cover some layers only, its tensors show which.
+        # On engines where an adapter may adapt only some layers, its tensors show which.
         known = key in _READ or key in _NO_EFFECT or (key == "layers_to_transform" and not base.embedded)
         if config[key] and not known:
             raise _refused(Rejection.UNSUPPORTED, f"{key} is set; engines do not run it")
@@ -108,7 +108,7 @@ def _check_targets(config: Mapping[str, Any], base: BaseModel) -> tuple[str, ...
     targets = config.get("target_modules")
     if not isinstance(targets, list) or not targets or not all(isinstance(one, str) for one in targets):
         raise _refused(Rejection.BAD_CONFIG, "target_modules must be a list of module names")
-    # The embedded engine looks up the names unchanged.
+    # The embedded engine uses the names unchanged, others only their last part.
     names = tuple(sorted({one if base.embedded else one.rsplit(".", 1)[-1] for one in targets}))
     unknown = [name for name in names if base.shapes and name not in base.shapes]
     if unknown:

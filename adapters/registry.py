@@ -1,4 +1,4 @@
-"""The registered adapters: looked up by name or alias, leased for the time of a request."""
+"""The registered adapters: found by name or alias, and leased for the time of a request."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -15,16 +15,16 @@ from adapters.values import Adapter, Selection
 class AdapterRegistry:
     """The adapters that requests may use; lives on the event loop.
 
-    A lease counts an adapter as in use, so that retirement and eviction see that a request still needs it.
-    The caller has checked ``adapters`` (all active) and ``aliases``.
+    A lease counts an adapter as in use, so that retirement and eviction know that a request still needs it.
+    The caller must have checked ``adapters`` (all active) and ``aliases``.
     """
 
     def __init__(self, adapters: Iterable[Adapter] = (), aliases: Mapping[str, str] | None = None) -> None:
         given = {adapter.adapter_id: adapter for adapter in adapters}
         self._in_use: dict[str, int] = {}
         self._expected: frozenset[str] = frozenset()
-        # Live views: the names that :meth:`get` knows, adapters and aliases; those that any caller may use,
-        # now or once the registry's file is imported.
+        # Sets that are updated in place: the names of adapters and aliases that :meth:`get` knows; the names
+        # that any caller may use, now or after the import of the registry's file.
         self.ids: set[str] = set()
         self.servable: set[str] = set()
         self.offer(
@@ -36,15 +36,15 @@ class AdapterRegistry:
         )
 
     def offer(self, offer: AdapterOffer) -> None:
-        """Replace all adapters at once; existing leases keep theirs."""
-        # The offer in force.
+        """Replace all adapters at once; existing leases keep their adapters."""
+        # The current offer.
         self.offered = offer
         served = set(offer.served)
         self.known = tuple(one for one in offer.adapters.values() if one.adapter_id in served)
         self._name()
 
     def expect(self, names: Iterable[str]) -> None:
-        """Set names that the configuration uses, registered already or not."""
+        """Set the names that the configuration uses, whether registered already or not."""
         self._expected = frozenset(names)
         self._name()
 
@@ -59,7 +59,7 @@ class AdapterRegistry:
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Alias to its target, the adapter of sessions outside the canary."""
+        """The target of each alias: the adapter of sessions outside the canary."""
         return MappingProxyType(
             {name: one.target for name, one in self.offered.aliases.items() if one.target is not None}
         )
@@ -81,7 +81,7 @@ class AdapterRegistry:
 
 
 class _Leasing(Struct, eq=False):
-    """One lease; ``in_use`` counts those of each adapter."""
+    """One lease; ``_in_use`` is the number of leases by adapter."""
 
     _registry: AdapterRegistry
     _in_use: dict[str, int]
@@ -90,7 +90,7 @@ class _Leasing(Struct, eq=False):
 
     def __enter__(self) -> Lease:
         lease = select(self._selection, self._registry.offered)
-        del self._selection  # it is entered once
+        del self._selection  # a lease is entered once
         self._name = name = lease.adapter_id
         if name is not None:
             self._in_use[name] = self._in_use.get(name, 0) + 1

@@ -1,23 +1,23 @@
 """Decides which adapters one engine holds; the caller loads and unloads them. Sans I/O.
 
-An adapter in use or pinned is never evicted; else the one with the least demand is, among equals the longest
-idle. A failed load is not retried at once, so that one broken adapter does not delay the others.
+An adapter in use or pinned is never evicted; of the others, that with the least demand is first, among equals
+the longest idle. A failed load is not retried at once, so that one broken adapter does not delay the others.
 """
 
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-# Demand of the last ten minutes predicts that of the next ten; the pattern of a day changes more slowly.
+# The demand of the last ten minutes predicts that of the next ten; daily patterns change more slowly.
 HALF_LIFE_S = 600.0
 # Names with a count; those with the least demand are evicted.
 MAX_NAMES = 10_000
-# Below this a count is dropped: one request, ten half-lives ago.
+# A lower count is dropped: this is about one request ten half-lives ago.
 _LEAST = 0.001
 
 
 class AdapterDemand:
-    """Decaying counts by name; the clock is the caller's."""
+    """Decaying request counts by name; the caller gives the time."""
 
     def __init__(self, half_life_s: float = HALF_LIFE_S) -> None:
         self.half_life_s = half_life_s
@@ -29,12 +29,12 @@ class AdapterDemand:
             self._forget(now)
 
     def of(self, name: str, now: float) -> float:
-        """Its demand; 0 without a request so far."""
+        """The demand of ``name``; 0 before its first request."""
         value, at = self._counts.get(name, (0.0, now))
         return value * math.exp2(-max(0.0, now - at) / self.half_life_s)
 
     def most_demanded(self, names: Iterable[str], now: float) -> list[str]:
-        """Those of ``names`` with a demand, the highest first; equal ones by name."""
+        """The names with demand, the highest first; names with equal demand in alphabetical order."""
         demanded = [(self.of(name, now), name) for name in names if name in self._counts]
         return [
             name for value, name in sorted(demanded, key=lambda one: (-one[0], one[1])) if value >= _LEAST
@@ -61,33 +61,33 @@ class AdapterDemand:
 
 
 # A broken folder is retried after one second, then two, at most a minute: an operator who repairs it does not
-# wait long, and constant requests for it cost an engine one read a minute.
+# wait long, and constant requests for its adapter cost an engine one read a minute.
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """It is loaded."""
+    """The adapter is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadDecision:
-    """Load it, once ``evict`` has been unloaded."""
+    """Load the adapter, after ``evict`` (if any) has been unloaded."""
 
     evict: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """No place can be freed now; ``pinned`` adapters occupy some."""
+    """No place can be freed now; ``pinned`` is the number of places with pinned adapters."""
 
     pinned: int
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """It could not be loaded a moment ago."""
+    """A recent load of the adapter has failed."""
 
     reason: str
     retry_after_s: float
@@ -106,14 +106,14 @@ class _Failure:
 class Residency:
     """At most ``places`` adapters of one engine; engines may share ``demand``.
 
-    A resident adapter is one that requests may use at once; ``held`` is what the engine reports as loaded,
-    which may be more: a load whose caller was cancelled continues.
+    A resident adapter is one that requests may use at once; ``held`` are the adapters that the engine reports
+    as loaded, which may be more: a load whose caller was cancelled continues.
     """
 
     def __init__(self, places: int, demand: AdapterDemand | None = None) -> None:
         self.places = places
         self.demand = demand if demand is not None else AdapterDemand()
-        self._resident: dict[str, str] = {}  # name and folder
+        self._resident: dict[str, str] = {}  # folder by name
         self._users: dict[str, int] = {}
         self._used_at: dict[str, float] = {}
         self._failures: dict[str, _Failure] = {}
@@ -134,13 +134,13 @@ class Residency:
         self.pinned = frozenset(names)
 
     def enter(self, name: str, now: float) -> None:
-        """A request begins to need it."""
+        """Count a request that begins to need the adapter."""
         self._users[name] = self._users.get(name, 0) + 1
         self._used_at[name] = now
         self.demand.touch(name, now)
 
     def leave(self, name: str, now: float) -> None:
-        """A request needs it no longer."""
+        """Count a request that no longer needs the adapter."""
         self._used_at[name] = now
         self._users[name] -= 1
         if not self._users[name]:
@@ -149,7 +149,7 @@ class Residency:
                 self._used_at.pop(name, None)
 
     def is_ready(self, name: str, folder: str) -> bool:
-        """Whether requests may use it at once, with the weights of that folder."""
+        """Whether requests may use the adapter at once, with the weights of that folder."""
         return self._resident.get(name) == folder
 
     def decide(self, name: str, folder: str, held: Collection[str], now: float) -> Decision:
@@ -181,14 +181,14 @@ class Residency:
         self._failures.pop(name, None)
 
     def failed(self, name: str, reason: str, now: float) -> float:
-        """The engine could not take it; returns the seconds until a retry."""
+        """Record that the engine could not load the adapter; returns the seconds until a retry."""
         before = self._failures.get(name)
         wait_s = FIRST_WAIT_S if before is None else min(LONGEST_WAIT_S, 2 * before.wait_s)
         self._failures[name] = _Failure(reason, wait_s, now + wait_s)
         return wait_s
 
     def unloaded(self, name: str) -> None:
-        """The engine has unloaded it, or is about to."""
+        """Record that the engine has unloaded the adapter, or is about to."""
         self._resident.pop(name, None)
         if name not in self._users:
             self._used_at.pop(name, None)

@@ -1,7 +1,7 @@
-"""A safetensors file's header, and whether its numbers are finite; nothing is executed or loaded whole.
+"""Reads a safetensors file's header, and checks in pieces that its numbers are finite; executes nothing.
 
-Format: eight bytes with the header's length (little endian), that much JSON, then the tensors' bytes without
-gaps (https://github.com/huggingface/safetensors, "Format").
+Format: eight bytes with the header's length (little endian), the header in JSON, then the tensors' bytes
+without gaps (https://github.com/huggingface/safetensors, "Format").
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from adapters.errors import AdapterRejected, Rejection
 # A multiple of every item's size.
 CHUNK_BYTES = 1 << 20
 
-# NaN and infinity have an exponent of ones. Numbers are little endian: the last byte holds the sign and the
-# exponent's first bits, the one before it the rest of the exponent.
+# All exponent bits of NaN and infinity are ones. Numbers are little endian: the last byte has the sign and
+# the exponent's first bits, the byte before it the other exponent bits.
 _HALF_EXPONENT = re.compile(rb"[\x7c-\x7f\xfc-\xff]")
 _FULL_EXPONENT = re.compile(rb"[\x7f\xff]")
 
@@ -31,7 +31,7 @@ def _half(data: bytes) -> bool:
 
 
 def _wide(item: int, rest: int) -> Callable[[bytes], bool]:
-    """For items of ``item`` bytes; ``rest``: the exponent's bits in the last byte but one."""
+    """The check for items of ``item`` bytes; ``rest``: mask of the exponent bits in the last byte but one."""
 
     def finite(data: bytes) -> bool:
         before = data[item - 2 :: item]

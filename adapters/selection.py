@@ -18,8 +18,8 @@ _SERVED = frozenset({AdapterState.ACTIVE, AdapterState.CANARY})
 
 @dataclass(frozen=True, slots=True)
 class AdapterOffer:
-    """What can be selected: every registered version with its state, the aliases, and the names in the
-    registry's file that failed the checks, with the reason."""
+    """The adapters of a selection: every registered version with its state, the aliases, and the ``refused``
+    names in the registry's file, which failed the checks, with the reason."""
 
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
     states: Mapping[str, AdapterState] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class AdapterOffer:
 
 
 class Lease(Struct, frozen=True):
-    """The adapter of a request, ``None`` for the base model, and what decided.
+    """The adapter of a request, ``None`` for the base model, and the ``rule`` that selected it.
 
     ``rule`` is ``explicit``, ``rule[0]``…, ``none``, or ``canary(25%)`` for a session on an alias' canary;
     ``missing`` the named adapter when the base model is used instead.
@@ -52,10 +52,10 @@ class Lease(Struct, frozen=True):
 
 
 def choose(selection: Selection) -> tuple[str | SelectionRule | None, str]:
-    """The explicit wish or the rule that decides, ``None`` for the base model, and its name.
+    """The adapter's name or the rule that decides (``None``: the base model), and the reason's name.
 
-    In this order: the explicit wish (``explicit``); the first of the route's rules whose every field equals
-    the request's (``rule[i]``, counted from 0); else the base model (``none``).
+    In this order: the name that the caller gave (``explicit``); the first of the route's rules whose fields
+    all equal the request's (``rule[i]``, counted from 0); else the base model (``none``).
     """
     if selection.adapter_id is not None:
         return selection.adapter_id, EXPLICIT
@@ -66,10 +66,10 @@ def choose(selection: Selection) -> tuple[str | SelectionRule | None, str]:
 
 
 def select(selection: Selection, offer: AdapterOffer) -> Lease:
-    """The adapter of a request; for one that a rule names, the base model may answer instead.
+    """The adapter of a request; instead of one that a rule names, the base model may answer.
 
-    Raises UnknownAdapter when the wish, or the deciding rule, names an adapter that is not served, and
-    AdapterForbidden when the caller's key is limited to others.
+    Raises UnknownAdapter when the caller, or the deciding rule, names an adapter that is not served, and
+    AdapterForbidden when the caller's key is limited to other adapters.
     """
     wish, rule = choose(selection)
     if wish is None:
@@ -98,8 +98,7 @@ def select(selection: Selection, offer: AdapterOffer) -> Lease:
 
 
 def check_allowed(wish: str, names: tuple[str, ...], allowed: tuple[str, ...] | None) -> None:
-    """Refuse a key that is limited to other adapters; an allowed alias allows its versions. Raises
-    AdapterForbidden."""
+    """Raise AdapterForbidden unless ``allowed`` has one of ``names``; an allowed alias covers its version."""
     if allowed is not None and not set(names) & set(allowed):
         raise AdapterForbidden(wish, allowed)
 

@@ -1,8 +1,8 @@
-"""The adapters on this machine: each under the SHA-256 of its content, complete, checked, never changed.
+"""The adapters on this machine, each in a folder named by its SHA-256: complete, checked, never changed.
 
-Engines load from here only. An adapter is copied and the copy is checked, so that no file can be swapped
-between the check and the load; then the copy is renamed atomically. All functions
-block: call them in a thread.
+Engines load from these folders only. An adapter is copied and the copy is checked, so that no file can be
+swapped between the check and the load; then the copy is renamed atomically. All functions block: call them in
+a thread.
 """
 
 import os
@@ -23,7 +23,7 @@ _PIECE = 1 << 20
 class AdapterStore:
     """A folder of adapters; several processes may use it at once.
 
-    ``folder``: created with the first adapter.
+    ``folder`` is created with the first adapter.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,11 +41,11 @@ class AdapterStore:
 
         Args:
             source: a folder, ``.tar.gz``, ``.tgz``, ``.tar`` or ``.zip``.
-            base: what it must fit.
-            sha256: its content, when it is known.
+            base: the base model that the adapter must fit.
+            sha256: the expected SHA-256 of the content, if known.
 
         Raises:
-            AdapterRejected: it does not pass; nothing is stored.
+            AdapterRejected: the adapter does not pass the checks; nothing is stored.
             OSError: the store cannot be written.
         """
         parts = self.folder / _PARTS
@@ -58,7 +58,7 @@ class AdapterStore:
                 unpacked.mkdir()
                 unpack(source, unpacked)
                 source = unpacked
-            # All files are checked, two are stored: engines read no others.
+            # All files are listed and checked, two are stored: engines read no others.
             list_files(source)
             for name in (CONFIG_FILE, WEIGHTS_FILE):
                 _copy(source / name, folder / name)
@@ -67,7 +67,7 @@ class AdapterStore:
         return verified
 
     def check(self, source: Path, base: BaseModel, *, sha256: str | None = None) -> Verified:
-        """Check without storing. Raises AdapterRejected, OSError."""
+        """Check an adapter without storing it. Raises AdapterRejected, OSError."""
         if not is_archive(source):
             return verify(source, base, sha256=sha256)
         with tempfile.TemporaryDirectory() as scratch:

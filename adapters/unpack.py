@@ -1,4 +1,4 @@
-"""Unpacks an adapter's archive into an empty folder: plain files only, within it, and not too many."""
+"""Unpacks an adapter's archive into an empty folder: only plain files, inside the folder, not too many."""
 
 import gzip
 import tarfile
@@ -18,7 +18,7 @@ _PIECE = 1 << 20
 # Most bytes of an archive's headers: 2 * MAX_FILES entries take a few hundred bytes each. A tar's extended
 # header may claim any length, and reading it would take as much memory.
 _MAX_HEADER_BYTES = 1 << 20
-# As file systems have them; a name also makes folders.
+# Most characters of an entry's whole name, as in file systems; the name also creates folders.
 _MAX_NAME = 255
 _GZIP = b"\x1f\x8b"
 _Read = Callable[[str], IO[bytes]]  # opens a member by its name
@@ -70,7 +70,7 @@ def unpack(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) -> None:
 
 
 class _BoundedHeaders:
-    """An archive's file, of which only ``_MAX_HEADER_BYTES`` may be read until ``listed``."""
+    """An archive's file; until ``listed`` is set, only ``_MAX_HEADER_BYTES`` may be read."""
 
     def __init__(self, file: IO[bytes], max_position: int) -> None:
         self.tell, self.close, self.seekable = file.tell, file.close, file.seekable
@@ -80,7 +80,7 @@ class _BoundedHeaders:
         self._max_position = max_position
 
     def read(self, size: int = -1) -> bytes:
-        """Raises AdapterRejected (``too_large``)."""
+        """Read up to ``size`` bytes. Raises AdapterRejected (``too_large``)."""
         if self.listed:
             return self._file.read(size)
         data = self._file.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
@@ -92,7 +92,7 @@ class _BoundedHeaders:
         return data
 
     def seek(self, position: int, whence: int = 0) -> int:
-        """Raises AdapterRejected (``too_large``): to skip compressed bytes is to unpack them."""
+        """Move to a position. Raises AdapterRejected (``too_large``): skipped bytes are unpacked, too."""
         if position > self._max_position:
             raise AdapterRejected(
                 Rejection.TOO_LARGE, f"the archive unpacks to more than {self._max_position:,} bytes"
@@ -105,7 +105,7 @@ def _opened(archive: Path, max_bytes: int) -> Iterator[tuple[list[_Member], _Rea
     with archive.open("rb") as file:
         compressed = file.read(2) == _GZIP
     with gzip.open(archive) if compressed else archive.open("rb") as file:
-        # Headers and padding come on top of the content.
+        # The bound on the content does not include headers and padding.
         bounded = _BoundedHeaders(cast("IO[bytes]", file), max_bytes + 2 * _MAX_HEADER_BYTES)
         with _listed(archive, cast("IO[bytes]", bounded)) as found:
             bounded.listed = True

@@ -11,8 +11,8 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One registered LoRA adapter version, with its folder and a positive integer id in engines that is never
-    reused."""
+    """One registered LoRA adapter version, with its folder (``path``) and its id in engines (``engine_id``, a
+    positive integer that is never reused)."""
 
     adapter_id: str
     engine_id: int
@@ -34,8 +34,8 @@ class SelectionRule:
 
 
 class Selection(Struct, frozen=True):
-    """The input of a selection: what the caller named (``adapter_id``), then the route's rules over the
-    request's fields.
+    """The input of a selection: the name that the caller gave (``adapter_id``), then the route's rules over
+    the request's fields.
 
     ``sticky_key`` is the session, else the request, so that a caller stays on one version of an alias;
     ``allowed`` are the names that the key may use (``None``: all); an ``operator`` may name staged versions;

@@ -37,8 +37,8 @@ _TENSOR = re.compile(
 class Verified:
     """The properties of an adapter that passed the checks.
 
-    ``sha256`` is of the manifest (each file's name, size and SHA-256); ``base_name`` is the base model as the
-    adapter names it; ``shapes_checked``: the base model's shapes were known.
+    ``sha256`` is the hash of the manifest (each file's name, size and SHA-256); ``base_name`` is the base
+    model as the adapter names it; ``shapes_checked``: the base model's shapes were known.
     """
 
     rank: int
@@ -74,10 +74,10 @@ def verify(folder: Path, base: BaseModel, *, sha256: str | None = None) -> Verif
 
 
 def list_files(folder: Path) -> Mapping[str, int]:
-    """The folder's files and their sizes, by path in the folder.
+    """The sizes of the folder's files in bytes, by path in the folder.
 
     Raises AdapterRejected when a file is missing, is no plain file, leads out of the folder or holds weights
-    in another format, or when they are too many or too large.
+    in another format, or when there are too many files or bytes.
     """
     if not folder.is_dir():
         raise AdapterRejected(Rejection.NOT_FOUND, f"{folder.name}: no such folder")
