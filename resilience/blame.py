@@ -8,13 +8,13 @@ in service. The results of other weights on the same backend at the same time de
 from collections.abc import Callable
 
 WINDOW_S = 10.0
-"""How long an answer or a failure counts: a few times the 1.4 s that an answer takes at most (P99 target)."""
+"""How long an answer or a failure counts: several times the 1.4 s of a whole answer (the P99 target)."""
 MAX_WEIGHTS = 256
-"""Adapters that are distinguished on one backend; beyond, those seen longest ago are forgotten."""
+"""Weights (adapters, and the base model) stored per backend; the least recent are evicted."""
 
 
 class Blame:
-    """Remembers the recent results of each backend by weights. ``None`` stands for the base model alone."""
+    """Stores recent results of each backend by weights: an adapter's id, or ``None`` for the base model."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -22,14 +22,14 @@ class Blame:
         self._nan_at: dict[str, dict[str | None, float]] = {}
 
     def answered(self, backend: str, adapter_id: str | None) -> None:
-        """These weights gave an answer."""
+        """Record an answer of these weights."""
         self._note(self._answered_at.setdefault(backend, {}), adapter_id)
 
     def not_numbers(self, backend: str, adapter_id: str | None) -> bool:
-        """These weights gave NaN; returns whether the adapter alone is at fault.
+        """Record a NaN of these weights; returns whether the adapter alone is at fault.
 
-        It is, unless other weights gave NaN recently too and none of them gave an answer. The base model's
-        weights are the backend's own.
+        It is, unless other weights gave NaN recently too and no other weights gave an answer. A NaN of the
+        base model is always the backend's fault.
         """
         failed = self._nan_at.setdefault(backend, {})
         self._note(failed, adapter_id)

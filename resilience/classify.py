@@ -1,4 +1,4 @@
-"""From any exception to the closed set of failures, by its type and message, without importing an engine."""
+"""Maps any exception to the closed set of failures, by its type and message, without importing an engine."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from resilience.classify_aws import aws_failure, kind_of_status, names_of
 from resilience.failures import BackendFailure, FailureKind
 
 # Classes that cannot be imported here, by package and name. The first of an exception's ancestors in this
-# table decides, so it may hold a base class and classes derived from it.
+# table decides, so the table may contain a base class and classes derived from it.
 _BY_NAME: Mapping[str, FailureKind] = {
     "torch.OutOfMemoryError": FailureKind.CUDA_OOM,
     "torch.DistBackendError": FailureKind.CUDA_DRIVER_ERROR,
@@ -21,7 +21,7 @@ _BY_NAME: Mapping[str, FailureKind] = {
     "aiohttp.ContentTypeError": FailureKind.BACKEND_UNAVAILABLE,
     "aiohttp.InvalidURL": FailureKind.INTERNAL,
 }
-# Raised around another exception, which is what happened.
+# Exceptions that wrap the real one (their ``__cause__``).
 _WRAPPERS = frozenset({"vllm.EngineGenerateError"})
 _CLIENT_ERROR_OF_VLLM = "vllm.VLLMClientError"
 _ANSWER_OF_AIOHTTP = "aiohttp.ClientResponseError"
@@ -46,10 +46,10 @@ _BY_RUNTIME_MESSAGE: tuple[tuple[str, FailureKind], ...] = (
     ("cudnn error", FailureKind.CUDA_DRIVER_ERROR),
     ("nccl error", FailureKind.CUDA_DRIVER_ERROR),
 )
-# Raised for nothing but errors of the device, whatever its text.
+# A class that only errors of the device have, whatever the text.
 _DEVICE_ERROR = "torch.AcceleratorError"
 
-# What vLLM's refusal of a prompt says when the prompt is too long (lower case here).
+# Parts of vLLM's message when it refuses a prompt as too long (lower case here).
 _TOO_LONG = ("maximum model length", "maximum context length", "max_model_len")
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]]{0,63}\Z")
 
@@ -69,19 +69,19 @@ _MESSAGES: Mapping[FailureKind, str] = {
     FailureKind.INTERNAL: "the backend failed in an unknown way",
 }
 
-# Deeper nesting of groups does not come from task groups.
+# Task groups do not nest deeper than this.
 MAX_GROUP_DEPTH = 8
 
 
 def classify(error: Exception, *, delivered: bool = False) -> BackendFailure:
-    """The failure that ``error`` stands for; a :class:`BackendFailure` is returned as it is.
+    """The failure that ``error`` means; a :class:`BackendFailure` is returned unchanged.
 
-    A task group's :class:`ExceptionGroup` stands for the first failure in it that is known, since the
-    others usually follow from it. The message names the exception's class and never its text, which may hold
-    a prompt; ``__cause__`` is the exception itself, for the log.
+    A task group's :class:`ExceptionGroup` means the first known failure in it, since the others usually
+    follow from that one. The message names the exception's class, never its text, which may contain a prompt;
+    ``__cause__`` is the exception itself, for the log.
 
     Args:
-        delivered: whether a part of the answer had arrived.
+        delivered: whether a part of the answer had arrived before the error.
     """
     return _classified(error, delivered, 0)
 
@@ -124,7 +124,7 @@ def _by_name(error: Exception) -> FailureKind | None:
 
 
 def _by_runtime_message(error: Exception) -> FailureKind | None:
-    # Only runtime errors, as PyTorch raises them: another exception's text may be anything, a prompt too.
+    # Only runtime errors, as PyTorch raises them: another exception's text may be anything, even a prompt.
     if not isinstance(error, RuntimeError):
         return None
     known = kind_of_text(str(error))
@@ -134,7 +134,7 @@ def _by_runtime_message(error: Exception) -> FailureKind | None:
 
 
 def kind_of_text(text: str) -> FailureKind | None:
-    """The failure that a text of PyTorch, of CUDA or of their allocators names."""
+    """The failure that an error text of PyTorch, CUDA or their allocators means; ``None``: unknown."""
     lowered = text.lower()
     return next((kind for sign, kind in _BY_RUNTIME_MESSAGE if sign in lowered), None)
 
@@ -150,7 +150,7 @@ def _by_class(error: Exception, delivered: bool) -> FailureKind | None:
 
 
 def _param(error: Exception, kind: FailureKind) -> str | None:
-    """The field that vLLM's refusal names, when it looks like one."""
+    """The field of the request that vLLM's refusal names, if it has the form of a field's name."""
     named = getattr(error, "parameter", None)
     wrong = kind is FailureKind.INVALID_INPUT and isinstance(named, str) and _FIELD.match(named)
     return named if wrong else None

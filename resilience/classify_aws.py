@@ -1,6 +1,6 @@
-"""Errors of AWS and of its SDK as the closed set of failures; the SDK is not imported.
+"""Maps errors of AWS and of its SDK to the closed set of failures; does not import the SDK.
 
-Messages name AWS's own code, never its text, which may hold a part of the prompt or the account's number.
+Messages contain AWS's error code, never its text, which may have parts of the prompt or an account number.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from resilience.failures import FailureKind
 def names_of(error: BaseException) -> tuple[str, ...]:
     """``<package>.<class>`` of the error's class and of each of its ancestors, the class first.
 
-    The package is the first part of the module: where in a library a class lives changes, its name does not.
+    The package is the first part of the module: a library may move a class, but keeps the class's name.
     """
     return tuple(f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(error).__mro__)
 
 
-# Bedrock's and the signature check's codes. In streams they begin with a small letter.
+# Error codes of Bedrock and of the signature check. In streams they begin with a small letter.
 _CODES: Mapping[str, FailureKind] = {
     "ThrottlingException": FailureKind.THROTTLED,
     "TooManyRequestsException": FailureKind.THROTTLED,
@@ -35,7 +35,7 @@ _CODES: Mapping[str, FailureKind] = {
     "ExpiredTokenException": FailureKind.ACCESS_DENIED,
 }
 
-# What a ValidationException is about shows only in its text (lower case here).
+# Parts of a ValidationException's text (lower case here), which alone shows the cause.
 _TOO_LONG = (
     "input is too long",
     "prompt is too long",
@@ -71,14 +71,14 @@ _NO_CONNECTION = frozenset(
     }
 )
 _BROKEN = frozenset({"botocore.HTTPClientError", "urllib3.HTTPError"})
-# An event stream that cannot be read: a wrong checksum, a frame of nonsense.
+# An event stream that cannot be read: a wrong checksum, a malformed frame.
 _UNREADABLE = frozenset({"botocore.ParserError", "botocore.IncompleteReadError", "botocore.ChecksumError"})
 
 
 def aws_failure(error: Exception, *, delivered: bool) -> tuple[FailureKind, str] | None:
-    """What ``error`` stands for and a text for the operator; ``None`` when it is nothing of AWS's.
+    """The failure that ``error`` means, and a text for the operator; ``None`` if it does not come from AWS.
 
-    ``delivered``: whether a part of the answer had arrived; a connection that breaks then is a broken stream.
+    ``delivered``: a part of the answer had arrived, so a connection that breaks means a broken stream.
     """
     names = names_of(error)
     name = type(error).__name__
@@ -103,7 +103,7 @@ def aws_failure(error: Exception, *, delivered: bool) -> tuple[FailureKind, str]
 
 
 def kind_of_status(status: int) -> FailureKind:
-    """What an HTTP status means when nothing else is known of the answer."""
+    """The failure that an HTTP status means when nothing else is known about the answer."""
     if status == 429:
         return FailureKind.THROTTLED
     if status in (408, 504):

@@ -9,10 +9,10 @@ from typing import Generic, TypeVar
 
 
 class Action(StrEnum):
-    """What is done about a degenerate answer.
+    """The reaction to a degenerate answer.
 
-    ``retry``: once more with another seed while the caller has nothing and the request samples, else ``end``.
-    ``end``: the answer ends here, with what there is and finish reason ``error``. ``abort``: it fails.
+    ``retry``: one retry with another seed, if the caller has no text yet and the request samples, else
+    ``end``. ``end``: the answer ends with the text so far and finish reason ``error``. ``abort``: it fails.
     """
 
     RETRY = "retry"
@@ -22,16 +22,16 @@ class Action(StrEnum):
 
 
 REPLACEMENT = "\ufffd"
-# Tokens of a stretch that is inspected as a whole; repetition is found at most two stretches late.
+# Tokens of a section that is inspected at once; repetition is found at most two sections late.
 LOOK_EVERY = 32
-# Of English and code with usual tokenizers; converts limits to characters when ids are not reported.
+# Typical for English and code; converts limits to characters when ids are not reported.
 CHARS_PER_TOKEN = 4
 
 S = TypeVar("S", str, tuple[int, ...])
 
 
 class Sign(StrEnum):
-    """The sign of a degenerate text."""
+    """The symptom of a degenerate text."""
 
     REPETITION = "repetition"
     REPLACEMENT = "replacement"
@@ -41,13 +41,13 @@ class Sign(StrEnum):
 class DegenerateLimits:
     """The limits above which a text is degenerate.
 
-    Defaults are twice the longest that ``python -m benchmarks.repetition`` finds in ordinary text and code,
-    by a tokenizer of short tokens: 78 of one token in a ruled line, 246 of one cycle in the rule of a table.
+    Defaults are twice the longest runs that ``python -m benchmarks.repetition`` finds in ordinary text and
+    code with a tokenizer of short tokens: 78 of one token in a ruled line, 246 of a cycle in a table's rule.
 
     Args:
-        repeat_tokens: length of a run of the same token.
-        cycle_tokens: length of a run of one cycle, tokens.
-        cycle_length: longest cycle, tokens.
+        repeat_tokens: length of a run of the same token, in tokens.
+        cycle_tokens: length of a run of one repeated cycle, in tokens.
+        cycle_length: length of the longest cycle, in tokens.
         replacement_chars: replacement characters in ``replacement_window`` characters; 0: not counted.
     """
 
@@ -70,7 +70,7 @@ class DegenerateLimits:
 
 
 class Detector:
-    """Reads one text piece by piece.
+    """Reads one text piece by piece and detects that it is degenerate.
 
     Repetition is detected by token ids while every piece has them, else by the text, with
     ``CHARS_PER_TOKEN`` and one limit for runs and cycles. A repetition that has ended is ignored.
@@ -81,14 +81,14 @@ class Detector:
     def __init__(self, limits: DegenerateLimits) -> None:
         self._limits = limits
         self._by_ids = True
-        # Made when there is something to read.
+        # Created with the first piece.
         self._ids: _Repetition[tuple[int, ...]] | None = None
         self._text: _Repetition[str] | None = None
         self._chars = 0
-        self._replaced: deque[int] = deque(maxlen=limits.replacement_chars)  # positions of the last ones
+        self._replaced: deque[int] = deque(maxlen=limits.replacement_chars)  # the last positions
 
     def take(self, text: str, tokens: int, token_ids: tuple[int, ...]) -> Sign | None:
-        """Take the next piece, its number of tokens and their ids, if reported; the sign found so far."""
+        """Take the next piece, its number of tokens, and their ids if reported; returns the sign, if any."""
         garbled = REPLACEMENT in text and self._garbled(text)
         self._chars += len(text)
         if garbled:
@@ -126,10 +126,10 @@ class Detector:
 
 
 class _Repetition(Generic[S]):
-    """Whether a sequence ends in many repetitions of one short cycle.
+    """Detects that a sequence ends in many repetitions of one short cycle.
 
-    It is read in stretches of ``every``; at most a stretch and the longest ``cycle`` are stored. A repeated
-    cycle is degenerate from a length of ``cycles_over``, or ``one_over`` for a cycle of one.
+    It is read in sections of ``every`` items; at most one section and the longest ``cycle`` are stored. A run
+    is degenerate from ``cycles_over`` items on, or ``one_over`` for a cycle of one item.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class _Repetition(Generic[S]):
         self._new = 0
 
     def take(self, piece: S) -> bool:
-        """Take the next piece; whether the end repeats itself, checked once a stretch."""
+        """Take the next piece; returns whether the end repeats itself, checked once per section."""
         self._pieces.append(piece)
         self._new += len(piece)
         if self._new < self._every:
@@ -166,7 +166,7 @@ class _Repetition(Generic[S]):
         return found
 
     def _may_repeat(self, seen: S, new: int) -> bool:
-        """Whether its end, which every cycle would repeat, is in it once more, a cycle before at most."""
+        """Whether the end of ``seen`` occurs once more at most one cycle before, as in every repetition."""
         cycle = len(self._runs)
         if isinstance(seen, tuple):
             return seen[-1] in seen[-1 - cycle : -1]

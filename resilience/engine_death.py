@@ -7,15 +7,15 @@ from resilience.failures import FailureKind
 from resilience.oom import LEAST, SHRINK
 from resilience.supervisor import Loss
 
-# Counts the processes that the kernel has killed for want of memory, those of containers included.
+# This file counts the processes that the kernel has killed because memory ran out, also in containers.
 VMSTAT = Path("/proc/vmstat")
 
 
 def cause_of_death(error: str, *, oom_kills: int) -> Loss:
-    """The cause by the last error of the engine's processes, ``Class: message``, and the kernel's OOM kills.
+    """The cause, by the last error of the engine's processes (``Class: message``) and the kernel's OOM kills.
 
-    ``oom_kills`` are those of the last seconds: a killed process logs nothing, and its exit code (-9) is that
-    of any ``kill -9``.
+    ``oom_kills`` is their number in the last seconds: a killed process logs nothing, and its exit code (-9)
+    is that of any ``kill -9``.
     """
     kind = kind_of_text(error)
     if kind is FailureKind.CUDA_OOM or oom_kills > 0:
@@ -24,7 +24,7 @@ def cause_of_death(error: str, *, oom_kills: int) -> Loss:
 
 
 def kernel_oom_kills() -> int:
-    """Processes killed by the kernel for want of memory since the machine's start; 0 where not counted."""
+    """Processes killed by the kernel since the machine's start because memory ran out; 0 if unknown."""
     try:
         lines = VMSTAT.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -33,8 +33,8 @@ def kernel_oom_kills() -> int:
 
 
 def fewer_blocks(blocks: int, *, at_first: int, least: int) -> int:
-    """The KV pool of the next engine after one of ``blocks`` ran out of memory.
+    """Blocks of the next engine's KV pool after an engine with ``blocks`` ran out of memory.
 
-    ``at_first`` is the pool of the first engine, ``least`` what the longest request needs.
+    ``at_first`` are the blocks of the first engine, ``least`` those that the longest request needs.
     """
     return min(blocks, max(least, int(blocks * SHRINK), int(at_first * LEAST)))

@@ -3,22 +3,22 @@
 ::
 
     ResilienceError
-    └── DeadlinePassed      the request's time was up before an answer was whole
+    └── DeadlinePassed      the request's deadline passed before its answer was complete
 
-How a backend itself fails is :class:`resilience.failures.BackendFailure`, a closed set of its own.
+Failures of a backend are :class:`resilience.failures.BackendFailure`, a separate closed set.
 """
 
 
 class ResilienceError(Exception):
-    """The attempts ended for a reason of their own."""
+    """The attempts ended for a reason that is not a failure of the backend."""
 
 
 class DeadlinePassed(ResilienceError):
     """The request's deadline passed before or during an attempt; the attempt has ended.
 
     Args:
-        backend: where the attempt ran, or would have run.
-        attempts: attempts begun, 0 when the deadline had passed before the first.
+        backend: the backend on which the attempt ran, or would have run.
+        attempts: attempts begun; 0 when the deadline had passed before the first one.
     """
 
     def __init__(self, *, backend: str, attempts: int) -> None:

@@ -1,4 +1,4 @@
-"""Events of failures and what was done about them: frozen facts for metrics, spans and logs."""
+"""Events of failures and of the reactions to them, for metrics, spans and logs."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class AttemptFailed:
     """An attempt ended in a failure.
 
     ``attempt`` counts from 1; ``delivered``: whether the caller had a part of the answer; ``error_type``: the
-    class of the exception that caused it. A caller who leaves ends the attempt with ``cancelled_by_client``.
+    class of the exception that caused it. A caller's disconnect ends it with ``cancelled_by_client``.
     """
 
     backend: str
@@ -33,7 +33,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class RetryRefused:
-    """Attempt ``attempt`` failed with ``kind`` and would be made again, but the retry budget is empty."""
+    """Attempt ``attempt`` failed with ``kind`` and is not repeated, because the retry budget is empty."""
 
     backend: str
     kind: FailureKind
@@ -42,7 +42,7 @@ class RetryRefused:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Attempt ``attempt`` succeeded where the one before had failed with ``kind``."""
+    """Attempt ``attempt`` succeeded after the one before had failed with ``kind``."""
 
     backend: str
     kind: FailureKind
@@ -51,7 +51,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class LoadScaled:
-    """The share of its usual load that a backend gets changes: less after it ran out of memory, later more.
+    """A backend's share of its usual load has changed: less after it ran out of memory, more later.
 
     ``backend`` is the engine's name where several backends share one.
     """
@@ -73,10 +73,10 @@ class Degenerated:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A call resumed an answer after ``tokens`` of it.
+    """A call resumed an answer after its first ``tokens``.
 
-    ``mode`` is ``exact``, ``spelled`` or ``text``. ``result`` is ``whole`` when it completed the answer,
-    ``broken`` when it failed as well, ``cut`` when the caller left or the deadline passed.
+    ``mode`` is ``exact``, ``spelled`` or ``text``. ``result`` is ``whole`` if the call completed the answer,
+    ``broken`` if it failed as well, ``cut`` if the caller disconnected or the deadline passed.
     """
 
     source: str

@@ -1,6 +1,6 @@
-"""The closed set of ways in which a backend can fail, and what each one means.
+"""The closed set of kinds of backend failures, and the policy for each.
 
-The waits follow how long each kind of failure lasts. A backend raises nothing but :class:`BackendFailure`.
+The waits match how long each kind of failure usually lasts. A backend raises only :class:`BackendFailure`.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class FailureKind(StrEnum):
-    """Stable codes; they appear as ``fallback.reason``, in metrics and in the ledger."""
+    """Stable codes of failures; they appear as ``fallback.reason``, in metrics and in the ledger."""
 
     CUDA_OOM = "cuda_oom"
     CUDA_DRIVER_ERROR = "cuda_driver_error"
@@ -35,9 +35,9 @@ class HealthEffect(StrEnum):
 
     NOTHING = "nothing"  # the request or its sender is at fault
     COUNTS_AGAINST = "counts_against"  # a failed answer in the rate that opens its circuit
-    SHRINK_LOAD = "shrink_load"  # that, and it should be given less for a while
-    RESTART_ENGINE = "restart_engine"  # its process must be replaced; the circuit is for running ones
-    MISCONFIGURED = "misconfigured"  # a failed answer, and an operator must change the configuration
+    SHRINK_LOAD = "shrink_load"  # the same, and the backend should get less load for a while
+    RESTART_ENGINE = "restart_engine"  # its process must be replaced; not counted for the circuit
+    MISCONFIGURED = "misconfigured"  # a failed answer; an operator must change the configuration
 
 
 class Remedy(StrEnum):
@@ -50,13 +50,13 @@ class Remedy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """What a failure means and permits.
+    """The meaning of a failure, and the reactions that it permits.
 
     Args:
         means: one sentence for an operator.
-        retries_same: retries on the same backend before anything was delivered.
+        retries_same: retries on the same backend while nothing has been delivered.
         other_backend: whether another backend may succeed with the same request.
-        resumes: whether an answer that it broke off may be resumed.
+        resumes: whether an answer that this failure interrupted may be resumed.
         first_wait_s: wait before the first retry, seconds; doubles up to ``longest_wait_s``.
     """
 
@@ -71,7 +71,7 @@ class FailurePolicy:
 
     @property
     def counts(self) -> bool:
-        """Whether it counts in the backend's failure rate. A dead engine's do not: its restart resets it."""
+        """Whether the failure counts in the failure rate; a dead engine's does not: its restart resets it."""
         return self.health in _COUNTED
 
 
@@ -106,7 +106,7 @@ POLICIES: Mapping[FailureKind, FailurePolicy] = {
         *_ONE_RETRY,
         retry_with=Remedy.OTHER_SEED,
     ),
-    # Prompts can ask for repetition: a tenant who does must not be able to open the circuit for others.
+    # Prompts can ask for repetition: a tenant that does so must not be able to open the circuit for others.
     FailureKind.DEGENERATE_OUTPUT: FailurePolicy(
         "The answer ran into an endless repetition or into replacement characters.",
         HealthEffect.NOTHING,
@@ -142,7 +142,7 @@ POLICIES: Mapping[FailureKind, FailurePolicy] = {
         other_backend=False,
         resumes=False,
     ),
-    # One tenant's adapter may be what is missing: no reason to keep the others away.
+    # Perhaps only one tenant's adapter is missing, which must not open the circuit for other tenants.
     FailureKind.MODEL_NOT_FOUND: FailurePolicy(
         "The backend does not have the model or the adapter.", HealthEffect.NOTHING
     ),
@@ -169,11 +169,11 @@ class BackendFailure(Exception):
 
     Args:
         kind: the closed code.
-        message: for an operator; never prompt text, never a secret.
+        message: for an operator; never contains prompt text or a secret.
         retry_after_s: the backend's Retry-After, seconds.
-        param: the field of the request at fault.
+        param: the field of the request that is at fault.
         final: the same backend is not asked again, whatever the policy permits.
-        isolated: a part of the backend failed and the rest still serves.
+        isolated: only a part of the backend failed, and the rest still serves.
     """
 
     def __init__(
@@ -199,5 +199,5 @@ class BackendFailure(Exception):
 
     @property
     def counts(self) -> bool:
-        """Whether it counts against the backend's circuit."""
+        """Whether the failure counts against the backend's circuit."""
         return self.policy.counts and not self.isolated

@@ -1,7 +1,7 @@
-"""Which step a request takes after its backend failed; sans-I/O.
+"""Decides the next step of a request after its backend failed; sans-I/O.
 
 Each leg (a backend, or a source of stored text) and the primary's engine have a state. ``LEG_TRANSITIONS``
-and ``ENGINE_TRANSITIONS`` say how events change it; ``STEPS`` which steps are tried in which situation.
+and ``ENGINE_TRANSITIONS`` say how events change it; ``STEPS`` says which steps are tried in which situation.
 ``docs/resilience.md`` shows the three tables.
 """
 
@@ -17,10 +17,10 @@ from resilience.resume import ResumeRules
 RESPONSE_CACHE = "response_cache"
 DEGRADED = "degraded"
 
-# Most calls that resume one answer. Each must give something before the next is made, so an answer in more
-# parts than this meets a fault that does not end.
+# Most calls that resume one answer. Each must produce a part of it before the next is made, so an answer in
+# more parts than this is caused by a permanent fault.
 MAX_RESUMES = 4
-# After so many restarts of which none led to a part of an answer, the primary is asked after the legs.
+# After more restarts than this without any part of an answer, the legs are asked before the primary.
 MAX_FUTILE_RESTARTS = 2
 
 # The engine must restart before any backend on it is asked again.
@@ -34,14 +34,14 @@ _NOT_AGAIN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TryBackend:
-    """Ask this backend."""
+    """Send the request to this backend."""
 
     backend: str
 
 
 @dataclass(frozen=True, slots=True)
 class WaitForRestart:
-    """Wait for the primary's engine, at most this long."""
+    """Wait for the restart of the primary's engine, at most ``timeout_s``."""
 
     timeout_s: float
 
@@ -57,21 +57,21 @@ Step = TryBackend | WaitForRestart | ServeStored
 
 
 class Leg(Enum):
-    """The state of one leg. Each may request a whole answer a second time, once."""
+    """The state of one leg. A leg may be asked for a whole answer a second time, but only once."""
 
     OPEN = auto()  # may be asked
     REPEATED = auto()  # may be asked; the second request for a whole answer has been made
-    FAILED = auto()  # is asked again only after a restart of its engine
+    FAILED = auto()  # may be asked again only after a restart of its engine
     SPENT = auto()  # like FAILED; the second request for a whole answer has been made
     CLOSED = auto()  # is never asked again
 
 
 class LegEvent(Enum):
-    """What changes the state of a leg."""
+    """The events that change the state of a leg."""
 
-    MOVED = auto()  # it failed, but gave a part of the answer that it can resume
-    REPEAT = auto()  # it failed, and a whole answer is requested once more
-    FAILED = auto()  # it failed, refused, or has no stored answer
+    MOVED = auto()  # the leg failed, but gave a part of the answer that it can resume
+    REPEAT = auto()  # the leg failed, and is asked for a whole answer once more
+    FAILED = auto()  # the leg failed, refused, or has no stored answer
     ENGINE_LOST = auto()  # its engine must restart
     OUT_OF_MEMORY = auto()  # the memory of its device is short
     RESTARTED = auto()  # its engine has restarted
@@ -95,19 +95,19 @@ _MAY_REPEAT = frozenset({Leg.OPEN, Leg.FAILED})
 
 
 class EngineHealth(Enum):
-    """The state of the primary's engine, as far as the failures of this request show it."""
+    """The state of the primary's engine, as known from the failures of this request."""
 
     UP = auto()
     LOST = auto()
-    WAITED = auto()  # lost, and the short wait for it has been made
+    WAITED = auto()  # lost, and the short wait for it has ended
 
 
 class EngineEvent(Enum):
-    """What changes the state of the primary's engine."""
+    """The events that change the state of the primary's engine."""
 
     LOST = auto()
     SHORT_WAIT = auto()
-    PROGRESS = auto()  # some backend gave a part of the answer
+    PROGRESS = auto()  # a backend gave a part of the answer
     RESTARTED = auto()
 
 
@@ -125,25 +125,25 @@ ENGINE_TRANSITIONS: Mapping[EngineHealth, Mapping[EngineEvent, EngineHealth]] = 
 
 
 class Primary(Enum):
-    """What can be expected of the primary backend now."""
+    """The expected availability of the primary backend."""
 
-    READY = auto()  # it can answer, or resume the answer
-    SOON = auto()  # its engine is expected back within the route's ``wait_s``, and was not waited for yet
-    LATE = auto()  # its engine restarts, later than that
-    GONE = auto()
+    READY = auto()  # the primary can answer, or resume the answer
+    SOON = auto()  # its engine is expected back within the route's ``wait_s``; no short wait was made yet
+    LATE = auto()  # its engine is expected back later or at an unknown time, or the short wait has ended
+    GONE = auto()  # its engine is not expected back in time, or the primary may not be asked again
 
 
 class StepKind(Enum):
-    """A kind of step; each may turn out to be impossible."""
+    """A kind of step; any kind may be impossible in the situation."""
 
     PRIMARY = auto()
     SHORT_WAIT = auto()  # at most the route's ``wait_s``
     LEGS = auto()  # the first leg of the chain that can answer
-    LONG_WAIT = auto()  # for a request that the primary had begun, or whose deadline leaves the time
+    LONG_WAIT = auto()  # if the primary had begun the request, or its deadline leaves enough time
 
 
-# The steps to try in this order, by what can be expected of the primary and whether it comes before the legs.
-# The degraded text follows every row.
+# The steps to try in this order, by the state of the primary, and by whether it is asked before the legs. The
+# degraded text follows every row.
 STEPS: Mapping[tuple[Primary, bool], tuple[StepKind, ...]] = {
     (Primary.READY, True): (StepKind.PRIMARY,),
     (Primary.READY, False): (StepKind.LEGS, StepKind.PRIMARY),
@@ -158,13 +158,13 @@ STEPS: Mapping[tuple[Primary, bool], tuple[StepKind, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The facts of the moment in which a step is asked for.
+    """The facts at the moment in which the next step is chosen.
 
     Args:
         able: whether a backend takes work, may be called once more, and can answer or resume the answer.
-        back_in_s: seconds until the primary's engine is expected back, where known.
+        back_in_s: seconds until the primary's engine is expected back; ``None``: unknown.
         restarts: the primary's engine may come back, and could then answer or resume the answer.
-        committed: the caller has a part of the answer.
+        committed: the caller has already received a part of the answer.
         in_time: the engine is expected back before the request's own deadline.
     """
 
@@ -176,12 +176,12 @@ class Situation:
 
 
 class FallbackPolicy:
-    """Says which step comes next, until a step answers or none is left.
+    """Chooses the next step, until a step answers or none is left.
 
     Args:
         primary: the backend that failed, or that admission refused.
         legs: the route's fallback chain; empty when the caller wants no other answer.
-        on_engine: the backends on the engine in process.
+        on_engine: the backends that run on the engine in process.
         in_hand: the primary had begun the request.
     """
 
@@ -216,12 +216,12 @@ class FallbackPolicy:
         again: Callable[[], bool] = lambda: False,
         away: bool = False,
     ) -> None:
-        """A backend failed.
+        """Record the failure of a backend.
 
         Args:
             moved: it gave a part of the answer before, and could resume it.
-            again: pays for one more request for a whole answer, if affordable; called only where the retry
-                loop has not repeated the request already.
+            again: takes one more request for a whole answer from the retry budget, if possible; called only
+                if the retry loop does not repeat this kind of failure.
             away: the backend's own state says that it takes no work.
         """
         repeats = kind not in _NOT_AGAIN and not POLICIES[kind].retries_same
@@ -243,13 +243,13 @@ class FallbackPolicy:
             self._on_primary_engine(EngineEvent.LOST)
 
     def refused(self, leg: str, *, memory: bool = False) -> None:
-        """Admission refused the request, or nothing is stored; ``memory``: the device's memory is short."""
+        """Record that a leg refused, or has no stored answer; ``memory``: the device's memory is short."""
         self._on_leg(LegEvent.FAILED, [leg])
         if memory:
             self._on_leg(LegEvent.OUT_OF_MEMORY, self._on_same_engine(leg))
 
     def waited(self, left_s: float, *, back: bool) -> None:
-        """A wait for the primary has ended; ``left_s`` of it were not needed."""
+        """Record the end of a wait for the primary; ``left_s`` of it were not needed, ``back``: it is up."""
         if back:
             self._wait_left_s += left_s
             self._futile_restarts += 1
@@ -265,7 +265,7 @@ class FallbackPolicy:
         """
         calls_left = MAX_RESUMES + (0 if view.committed else len(self._chain)) - self._calls
         if calls_left > 0:
-            # The last call is for another leg, if one is able: the primary has had the others.
+            # The last call goes to another leg, if one is able: the primary has had the earlier calls.
             primary_first = self._futile_restarts <= MAX_FUTILE_RESTARTS and calls_left > 1
             for choice in STEPS[self._expect(view), primary_first]:
                 if (step := self._step(choice, view)) is not None:

@@ -1,4 +1,4 @@
-"""How long an engine with work may go without a step, judged by its own step times. Sans I/O.
+"""The longest time that an engine with work may take for a step, from its own step times. Sans I/O.
 
 The limit is the largest of 2 s, five times the 99th percentile of its decode steps, and five times the
 expected time of the prompt tokens that its current step may compute: a long prefill is one step. The
@@ -10,12 +10,12 @@ from math import ceil
 
 # The least limit: a machine with far more work than cores may delay a step for more than a second.
 LEAST_LIMIT_S = 2.0
-# How many times its usual duration a step may take; the context of a prompt also makes its last steps longer.
+# A step may take its usual duration times this; the last steps of a long prompt take longer, too.
 FACTOR = 5.0
-# Decode steps that make a percentile; kernels are compiled within the first ones.
+# Decode steps needed for a percentile; kernels are compiled within the first ones.
 KNOWN_STEPS = 50
 REMEMBERED_STEPS = 500
-# Prefill steps that give the time of a prompt token. Shorter prompts say little about long ones.
+# Prefill steps from which the time per prompt token is computed. Short prompts say little about long ones.
 REMEMBERED_PREFILLS = 100
 LEAST_PREFILL_TOKENS = 16
 # Only prefills of at least this share of the longest remembered one count: fixed costs hide the rate.
@@ -33,12 +33,12 @@ class Heartbeat:
         self._computed_before = 0
 
     def working(self, now: float) -> None:
-        """Work was given to the engine; its next step begins when it was idle."""
+        """Record that the engine got work; if it was idle, its next step begins now."""
         if self._since is None:
             self._since = now
 
     def stepped(self, now: float, *, unfinished: bool, computed_tokens: int) -> None:
-        """The engine reported a step and its computed prompt tokens; ``unfinished``: work is left."""
+        """Record a reported step and the prompt tokens computed in it; ``unfinished``: work is left."""
         if self._since is not None:
             took_s = now - self._since
             # vLLM schedules a step ahead, so its report may name the tokens of the next step.
@@ -51,7 +51,7 @@ class Heartbeat:
         self._since = now if unfinished else None
 
     def limit_s(self, pending_tokens: int) -> float:
-        """Longest time without a step while that many prompt tokens may be in the current step."""
+        """Longest time without a step, in seconds, if the current step may have that many prompt tokens."""
         has_prefill = pending_tokens >= LEAST_PREFILL_TOKENS
         if len(self._decodes_s) < KNOWN_STEPS or (has_prefill and not self._prefills):
             return self._longest_s

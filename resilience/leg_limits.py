@@ -1,4 +1,4 @@
-"""Limits of each leg of a fallback chain, so that an overload does not become a bill.
+"""Limits of each leg of a fallback chain, so that an overload does not become expensive.
 
 A leg has a bound on concurrent requests and on their cost within a minute. A request's maximal cost is
 reserved when it enters and replaced by its real cost when it ends. Sans-I/O: nothing waits here; a leg at its
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-# The sliding minute is kept in steps of a second: at most 61 of them a leg, whatever the traffic.
+# The sliding minute is stored in steps of a second: at most 61 steps per leg, whatever the traffic.
 WINDOW_S = 60
 STEP_S = 1.0
 
@@ -32,14 +32,14 @@ class LegUsage:
 
 @dataclass(frozen=True, slots=True)
 class LegPrice:
-    """What a million tokens cost, nano US dollars (10⁻⁹)."""
+    """Prices of a million tokens, in nano US dollars (10⁻⁹)."""
 
     input_nanousd: int
     output_nanousd: int
     cached_nanousd: int
 
     def cost_nanousd(self, usage: LegUsage) -> int:
-        """What that usage costs, rounded up."""
+        """The cost of ``usage``, rounded up."""
         cached = min(usage.cached_tokens, usage.input_tokens)
         total = (
             (usage.input_tokens - cached) * self.input_nanousd
@@ -63,7 +63,7 @@ class LegLimit:
 
 @dataclass(frozen=True, slots=True)
 class LegSkipped:
-    """A leg was passed over because it was at its limit."""
+    """A leg was skipped because it was at its limit."""
 
     leg: str
     reason: SkipReason
@@ -71,7 +71,7 @@ class LegSkipped:
 
 @dataclass(frozen=True, slots=True)
 class LegFigures:
-    """The state of a leg: requests in it, their reservations, what was spent in the last minute."""
+    """The state of a leg: requests in progress, their reservations, cost of the last minute."""
 
     in_use: int
     reserved_nanousd: int
@@ -81,8 +81,8 @@ class LegFigures:
 class Permit:
     """A place in a leg, given back at the end of its ``with`` block.
 
-    Without :meth:`settle` the reservation counts as spent: what a broken or cancelled call cost is not
-    known, and the limit is there for the worst case.
+    Without :meth:`settle` the reservation counts as spent: the cost of a broken or cancelled call is not
+    known, and the limit must hold in the worst case.
     """
 
     def __init__(self, leg: _Leg, reserved_nanousd: int) -> None:
@@ -92,7 +92,7 @@ class Permit:
         self._open = True
 
     def settle(self, usage: LegUsage) -> None:
-        """Report what was used; the last report counts."""
+        """Report the real usage; the last report counts."""
         self._cost = self._leg.limit.price.cost_nanousd(usage)
 
     def __enter__(self) -> Permit:
@@ -109,7 +109,7 @@ class LegLimits:
 
     Args:
         limits: by the leg's name; a leg that is not named has no bounds.
-        emit: takes an event for each leg passed over; must not block.
+        emit: takes an event for each skipped leg; must not block.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class LegLimits:
         return Permit(bounds, reserved)
 
     def free(self) -> Permit:
-        """A place where no bound holds."""
+        """A place in a leg without bounds."""
         self._unbounded.try_enter(0)
         return Permit(self._unbounded, 0)
 
@@ -153,7 +153,7 @@ class _Leg:
         self._in_use = 0
         self._reserved = 0
         self._spent = 0
-        # The number of the second and what was spent in it, oldest first.
+        # Pairs of a second's number and the cost in it, oldest first.
         self._steps: deque[list[int]] = deque()
 
     def try_enter(self, reserve: int) -> SkipReason | None:
@@ -170,7 +170,7 @@ class _Leg:
         return None
 
     def leave(self, reserved: int, cost: int) -> None:
-        """Give the place back; ``cost`` takes the place of the reservation."""
+        """Give the place back; ``cost`` replaces the reservation."""
         self._forget()
         self._in_use -= 1
         self._reserved -= reserved

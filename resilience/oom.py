@@ -1,27 +1,27 @@
 """Recovery after a backend ran out of memory: less load, and later more again. Sans I/O.
 
-The third of three layers. Prevention is the token budget and admission's forecast; containment is the retry
-of the one request with a shorter context; recovery is for later requests.
+This is the third of three layers. Prevention is the token budget and admission's forecast; containment is the
+retry of the failed request with a shorter context; recovery is for later requests.
 """
 
-# Multiplicative decrease, additive increase. A step down frees 30 % at once: memory that ran out is far from
-# enough for the same load, and the next failure costs an answer. A step up adds 5 %, so a load that
-# the backend cannot hold is tried again once in a minute, not in every step of the engine.
+# Multiplicative decrease, additive increase. A step down takes away 30 % at once: the memory is far too small
+# for the same load, and each further failure costs an answer. A step up adds 5 %, so a load that the backend
+# cannot hold is tried again once in a minute, not in every step of the engine.
 SHRINK = 0.7
 RESTORE = 0.05
 RESTORE_EVERY_S = 10.0
-# A quarter of the load always passes: below that the cause is not the load, and a restart or an operator
-# helps.
+# A quarter of the load is always admitted: if even that is too much, the cause is not the load, and a restart
+# or an operator must help.
 LEAST = 0.25
 # Requests that fail in one step of the engine fail for one reason: the factor shrinks once within this time.
 ONE_INCIDENT_S = 2.0
 
 
 class LoadFactor:
-    """The share of its usual load that one backend is given, in [``LEAST``, 1].
+    """The share of its usual load that one backend gets, in [``LEAST``, 1].
 
-    It falls when memory ran out, rises by ``RESTORE`` for every ``RESTORE_EVERY_S`` without that, and is
-    never 0.
+    It falls when memory runs out, and rises by ``RESTORE`` in every ``RESTORE_EVERY_S`` without such an
+    incident.
     """
 
     __slots__ = ("_last_incident_at", "_shrunk_at", "_value")
@@ -32,7 +32,7 @@ class LoadFactor:
         self._shrunk_at = float("-inf")
 
     def ran_out(self, now: float) -> float:
-        """Memory ran out; the new factor."""
+        """Record that memory ran out; returns the new factor."""
         value = self.at(now)
         if now - self._shrunk_at >= ONE_INCIDENT_S:
             value = max(LEAST, value * SHRINK)
@@ -45,13 +45,13 @@ class LoadFactor:
         return min(1.0, self._value + self._steps(now) * RESTORE) if self._value < 1.0 else 1.0
 
     def next_change(self, now: float) -> float | None:
-        """When the clock alone will raise it next; ``None`` at 1."""
+        """When the passing time will raise the factor next; ``None`` at 1."""
         if self.at(now) >= 1.0:
             return None
         return self._after(self._steps(now) + 1)
 
     def _steps(self, now: float) -> int:
-        """Steps up since the last incident."""
+        """Number of steps up since the last incident."""
         steps = max(0, int((now - self._last_incident_at) // RESTORE_EVERY_S))
         return steps + 1 if self._after(steps + 1) <= now else steps  # a division rounds
 

@@ -9,25 +9,25 @@ from operator import mul
 from typing import Final
 
 TRIED: Final = 3
-"""Most similar questions whose answers are read; one may have expired."""
+"""Most similar questions whose answers are read: more than one, since an answer may have expired."""
 _NUMBER: Final = re.compile(r"\d+(?:[.,:/-]\d+)*")
 
 
 def nearest(
     vector: bytes, candidates: Sequence[tuple[str, bytes]], threshold: float
 ) -> list[tuple[float, str]]:
-    """The most similar ones and their keys, best first."""
+    """The best candidates with at least ``threshold``, as (similarity, key), best first."""
     found = [(cosine(vector, other), key) for key, other in candidates if len(other) == len(vector)]
     return sorted([one for one in found if one[0] >= threshold], reverse=True)[:TRIED]
 
 
 def cosine(one: bytes, other: bytes) -> float:
-    """Of two vectors of length 1; at most 1."""
+    """The cosine similarity of two vectors of length 1; at most 1."""
     return min(1.0, float(sum(map(mul, _floats(one), _floats(other)))))
 
 
 def unit_vector(vector: bytes) -> bytes | None:
-    """The vector of length 1 in that direction; ``None`` when it has none."""
+    """The vector of length 1 in the same direction; ``None`` for a zero or not finite vector."""
     numbers = _floats(vector)
     length = sqrt(sum(map(mul, numbers, numbers)))
     if not (isfinite(length) and length > 0):
@@ -46,8 +46,8 @@ def _floats(vector: bytes) -> "array[float]":
 
 
 def numbers_in(text: str) -> tuple[str, ...]:
-    """The numbers of a question, in order; questions with other numbers are never similar.
+    """The numbers of a question, in order; questions with different numbers are never similar.
 
-    Embedding models see little difference between two numbers of orders or dates.
+    Embedding models hardly distinguish two order numbers or dates.
     """
     return tuple(_NUMBER.findall(text))

@@ -1,7 +1,7 @@
 """The response cache: answers stored for an outage, found by the same question or by a similar one.
 
 Storing appends to a bounded outbox, which :meth:`ResponseCache.run` empties; lookups happen only when nothing
-better can answer. A broken store is a miss and fails no request.
+better can answer. A broken store counts as a miss and fails no request.
 """
 
 import asyncio
@@ -32,27 +32,27 @@ from resilience.response_cache_values import (
     StoreIsBack,
 )
 
-# 256 bits: two different requests never share a key in practice, also when one of them is crafted.
+# 256 bits: two different requests never share a key in practice, even if one of them is crafted.
 KEY_BYTES = 32
-# Answers that are written together.
+# Most answers that are written together.
 BATCH = 64
-# How long an answer waits for others of its batch: a thread for each would cost more.
+# How long an answer waits for others of its batch, since a thread per answer would cost more.
 GATHER_S = 0.1
 # Pause after a failure of the store, so that an outage does not cost each request a timeout.
 REST_S = 1.0
 WRITE_TIMEOUT_S = 5.0
 EMBED_TIMEOUT_S: Final = 2.0
-"""Longest that a batch of answers waits for the vectors of its questions."""
+"""Longest time that a batch of answers waits for the vectors of its questions."""
 EMBEDDER_REST_S: Final = 5.0
 """Pause after a failure of the embedder."""
 MAX_LOOKING: Final = 64
-"""Most lookups that wait for a vector at the same time; further ones find the same question only."""
-# A question and what is called, later and in another thread, to describe it.
+"""Most lookups that wait for a vector at the same time; further ones find only the same question."""
+# (key, answer, question, time): `key` and `question` are called later, in another thread.
 _Waiting = tuple[Callable[[], str], CachedAnswer, Callable[[], Question | None], float]
 
 
 class ResponseCache:
-    """Finds stored answers and stores new ones; callers put only complete, undegraded answers in.
+    """Finds stored answers and stores new ones; callers must store only complete, undegraded answers.
 
     Args:
         clock: seconds; the store's clock.
@@ -78,7 +78,7 @@ class ResponseCache:
         self._wake = asyncio.Event()
         self._broken = False
         self._rest_until = float("-inf")
-        # Makes the vectors of questions; ``None``: only the same question is found.
+        # Computes the vectors of questions; ``None``: only the same question is found.
         self.embedder: Embedder | None = None
         self._embedder_rest_until = float("-inf")
         self._looking = 0
@@ -93,7 +93,7 @@ class ResponseCache:
         return self._store.figures()
 
     async def check(self) -> str | None:
-        """Read from the store once; the class of the error when that fails."""
+        """Read from the store once; returns the class of the error if that fails."""
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await self._store.get("check")
@@ -110,9 +110,9 @@ class ResponseCache:
     async def find(
         self, key: str, timeout_s: float | None = None, question: Question | None = None
     ) -> CachedAnswer | None:
-        """The answer to the request of that key, else to the most similar question that is similar enough.
+        """The answer stored under ``key``, else that of the most similar question, if similar enough.
 
-        A vector may take half of the time.
+        Computing a vector may take half of ``timeout_s``.
         """
         if self._clock() < self._rest_until:
             self._emit(LookedUp(Lookup.ERROR))
@@ -134,7 +134,7 @@ class ResponseCache:
         kept: CachedAnswer,
         question: Callable[[], Question | None] = lambda: None,
     ) -> None:
-        """Store an answer soon; ``key`` and ``question`` are called later, in another thread."""
+        """Queue an answer to be stored; ``key`` and ``question`` are called later, in another thread."""
         if len(self._outbox) >= self._outbox_size:
             self._emit(AnswersLost(1, "outbox_full"))
             return
@@ -142,7 +142,7 @@ class ResponseCache:
         self._wake.set()
 
     async def run(self) -> None:
-        """Store what was remembered, until cancelled; closes the store then."""
+        """Store queued answers until cancelled; then close the store."""
         try:
             while True:
                 await self._wake.wait()
@@ -199,7 +199,7 @@ class ResponseCache:
     async def _shelved(
         self, described: Sequence[tuple[StoredAnswer, Question | None]]
     ) -> Sequence[StoredAnswer]:
-        """The entries, those with a question with its vector and shelf."""
+        """The entries; one whose question has a vector gets this vector and the question's shelf."""
         groups: dict[tuple[str, str], list[Question]] = {}
         for _, question in described:
             if question is not None:
@@ -235,7 +235,7 @@ class ResponseCache:
     async def _vectors(
         self, tenant: str, model: str, questions: Sequence[Question], timeout_s: float
     ) -> Mapping[Question, bytes]:
-        """Vectors of length 1; none when the embedder fails, is too slow or rests after a failure."""
+        """Vectors of length 1 by question; empty if the embedder fails, is too slow or still pauses."""
         if self.embedder is None or self._clock() < self._embedder_rest_until:
             return {}
         try:
@@ -273,7 +273,7 @@ class ResponseCache:
 
 
 def digest_of(texts: Iterable[str | None], token_ids: Sequence[int] = ()) -> str:
-    """64 hex digits; texts go in with their lengths, so that different lists give different bytes."""
+    """A digest of 64 hex digits; texts are hashed with their lengths, so that different lists differ."""
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
     for text in texts:
         if text is None:

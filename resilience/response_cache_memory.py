@@ -1,4 +1,4 @@
-"""Answers stored in this process; the least recently used and expired ones are evicted."""
+"""A store of answers in this process; the least recently used and expired ones are evicted."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ ENTRY_BYTES = 1_024
 
 
 class MemoryStore:
-    """A store of at most ``capacity`` entries and ``max_bytes``, estimated, each for ``ttl_s``."""
+    """A store of at most ``capacity`` entries and ``max_bytes``, estimated; each expires after ``ttl_s``."""
 
     def __init__(self, *, capacity: int, max_bytes: int, ttl_s: float, clock: Callable[[], float]) -> None:
         self._capacity = capacity
@@ -37,7 +37,7 @@ class MemoryStore:
         return [(key, self._entries[key].vector) for key in reversed(self._shelves.get(shelf, ()))]
 
     async def put(self, entries: Sequence[StoredAnswer]) -> None:
-        """Store entries; evicts what is over a bound."""
+        """Store entries, and evict those over a bound."""
         for entry in entries:
             self._put(entry)
 
@@ -82,5 +82,5 @@ class MemoryStore:
 
 
 def _size(entry: StoredAnswer) -> int:
-    # Four bytes a character is the most that Python takes.
+    # Python takes at most four bytes a character.
     return ENTRY_BYTES + 4 * (len(entry.kept.text) + len(entry.kept.reasoning or "")) + len(entry.vector)

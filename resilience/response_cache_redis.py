@@ -1,7 +1,7 @@
-"""Answers stored in Redis, shared by gateway processes and across their restarts; questions are not stored.
+"""A store of answers in Redis, shared by gateway processes and across their restarts; it stores no questions.
 
-An entry is one key that expires, a shelf a list of keys and vectors. Redis' own ``maxmemory`` bounds the
-whole; nothing is locked.
+An entry is one key that expires; a shelf is a list of keys and vectors. Redis' own ``maxmemory`` bounds the
+memory; there are no locks.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,7 +22,7 @@ from resilience.response_cache_values import (
 
 
 class _Row(msgspec.Struct, array_like=True, frozen=True):
-    """An answer in Redis."""
+    """An answer as stored in Redis."""
 
     text: str
     finish_reason: str
@@ -38,8 +38,8 @@ class RedisStore:
     """A store in Redis.
 
     Args:
-        client: bounded, with timeouts; closed with the store.
-        ttl_s: age from which an entry is expired, seconds.
+        client: must have bounds and timeouts; closed with the store.
+        ttl_s: age at which an entry expires, seconds.
         unix_time: seconds since 1970; all processes must roughly agree on it.
     """
 
@@ -83,7 +83,7 @@ class RedisStore:
             raise StoreError(type(error).__name__) from error
 
     def figures(self) -> CacheFigures | None:
-        """Redis tells its own figures."""
+        """Always ``None``: Redis reports its own figures."""
         return None
 
     async def close(self) -> None:

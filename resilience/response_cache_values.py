@@ -6,17 +6,17 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 MAX_SHELF: Final = 64
-"""Most questions of a shelf, the newest. Each lookup compares all of them."""
+"""Most questions of a shelf; the newest are stored. Each lookup compares with all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question whose answer similar questions may share.
+    """A question that may share an answer with similar questions.
 
     Args:
-        shelf: digest of all that they must have in common; questions of two shelves are never compared.
-        model: the embedding model that makes its vector.
-        threshold: least cosine with the question of an answer that it is given.
+        shelf: digest of all that similar questions must have in common; different shelves are never compared.
+        model: the embedding model that computes the vector.
+        threshold: least cosine with another question whose answer this one may get.
     """
 
     text: str
@@ -28,7 +28,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """An answer that may be given again; ``similarity``: of its question, where that is another one."""
+    """An answer that may be served again; ``similarity``: that of its question, if it is a similar one."""
 
     text: str
     finish_reason: str
@@ -41,9 +41,9 @@ class StoredAnswer:
     """An answer as it is stored.
 
     Args:
-        put_at: when, on the cache's clock.
-        shelf: where similar questions find it; ``None``: it is found by its key alone.
-        vector: of its question, of length 1, as little-endian 32-bit floats.
+        put_at: time of storing, on the cache's clock.
+        shelf: the shelf on which similar questions find the answer; ``None``: only its key finds it.
+        vector: the question's vector of length 1, as little-endian 32-bit floats.
     """
 
     key: str
@@ -76,13 +76,13 @@ class Store(Protocol):
         """The entry of that key."""
 
     async def shelf(self, shelf: str) -> Sequence[tuple[str, bytes]]:
-        """Keys and vectors of the newest entries of a shelf, at most ``MAX_SHELF``; some may be gone."""
+        """Keys and vectors of a shelf's newest entries, at most ``MAX_SHELF``; some entries may be gone."""
 
     async def put(self, entries: Sequence[StoredAnswer]) -> None:
-        """Keep entries; each replaces an older one of its key."""
+        """Store entries; each replaces an older one of its key."""
 
     def figures(self) -> CacheFigures | None:
-        """Its figures; ``None`` where another service reports them."""
+        """The store's figures; ``None`` if another service reports them."""
 
     async def close(self) -> None:
         """Close connections."""
@@ -97,14 +97,14 @@ class EmbedderError(Exception):
 
 
 class Embedder(Protocol):
-    """Makes vectors of questions; raises only :class:`EmbedderError`. The caller bounds the time."""
+    """Computes vectors of questions; raises only :class:`EmbedderError`. The caller bounds the time."""
 
     async def embed(self, tenant: str, model: str, texts: Sequence[str]) -> Sequence[bytes]:
-        """A vector for each text, as little-endian 32-bit floats; ``tenant`` is who asked them."""
+        """A vector for each text, as little-endian 32-bit floats; ``tenant`` is the one that asked."""
 
 
 class Lookup(StrEnum):
-    """How a look into the cache ended; ``NO_VECTOR``: a similar question could not be looked for."""
+    """The result of a lookup; ``NO_VECTOR``: similar questions could not be searched."""
 
     EXACT = "exact"
     SIMILAR = "similar"
@@ -115,15 +115,15 @@ class Lookup(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """The cache was asked."""
+    """A lookup in the cache has ended with the result ``kind``."""
 
     kind: Lookup
 
 
 @dataclass(frozen=True, slots=True)
 class AnswersLost:
-    """Answers that were not kept; ``reason``: ``outbox_full``, ``store`` (it failed), ``defect``, or
-    ``no_vector``: they are kept, for the same question only.
+    """Answers that were not stored; ``reason``: ``outbox_full``, ``store`` (it failed), ``defect``, or
+    ``no_vector``: stored, but found only by the same question.
     """
 
     count: int
@@ -133,7 +133,7 @@ class AnswersLost:
 
 @dataclass(frozen=True, slots=True)
 class StoreBroke:
-    """The store failed, having worked before."""
+    """The store failed after it had worked."""
 
     error_type: str
 

@@ -1,7 +1,7 @@
-"""Resuming a broken answer: in which mode, from which token, and how the rest is joined; sans-I/O.
+"""Decides how a broken answer is resumed: mode, first new token, and joining of the rest; sans-I/O.
 
 An engine holds text back: incomplete characters, and words that may start a stop string. So the reported ids
-may be ahead of the text; resuming from all of them would leave a hole.
+may be ahead of the text; resuming after all of them would leave out text.
 """
 
 import codecs
@@ -17,10 +17,10 @@ class ResumeRules:
 
     Args:
         enabled: whether answers are resumed, and requests wait for a restart.
-        wait_s: a restart expected within this time is waited for before the next leg.
-        max_wait_s: longest wait for restarts, all together.
+        wait_s: if a restart is expected within this time, requests wait for it before the next leg.
+        max_wait_s: longest wait for all restarts together.
         commit_chunks: pieces of a stream held back while its answer could not be resumed exactly; 0: none.
-        commit_s: longest that they are held.
+        commit_s: longest time that these pieces are held back.
     """
 
     enabled: bool
@@ -31,7 +31,7 @@ class ResumeRules:
 
 
 class ResumeMode(StrEnum):
-    """What a backend is given of the answer. The best mode comes first."""
+    """The form in which a backend gets the partial answer. The best mode comes first."""
 
     EXACT = "exact"  # the prompt's ids and the answer's own
     SPELLED = "spelled"  # ids that spell the answer's text
@@ -43,7 +43,7 @@ def resume_modes(*, takes_ids: bool, ids_known: bool, takes_text: bool) -> tuple
 
     Args:
         takes_ids: the backend resumes from token ids.
-        ids_known: every id of the answer is known, chosen by the same model.
+        ids_known: every id of the answer is known, and the same model generated them.
         takes_text: the backend completes a message, and the prompt has messages.
     """
     possible = (takes_ids and ids_known, takes_ids, takes_text)
@@ -62,11 +62,11 @@ class Spelling(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where an answer is resumed.
+    """The point at which an answer is resumed.
 
     Args:
         token_ids: the ids that are kept; the next token is generated after them.
-        held: text of the last of them that the caller does not have; it is sent first.
+        held: text of the last kept id that the caller does not have; it is sent first.
         again: the end of the caller's text that the ids do not cover; the new output repeats it, and it is
             not sent again. One of ``held`` and ``again`` is empty.
     """
@@ -76,20 +76,20 @@ class ResumePoint:
     again: str = ""
 
     def covered(self, text: str) -> str:
-        """The text of the ids, where the caller has ``text``."""
+        """The text of ``token_ids``, if the caller has ``text``."""
         return text[: len(text) - len(self.again)] + self.held
 
 
 def align(token_ids: Sequence[int], text: str, token_bytes: Callable[[int], bytes]) -> ResumePoint | None:
-    """The point after the caller's ``text``: the fewest of the ids reported with it that cover it.
+    """The point after the caller's ``text``: the fewest of the reported ids that cover it.
 
-    When the last of them covers more than the text, the rest is ``held``. When they end inside a character,
-    ids are dropped back to a character's end, and the text after that is generated ``again``. ``None`` when
-    ids and text belong to different answers.
+    When the last of these ids covers more than the text, the rest is ``held``. When they end inside a
+    character, ids are dropped back to the end of a character, and the text after it is generated ``again``.
+    ``None`` when ids and text belong to different answers.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     got, kept, rest = 0, 0, ""
-    ends, covered = 0, 0  # ids and characters up to where a character last ended
+    ends, covered = 0, 0  # ids and characters up to the last end of a character
     while got < len(text) and kept < len(token_ids):
         piece = decoder.decode(token_bytes(token_ids[kept]))
         mine, rest = piece[: len(text) - got], piece[len(text) - got :]
@@ -100,18 +100,18 @@ def align(token_ids: Sequence[int], text: str, token_bytes: Callable[[int], byte
             ends, covered = kept, got
     if ends == kept and covered >= len(text):
         return ResumePoint(tuple(token_ids[:kept]), held=rest)
-    # Inside a character, or short of the text: an earlier resumption did not repeat its part to the end.
+    # The ids end inside a character or before the text's end: an earlier resumption did not repeat all of it.
     return ResumePoint(tuple(token_ids[:ends]), again=text[covered:])
 
 
 class Mismatch(Exception):
-    """The text that was generated again differs from what the caller has."""
+    """The text that was generated again differs from the caller's text."""
 
 
 class Splice:
-    """Joins the output of a resumed call to what the caller has.
+    """Joins the output of a resumed call to the caller's text.
 
-    No answer contains one of the stop strings, whichever call wrote its start.
+    No answer contains one of the stop strings, whichever of the calls generated its start.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Splice:
         self._again = point.again
         self._stop = tuple(stop)
         self._token_bytes = token_bytes
-        self._new = bytearray()  # of pieces that the engine held back
+        self._new = bytearray()  # bytes of new tokens whose text the engine held back
 
     @property
     def joined(self) -> bool:
@@ -132,7 +132,7 @@ class Splice:
         return not self._held and not self._again
 
     def take(self, text: str, token_ids: Sequence[int] = ()) -> str:
-        """The part of a piece that the caller lacks. Raises Mismatch when it does not repeat the text."""
+        """The part of a piece that the caller lacks. Raises Mismatch if it does not repeat ``again``."""
         if self._again:
             length = min(len(text), len(self._again))
             if text[:length] != self._again[:length]:
@@ -146,9 +146,9 @@ class Splice:
         return text
 
     def end(self) -> str:
-        """The text still held at the call's end, up to a stop string whose rest the engine held back.
+        """The text still held at the end of the call, up to a stop string whose rest the engine held back.
 
-        Raises Mismatch: the call ended before it repeated the text.
+        Raises Mismatch when the call ended before it repeated the text.
         """
         if self._again:
             raise Mismatch
@@ -163,9 +163,9 @@ class Resumption:
     """One way to resume an answer.
 
     Args:
-        text: the part of the answer that the backend is given.
-        token_ids: ids that decode to ``text``; ``None`` where the backend is given the text alone.
-        splice: joins the new output to what the caller has.
+        text: the part of the answer that the backend gets.
+        token_ids: ids that decode to ``text``; ``None`` if the backend gets only the text.
+        splice: joins the new output to the caller's text.
     """
 
     mode: ResumeMode
@@ -185,7 +185,7 @@ def plan_resumption(
 ) -> Resumption | None:
     """The first of ``modes`` that fits the caller's ``text`` and its ids; ``None`` when none does.
 
-    ``repeats``: the backend generates the same tokens again. Else no text is left to be repeated.
+    ``repeats``: the backend generates the same tokens again; otherwise a point that needs this is not used.
     """
     for mode in modes:
         if mode is ResumeMode.EXACT:

@@ -1,4 +1,4 @@
-"""Whether a failed attempt is made again on the same backend, and after which wait; sans I/O."""
+"""Decides whether a failed attempt is repeated on the same backend, and after which wait; sans I/O."""
 
 import random
 from collections.abc import Callable
@@ -15,7 +15,7 @@ JITTER = 0.1
 
 
 class Attempt(Struct, frozen=True):
-    """Which attempt this is, from 1, and what the one before failed with."""
+    """The number of an attempt, from 1, and the failure of the attempt before."""
 
     number: int
     after: FailureKind | None = None
@@ -23,14 +23,14 @@ class Attempt(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Applies the table of ``resilience.failures`` within the retry budget of all requests together."""
+    """Applies the failure policies of ``resilience.failures``, within the retry budget of all requests."""
 
     budget: RetryBudget
     random: random.Random
     emit: Callable[[ResilienceEvent], None]
 
     def began(self, backend: str, now: float) -> None:
-        """The first attempt on ``backend`` is made; it pays for a part of a retry."""
+        """Record a first attempt on ``backend``, which earns a part of a retry."""
         self.budget.attempted(backend, now)
 
     def wait_s(
@@ -43,13 +43,13 @@ class RetryPolicy:
         now: float,
         end: float | None,
     ) -> float | None:
-        """Seconds until the next attempt, which is then paid for; ``None`` when there is none.
+        """Seconds until the next attempt, which is taken from the retry budget; ``None``: no further attempt.
 
-        The wait doubles, with jitter, and is at least the backend's Retry-After. It never passes ``end``.
+        The wait doubles, with jitter, and is at least the backend's Retry-After. It ends before ``end``.
         """
         policy = failure.policy
         asked_s = failure.retry_after_s or 0.0
-        # A backend that asks for a longer wait than the longest is left alone.
+        # No retry if the backend asks for a wait above the longest one.
         if failure.final or attempt.number > policy.retries_same or asked_s > policy.longest_wait_s:
             return None
         doubled_s = (
@@ -58,11 +58,11 @@ class RetryPolicy:
         wait_s = max(min(doubled_s, policy.longest_wait_s), asked_s)
         if (end is not None and now + wait_s >= end) or not calls.allows(backend):
             return None
-        # Asked last, since asking pays.
+        # This check comes last, since it takes a retry from the budget.
         return wait_s if self.affords(backend, failure.kind, attempt.number, now, wait_s) else None
 
     def affords(self, backend: str, kind: FailureKind, attempt: int, now: float, wait_s: float = 0.0) -> bool:
-        """Whether the retry budget has another call to ``backend``; it is paid for then."""
+        """Take another call to ``backend`` from the retry budget; returns whether it has one."""
         paid = self.budget.take(backend, now)
         self.emit(Retried(backend, kind, attempt, wait_s) if paid else RetryRefused(backend, kind, attempt))
         return paid

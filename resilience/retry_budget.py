@@ -1,23 +1,23 @@
-"""Bounds on calls that are made again, sans I/O.
+"""Bounds on repeated calls, sans I/O.
 
 :class:`RetryBudget` bounds the load that retries add to one backend: when every request fails, a fixed number
-of retries each would multiply it. :class:`CallBudget` bounds the calls of one request, whose nested loops
-(fallback chain, retry loop, workers of a pool) would multiply.
+of retries per request would multiply the load. :class:`CallBudget` bounds the calls of one request, which its
+nested loops (fallback chain, retry loop, workers of a pool) would multiply.
 """
 
 from dataclasses import dataclass
 
 from msgspec import Struct
 
-# Retries that each first attempt pays for: at most a tenth of the load comes on top.
+# Retries that each first attempt earns: retries add at most a tenth of the load.
 SHARE = 0.1
-# Retries a second that need no first attempts. The failure table permits at most three retries in 0.7 s: one
-# request that needs them every six seconds.
+# Retries per second that need no first attempt: enough for one request every six seconds with three retries,
+# which is the most that the failure policies permit (in 0.7 s).
 PER_SECOND = 0.5
-# Most retries saved up: three such requests at once. A start begins with this many.
+# Most retries saved up, enough for three such requests at once. A bucket begins with this many.
 MOST = 10.0
 
-# The failure table permits at most three retries of a backend, and an answer is resumed at most four times.
+# The failure policies permit at most three retries on a backend, and an answer is resumed at most four times.
 MAX_EXTRA_CALLS = 4
 
 
@@ -36,14 +36,14 @@ class CallBudget(Struct):
         return backend not in self.called or self.extra > 0
 
     def take(self, backend: str) -> bool:
-        """Take a call to ``backend``; false when none is left."""
+        """Take a call to ``backend``; returns false when none is left."""
         if backend in self.called:
             return self.take_extra()
         self.called.add(backend)
         return True
 
     def take_extra(self) -> bool:
-        """Take a further call, as to another worker of the backend; false when none is left."""
+        """Take a further call, e.g. to another worker of the backend; returns false when none is left."""
         if self.extra <= 0:
             return False
         self.extra -= 1
@@ -63,7 +63,7 @@ class RetryBudget:
         self._buckets: dict[str, _Bucket] = {}
 
     def attempted(self, backend: str, now: float) -> None:
-        """A first attempt is made."""
+        """Record a first attempt."""
         bucket = self._buckets.get(backend)
         if bucket is None:
             self._buckets[backend] = _Bucket(self._most, now)
@@ -71,7 +71,7 @@ class RetryBudget:
             bucket.retries = min(self._most, bucket.retries + self._share)
 
     def take(self, backend: str, now: float) -> bool:
-        """Take one retry; false when none is left."""
+        """Take one retry; returns false when none is left."""
         if self.left(backend, now) < 1.0:
             return False
         self._buckets[backend].retries -= 1.0

@@ -1,10 +1,10 @@
-"""When a lost engine is restarted, and when it is given up; sans-I/O.
+"""Decides when a lost engine is restarted, and when it is given up; sans-I/O.
 
 ::
 
     starting → ready ⇄ suspect → restarting → ready …
                                  restarting → given_up     too many restarts within an hour
-    stopped                      from anywhere, for good
+    stopped                      from any state, finally
 
 An engine is lost when one of its processes has ended or is stopped by a signal, when it has work and makes no
 step, or when its device fails. A first start that fails is no loss: its cause lies in the configuration.
@@ -20,14 +20,14 @@ from resilience.heartbeat import Heartbeat
 HOUR_S = 3600.0
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 30.0
-# A longer pause between two observations means that the observer itself was stopped: they are ignored.
+# After a longer pause the time of a stop by a signal counts anew: the observer itself was stopped.
 LONGEST_GAP_S = 2.0
-# Most that one pause between two observations counts: reports of steps may wait for the same event loop.
+# A pause between two observations counts at most this much: step reports may wait for the same event loop.
 LONGEST_COUNTED_S = 0.5
 
 
 class SupervisorState(StrEnum):
-    """The state of the engine as its supervisor sees it; a label of metrics."""
+    """The state of the engine by its supervisor; a label of metrics."""
 
     STARTING = "starting"
     READY = "ready"
@@ -50,10 +50,10 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The engine at one moment: ``gone`` and ``stopped`` (by a signal) hold for any of its processes.
+    """The engine at one moment; ``gone`` and ``stopped`` (by a signal): at least one of its processes is.
 
-    ``pending_tokens`` are the most prompt tokens that its current step may compute; ``occupied``: it executes
-    a call that is no generation, such as loading an adapter.
+    ``pending_tokens`` are the most prompt tokens that the current step may compute; ``occupied``: the engine
+    executes a call other than a generation, such as loading an adapter.
     """
 
     gone: bool = False
@@ -66,7 +66,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start it again in ``wait_s``; ``attempt`` counts the restarts of the last hour, this one included."""
+    """Start the engine again in ``wait_s``; ``attempt`` counts the last hour's restarts, with this one."""
 
     reason: Loss
     attempt: int
@@ -75,7 +75,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Leave it: ``restarts`` within the last hour have not helped."""
+    """Do not restart the engine: ``restarts`` within the last hour have not helped."""
 
     reason: Loss
     restarts: int
@@ -83,7 +83,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class EngineLost:
-    """The engine takes no work, and its requests have failed; ``backend`` is on it."""
+    """The engine takes no work, and its requests have failed; ``backend`` runs on it."""
 
     reason: Loss
     detail: str
@@ -92,7 +92,7 @@ class EngineLost:
 
 @dataclass(frozen=True, slots=True)
 class EngineRestarting:
-    """It is restarted in ``wait_s``, the ``attempt``-th time in an hour. A signal's exit code is negative."""
+    """The engine restarts in ``wait_s``, the ``attempt``-th time in an hour. ``exit_code`` < 0: a signal."""
 
     reason: Loss
     attempt: int
@@ -104,7 +104,7 @@ class EngineRestarting:
 
 @dataclass(frozen=True, slots=True)
 class EngineRestarted:
-    """It takes work again: ``load_s`` to load, ``away_s`` since it was lost."""
+    """The engine takes work again, after ``load_s`` of loading, and ``away_s`` after it was lost."""
 
     attempt: int
     load_s: float
@@ -114,7 +114,7 @@ class EngineRestarted:
 
 @dataclass(frozen=True, slots=True)
 class EngineGivenUp:
-    """It is not started again: ``restarts`` within an hour have not helped. An operator must look at it."""
+    """The engine is not started again: ``restarts`` within an hour have not helped. An operator must act."""
 
     reason: Loss
     restarts: int
@@ -152,11 +152,11 @@ class Supervisor:
     """Takes observations of one engine and decides about restarts.
 
     Args:
-        max_restarts_per_hour: 0: a lost engine stays lost.
-        hang_s: longest time of an engine with work without a step, seconds; its own step times lower it
-            (:class:`~resilience.heartbeat.Heartbeat`).
-        stopped_s: longest time that one of its processes may be stopped by a signal; a debugged process has
-            another state.
+        max_restarts_per_hour: 0: a lost engine is not restarted.
+        hang_s: longest time of an engine with work without a step, seconds; the engine's own step times lower
+            it (:class:`~resilience.heartbeat.Heartbeat`).
+        stopped_s: longest time that one of its processes may be stopped by a signal, seconds; a process under
+            a debugger is in another state.
     """
 
     def __init__(self, *, max_restarts_per_hour: int, hang_s: float, stopped_s: float) -> None:
@@ -180,12 +180,12 @@ class Supervisor:
     def ready_in_s(self, now: float) -> float | None:
         """Seconds until a restart is complete, by the last start's duration; ``None`` without a restart.
 
-        A late restart is expected to take as long again as it is late.
+        A restart that is late is expected to need as much more time as it is late already.
         """
         return abs(self._ready_at - now) if self.state is SupervisorState.RESTARTING else None
 
     def begun(self, now: float) -> None:
-        """A start begins to load."""
+        """Record that the engine begins to load."""
         self._load_from = now
         self._ready_at = now + self._load_s
         self._reset()
@@ -198,16 +198,16 @@ class Supervisor:
             self._reset()
 
     def start_failed(self, now: float) -> Restart | GiveUp | None:
-        """A start has failed; ``None`` when it was no restart."""
+        """Record a failed start; ``None`` when it was no restart."""
         return self._again(now, Loss.START_FAILED) if self.state is SupervisorState.RESTARTING else None
 
     def lost(self, now: float, reason: Loss) -> Restart | GiveUp | None:
-        """The engine takes no work; ``None`` when that is known already or intended."""
+        """Record that the engine takes no work; ``None`` when that is known already or intended."""
         running = self.state in (SupervisorState.READY, SupervisorState.SUSPECT)
         return self._again(now, reason) if running else None
 
     def stop(self) -> None:
-        """The engine is to be stopped: from now on nothing is a loss."""
+        """Record that the engine is being stopped on purpose: from now on nothing is a loss."""
         self.state = SupervisorState.STOPPED
 
     def working(self, now: float) -> None:
@@ -217,7 +217,7 @@ class Supervisor:
         self._heartbeat.stepped(now, unfinished=unfinished, computed_tokens=computed_tokens)
 
     def observe(self, now: float, observed: Observation) -> Loss | None:
-        """Take an observation; on a loss the caller kills the remaining processes."""
+        """Take an observation; returns a loss, if any, on which the caller kills the remaining processes."""
         gap_s = 0.0 if self._observed_at is None else now - self._observed_at
         late = self._observed_at is None or gap_s > LONGEST_GAP_S
         self._observed_at = now

@@ -9,14 +9,14 @@ from typing import Self
 
 from msgspec import Struct
 
-# A limit ends late by at most this share of its length: those that end at about one time end together.
+# A limit ends late by at most this share of its length, so that limits with nearly the same end end together.
 LATENESS = 1 / 1024
 
 
 class TimeLimit(Struct, eq=False):
-    """A block's time limit: cancels the task that entered it, as ``asyncio.timeout`` does, for less.
+    """A block's time limit: cancels the task that entered it, as ``asyncio.timeout`` does, at lower cost.
 
-    It ends after ``after_s`` seconds, or later by as many as ``moved`` returns then. Raises TimeoutError in
+    It ends after ``after_s`` seconds, plus those that ``moved`` returns at that time. Raises TimeoutError in
     place of that cancellation.
     """
 
@@ -31,7 +31,7 @@ class TimeLimit(Struct, eq=False):
 
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        task = asyncio.current_task(loop)  # without the loop it would look for it again, for twice the time
+        task = asyncio.current_task(loop)  # without `loop` it takes twice as long
         if task is None:
             raise RuntimeError("a time limit needs a task")
         self._task, self._cancelling = task, task.cancelling()
@@ -51,7 +51,7 @@ class TimeLimit(Struct, eq=False):
             raise TimeoutError from error
 
     def due(self) -> None:
-        """The time is up: cancel the task, unless the end has moved."""
+        """Cancel the task, since the time is up, unless the end has moved."""
         before_s, self._moved_s = self._moved_s, 0.0 if self.moved is None else self.moved()
         if self._moved_s > before_s:
             self._key = self.limits.add(self, self._moved_s - before_s, asyncio.get_running_loop())
@@ -61,17 +61,17 @@ class TimeLimit(Struct, eq=False):
 
 
 class TimeLimits:
-    """The time limits of one event loop, ``ending`` by its time."""
+    """The time limits of one event loop; ``ending`` has them by the loop's time of their end."""
 
     def __init__(self) -> None:
         self.ending: dict[float, set[TimeLimit]] = {}
         self._ends: list[float] = []  # a heap
-        # One timer, for the next end: one for each would outlive its requests, for the collector to visit.
+        # One timer, for the next end: one per limit would outlive its request, for the collector to visit.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
 
     def add(self, limit: TimeLimit, after_s: float, loop: asyncio.AbstractEventLoop) -> float:
-        """Set the limit; the key to remove it by."""
+        """Add a limit; returns its key in ``ending``, by which it is removed."""
         at = loop.time() + after_s
         if after_s > 0:
             tick = math.ldexp(1.0, math.frexp(after_s * LATENESS)[1] - 1)

@@ -1,4 +1,4 @@
-"""Work that comes in bursts, one piece in each turn of the event loop, after work that is urgent."""
+"""Spreads bursts of background work: one piece per turn of the event loop, after urgent work."""
 
 import asyncio
 from collections import deque
@@ -7,14 +7,14 @@ from typing import Final
 from msgspec import Struct
 
 HOLD_S: Final = 0.002
-"""How long a piece waits for urgent work at most: about what a chat takes from its arrival to its worker."""
+"""Longest wait of a piece for urgent work: about the time of a chat from its arrival to its worker."""
 
 
 class Turns:
-    """Background pieces of work: each turn of the event loop has one, in order.
+    """Lets background pieces of work run in order, one per turn of the event loop.
 
-    So whatever else the loop has to do waits for one piece, not for all that came together. While there is
-    urgent work, even that one waits for it, ``HOLD_S`` at most.
+    So all other work of the loop waits for one piece, not for a whole burst. While there is urgent work, even
+    that piece waits, for at most ``HOLD_S``.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Turns:
         self._held: asyncio.TimerHandle | None = None
 
     async def next(self) -> None:
-        """Wait for a turn: none where no other piece had this one, and nothing is urgent."""
+        """Wait for a turn; returns at once if no other piece has had this turn and nothing is urgent."""
         loop = asyncio.get_running_loop()
         if not self._taken:
             self._taken = True
@@ -37,7 +37,7 @@ class Turns:
         await turn
 
     def urgent(self) -> "Urgent":
-        """``with urgent() as work``: pieces wait for the block, or until ``work.over()`` in it."""
+        """``with urgent() as work``: pieces wait until the end of the block, or until ``work.over()``."""
         return Urgent(self)
 
     @property
@@ -46,11 +46,11 @@ class Turns:
         return self._urgent > 0
 
     def begun(self) -> None:
-        """Urgent work has begun."""
+        """Count urgent work that has begun."""
         self._urgent += 1
 
     def over(self) -> None:
-        """Urgent work has ended."""
+        """Count urgent work that has ended."""
         self._urgent -= 1
         held = self._held
         if not self._urgent and held is not None:
@@ -77,7 +77,7 @@ class Turns:
 
 
 class Urgent(Struct, eq=False):
-    """Work for which pieces wait."""
+    """Urgent work, for which background pieces wait."""
 
     _turns: Turns | None
 
@@ -87,7 +87,7 @@ class Urgent(Struct, eq=False):
         return self
 
     def over(self) -> None:
-        """It has ended; a second call changes nothing."""
+        """End the urgent work; a second call changes nothing."""
         turns, self._turns = self._turns, None
         if turns is not None:
             turns.over()
