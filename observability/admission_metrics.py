@@ -1,4 +1,4 @@
-"""Admission in the metrics: decisions and waits as they happen, the gates when scraped."""
+"""Metrics of admission: decisions and waits, counted by event, and the gates' figures, read when scraped."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from observability.histogram import Histogram
 from observability.labels import Bounded, counted
 from observability.scrape import gauge
 
-# Seconds. The default wait budgets, 2 s and 2.4 s for high priority, lie between steps of their own.
+# Seconds. A wait budget of 2 s, and of 2.4 s for high priority (the default factor), has a step of its own.
 WAIT_BUCKETS = (0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 2.4, 5.0, 10.0, 30.0)
-# Distance between a first token and its estimate; the target for the first token is 0.2 s.
+# Seconds between a first token and its estimate; the target for the first token is 0.2 s.
 ERROR_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 10.0)
 CLASSES = ("high", "normal", "low")
 # Events that wait to be counted.
@@ -24,18 +24,18 @@ CIRCUITS = ("closed", "half_open", "open")
 
 
 def class_of(priority: int) -> str:
-    """A priority's name in labels."""
+    """The label of a priority."""
     return "high" if priority > 0 else "low" if priority < 0 else "normal"
 
 
 @dataclass(frozen=True, slots=True)
 class GateFigures:
-    """One gate at one moment; ``name`` is the backend's, or the engine's that several share.
+    """One gate at one moment; ``name`` is that of the backend, or of the engine that several backends share.
 
     ``queued`` is by class, ``rungs`` by route with a ladder of its own ("" for all other routes). ``factor``
-    is the share of sequences and blocks in use, ``kv_forecast`` the KV usage at the forecast's peak,
-    ``prefill_backlog`` the uncached prompt tokens handed on and not yet computed, ``pace`` the time between
-    two tokens over its target (``None``: no target, or not known).
+    is the share of sequences and blocks that may be used, ``kv_forecast`` the KV usage at the forecast's
+    peak, ``prefill_backlog`` the uncached prompt tokens handed on and not yet computed, ``pace`` the time
+    between two tokens divided by its target (``None``: no target, or not known).
     """
 
     name: str
@@ -66,7 +66,7 @@ GATE_GAUGES: tuple[tuple[str, str, Callable[[GateFigures], float | None]], ...] 
 
 
 def gate_families(figures: Iterable[GateFigures]) -> Iterator[Metric]:
-    """The gates."""
+    """Families of the gates' figures."""
     gates = list(figures)
     yield gauge(
         "sluice_admission_queue_depth",
@@ -91,7 +91,7 @@ def gate_families(figures: Iterable[GateFigures]) -> Iterator[Metric]:
 
 
 class AdmissionMetrics:
-    """Counts admission's events, two of which occur with every request."""
+    """Counts admission's events; two of them occur with every request."""
 
     def __init__(self, registry: CollectorRegistry, backends: Bounded) -> None:
         self._uncounted: list[Admitted] = []
@@ -154,5 +154,5 @@ class AdmissionMetrics:
             self._left(event.backend, event.reason.value).inc()
 
     def first_token(self, event: FirstToken) -> None:
-        """Compare an estimate with the measured time."""
+        """Count the distance between an estimate and the measured time."""
         self._error.observe(abs(event.took_s - event.estimated_s))

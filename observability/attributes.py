@@ -11,8 +11,8 @@ from observability.trace_facts import CallFact, EdgeRecord, StepFact, TraceFacts
 
 Value = str | bool | int | float | tuple[str, ...]
 
-# The conventions' provider names where they differ from our backend kinds. They prescribe ``openai`` for any
-# unidentified service with OpenAI's protocol.
+# The conventions' provider names that differ from our backend kinds. The conventions prescribe ``openai`` for
+# any unidentified service with OpenAI's protocol.
 PROVIDERS: Mapping[str, str] = MappingProxyType({"bedrock": "aws.bedrock"})
 
 
@@ -27,12 +27,12 @@ SAMPLING_NAMES = ("max_tokens", "temperature", "top_p", "top_k", "seed")
 
 
 def operation(record: RequestRecord) -> str:
-    """The conventions' operation name."""
+    """The operation's name in the conventions."""
     return "text_completion" if record.contract == "completions" else "chat"
 
 
 def span_name(record: RequestRecord) -> str:
-    """Operation and model, as the conventions name a span; without an unknown model."""
+    """The span's name by the conventions: the operation, and the model unless it is unknown."""
     known = record.model is not None and record.route is not None
     return f"{operation(record)} {record.model}" if known else operation(record)
 
@@ -87,7 +87,7 @@ def fact_attributes(facts: TraceFacts) -> dict[str, Value]:
 
 
 def step_attributes(record: RequestRecord, step: StepFact) -> dict[str, Value]:
-    """A step's attributes; an attempt calls a model, so it has the conventions' names too."""
+    """A step's attributes; an attempt calls a model, so it also has attributes of the conventions."""
     attempted = step.name == "attempt"
     found: dict[str, Value | None] = {
         "sluice.backend_name": step.backend,
@@ -118,7 +118,7 @@ def call_attributes(call: CallFact) -> dict[str, Value]:
 
 
 def edge_attributes(record: EdgeRecord) -> dict[str, Value]:
-    """Attributes of an answer without a generation: HTTP's own."""
+    """Attributes of an answer without a generation: those of HTTP."""
     found: dict[str, Value | None] = {
         "http.request.method": record.method,
         "http.route": record.path,

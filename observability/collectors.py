@@ -1,4 +1,4 @@
-"""Families of figures of other parts of the gateway, read when scraped."""
+"""Metric families of other parts of the gateway; a scrape reads their figures."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ HEDGE_RESULTS = ("won", "lost", "refused")
 
 @dataclass(frozen=True, slots=True)
 class AdapterFigures:
-    """Registered versions of adapters by state, adapters loaded in the engine in process, and the most that
-    it can hold.
+    """Registered versions of adapters by state; adapters loaded in the engine in process (``resident``), and
+    the most that it can load (``places``).
     """
 
     states: Mapping[str, int]
@@ -36,7 +36,7 @@ def adapter_families(figures: AdapterFigures) -> Iterator[Metric]:
 @dataclass(frozen=True, slots=True)
 class CanaryFigures:
     """The last canary: its target share of the route, its judged requests, and by check the logarithm of the
-    current step's e-value, which leads to a rollback at ``bound``.
+    current step's e-value (``evidence``), which causes a rollback at ``bound``.
     """
 
     route: str
@@ -99,7 +99,7 @@ def health_families(figures: tuple[Mapping[str, bool], float | None]) -> Iterato
 
 def hedge_families(figures: Mapping[str, tuple[int, int, int]]) -> Iterator[Metric]:
     """Hedged requests by backend: how often the second worker answered first, did not, or was not asked
-    because the share of extra requests was used up.
+    because the share of extra requests was exhausted.
     """
     yield counter(
         "sluice_hedged_requests",
@@ -139,7 +139,7 @@ def log_families(figures: int) -> Iterator[Metric]:
 
 
 def quota_store_families(figures: tuple[bool, int]) -> Iterator[Metric]:
-    """The shared store of keys' limits: whether it is unreachable, and the settlements waiting for it."""
+    """The shared store of keys' limits; ``figures``: (it is unreachable, number of waiting settlements)."""
     away, waiting = figures
     yield gauge("sluice_quota_store_up", "1 while the shared limits answer.", float(not away))
     yield gauge(
@@ -158,8 +158,8 @@ def response_cache_families(figures: CacheFigures | None) -> Iterator[Metric]:
 
 @dataclass(frozen=True, slots=True)
 class BatchFigures:
-    """Batches of the database that have no end, the lines that run in this process, and by outcome those that
-    it ran: ``completed``, ``failed`` (in the error file), ``returned`` (to wait again).
+    """Batches in the database that have not ended, lines in progress in this process, and by outcome those
+    that it ran: ``completed``, ``failed`` (in the error file), ``returned`` (to wait again).
     """
 
     unfinished: int
@@ -180,7 +180,7 @@ def retry_budget_families(figures: Mapping[str, float]) -> Iterator[Metric]:
 
 
 def routing_families(figures: tuple[int, bool]) -> Iterator[Metric]:
-    """The store's last known routing revision, and whether this process cannot use it."""
+    """The store's last known routing revision, and whether this process is unable to use it."""
     last, behind = figures
     yield gauge("sluice_routing_last_revision", "The state store's last revision.", last)
     yield gauge(
@@ -193,8 +193,8 @@ def routing_families(figures: tuple[int, bool]) -> Iterator[Metric]:
 @dataclass(frozen=True, slots=True)
 class ShadowShown:
     """The shadow: sampled requests by result, queued copies and their bytes, copies in progress, pairs stored
-    and pairs that the database did not take in time, the money of the last minute, reserved included,
-    and the exceptions of each check.
+    and pairs that the database did not accept in time, the cost of the last minute with reservations, and the
+    exceptions of each check.
     """
 
     results: Mapping[str, int]
@@ -229,8 +229,8 @@ def shadow_families(figures: ShadowShown) -> Iterator[Metric]:
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """A stream of the state store: the last record in force here, and ``following``, ``away``, ``lost`` or
-    ``refused``.
+    """A stream of the state store: the last record that this process uses, and the state: ``following``,
+    ``away``, ``lost`` or ``refused``.
     """
 
     number: int
@@ -238,7 +238,7 @@ class StreamStatus:
 
 
 def state_families(figures: tuple[bool, Mapping[str, StreamStatus]]) -> Iterator[Metric]:
-    """Whether the state store is reached, and how far this process follows each of its few streams."""
+    """Whether the state store is reachable, and how far this process has followed each of its few streams."""
     up, streams = figures
     yield gauge("sluice_state_store_up", "1 while the state store is reached.", float(up))
     yield gauge(
@@ -272,8 +272,8 @@ class WorkerStatus:
     """A remote worker; ``state`` is ``new``, ``in_service`` or ``ejected``.
 
     ``weight`` is its share of the load relative to a worker in full service, ``in_flight`` and
-    ``connections`` are of this process. ``running``, ``waiting`` (sequences) and ``kv_usage`` are its last
-    report plus what was sent since; ``None``: it reports none.
+    ``connections`` are those of this process. ``running``, ``waiting`` (sequences) and ``kv_usage`` are its
+    last report plus the requests sent since; ``None``: it reports none.
     """
 
     url: str

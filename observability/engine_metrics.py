@@ -1,4 +1,4 @@
-"""The engines in process in the metrics, read when scraped: under vLLM's names and ``sluice_engine_*``."""
+"""Metrics of the engines in process, read when scraped: under vLLM's names, and as ``sluice_engine_*``."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,9 +17,9 @@ LABELS = ("model_name", "engine")
 def engine_families(
     figures: Mapping[str, EngineFigures | None], unix_time: Callable[[], float] = time.time
 ) -> Iterator[Metric]:
-    """The engines in process, by backend, under vLLM's names, so that fleet routers find what they know.
+    """Families of the engines in process, by backend, under the names of vLLM that fleet routers read.
 
-    ``unix_time`` is the value of ``vllm:lora_requests_info``, of whose series readers take the newest.
+    ``unix_time`` gives the value of ``vllm:lora_requests_info``: readers use its newest series.
     """
     families: dict[str, Metric] = {}
     for backend, one in figures.items():
@@ -76,7 +76,7 @@ def _families(backend: str, figures: EngineFigures, unix_time: Callable[[], floa
 
 
 def _gateway_names(backend: str, figures: EngineFigures) -> Iterator[Metric]:
-    """The same under the gateway's names, next to those of remote workers (``sluice_worker_*``)."""
+    """The same figures under the gateway's names, like those of remote workers (``sluice_worker_*``)."""
     for name, text, value in (
         ("sluice_engine_running", "Sequences in the batch of an engine in process.", figures.running),
         ("sluice_engine_waiting", "Sequences in its queue.", figures.waiting),

@@ -1,7 +1,7 @@
 """Metrics that count events: one table of families, and how each event changes them.
 
-Events that occur with every request are counted by hand where their cost was measured
-(:mod:`observability.metrics`, :mod:`observability.admission_metrics`); these here are rarer.
+Events of every request are counted by special code, because their cost matters
+(:mod:`observability.metrics`, :mod:`observability.admission_metrics`); the events here are rarer.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -52,14 +52,14 @@ from resilience.supervisor import EngineRestarted, EngineRestarting, Loss
 E = TypeVar("E")
 Update = Callable[[Any], None]
 
-# Seconds. The demo adapters load in some ten milliseconds; a large one on a slow disk takes seconds.
+# Seconds. The demo adapters load in about ten milliseconds; a large one on a slow disk takes seconds.
 LOAD_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-# A sync takes 0.2 ms on a fast disk, 10 ms on a network's; an answer waits for 1 s at most.
+# A sync takes 0.2 ms on a fast disk, 10 ms on a network disk; an answer waits for it 1 s at most.
 SYNC_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
-# A store on the same network answers within the first two; after the last one the gateway decides alone.
+# A store on the same network answers within the first two steps; after the last the gateway decides alone.
 ANSWER_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)
-# From the loss to the next answer: the embedded engine's seconds, vLLM's half minute, a large model's
-# minutes.
+# From the loss of an engine until it takes work again: seconds for the embedded engine, half a minute for
+# vLLM, minutes for a large model.
 RESTART_BUCKETS = (0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 300.0, 600.0)
 
 OOM_LAYERS = ("containment", "recovery")
@@ -72,7 +72,7 @@ QUOTA_OUTCOMES = (
 
 @dataclass(frozen=True, slots=True)
 class On:
-    """How one type of event changes a family: by ``amount``, in the series of ``labels``, if ``when``."""
+    """How one type of event changes a family: by ``amount``, in the series ``labels``, if ``when`` holds."""
 
     event: type
     labels: Callable[[Any], tuple[str | None, ...]]
@@ -285,13 +285,13 @@ FAMILIES: tuple[Family, ...] = (
         [on(LimitStoreAnswered, amount=lambda event: event.took_s)], buckets=ANSWER_BUCKETS,
     ),
 )  # fmt: skip
-# Labels whose values are names of backends and share one bound; values of the others are the code's own or
-# few.
+# Labels whose values are names of backends, with one common bound; other labels have few values, or only
+# values from the code.
 BACKEND_LABELS = frozenset({"backend", "leg", "from", "to"})
 
 
 class EventMetrics:
-    """The table's families in a registry; series of the ``known`` backends are shown from the start."""
+    """The table's families in a registry; the series of ``known`` backends are shown from the start."""
 
     def __init__(self, registry: CollectorRegistry, backends: Bounded, known: Iterable[str] = ()) -> None:
         self._registry, self._backends = registry, backends
@@ -305,12 +305,12 @@ class EventMetrics:
                 self._series["sluice_oom_contained_total"](backend, layer)
 
     def show_restarts(self, backend: str) -> None:
-        """Show restarts at 0: there is an engine in process."""
+        """Show the restarts of a backend's engine in process at 0."""
         for reason in Loss:
             self._series["sluice_engine_restarts_total"](backend, reason.value)
 
     def _add(self, family: Family) -> None:
-        """Register one family and what its events do."""
+        """Register one family and the updates that its events cause."""
         if family.buckets:
             histogram = Histogram(family.name, family.text, family.buckets, self._registry)
             for rule in family.on:

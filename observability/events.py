@@ -1,7 +1,7 @@
 """The inputs of observability: one record per finished request, one snapshot of the engine.
 
-The leaves' own events (``admission.events``, ``resilience.events``, ``accounting.events``) come as they are;
-``observability.subscribers`` knows what to do with each.
+Events of other packages (``admission.events``, ``resilience.events``, ``accounting.events``) stay unchanged;
+``observability.subscribers`` passes each to the metrics and the log.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ NO_STAGES: Mapping[str, float] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ResumeFact:
-    """Another call resumed the answer: from which backend to which, how, after how many ``tokens``."""
+    """A resumption by another call: both backends, the mode, and the answer's ``tokens`` before it."""
 
     after_ms: float
     source: str
@@ -25,7 +25,7 @@ class ResumeFact:
 
 
 class ToolCallCounts(msgspec.Struct, frozen=True):
-    """Tool calls of one request, by what became of them."""
+    """Numbers of tool calls of one request, by their result."""
 
     whole: int = 0
     cut: int = 0
@@ -39,28 +39,28 @@ NO_CALLS = ToolCallCounts()
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """One finished request, without prompt, answer or secret. Change one with ``msgspec.structs.replace``. A
-    struct, because it is made with every request: 1.4 µs, where a dataclass of as many fields takes 6.3.
+    """One finished request, without prompt, answer or secret. Change one with ``msgspec.structs.replace``.
+    It is a struct because every request makes one: that takes 1.4 µs, and 6.3 µs for a dataclass.
 
     ``request_id`` is the caller's label, ``generation_id`` the ledger's key. ``status`` is the sent HTTP
     status, 499 when the caller disconnected; ``error_code`` is set with status 200 when a stream broke.
-    ``error_param`` and ``error_message`` are the field at fault and the sentence, as the caller got them.
-    ``route`` is ``None`` for an unknown one. ``backend`` is the kind that answered, ``backend_name`` its name
-    in the configuration; ``adapter_rule`` is ``explicit``, ``rule[0]`` or ``none``. ``fallback_kind`` is the
-    fallback target that answered.
+    ``error_param`` and ``error_message`` are the field at fault and the message that the caller got.
+    ``route`` is ``None`` if unknown. ``backend`` is the kind of backend that answered, ``backend_name`` its
+    name in the configuration; ``adapter_rule`` is ``explicit``, ``rule[0]`` or ``none``. ``fallback_kind`` is
+    the fallback target that answered.
 
     Times are from arrival, except ``queue_wait_ms`` (``None``: no backend was reached), ``generation_ms`` (in
-    the backend, its queue not included) and ``overhead_ms`` (neither in the backend nor waiting for it);
+    the backend without its queue) and ``overhead_ms`` (neither in the backend nor waiting for it);
     ``stage_ms`` has the stages in the order of the journey. ``cached_tokens`` are a part of ``input_tokens``.
     The five figures of the budget count evidence chunks left out, turns not sent verbatim, chunks cut, chunks
     merged into a duplicate, and dropped turns that a summary covers.
 
     ``prefix_tokens`` are those of the stable prefix's full blocks (``None`` when the chosen backend did not
-    answer); ``prefix_expected_tokens`` of them the backend has computed before, ``prefix_cached_tokens`` it
-    found in its cache. ``volatile`` are the kinds of volatile content in the caller's system messages, which
-    were ``moved`` or only ``reported``. ``drawn`` is the backend that the weights chose for the session,
-    ready or not (``None``: the caller named one); ``session`` is an opaque number in this process;
-    ``cost_nanousd`` is the operator's cost, ``None`` without a price.
+    answer): the backend had computed ``prefix_expected_tokens`` of them before, and found
+    ``prefix_cached_tokens`` in its cache. ``volatile`` are the kinds of volatile content in the caller's
+    system messages, which was ``moved`` or only ``reported``. ``drawn`` is the backend that the weights chose
+    for the session, ready or not (``None``: the caller named one); ``session`` is an opaque number in this
+    process; ``cost_nanousd`` is the operator's cost, ``None`` without a price.
     """
 
     request_id: str
@@ -144,7 +144,7 @@ class LoraFigures:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A histogram of the engine: ``counts`` by bucket, one more than ``bounds``; sum of values."""
+    """A histogram of the engine: ``counts`` by bucket, one more than ``bounds``; ``total`` of the values."""
 
     name: str
     text: str
@@ -155,8 +155,8 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """The engine in process at one moment; the counts of tokens and preemptions are since its start,
-    ``None``: not known. ``loras`` is ``None`` until a request has used an adapter.
+    """The engine in process at one moment; tokens and preemptions are counted since its start (``None``:
+    unknown). ``loras`` is ``None`` until a request has used an adapter.
     """
 
     model_name: str

@@ -1,7 +1,7 @@
 """A histogram and a counter that are written far more often than they are scraped.
 
-An observation is one binary search, a count one addition in a list, and a scrape does the sums; the library's
-types take locks each time. Not for several threads: they live on the event loop.
+An observation is one binary search, a count one addition in a list, and a scrape computes the sums; the types
+of ``prometheus_client`` lock each time. These types are not thread-safe: only the event loop may use them.
 """
 
 from bisect import bisect_left
@@ -29,13 +29,13 @@ class Buckets:
 
     def observe(self, *values: float) -> None:
         """Count observations."""
-        self.sum += sum(values)  # first, because it refuses what is no number
+        self.sum += sum(values)  # first, because it raises for a value that is no number
         bounds, counts = self._bounds, self._counts
         for value in values:
             counts[bisect_left(bounds, value)] += 1
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper bound and how many observations lie at or below it, as Prometheus counts."""
+        """Each upper bound, and the number of observations at or below it, as in Prometheus."""
         edges = ["+Inf" if bound == inf else repr(float(bound)) for bound in (*self._bounds, inf)]
         return list(zip(edges, map(float, accumulate(self._counts)), strict=True))
 
@@ -83,9 +83,8 @@ class Histogram(Collector):
 
 
 class LabelCounter(Collector):
-    """A counter (``name`` without ``_total``) by a label with outside values and a label with the closed list
-    ``kinds``; each row shows all of those from its first moment, so that ``increase()`` sees the first event
-    too.
+    """A counter (``name`` without ``_total``) with a label of external values and a label of the closed list
+    ``kinds``; each row shows all kinds from its start, so that ``increase()`` includes the first event.
     """
 
     def __init__(

@@ -6,9 +6,9 @@ from typing import Any, Generic, TypeVar
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics import MetricWrapperBase
 
-# Values one label may take. Configured names are tens; what exceeds this is a mistake or an attack.
+# Most values of one label. There are tens of configured names; more values are a mistake or an attack.
 MAX_VALUES = 100
-# Series one metric may have, over all its labels together. 2,000 series of a counter are about 200 KB a
+# Most series of one metric, over all its labels together. 2,000 series of a counter are about 200 KB a
 # scrape.
 MAX_SERIES = 2_000
 
@@ -19,7 +19,7 @@ OTHER = "other"
 
 
 class Bounded:
-    """Lets at most ``cap`` distinct values of a label through, the ``known`` ones always; all others are
+    """Allows at most ``cap`` distinct values of a label, and always the ``known`` ones; all others become
     ``other``.
     """
 
@@ -40,8 +40,8 @@ class Bounded:
 
 
 class Series(Generic[M]):
-    """The children of one metric, looked up once each, with one bound per label. Beyond ``cap`` children
-    every new combination is ``other`` in all labels; a metric without labels is its own only child.
+    """The cached children of one metric, with one bound per label. Beyond ``cap`` children every new
+    combination is ``other`` in all labels; a metric without labels is its own only child.
     """
 
     def __init__(self, metric: M, *bounds: Bounded, cap: int = MAX_SERIES) -> None:
@@ -49,7 +49,7 @@ class Series(Generic[M]):
         self._bounds = bounds
         self._cap = cap
         self._children: dict[tuple[str, ...], Any] = {}
-        # Children by the unbounded values: a shortcut for values that come again, limited like the children.
+        # Children by the values before bounding: a cache for repeated values, limited like the children.
         self._by_values: dict[tuple[str | None, ...], Any] = {}
 
     def __call__(self, *values: str | None) -> M:

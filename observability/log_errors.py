@@ -1,6 +1,6 @@
-"""Exceptions as logs show them: types and places, without their messages.
+"""Formats exceptions for logs: types and places in the code, without messages.
 
-A message may contain what a caller sent, so only those of the operating system's errors are shown, scrubbed.
+A message may contain text of a caller, so only messages of the operating system's errors are shown, scrubbed.
 """
 
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 from observability.redact import scrub
 
-# The frames nearest to the failure, of each exception; and exceptions of a chain or group.
+# Most frames of each exception (those nearest to the failure), and most exceptions of a chain or group.
 MAX_FRAMES = 20
 MAX_EXCEPTIONS = 8
 
@@ -44,8 +44,8 @@ def _name(error: BaseException) -> str:
 
 
 def format_errors(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A structlog processor: ``exc_info`` becomes ``exception``. asyncio's own lines lose all but the first
-    line, since a failed task's exception follows it.
+    """A structlog processor: ``exc_info`` becomes ``exception``. Messages of asyncio are cut after the first
+    line, since a failed task's exception may follow it.
     """
     info = event.pop("exc_info", None)
     error = _error_of(info)

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line (or coloured text on a terminal), secrets and text redacted."""
+"""Structured logs: one JSON object per line (or coloured text on a terminal), secrets and text redacted."""
 
 import json as stdlib_json
 import logging
@@ -28,7 +28,7 @@ _QUIET = ("alembic.runtime.plugins",)
 
 
 class Logs:
-    """Logging as configured; close it at the end of the process."""
+    """The configured logging of the process; the caller closes it at the end."""
 
     def __init__(self, writer: LogWriter, root_level: int) -> None:
         self.writer = writer
@@ -40,7 +40,7 @@ class Logs:
         return self.writer.dropped
 
     def close(self) -> bool:
-        """Write queued lines (bounded) and restore logging; whether all were written."""
+        """Write queued lines (for a bounded time) and restore logging; returns whether all were written."""
         root = logging.getLogger()
         root.removeHandler(self.writer.handler)
         root.setLevel(self._root_level)
@@ -59,7 +59,7 @@ def configure_logging(
 ) -> Logs:
     """Send the process's logs, structlog's and the standard library's, to ``stream`` (standard error).
 
-    ``level`` is one of :data:`LEVELS` (else ValueError); ``json`` is the default unless ``stream`` is a
+    ``level`` is one of :data:`LEVELS` (else ValueError); ``json`` is by default true unless ``stream`` is a
     terminal; the fields ``always`` are in every line.
     """
     if level.lower() not in LEVELS:
@@ -107,7 +107,7 @@ def configure_logging(
 
 
 class _Formatter(structlog.stdlib.ProcessorFormatter):
-    """structlog's, with a fast path for the lines of requests."""
+    """structlog's formatter, with a fast path for the lines of requests."""
 
     def __init__(
         self, *, render: Processor, as_json: bool, always: Mapping[str, str], **settings: Any
@@ -130,7 +130,7 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
         event["timestamp"] = self._timestamp(record.created)
         event.update(self._always)
         line = _dumps(event) if self._as_json else str(self._render(None, "", event))
-        # The names are ours, so only credentials in outside text are looked for, in all of it at once.
+        # The field names are ours, so only credentials in external text are searched, in all of it at once.
         words = outside_text(record.request)
         return line if scrub(words) is words else str(self._render(None, "", _redacted(None, "", event)))
 
@@ -153,7 +153,7 @@ def _with(
 def _redacted(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     for name, value in event.items():
         if name not in _OWN:
-            # ``event`` is our own text; only credentials inside it are looked for.
+            # ``event`` is our own text, so only credentials inside it are redacted.
             event[name] = redact("", value) if name in ("event", "exception") else redact(name, value)
     return event
 
@@ -171,7 +171,7 @@ def _as_words(
 def _dumps(value: object, **_: object) -> str:
     try:
         line = orjson.dumps(value).decode()
-        # JSON's own escapes cover the characters below a space.
+        # JSON already escapes the characters below a space.
         return line if line.isascii() and "\x7f" not in line else printable(line)
     except TypeError:
         # A lone surrogate in a caller's label: escaped rather than lost.

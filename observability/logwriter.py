@@ -1,4 +1,4 @@
-"""Log lines leave the event loop here: a bounded queue, and one thread that writes.
+"""Writes log lines outside the event loop: a bounded queue, and one thread that writes.
 
 A write to a pipe without a reader blocks for ever; it must not block the gateway.
 """
@@ -8,11 +8,11 @@ import queue
 import threading
 from typing import Final, TextIO
 
-# Lines that may wait. At 1,000 requests a second and one line each, ten seconds of a stuck pipe.
+# Most lines that wait: at 1,000 requests a second and one line each, those of ten seconds of a stuck pipe.
 MAX_QUEUED_LINES: Final = 10_000
 CLOSE_TIMEOUT_S: Final = 2.0
-# Lines of this interval are written together: a thread that wakes for each takes the interpreter from the
-# event loop as often. A killed process may lose the lines of this interval.
+# Lines of this interval are written together: a thread that wakes for each line takes the GIL from the event
+# loop each time. A killed process may lose the lines of this interval.
 GATHER_S: Final = 0.05
 
 
@@ -26,7 +26,7 @@ class QueuedLines(logging.Handler):
         self._capacity = capacity
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Take a record as it is, without waiting and without the handler's lock: the queue has its own."""
+        """Queue a record unformatted, without waiting or the handler's lock: the queue has its own lock."""
         # Other threads may run between the two calls: the bound is exact up to one line per thread.
         if self._lines.qsize() < self._capacity:
             self._lines.put(record)
@@ -36,7 +36,7 @@ class QueuedLines(logging.Handler):
 
 
 class BatchedLines(logging.StreamHandler[TextIO]):
-    """Formats records as they come and writes them together when flushed; for one thread."""
+    """Formats each record at once, and writes the lines together when flushed; for one thread."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -60,8 +60,8 @@ class BatchedLines(logging.StreamHandler[TextIO]):
 
 
 class LogWriter:
-    """Formats and writes at most ``capacity`` waiting records in a thread of its own; ``target`` is flushed
-    after some.
+    """Formats and writes records in a thread of its own; at most ``capacity`` wait. It flushes ``target``
+    once per batch.
     """
 
     def __init__(self, target: logging.Handler, *, capacity: int = MAX_QUEUED_LINES) -> None:
@@ -80,7 +80,7 @@ class LogWriter:
         return self.handler.dropped
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Write queued records, for at most about ``timeout_s``; whether all were written."""
+        """Write queued records, for at most about ``timeout_s``; returns whether all were written."""
         self._closing.set()
         self._lines.put(None)
         self._thread.join(timeout_s)
@@ -97,7 +97,7 @@ class LogWriter:
             self._target.flush()
 
     def _write(self, record: logging.LogRecord | None) -> bool:
-        """Write a record; whether it was the end mark."""
+        """Write a record; returns whether it was the end mark."""
         if record is not None:
             self._target.emit(record)  # no other thread uses it, so its lock and filters are skipped
         return record is None

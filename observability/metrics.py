@@ -1,4 +1,4 @@
-"""The gateway's metrics, in one registry: those of finished requests here, of events in ``event_metrics.py``.
+"""The gateway's metrics in one registry: those of finished requests here, of events in ``event_metrics.py``.
 
 ``docs/metrics.md`` lists every family with its labels and their bounds.
 """
@@ -22,7 +22,7 @@ from observability.prompt_metrics import PromptMetrics
 from observability.slo_metrics import NO_TARGETS, SloMetrics
 from observability.usage_metrics import UsageMetrics
 
-# Seconds. The gateway's own time: the bars are 1 and 2 ms, so the steps are dense around them.
+# Seconds. The targets of the gateway's own time are 1 and 2 ms, so the steps are dense around them.
 OVERHEAD_BUCKETS = (
     0.0002, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0,
 )  # fmt: skip
@@ -68,7 +68,7 @@ COUNTS = (
      "turns as a summary.", "what",
      {one: one for one in ("cut_chunks", "merged_chunks", "summarized_turns")}),
 )  # fmt: skip
-# Figures of other parts, one series each; further ones are collectors (``collectors.py``).
+# Figures of other parts, with one series each; ``collectors.py`` has the others.
 GAUGES = {
     "sluice_requests_in_flight": "Requests in progress.",
     "sluice_routing_revision": "The routing revision in force.",
@@ -77,7 +77,7 @@ GAUGES = {
     "sluice_ledger_journal_bytes": "Bytes of this process' journal files.",
     "sluice_ledger_journal_up": "1 while usage rows are journaled, or no journal is wanted.",
 }
-# Requests that wait to be counted: some hundred KB.
+# Most requests that wait to be counted: some hundred KB.
 MAX_UNCOUNTED = 256
 _times_of = attrgetter(*(field for *_, field in TIMES))
 _cuts_of = attrgetter("dropped_chunks", "dropped_turns", "cut_chunks", "summarized_turns")
@@ -108,8 +108,8 @@ class _First(Collector):
 
 
 class Metrics:
-    """The gateway's metrics in a registry of their own; no method blocks. The known names always have a label
-    of their own.
+    """The gateway's metrics in a registry of their own; no method blocks. The ``known`` names always have
+    label values of their own.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Metrics:
         self._finished: list[RequestRecord] = []
         self._revision: int | None = None
         self._targets = NO_TARGETS
-        registry.register(_First(self._scraped))  # before a scrape reads what they add to
+        registry.register(_First(self._scraped))  # it updates metrics, so it must run before them
         self._exposed = _WithoutCreated(registry)
         known_backends = tuple(known_backends)
         routes, backends = Bounded(known_routes), Bounded(known_backends)
@@ -176,21 +176,21 @@ class Metrics:
         }
 
     def show_restarts(self, backend: str) -> None:
-        """Show the restarts of the engine in process of this backend from 0 on."""
+        """Show the restarts of this backend's engine in process, from 0 on."""
         self._events.show_restarts(backend)
 
     def read(self, **figures: Callable[[], float]) -> None:
-        """Set where a scrape reads :data:`GAUGES`, by name; the callables must neither block nor raise."""
+        """Set the functions that a scrape calls for :data:`GAUGES`, by name; none may block or raise."""
         for name, read in figures.items():
             self._gauges[name].set_function(read)
 
     def record(self, event: object) -> None:
-        """Count ``event``; an event of another type is ignored."""
+        """Count ``event``; events of unknown types are ignored."""
         for update in self.updates.get(type(event), ()):
             update(event)
 
     def request(self, record: RequestRecord) -> None:
-        """Take a finished request; it is counted with others, at the latest when a scrape reads."""
+        """Take a finished request; it is counted later, with others, at the latest in the next scrape."""
         if record.revision != self._revision and record.revision is not None:
             self._count()
             self._revision, self._targets = record.revision, self.slo.targets()
@@ -206,7 +206,7 @@ class Metrics:
             self.emit_error(RequestRecord.__name__)
 
     def _count(self) -> None:
-        """Count the requests taken so far: in one pass a metric, where one a request cost a call each."""
+        """Count the requests taken so far, in one pass per metric: a call per request would cost more."""
         records, self._finished = self._finished, []
         if not records:
             return

@@ -9,7 +9,7 @@ from prometheus_client.samples import Sample
 def samples_of(text: str, *names: str) -> Iterator[Sample]:
     """The samples of these names, in order; malformed lines are skipped.
 
-    Only their lines are parsed: a page of 900 lines takes 0.2 ms instead of 15 ms.
+    Only lines with these names are parsed: a page of 900 lines takes 0.2 ms instead of 15 ms.
     """
     for line in text.split("\n"):
         if not line.startswith(names):
@@ -17,7 +17,7 @@ def samples_of(text: str, *names: str) -> Iterator[Sample]:
         try:
             samples = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
         except (ValueError, IndexError):
-            continue  # the parser raises either
+            continue  # the parser may raise both
         yield from (sample for sample in samples if sample.name in names)
 
 

@@ -2,8 +2,8 @@
 
 ``cached_ratio`` compares the found tokens, over the latest requests of each prompt version, with two figures:
 with the tokens that the backend had computed before (``against="expected"``; the ratio falls when the engine
-evicts them), and with the whole prefix (``against="prefix"``; it falls when the prefix itself changes from
-request to request).
+evicts them), and with the whole prefix (``against="prefix"``; the ratio falls when the prefix itself changes
+from request to request).
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,8 +16,8 @@ from observability.events import RequestRecord
 from observability.labels import Bounded, counted
 from observability.scrape import gauge
 
-# A request weighs half as much after this many more of its version: a steady figure that still follows a
-# changed prompt within some hundred requests.
+# After this many later requests of its version, a request has half its weight: the ratio is steady, but
+# follows a changed prompt within some hundred requests.
 HALF_LIFE_REQUESTS = 100
 _DECAY = 0.5 ** (1 / HALF_LIFE_REQUESTS)
 

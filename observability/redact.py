@@ -14,7 +14,7 @@ SECRET_WORDS = frozenset(
         "query", "secret", "secrets", "text", "texts", "token",
     }
 )  # fmt: skip
-# Names with such a word that are not secret.
+# Exceptions: names with such a word that are not secret.
 PLAIN_NAMES = frozenset(
     {"content_length", "content_type", "key_id", "key_prefix", "prompt_version", "request_key_id"}
 )
@@ -22,11 +22,11 @@ PLAIN_NAMES = frozenset(
 MAX_DEPTH = 6
 
 _WORDS = re.compile(r"[^a-z0-9]+")
-# Each pattern with words of which every match contains one: searching for these first is far cheaper.
+# Each pattern with strings of which every match contains one: searching for these first is far cheaper.
 _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     (("earer", "EARER", "asic ", "ASIC "),
      re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+"), rf"\1 {REDACTED}"),
-    # Keys of this gateway and of others that put their kind in front.
+    # Keys of this gateway and of other services, with the prefix of their kind.
     (("sk-", "slc_", "slc-", "hf_", "xox", "ghp_"),
      re.compile(r"\b(sk-|slc[_-]|hf_|xox[abp]-|ghp_)[^\s\"',;]+"), rf"\1{REDACTED}"),
     (("AKIA", "ASIA"), re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}"), REDACTED),
@@ -48,7 +48,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
 _MARKS = tuple(mark for marks, *_ in _SHAPES for mark in marks)
 
 
-@lru_cache(maxsize=1_024)  # names are few and come with every line
+@lru_cache(maxsize=1_024)  # few names, which occur in every line
 def is_secret(name: str) -> bool:
     """Whether a field of that name must not be shown."""
     lowered = name.lower()
@@ -67,7 +67,7 @@ def scrub(text: str) -> str:
 
 
 def redact(name: str, value: object, depth: int = 0) -> object:
-    """``value`` as it may be shown under ``name``. Numbers always pass: ``prompt_tokens`` is a count."""
+    """``value``, redacted for a field ``name``. Numbers are never redacted: ``prompt_tokens`` is a count."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if is_secret(name):

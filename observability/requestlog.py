@@ -16,7 +16,7 @@ from observability.events import NO_CALLS, RequestRecord
 
 EVENT = "request"
 
-# A line omits unset fields, so that it shows what was special about its request.
+# A line omits unset fields, so that it shows what is special about the request.
 _OWN_FORM = {"stage_ms", "tool_calls"}
 _FIELDS = tuple(name for name in RequestRecord.__struct_fields__ if name not in _OWN_FORM)
 _values = attrgetter(*_FIELDS)
@@ -39,7 +39,7 @@ class RequestLine(logging.LogRecord):
 
 
 class RequestLog:
-    """Logs finished requests; the gateway's own faults as errors."""
+    """Logs finished requests; failures of the gateway as errors."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -48,14 +48,14 @@ class RequestLog:
         """Log a request; never waits."""
         level = logging.ERROR if request.failed else logging.INFO
         if self._logger.isEnabledFor(level):
-            # Without filters of the logger, which has none.
+            # Skips the logger's filters, since it has none.
             self._logger.callHandlers(RequestLine(self._logger.name, level, request))
 
 
 def request_line(request: RequestRecord) -> dict[str, object]:
-    """The fields that are set; times are rounded to a microsecond."""
+    """The fields of the line that are set; times are rounded to a microsecond."""
     values = _values(request)
-    # In C: it has some fifty fields, most of them unset.
+    # `compress` runs in C: a record has some fifty fields, most of them unset.
     line: dict[str, object] = dict(compress(zip(_FIELDS, values, strict=True), map(is_not, values, _UNSET)))
     if not request.stream:
         del line["stream"]
@@ -71,7 +71,7 @@ def request_line(request: RequestRecord) -> dict[str, object]:
 
 
 def outside_text(request: RequestRecord) -> str:
-    """The fields of the line that callers and operators chose, as one text."""
+    """The fields of the line whose values callers and operators choose, as one text."""
     return (
         f"{request.request_id} {request.intent} {request.locale} {request.model} {request.prompt_version}"
         f" {request.tenant} {request.route} {request.adapter_id} {request.error_param}"

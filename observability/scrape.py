@@ -1,4 +1,4 @@
-"""Metric families that a scrape builds from figures held elsewhere."""
+"""Metric families that a scrape builds from figures of other parts."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -10,13 +10,13 @@ from prometheus_client.registry import Collector
 T = TypeVar("T")
 F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily)
 
-# One number of a metric without labels, or numbers by the value of its label, or by the values of its labels.
-# ``None``: not known, so the series is left out.
+# A number for a metric without labels, else numbers by the value of its label, or by the tuple of its labels'
+# values. ``None``: unknown, so the series is left out.
 Values = float | None | Mapping[Any, Any]
 
 
 class ScrapeCollector(Collector, Generic[T]):
-    """Families made of what ``read`` returns at each scrape; ``read`` must neither block nor raise."""
+    """Builds families from the result of ``read`` at each scrape; ``read`` must neither block nor raise."""
 
     def __init__(self, families: Callable[[T], Iterator[Metric]], read: Callable[[], T]) -> None:
         self._families = families

@@ -1,4 +1,4 @@
-"""The service levels: how many requests of a route met its targets, for burn rates.
+"""Metrics of service levels: the number of requests that met their route's targets, for burn rates.
 
 A route has two objectives (``slo`` in its routing configuration): ``ttft``, the first token in time, which
 half of the requests must meet (a P50, 200 ms by default), and ``total``, the whole answer in time, which 99 %
@@ -40,8 +40,8 @@ def met(record: RequestRecord, targets: SloTargets) -> tuple[bool | None, bool |
 
     - The caller's own errors and exceeded limits (4xx) do not count.
     - The degraded text is no answer: both objectives are missed, however fast it was.
-    - An error of the gateway misses both; of a broken stream the first token counts by its time.
-    - A caller's disconnect counts, as a miss, only when the target had passed by then.
+    - An error of the gateway misses both; a broken stream misses ``total``, and its first token counts.
+    - After a caller's disconnect, a pending objective counts, as a miss, only if its target had passed.
     """
     first_ms, total_ms = record.ttft_ms, record.total_ms
     if record.status == DISCONNECTED:
@@ -54,7 +54,7 @@ def met(record: RequestRecord, targets: SloTargets) -> tuple[bool | None, bool |
     if record.status >= 500 or record.finish_reason == DEGRADED:
         return False, False
     if first_ms is None:
-        first_ms = total_ms  # an answer that came whole, as the response cache's do
+        first_ms = total_ms  # the answer was sent as a whole, e.g. from the response cache
     return first_ms <= targets.ttft_ms, record.error_code is None and total_ms <= targets.total_ms
 
 
@@ -74,11 +74,11 @@ class SloMetrics(Collector):
         )  # fmt: skip
 
     def read(self, read: Callable[[], Mapping[str, SloTargets]]) -> None:
-        """Set where the targets in force are read, by route; ``read`` must neither block nor raise."""
+        """Set the function that returns the current targets by route; it must neither block nor raise."""
         self._read = read
 
     def targets(self) -> Mapping[str, SloTargets]:
-        """The targets in force, by route."""
+        """The current targets, by route."""
         return self._read()
 
     def count(self, records: Iterable[RequestRecord], targets: Mapping[str, SloTargets]) -> None:
@@ -98,7 +98,7 @@ class SloMetrics(Collector):
                     good[index] += verdict
 
     def collect(self) -> Iterator[Metric]:
-        """The targets of one scrape; a route's counts are there from its first scrape on."""
+        """The targets of one scrape; also shows the counts of every route with targets, from 0 on."""
         seconds = {}
         for route, targets in self._read().items():
             self._counted.of(route)

@@ -1,4 +1,4 @@
-"""Passes events on: to the metrics, which count them, to the log, for those of one table, and to others."""
+"""Passes events to the metrics, which count them, to the log (those of one table), and to other listeners."""
 
 import logging
 import time
@@ -30,7 +30,7 @@ MAX_KINDS = 200
 
 
 class Sampler:
-    """Lets the first of each kind through in each interval, and counts the others."""
+    """Selects the first event of each kind in each interval, and counts the others."""
 
     __slots__ = ("_clock", "_kinds")
 
@@ -55,9 +55,9 @@ class Sampler:
 class Line:
     """The log line of one type of event.
 
-    ``fields`` are attributes, separated by blanks; ``name=attribute`` shows one under another name.
-    With ``sampled_by``, attributes too, one line a second is
-    logged for each of their values; ``more_since`` counts the others.
+    ``fields`` are attributes, separated by blanks; ``name=attribute`` shows one under another name. With
+    ``sampled_by`` (attributes, too), one line a second is logged for each combination of their values; its
+    field ``more_since`` counts the events without a line.
     """
 
     event: type
@@ -114,7 +114,7 @@ LINES = (
 
 
 class EventDispatcher:
-    """Passes each event to the listeners of its type, which attach later; leaves and journey are given its
+    """Passes each event to the listeners of its type, which may be attached later; the emitting parts get its
     :meth:`emit`.
     """
 
@@ -152,8 +152,8 @@ class EventDispatcher:
     def emit(self, event: object) -> None:
         """Pass an event on. Never blocks and never raises, so that the emitter cannot fail because of it.
 
-        A listener's error is counted in ``sluice_telemetry_errors_total`` and logged by its class; the others
-        get the event.
+        A listener's error is counted in ``sluice_telemetry_errors_total`` and logged by its class; the other
+        listeners still get the event.
         """
         for listener in self._by_type.get(type(event), ()):
             try:

@@ -1,9 +1,9 @@
-"""A finished request as spans: the root, its stages, below them the steps towards the answer, and calls.
+"""Builds the spans of a finished request: the root, its stages, the steps towards the answer, and calls.
 
 ::
 
     chat llama-8b                       the response (SERVER)
-    ├─ canonicalize … rank, admit       a child per stage
+    ├─ canonicalize … rank, admit       one child per stage
     ├─ generate
     │  ├─ attempt worker   number 1     each attempt on a backend (CLIENT)
     │  │  ├─ call http://a:8001/v1      each call to a worker, hedges too (CLIENT)
@@ -40,10 +40,10 @@ from observability.requestlog import outside_text
 from observability.trace_facts import Content, EdgeRecord, StepFact, TraceFacts
 from observability.tracing import RootSpan
 
-# Stages in the journey's order; the record has no time of the stage in which a request ended.
+# Stages in the journey's order; the record has no time of the stage in which a request failed.
 STAGES = ("canonicalize", "budget", "adapter", "rank", "admit", "generate", "respond")
 GENERATE = "generate"
-# Numbers of the stages' spans begin here; those of steps and calls are smaller.
+# Span numbers of the stages begin here; those of steps and calls are smaller.
 FIRST_STAGE_NUMBER = 1 << 20
 # Characters of each recorded content attribute; collectors refuse spans of megabytes.
 MAX_CONTENT_CHARS = 16_384
@@ -65,7 +65,7 @@ class OneResource(Resource):
 
 @dataclass(frozen=True, slots=True)
 class TraceResource:
-    """What all spans of a process share."""
+    """The resource and scope of all spans of a process."""
 
     resource: Resource
     scope: InstrumentationScope
@@ -119,8 +119,7 @@ class _Trace:
 
 
 def _checked(values: Mapping[str, Value]) -> Mapping[str, Value]:
-    """``values`` as the encoder takes them; the same object when they are so already, which is the usual
-    case."""
+    """``values`` in a form that the encoder accepts; usually the same object, since nothing must change."""
     for value in values.values():
         if isinstance(value, str) and not value.isascii():
             break
@@ -130,7 +129,7 @@ def _checked(values: Mapping[str, Value]) -> Mapping[str, Value]:
 
 
 def _encodable(text: str) -> str:
-    """Without lone surrogates, which no encoder accepts: the whole batch would be lost."""
+    """``text`` without lone surrogates, which no encoder accepts: the whole batch would be lost."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -202,11 +201,11 @@ def _stages(
 
 
 def _with_the_last(record: RequestRecord, facts: TraceFacts) -> Mapping[str, float]:
-    """The stages, including the one in which the request ended with an error."""
+    """The time of each stage, including the stage in which the request failed."""
     if record.error_code is None or "respond" in record.stage_ms or not (record.stage_ms or facts.steps):
         return record.stage_ms
     stages = dict(record.stage_ms)
-    # The fallback chain runs in the stage ``generate``, whichever stage failed before.
+    # The fallback chain runs in the stage ``generate``, whichever stage failed before it.
     if facts.steps and GENERATE not in stages:
         last = GENERATE
     else:
@@ -260,7 +259,7 @@ def _seams(trace: _Trace, record: RequestRecord) -> tuple[Event, ...]:
 
 
 def _content(content: Content, scrub: Scrub) -> dict[str, Value]:
-    """The conventions' messages, as JSON; redacted first, then cut."""
+    """The recorded messages as attributes of the conventions, in JSON; redacted first, then cut."""
     inputs = [
         _message(role, scrub(text)[:MAX_CONTENT_CHARS]) for role, text in content.messages if role != "system"
     ]
@@ -286,7 +285,7 @@ def _message(role: str, text: str) -> dict[str, object]:
 
 
 def _json(parts: list[dict[str, object]]) -> str:
-    """At most :data:`MAX_CONTENT_CHARS` or so: the newest parts, which include the question."""
+    """The newest parts, which include the question, as about :data:`MAX_CONTENT_CHARS` characters of JSON."""
     newest: list[dict[str, object]] = []
     room = MAX_CONTENT_CHARS
     for part in reversed(parts):

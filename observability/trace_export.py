@@ -1,7 +1,7 @@
-"""Spans leave the event loop here: a bounded queue of finished requests, and one thread that exports them.
+"""Exports spans outside the event loop: a bounded queue of finished requests, and one exporting thread.
 
-The thread also makes the SDK's spans of the requests. It sleeps briefly after every few spans, both while
-making them and while the exporter encodes them, so that the event loop never waits long for the interpreter.
+The thread also builds the SDK's spans of the requests. It sleeps briefly after every few spans, both while it
+builds them and while the exporter encodes them, so that the event loop never waits long for the GIL.
 """
 
 import threading
@@ -22,30 +22,30 @@ from observability.trace_exporter import ExporterErrors
 from observability.trace_facts import EdgeRecord, TraceFacts, TraceFigures
 from observability.tracing import RootSpan
 
-# Finished requests that wait for the collector, some 3 KB each; the oldest are dropped first. Two seconds of
-# 1,000 requests a second.
+# Most finished requests that wait for the collector, some 3 KB each: those of two seconds at 1,000 requests a
+# second. The oldest are dropped first.
 MAX_WAITING: Final = 2_048
-# Characters of recorded content that wait; beyond it traces are sent without content.
+# Most characters of recorded content that wait; further traces are sent without content.
 MAX_WAITING_CHARS: Final = 8 << 20
-# A batch of some 1,300 spans, 300 to 700 KB; collectors take 4 MB in a message. The exporter's last steps go
-# through it whole, a millisecond each.
+# Requests of a batch, which has some 1,300 spans and 300 to 700 KB; collectors accept messages of 4 MB. The
+# exporter's last steps process the whole batch at once, in a millisecond each.
 MAX_BATCH: Final = 128
-# Interval between batches: a thread that wakes for each request takes the interpreter as often, and small
-# batches cost a post each.
+# Interval between batches: a thread that wakes for each request takes the GIL each time, and each small batch
+# would cost a request to the collector.
 DELAY_S: Final = 0.5
-# Spans that are made or encoded in one go, about a millisecond, and the sleep that lets the event loop in.
+# Spans that are built or encoded at once, in about a millisecond, and the sleep that lets the event loop run.
 STRIDE: Final = 64
 YIELD_S: Final = 0.000_2
 # At most one warning in this many seconds, however often the collector fails.
 REPORT_EVERY_S: Final = 60.0
-# Wait of a stop for an exporter whose last export failed.
+# Wait for the thread at shutdown, if the exporter's last export failed.
 GIVEN_UP_S: Final = 0.05
 
 _Finished = tuple[RootSpan, RequestRecord | EdgeRecord, TraceFacts]
 
 
 class _PacedSpans(list[ReadableSpan]):
-    """Spans; iterating over them sleeps now and then."""
+    """A list of spans; iterating over it sleeps after every ``STRIDE`` spans."""
 
     def __iter__(self) -> Iterator[ReadableSpan]:
         for number, span in enumerate(super().__iter__(), 1):
@@ -93,12 +93,12 @@ class TraceSender:
 
     @property
     def figures(self) -> TraceFigures:
-        """What became of the traces so far."""
+        """Traces by result so far."""
         waiting = len(self._waiting) + self._sending
         return TraceFigures(self._sent, self._dropped, self._failed, 0, waiting)
 
     def offer(self, root: RootSpan, record: RequestRecord | EdgeRecord, facts: TraceFacts) -> None:
-        """Queue a trace; never blocks. For the event loop alone."""
+        """Queue a trace; never blocks. Only the event loop may call it."""
         if facts.content is not None:
             chars = _chars(facts)
             if self._chars_in - self._chars_out + chars > MAX_WAITING_CHARS:
@@ -110,7 +110,7 @@ class TraceSender:
             self._drop()
 
     def _drop(self) -> None:
-        """Drop the oldest, unless the thread has just taken it."""
+        """Drop the oldest trace, unless the thread has just taken it."""
         oldest = self._take()
         if oldest is not None:
             self._dropped += 1
@@ -175,17 +175,17 @@ class TraceSender:
         return spans
 
     def _send(self, spans: list[ReadableSpan]) -> bool:
-        """Export a batch; whether the collector accepted it."""
+        """Export a batch; returns whether the collector accepted it."""
         try:
             taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception as error:
-            # For example a channel closed meanwhile; the loss is counted and reported like any other.
+            # For example a channel that was closed meanwhile; the loss is counted and reported like others.
             taken, self._why = False, type(error).__name__
         self._report(None if taken else self._why or "no reason given")
         return taken
 
     def _export_failed(self, words: str) -> None:
-        """The exporter logged that a try has failed."""
+        """Report a failed try that the exporter has logged."""
         self._why = words
         self._report(words)
 

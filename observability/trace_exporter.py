@@ -1,7 +1,7 @@
 """OpenTelemetry's exporters as configured: OTLP over HTTP with protobuf, or over gRPC.
 
 An exporter encodes and posts a batch, with retries until its timeout. It only logs why a batch failed:
-:class:`ExporterErrors` takes these messages out of the log, which would have one with every batch.
+:class:`ExporterErrors` removes these messages from the log, which would have one per batch.
 """
 
 import logging
@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 
 PROTOCOLS = ("http/protobuf", "grpc")
 GRPC_PORT = 4317
-# Longest reported reason; errors of HTTP libraries quote each other.
+# Longest reported reason, in characters; errors of HTTP libraries quote each other.
 MAX_REASON = 240
 
 
@@ -103,7 +103,7 @@ def _http_parts(endpoint: str) -> SplitResult:
 
 
 class ExporterErrors(logging.Filter):
-    """Takes an exporter's messages out of the log, those of the listening thread alone, and reports its
+    """Removes an exporter's messages from the log (only those of the listening thread), and reports its
     warnings and errors.
     """
 
@@ -125,12 +125,12 @@ class ExporterErrors(logging.Filter):
         return False
 
     def listen(self) -> None:
-        """Take this thread's messages from now on."""
+        """Filter the messages of the calling thread from now on."""
         self._thread = threading.get_ident()
         for logger in self._loggers:
             logger.addFilter(self)
 
     def close(self) -> None:
-        """Stop."""
+        """Stop filtering."""
         for logger in self._loggers:
             logger.removeFilter(self)

@@ -1,4 +1,4 @@
-"""A trace's facts beyond the request's record, built only for sampled traces, and the sampling itself."""
+"""Facts of a trace that the request's record lacks, built only for sampled traces; and the sampling."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class StepFact:
     """One step towards an answer: ``attempt``, ``refused``, ``wait``, ``response_cache`` or ``degraded``.
 
     ``failure`` is a failure kind or admission's reason, ``attempt`` counts from 1 on each backend, ``mode``
-    is how it resumed a partial answer, ``waited_ms`` is since the attempt before.
+    is that of a resumption, ``waited_ms`` is the time since the attempt before.
     """
 
     name: str
@@ -41,7 +41,7 @@ class StepFact:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The recorded text, of routes that opted in: roles with texts, and the answer."""
+    """The recorded text of a request on a route that opted in: (role, text) pairs, and the answer."""
 
     messages: tuple[tuple[str, str], ...]
     output: str
@@ -49,8 +49,8 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class TraceFacts:
-    """Facts of one request for its spans alone. ``admission`` is ``admitted``, ``shortened`` or ``refused``,
-    ``None``: not reached; ``content`` is ``None`` unless the route opted in.
+    """Facts of one request that only its spans need. ``admission`` is ``admitted``, ``shortened`` or
+    ``refused``, ``None``: not reached; ``content`` is ``None`` unless the route opted in.
     """
 
     steps: tuple[StepFact, ...] = ()
@@ -71,8 +71,8 @@ NO_FACTS = TraceFacts()
 @dataclass(frozen=True, slots=True)
 class EdgeRecord:
     """An HTTP answer without a generation: lists, counts, operators' calls, unknown paths. ``method`` is
-    ``WS`` for a WebSocket; ``path`` is the path as the gateway knows it, never as it was sent; ``status`` is
-    499 when the caller disconnected.
+    ``WS`` for a WebSocket; ``path`` is the route's path template or ``unknown``, never the path as sent;
+    ``status`` is 499 when the caller disconnected.
     """
 
     request_id: str
@@ -108,9 +108,9 @@ NO_TRACES = TraceFigures()
 
 
 def head_keeps(trace_id: str, ratio: float) -> bool:
-    """Whether a trace is in the sampled share, as OpenTelemetry's ``TraceIdRatioBased`` decides it.
+    """Whether a trace is in the sampled share, by the rule of OpenTelemetry's ``TraceIdRatioBased``.
 
-    By the id's lower 64 bits: random also in ids that carry a time in front.
+    The rule uses the id's lower 64 bits, which are random even in ids that begin with a time.
     """
     return ratio >= 1.0 or int(trace_id[16:], 16) < ratio * 18_446_744_073_709_551_616
 

@@ -1,8 +1,8 @@
 """One root span per customer-visible response, with child spans; built after its end.
 
-A request carries a :class:`RootSpan` from its arrival: ids and start. The rest happens once, in
-:meth:`Tracing.finish`, and only for sampled traces: the sending thread makes the spans out of the finished
-record. There is no work per token. A request that never reaches ``finish`` leaves no trace.
+A request has a :class:`RootSpan` (ids and start) from its arrival. All other work is done once, after
+:meth:`Tracing.finish`, and only for sampled traces: the sending thread builds the spans from the finished
+record. There is no work per token. A request that never reaches ``finish`` has no trace.
 """
 
 import random
@@ -31,7 +31,7 @@ _HEADER = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})
 MAX_HEADER = 512
 MAX_MEMBERS = 32
 SAMPLED = 0x01
-# key=value; the value has printable characters but comma and equals sign, and does not end in a space.
+# key=value; the value has printable characters except comma and equals sign, and does not end in a space.
 _MEMBER = re.compile(
     r"([a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e])?"
 )
@@ -39,7 +39,7 @@ _MEMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The caller's span: 32 and 16 hex digits, and the flags' byte."""
+    """The caller's span: ids of 32 and 16 hex digits, and the byte of flags."""
 
     trace_id: str
     span_id: str
@@ -76,21 +76,21 @@ def usable_tracestate(header: bytes | None) -> str | None:
 
 
 def format_traceparent(trace_id: str, span_id: str, flags: int) -> str:
-    """The header to send on, version 00."""
+    """The header ``traceparent`` for outgoing calls, version 00."""
     return f"00-{trace_id}-{span_id}-{flags & 0xFF:02x}"
 
 
-# Longest wait of a stop for the last spans; none when the last export failed.
+# Longest wait at shutdown for the last spans, in seconds; shorter if the last export failed.
 SHUTDOWN_TIMEOUT_S = 1.0
-# Odd, so that the numbers of one trace give distinct ids: 2**64 over the golden ratio.
+# 2**64 divided by the golden ratio; odd, so that the span numbers of one trace give distinct ids.
 _STRIDE = 0x9E37_79B9_7F4A_7C15
 _MASK = (1 << 64) - 1
 
 
 class RootSpan(Struct, frozen=True):
-    """A request's place in its trace, known from its arrival. ``trace_id`` and ``trace_state`` are the
-    caller's when it sent valid ones, ``flags`` the byte for outgoing calls; ``sampled``: it is sent whatever
-    the result.
+    """A request's position in its trace, known from its arrival. ``trace_id`` and ``trace_state`` are the
+    caller's if it sent valid ones, ``flags`` is the byte for outgoing calls; ``sampled``: the trace is sent
+    whatever the request's result.
     """
 
     trace_id: str
@@ -107,11 +107,11 @@ class RootSpan(Struct, frozen=True):
         return format_traceparent(self.trace_id, f"{self.span_id:016x}", self.flags)
 
     def child_id(self, number: int) -> int:
-        """The id of one of this trace's further spans; ``number`` from 1."""
+        """The span id of the trace's child with this ``number``, from 1."""
         return ((self.span_id + number * _STRIDE) & _MASK) or 1
 
     def headers(self, number: int) -> bytes:
-        """The trace context as HTTP header lines, below the span of that number."""
+        """The trace context as HTTP header lines, with the span of that number as the parent."""
         lines = b"traceparent: 00-%b-%016x-%02x\r\n" % (
             self.trace_id.encode(),
             self.child_id(number),
@@ -123,7 +123,7 @@ class RootSpan(Struct, frozen=True):
 
 
 class Sender(Protocol):
-    """Sends finished traces; must not block."""
+    """Sends finished traces; only ``shutdown`` may block."""
 
     @property
     def figures(self) -> TraceFigures:
@@ -133,16 +133,16 @@ class Sender(Protocol):
         """Queue a trace."""
 
     def shutdown(self, timeout_s: float) -> bool:
-        """Send queued traces, for at most ``timeout_s``; blocks. Whether all were sent."""
+        """Send queued traces, for at most ``timeout_s``; blocks. Returns whether all were sent."""
 
 
 class Tracing:
-    """Makes trace ids, and spans when there is a ``sender``.
+    """Makes trace ids, and spans if there is a ``sender``.
 
-    ``sample_ratio`` is the share of traces sampled whatever their result, by their id, so that all services
-    with the same ratio sample the same ones. Others are sampled when they ended in an error or a fallback,
-    were resumed, or were slow; with ``follow_callers`` also when the caller sampled them. The caller's flag
-    cannot suppress sampling, so that no caller can hide from the operator.
+    ``sample_ratio`` is the share of traces sampled by their id, whatever their result, so that all services
+    with the same ratio sample the same traces. Others are sampled if they ended in an error or a fallback,
+    were resumed, or were slow; with ``follow_callers`` also if the caller sampled them. The caller's flag
+    cannot suppress sampling, so that no caller can hide requests from the operator.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Tracing:
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._sender = sender
-        self.exporting = sender is not None  # whether spans go anywhere
+        self.exporting = sender is not None  # whether spans are sent
         self._ratio = sample_ratio
         self._follow = follow_callers
         self._random = (rng if rng is not None else random.Random()).getrandbits
@@ -176,10 +176,10 @@ class Tracing:
         trace_state: str | None = None,
         ago_s: float = 0.0,
     ) -> RootSpan:
-        """A new root span, started ``ago_s`` ago; below the caller's when ``traceparent`` is valid.
+        """A new root span that started ``ago_s`` ago; a child of the caller's if ``traceparent`` is valid.
 
-        ``trace_id`` (32 hex digits) is an id that was sent already; a valid ``traceparent`` takes precedence,
-        and without one there is no ``trace_state``.
+        ``trace_id`` (32 hex digits) is an id that was sent already; a valid ``traceparent`` takes precedence.
+        ``trace_state`` is used only with a valid ``traceparent``.
         """
         parent = parse_traceparent(traceparent) if traceparent else None
         flags, parent_id, state = 0, None, None
@@ -211,7 +211,7 @@ class Tracing:
     ) -> None:
         """End ``root`` with the request's record. Call once; never blocks.
 
-        ``facts`` is called for a sampled trace; ``slow`` samples it.
+        ``facts`` is called only for a sampled trace; ``slow``: sample it in any case.
         """
         if self._sender is None:
             return
@@ -221,5 +221,5 @@ class Tracing:
             self._left_out += 1
 
     def shutdown(self, timeout_s: float = SHUTDOWN_TIMEOUT_S) -> bool:
-        """Send what waits, for at most ``timeout_s``; blocks, so use a thread. Whether all was handed on."""
+        """Send queued traces, for at most ``timeout_s``; returns whether all were sent. Call in a thread."""
         return self._sender is None or self._sender.shutdown(timeout_s)

@@ -1,4 +1,4 @@
-"""Used tokens and cost, as live metrics; the exact sums are the ledger's."""
+"""Live metrics of used tokens and cost; the ledger has the exact sums."""
 
 from collections.abc import Iterable
 
