@@ -124,6 +124,10 @@ class AnswerStream:
         if self.started_at is None:
             self.started_at = self._clock()
 
+    def stored(self, plan: Plan, model: str) -> None:
+        """What follows is a stored text, in the name of ``model``."""
+        self._sink.planned(plan, model)
+
     # Each piece
 
     def take(self, delta: Delta) -> Awaitable[None]:

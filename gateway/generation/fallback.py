@@ -342,6 +342,7 @@ class FallbackChain:
             similar = found.similarity
             step.mode = step.mode if similar is None else "similar"
             stream.rewind()
+            stream.stored(job.plan, job.primary.model)
             if found.reasoning:
                 await stream.take(Reasoning(found.reasoning, 0))
             await stream.take(Delta(found.text, 0))

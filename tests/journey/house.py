@@ -75,9 +75,11 @@ class RecordingSink:
     error: PublicError | None = None
     heard: asyncio.Event = field(default_factory=asyncio.Event)
     plans: list[Plan] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
 
     def planned(self, plan: Plan, model: str) -> None:
         self.plans.append(plan)
+        self.models.append(model)
 
     async def delta(self, delta: Delta) -> None:
         await asyncio.sleep(0)

@@ -9,7 +9,7 @@ import pytest
 from budgeting.values import EvidenceChunk
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
-from gateway.contracts.values import GenerateRequest, Sampling
+from gateway.contracts.values import Contract, FinishReason, GenerateRequest, Sampling
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.house import House
 
@@ -110,6 +110,17 @@ async def test_the_degraded_text_comes_last_wherever_it_stands(build_house: Buil
     )
     answer = (await house.run(ask())).answer
     assert answer is not None and answer.backend_name == "far"
+
+
+async def test_a_stream_of_the_degraded_text_names_the_model_that_the_whole_answer_names(
+    build_house: Build, ask: Ask
+) -> None:
+    local = ScriptedBackend("local", scripts=(DEAD,), state=BackendState.STARTING)
+    house = build_house(backends=[local])
+    sink = await house.run(ask(stream=True, contract=Contract.CHAT))
+    assert sink.answer is not None and sink.answer.finish_reason is FinishReason.DEGRADED
+    assert sink.text == sink.answer.output_text
+    assert sink.models[-1:] == [sink.answer.model] == [local.model]
 
 
 async def test_bad_input_is_never_answered_by_a_fallback(build_house: Build, ask: Ask) -> None:
