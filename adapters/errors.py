@@ -24,9 +24,14 @@ class RegistryFileError(AdapterError):
 
 
 class UnknownAdapter(AdapterError):
-    """No adapter of that name is served; ``why``: the reason, if the registry knows the name."""
+    """No adapter of that name is served; ``why``: the reason, if the registry knows the name; ``param``: the
+    field that names it.
+    """
 
-    def __init__(self, adapter_id: str, known: tuple[str, ...], *, why: str | None = None) -> None:
+    def __init__(
+        self, adapter_id: str, known: tuple[str, ...], *, why: str | None = None, param: str = "adapter_id"
+    ) -> None:
+        self.param = param
         self.adapter_id = adapter_id
         self.known = known
         listed = ", ".join(known[:10]) or "none"
@@ -36,7 +41,8 @@ class UnknownAdapter(AdapterError):
 class AdapterForbidden(AdapterError):
     """The caller's key may use other adapters only."""
 
-    def __init__(self, adapter_id: str, allowed: tuple[str, ...]) -> None:
+    def __init__(self, adapter_id: str, allowed: tuple[str, ...], *, param: str = "adapter_id") -> None:
+        self.param = param
         listed = ", ".join(allowed[:10]) or "none"
         super().__init__(f"the key may not use adapter {adapter_id!r}; allowed: {listed}")
 

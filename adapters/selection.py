@@ -78,18 +78,18 @@ def select(selection: Selection, offer: AdapterOffer) -> Lease:
         found = _by_labels(wish.labels, offer)
         if found is None:
             return Lease(None, NONE)
-        check_allowed(found, (found,), selection.allowed)
+        check_allowed(found, (found,), selection)
         return Lease(offer.adapters[found], rule)
     alias, name = offer.aliases.get(wish), wish
     if alias is not None:
         version = alias.resolve(session_fraction(alias.name, selection.sticky_key))
         if version is None:
-            raise UnknownAdapter(wish, _known(offer, selection), why="has no version for all sessions yet")
+            raise _unknown(wish, offer, selection, "has no version for all sessions yet")
         if version == alias.canary:
             rule = f"canary({alias.percent:g}%)"
         name = version
     try:
-        check_allowed(wish, (wish, name), selection.allowed)
+        check_allowed(wish, (wish, name), selection)
         return Lease(_served(name, offer, selection), rule)
     except (UnknownAdapter, AdapterForbidden):
         if not selection.or_base or selection.adapter_id is not None:
@@ -97,10 +97,11 @@ def select(selection: Selection, offer: AdapterOffer) -> Lease:
         return Lease(None, rule, missing=name)
 
 
-def check_allowed(wish: str, names: tuple[str, ...], allowed: tuple[str, ...] | None) -> None:
-    """Raise AdapterForbidden unless ``allowed`` has one of ``names``; an allowed alias covers its version."""
+def check_allowed(wish: str, names: tuple[str, ...], selection: Selection) -> None:
+    """Raise AdapterForbidden unless the key may use one of ``names``; an allowed alias covers its version."""
+    allowed = selection.allowed
     if allowed is not None and not set(names) & set(allowed):
-        raise AdapterForbidden(wish, allowed)
+        raise AdapterForbidden(wish, allowed, param=selection.named_by)
 
 
 def session_fraction(alias: str, sticky_key: str) -> float:
@@ -122,13 +123,14 @@ def _served(name: str, offer: AdapterOffer, selection: Selection) -> Adapter:
     elif name in offer.refused:
         # The reason may name a folder or a bucket.
         why = f"was refused ({offer.refused[name] if selection.operator else 'operators are told why'})"
-    raise UnknownAdapter(name, _known(offer, selection), why=why)
+    raise _unknown(name, offer, selection, why)
 
 
-def _known(offer: AdapterOffer, selection: Selection) -> tuple[str, ...]:
-    """The names that the caller may see."""
+def _unknown(name: str, offer: AdapterOffer, selection: Selection, why: str | None) -> UnknownAdapter:
+    """The refusal, with the names that the caller may see."""
     allowed = selection.allowed
-    return tuple(one for one in offer.served if allowed is None or one in allowed)
+    known = tuple(one for one in offer.served if allowed is None or one in allowed)
+    return UnknownAdapter(name, known, why=why, param=selection.named_by)
 
 
 def _by_labels(labels: Mapping[str, str], offer: AdapterOffer) -> str | None:

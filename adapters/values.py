@@ -39,7 +39,8 @@ class Selection(Struct, frozen=True):
 
     ``sticky_key`` is the session, else the request, so that a caller stays on one version of an alias;
     ``allowed`` are the names that the key may use (``None``: all); an ``operator`` may name staged versions;
-    ``or_base``: the base model answers when a rule names an adapter that is not served.
+    ``or_base``: the base model answers when a rule names an adapter that is not served; ``named_by`` is the
+    request's field with the name.
     """
 
     adapter_id: str | None
@@ -49,3 +50,4 @@ class Selection(Struct, frozen=True):
     allowed: tuple[str, ...] | None = None
     operator: bool = False
     or_base: bool = False
+    named_by: str = "adapter_id"

@@ -229,10 +229,16 @@ def error_body(error: PublicError) -> OpenAIErrorBody:
             "message": error.message,
             "type": kind,
             "param": error.param,
-            "code": _CODES.get(error.code, error.code),
+            "code": _code(error),
             "sluice_code": error.code,
         }
     }
+
+
+def _code(error: PublicError) -> str:
+    if error.code == "unknown_adapter" and error.param == "model":  # to its clients an adapter is a model
+        return _CODES["unknown_model"]
+    return _CODES.get(error.code, error.code)
 
 
 def sent_status(error: PublicError, contract: Contract) -> int:

@@ -51,6 +51,7 @@ class Target(Struct, frozen=True):
             allowed=request.caller.adapters,
             operator=request.caller.role is not CallerRole.CALLER,
             or_base=self.route.adapter_fallback and request.allow_fallback,
+            named_by="model" if self.adapter_id != request.adapter_id else "adapter_id",
         )
 
 

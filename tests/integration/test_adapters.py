@@ -100,6 +100,20 @@ def test_an_adapter_that_does_not_pass_is_refused_by_its_reason_and_no_others_ar
     assert ask(live, "shout").json()["fallback"] is None
 
 
+def test_an_adapter_that_is_not_served_is_no_model_to_openais_clients(live: LiveGateway) -> None:
+    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key=ADMIN_KEY, max_retries=0)
+    named = {"model": "model_not_found", "sluice.adapter_id": "unknown_adapter"}
+    for param, code in named.items():
+        model, more = ("gone", {}) if param == "model" else ("demo", {"sluice": {"adapter_id": "gone"}})
+        with pytest.raises(openai.NotFoundError) as refused:
+            client.chat.completions.create(
+                model=model, messages=[{"role": "user", "content": QUESTION}], extra_body=more
+            )
+        assert (refused.value.code, refused.value.param) == (code, param)
+        assert isinstance(refused.value.body, dict)
+        assert refused.value.body["sluice_code"] == "unknown_adapter"
+
+
 def test_an_adapter_nobody_registered_is_not_found(live: LiveGateway) -> None:
     response = ask(live, "nobody")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_adapter")
