@@ -26,8 +26,9 @@ def check_request(request: GenerationRequest, info: EngineInfo) -> None:
             f"at most {info.max_model_len - 1} leave room for an answer"
         )
     for name, tokens in (("prompt", prompt), ("partial answer", partial)):
-        if tokens and (min(tokens) < 0 or max(tokens) >= info.vocab_size):
-            raise UnknownToken(f"the {name} has a token id outside the vocabulary of {info.vocab_size}")
+        for worst in (min(tokens, default=0), max(tokens, default=0)):
+            if not 0 <= worst < info.vocab_size:
+                raise UnknownToken(f"the {name} has token id {worst}; allowed: 0 to {info.vocab_size - 1}")
     _check_sampling(request.sampling)
     _check_adjustments(request.sampling, info.vocab_size)
 

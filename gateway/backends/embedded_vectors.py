@@ -33,6 +33,20 @@ def longest_input(part: EmbedPart, max_model_len: int | None) -> int | None:
     return max_model_len if part.truncate_to == -1 else part.truncate_to
 
 
+def check_inputs(
+    part: EmbedPart, inputs: Sequence[Sequence[int]], max_model_len: int, vocab_size: int | None = None
+) -> None:
+    """Raises BackendFailure for the first that is too long, or has an id outside the vocabulary."""
+    for index, ids in enumerate(inputs):
+        field = part.field(index)
+        if len(ids) > max_model_len:
+            message = f"{field} has {len(ids):,} tokens; allowed: at most {max_model_len:,}"
+            raise BackendFailure(FailureKind.TOKEN_LIMIT_EXCEEDED, message, param=field)
+        if vocab_size is not None and max(ids, default=0) >= vocab_size:
+            message = f"{field} has token id {max(ids)}; allowed: 0 to {vocab_size - 1}"
+            raise BackendFailure(FailureKind.INVALID_INPUT, message, param=field)
+
+
 async def ids_alone(part: EmbedPart) -> Sequence[Sequence[int]]:
     """For an engine without a tokenizer: no texts. Raises BackendFailure."""
     ids = [one for one in part.inputs if not isinstance(one, str)]
@@ -58,6 +72,8 @@ class EmbeddedVectors:
         info = self._client.info
         longest = longest_input(part, None if info is None else info.max_model_len)
         inputs = [ids[:longest] for ids in await self._encode(part)]
+        if info is not None:
+            check_inputs(part, inputs, info.max_model_len, info.vocab_size)
         vectors: dict[int, str] = {}
         tokens = 0
         going: dict[EngineTicket, int] = {}

@@ -321,7 +321,8 @@ class TakesParts(Protocol):
 class EmbedPart:
     """Inputs whose vectors are wanted; ``tokens`` are estimated.
 
-    ``truncate_to``: longest input in tokens, -1: the model's; ``None``: longer ones are refused.
+    ``truncate_to``: longest input in tokens, -1: the model's; ``None``: longer ones are refused. ``first``:
+    the number of the first of them in the request; ``None``: the request has one input.
     """
 
     inputs: tuple[str | tuple[int, ...], ...]
@@ -330,6 +331,11 @@ class EmbedPart:
     truncate_to: int | None
     user: str | None
     caller: Caller
+    first: int | None = None
+
+    def field(self, index: int) -> str:
+        """The name of an input in the request."""
+        return "input" if self.first is None else f"input.{self.first + index}"
 
 
 @dataclass(frozen=True, slots=True)

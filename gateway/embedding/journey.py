@@ -351,10 +351,11 @@ class EmbeddingJourney:
 
 @dataclass(frozen=True, slots=True)
 class InputPart:
-    """Inputs that go to a worker together; ``tokens`` are estimated."""
+    """Inputs that go to a worker together; ``tokens`` are estimated, ``first`` is the number of the first."""
 
     inputs: tuple[Any, ...]
     tokens: int
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +395,13 @@ class _Kind(Generic[Asked, Backed, One]):
 
 async def _vectors(request: EmbeddingsRequest, backend: Embeds, part: InputPart) -> PartResults[Embeds, str]:
     wanted = EmbedPart(
-        part.inputs, part.tokens, request.dimensions, request.truncate_to, request.user, request.caller
+        part.inputs,
+        part.tokens,
+        request.dimensions,
+        request.truncate_to,
+        request.user,
+        request.caller,
+        part.first if len(request.inputs) > 1 else None,
     )
     made = await backend.embed(wanted)
     return PartResults(backend, made.vectors, made.input_tokens)
@@ -461,14 +468,14 @@ def split(inputs: Sequence[Input], tokens_of: Callable[[Input], int]) -> Iterato
     """The inputs in parts, in order: a part ends before it passes a bound, and has at least one."""
     part: list[Input] = []
     part_tokens = 0
-    for one in inputs:
+    for index, one in enumerate(inputs):
         tokens = tokens_of(one)
         if part and (part_tokens + tokens > PART_TOKENS or len(part) >= PART_INPUTS):
-            yield InputPart(tuple(part), part_tokens)
+            yield InputPart(tuple(part), part_tokens, index - len(part))
             part, part_tokens = [], 0
         part.append(one)
         part_tokens += tokens
-    yield InputPart(tuple(part), part_tokens)
+    yield InputPart(tuple(part), part_tokens, len(inputs) - len(part))
 
 
 def _reached(routes: Collection[str], revision: Revision) -> set[str]:

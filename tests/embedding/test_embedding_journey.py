@@ -134,6 +134,7 @@ def gone(kind: FailureKind = FailureKind.BACKEND_UNAVAILABLE) -> BackendFailure:
 def test_parts_hold_every_input_in_order_within_their_bounds(inputs: list[EmbeddingInput]) -> None:
     parts = list(split(inputs, input_tokens))
     assert [one for part in parts for one in part.inputs] == inputs
+    assert all(inputs[part.first] is part.inputs[0] for part in parts)
     assert all(0 < len(part.inputs) <= PART_INPUTS for part in parts)
     assert all(part.tokens <= PART_TOKENS or len(part.inputs) == 1 for part in parts)
 

@@ -233,6 +233,29 @@ def test_the_engine_in_process_cuts_texts_when_told_and_refuses_what_it_cannot(l
     assert own_vectors(live, input="a").status_code == 200
 
 
+def test_the_engine_in_process_names_the_input_at_fault_with_its_number(live: LiveGateway) -> None:
+    long = [7] * 5_120
+    for given, code, told, param in (
+        (
+            ["a"] * 70 + [long],
+            "context_length_exceeded",
+            "input.70 has 5,120 tokens; allowed: at most ",
+            "input.70",
+        ),
+        ([long], "context_length_exceeded", "input has 5,120 tokens; allowed: at most ", "input"),
+        (
+            [[1], [10_000_000, 2]],
+            "invalid_request",
+            "input.1 has token id 10000000; allowed: 0 to ",
+            "input.1",
+        ),
+    ):
+        ids = [[1] if one == "a" else one for one in given]
+        error = own_vectors(live, input=ids).json()["error"]
+        assert (error["code"], error["param"]) == (code, param), error
+        assert error["message"].startswith(told), error
+
+
 def test_a_caller_who_leaves_frees_the_engine_in_process(live: LiveGateway) -> None:
     texts = [f"{number} " + "a book about the sea " * 100 for number in range(400)]
     with pytest.raises(httpx.ReadTimeout):

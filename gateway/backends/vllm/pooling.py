@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar, Final
 
-from gateway.backends.embedded_vectors import EncodePart, generates_nothing, longest_input
+from gateway.backends.embedded_vectors import EncodePart, check_inputs, generates_nothing, longest_input
 from gateway.backends.port import Completion, Continue, DeltaSink, EmbedPart, Vectors, Work
 from gateway.backends.vllm.backend import OnVllm
 from gateway.contracts.features import Feature
@@ -34,6 +34,7 @@ class VllmPoolingBackend(OnVllm):
         engine = self.running()
         longest = longest_input(part, engine.shape.max_model_len)
         inputs = [tuple(ids[:longest]) for ids in await self.encode(part)]
+        check_inputs(part, inputs, engine.shape.max_model_len)
         with self.board.sequences(len(inputs)):
             try:
                 async with asyncio.TaskGroup() as group:
