@@ -257,6 +257,7 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 def _response(request: Request, error: PublicError, headers: Mapping[str, str] | None = None) -> Response:
     exchange = Exchange.of(request.scope)
     exchange.error = error
-    response = response_of(error_reply(error, exchange.request_id, shape_of(request.scope["path"])))
+    shape = shape_of(exchange, request.scope["path"])
+    response = response_of(error_reply(error, exchange.request_id, shape))
     response.headers.update(headers or {})
     return response

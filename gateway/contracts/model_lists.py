@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from typing_extensions import TypedDict
+
 from gateway.contracts.model_card import ModelCard
+from gateway.contracts.refusals import not_allowed, path_of
 
 MAX_TOOL_OUTPUT: Final = 10_000
 """Tokens of a tool's output that Codex shows the model at most; less where the context is short."""
@@ -20,14 +23,49 @@ CODEX_INSTRUCTIONS: Final = (
 """Codex takes its instructions from the list of models and has none of its own then."""
 
 
-def anthropic_models(cards: Sequence[ModelCard], created: int) -> dict[str, Any]:
-    """Anthropic's list, whole on its first page."""
-    data = [anthropic_model(card, created) for card in cards]
+class AnthropicModel(TypedDict):
+    """Anthropic's model object."""
+
+    type: str
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: str
+    max_input_tokens: int | None
+    max_tokens: int | None
+
+
+class AnthropicModels(TypedDict):
+    """A page of Anthropic's list; ``has_more``: in the direction in which it was asked for."""
+
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+def anthropic_models(
+    cards: Sequence[ModelCard], created: int, limit: int, after_id: str | None, before_id: str | None
+) -> AnthropicModels:
+    """The page after, or before, a model. Raises InvalidRequest: no such model, or both are given."""
+    if after_id is not None and before_id is not None:
+        raise not_allowed("before_id", "is given with after_id", "one of the two")
+    ids = [card.id for card in cards]
+    for name, cursor in (("after_id", after_id), ("before_id", before_id)):
+        if cursor is not None and cursor not in ids:
+            raise not_allowed(name, f"is '{path_of([cursor])}', which is no model of the list", "an id of it")
+    if before_id is not None:
+        found = cards[: ids.index(before_id)]
+        page = found[-limit:]
+    else:
+        found = cards[0 if after_id is None else ids.index(after_id) + 1 :]
+        page = found[:limit]
+    data = [anthropic_model(card, created) for card in page]
     ends = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return {"data": data, "has_more": False, "first_id": ends[0], "last_id": ends[1]}
+    return {"data": data, "has_more": len(found) > limit, "first_id": ends[0], "last_id": ends[1]}
 
 
-def anthropic_model(card: ModelCard, created: int) -> dict[str, Any]:
+def anthropic_model(card: ModelCard, created: int) -> AnthropicModel:
     return {
         "type": "model",
         "id": card.id,

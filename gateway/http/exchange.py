@@ -46,7 +46,7 @@ class Exchange(Struct, eq=False):
     the send in progress began: a client that reads nothing is noticed without a timer per send. ``bodies``
     counts large bodies. ``disconnect`` is set when the server itself reports the caller's disconnect.
     ``reported``: a journey reports the request's outcome; else the edge does, from ``status``, ``error`` and
-    others.
+    others. ``anthropics``: the client is one of Anthropic's contract.
     """
 
     raw_send: Send
@@ -74,6 +74,7 @@ class Exchange(Struct, eq=False):
     sending_since: float | None = None
     held_bytes: int = 0
     held_by: str = ""
+    anthropics: bool = False
 
     @staticmethod
     def open(
@@ -101,6 +102,10 @@ class Exchange(Struct, eq=False):
             trace_parent,
             trace_state,
             bodies,
+        )
+        path: str = scope.get("path", "")
+        exchange.anthropics = path.startswith("/v1/messages") or (
+            b"anthropic-version" in exchange.headers and path.startswith("/v1/models")
         )
         return exchange
 
@@ -190,11 +195,12 @@ class Exchange(Struct, eq=False):
         """The headers that every response carries."""
         request_id = self.request_id
         shown = request_id if _is_plain(request_id) else quote(request_id, safe=_PRINTABLE)
-        return [
+        shared = [
             (b"x-request-id", shown.encode()),
             (b"x-trace-id", self.trace_id.encode()),
             *SECURITY_HEADERS,
         ]
+        return [(b"request-id", shown.encode()), *shared] if self.anthropics else shared
 
     @property
     def key(self) -> str | None:

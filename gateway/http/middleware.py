@@ -56,7 +56,7 @@ class EdgeMiddleware:
                 await refuse(
                     exchange,
                     Draining("the gateway is stopping", retry_after_ms=1000),
-                    shape_of(scope["path"]),
+                    shape_of(exchange, scope["path"]),
                 )
             raise
         except ClientGone:
@@ -66,7 +66,7 @@ class EdgeMiddleware:
                 # Too late for an answer: the server closes a connection whose response is incomplete.
                 log_defect(error, exchange.request_id)
             else:
-                await refuse(exchange, error, shape_of(scope["path"]))
+                await refuse(exchange, error, shape_of(exchange, scope["path"]))
         finally:
             if not exchange.reported:
                 self._report(exchange, scope)

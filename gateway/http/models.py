@@ -2,15 +2,22 @@
 
 from typing import Annotated
 
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Header, Query, Request, Response
 from typing_extensions import TypedDict
 
 from gateway.contracts.model_card import ModelCard
-from gateway.contracts.model_lists import anthropic_model, anthropic_models, codex_models
+from gateway.contracts.model_lists import (
+    AnthropicModel,
+    AnthropicModels,
+    anthropic_model,
+    anthropic_models,
+    codex_models,
+)
 from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.contracts.refusals import path_of
 from gateway.contracts.values import Caller
 from gateway.errors import UnknownModel
+from gateway.http.exchange import Exchange
 from gateway.http.respond import json_of
 from gateway.http.routes import Asking, CallerRoute, Edge, callers_router, errors
 from gateway.ports import Services
@@ -53,32 +60,42 @@ async def _created(request: Request) -> int:
 Created = Annotated[int, Depends(_created)]
 
 
-async def _is_anthropics(request: Request) -> bool:
+async def _is_anthropics(
+    request: Request,
+    anthropic_version: Annotated[str | None, Header(description="Asks for Anthropic's shape.")] = None,
+) -> bool:
     """Whether a client of Anthropic's contract asks; each of them names a version."""
-    return "anthropic-version" in request.headers
+    return Exchange.of(request.scope).anthropics
 
 
 ToAnthropics = Annotated[bool, Depends(_is_anthropics)]
 
 
-@router.get("", response_model=ModelListBody)
+@router.get("", response_model=ModelListBody | AnthropicModels)
 async def list_models(
     services: Edge,
     caller: Asking,
     created: Created,
     to_anthropics: ToAnthropics,
     client_version: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 20,
+    after_id: str | None = None,
+    before_id: str | None = None,
 ) -> ModelListBody | Response:
-    """Served models; with ``anthropic-version`` Anthropic's list, with ``client_version`` Codex's as well."""
+    """Served models; with ``anthropic-version`` a page of Anthropic's list, else all of them; with
+    ``client_version`` Codex's list as well.
+    """
     cards = services.models(caller)
     if to_anthropics:
-        return json_of(anthropic_models(cards, created))
+        return json_of(anthropic_models(cards, created, limit, after_id, before_id))
     data = [_body(card, created, services) for card in cards]
     body: ModelListBody = {"object": "list", "sluice_role": caller.role.value, "data": data}
     return body if client_version is None else json_of({**body, "models": codex_models(cards)})
 
 
-@router.get("/{id:path}", response_model=ModelBody, responses=errors(404, model=OpenAIErrorBody))
+@router.get(
+    "/{id:path}", response_model=ModelBody | AnthropicModel, responses=errors(404, model=OpenAIErrorBody)
+)
 async def show_model(
     id: str, services: Edge, caller: Asking, created: Created, to_anthropics: ToAnthropics
 ) -> ModelBody | Response:

@@ -21,15 +21,14 @@ CALLER_ERRORS: Final[tuple[type[Exception], ...]] = (GatewayError, *LEAF_ERRORS)
 
 _OPENAI_PATHS: Final = ("/v1/", "/v2/", "/tokenize", "/detokenize")
 _NATIVE_PATHS: Final = ("/v1/generate",)
-_ANTHROPICS_PATHS: Final = ("/v1/messages",)
 _FRAMES_LOGGED: Final = 6
 
 _log = logging.getLogger("gateway.http")
 
 
-def shape_of(path: str) -> ErrorShape:
+def shape_of(exchange: Exchange, path: str) -> ErrorShape:
     """The error of the path's contract: OpenAI's also on paths of ``/v1`` that are not served."""
-    if path.startswith(_ANTHROPICS_PATHS):
+    if exchange.anthropics:
         return messages_error_json
     if path.startswith(_OPENAI_PATHS) and not path.startswith(_NATIVE_PATHS):
         return openai_answer.error_json

@@ -9,6 +9,7 @@ import pytest
 
 from budgeting.values import ImageContent, Message, Role, ToolCall, ToolChoice, ToolChoiceMode
 from gateway.contracts.features import Feature
+from gateway.contracts.messages.answer import shown_call_id
 from gateway.contracts.messages.stream import MessagesDialect
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.values import Caller, CallerRole, Contract, FormatType, GenerateRequest
@@ -80,8 +81,13 @@ def test_the_plain_fields() -> None:
 
 def test_a_loop_of_tools_is_a_typed_conversation() -> None:
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "of another model"}
-    use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": "é", "n": 2**64}}
-    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "seen"}]}
+    use = {
+        "type": "tool_use",
+        "id": shown_call_id("toolu_1"),
+        "name": "look",
+        "input": {"at": "é", "n": 2**64},
+    }
+    result = {"type": "tool_result", "tool_use_id": use["id"], "content": [{"type": "text", "text": "seen"}]}
     failed = {"type": "tool_result", "tool_use_id": "toolu_2", "content": "no such file", "is_error": True}
     request = read(
         system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],

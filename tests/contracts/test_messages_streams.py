@@ -144,7 +144,9 @@ def test_a_call_that_a_stop_sequence_cuts_has_not_filled_the_context(tokens: int
 def test_arguments_that_are_no_object_are_shown_as_they_are(arguments: str, given: object) -> None:
     calls = (ToolCall("call_1", "look", arguments),)
     body = json.loads(DIALECT.whole(ASKED, answer_for(REQUEST, "\n", tool_calls=calls)))
-    assert body["content"] == [{"type": "tool_use", "id": "call_1", "name": "look", "input": given}]
+    assert body["content"] == [
+        {"type": "tool_use", "id": "toolu_sluice_call_1", "name": "look", "input": given}
+    ]
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,46 @@ async def test_models_have_anthropics_shape_to_its_clients(connect: Any) -> None
     assert (one["type"], one["display_name"], one["lifecycle"]) == ("model", "org/adapter-v1", "active")
 
 
+async def test_anthropics_list_of_models_comes_in_pages(connect: Any) -> None:
+    version = {"anthropic-version": "2023-06-01"}
+    async with connect(fake_services()) as client:
+        ids = [card["id"] for card in (await client.get("/v1/models")).json()["data"]]
+        assert len(ids) > 1
+        for query, expected, more in (
+            ("limit=1", ids[:1], True),
+            (f"limit=1&after_id={ids[-2]}", ids[-1:], False),
+            (f"after_id={ids[0]}", ids[1:], False),
+            (f"after_id={ids[-1]}", [], False),
+            (f"limit=1&before_id={ids[1]}", ids[:1], False),
+            (f"before_id={ids[-1]}", ids[:-1], False),
+        ):
+            page = (await client.get(f"/v1/models?{query}", headers=version)).json()
+            assert [one["id"] for one in page["data"]] == expected, query
+            assert page["has_more"] is more, query
+            assert (page["first_id"], page["last_id"]) == (
+                (expected[0], expected[-1]) if expected else (None, None)
+            )
+
+
+async def test_errors_of_the_models_have_anthropics_shape_to_its_clients(connect: Any) -> None:
+    version = {"anthropic-version": "2023-06-01"}
+    async with connect(fake_services()) as client:
+        for path, key, status, kind, param in (
+            ("?limit=0", {}, 400, "invalid_request_error", "limit"),
+            ("?after_id=nobody", {}, 400, "invalid_request_error", "after_id"),
+            ("?before_id=demo&after_id=demo", {}, 400, "invalid_request_error", "before_id"),
+            ("/nobody", {}, 404, "not_found_error", "model"),
+            ("", NO_KEY, 401, "authentication_error", None),
+        ):
+            refused = await client.get(f"/v1/models{path}", headers={**version, **key})
+            body = refused.json()
+            assert (refused.status_code, body["type"], body["error"]["type"]) == (status, "error", kind), body
+            assert body["error"]["param"] == param
+            assert body["request_id"] == refused.headers["request-id"] == refused.headers["x-request-id"]
+        plain = await client.get("/v1/models/nobody")
+    assert plain.json()["error"]["code"] == "model_not_found" and "request-id" not in plain.headers
+
+
 async def test_codex_finds_the_fields_that_its_reader_demands(connect: Any) -> None:
     async with connect(fake_services()) as client:
         found = (await client.get("/v1/models?client_version=0.169.0")).json()

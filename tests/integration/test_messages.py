@@ -59,7 +59,8 @@ def test_a_loop_of_tools(client: anthropic.Anthropic, stream: bool) -> None:
     first = ask(client, messages, stream=stream, tools=TOOLS)
     [use] = first.content
     assert (first.stop_reason, use.type, use.name) == ("tool_use", "tool_use", "check_stock")
-    assert use.input == {"title": "Berserk"}
+    assert use.input == {"title": "Berserk"} and use.id.startswith("toolu_")
+    assert stream or (first._request_id or "").startswith("req_")
     result = json.dumps({"title": "Berserk", "stock": "out of stock", "price": "14.99"})
     messages += [
         {"role": "assistant", "content": first.content},

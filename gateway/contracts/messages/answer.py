@@ -12,6 +12,18 @@ from gateway.contracts.openai_answer import OVERLOADED, SluiceBody, sent_status,
 from gateway.contracts.values import Answer, Contract, FinishReason, Usage
 from gateway.errors import PublicError
 
+_CALL_ID: Final = "toolu_sluice_"
+
+
+def shown_call_id(id: str) -> str:
+    """A call's id as clients of this contract expect one; :func:`own_call_id` has it back."""
+    return f"{_CALL_ID}{id}"
+
+
+def own_call_id(id: str) -> str:
+    """The call's id as the model's template had it; another's id is left as it is."""
+    return id.removeprefix(_CALL_ID)
+
 
 class AnswerBlock(TypedDict):
     """A block of an answer, of one of three types."""
@@ -131,7 +143,7 @@ def message_json(asked: ParsedRequest, answer: Answer) -> bytes:
     if answer.output_text.strip():  # an empty text before a call would end a client's loop of tools
         content.append({"type": "text", "text": answer.output_text})
     content += [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+        {"type": "tool_use", "id": shown_call_id(call.id), "name": call.name, "input": _input(call.arguments)}
         for call in answer.tool_calls
     ]
     body = {

@@ -8,6 +8,7 @@ from pydantic_core import to_json
 from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
 from gateway.contracts.formats import bounded_schema
 from gateway.contracts.images import joined, said
+from gateway.contracts.messages.answer import own_call_id
 from gateway.contracts.messages.body import (
     BlockMessage,
     ContentBlock,
@@ -114,7 +115,8 @@ def _result(block: ContentBlock, at: str) -> Message:
     text = "\n".join(_texts(block.content, f"{at}.content"))
     if block.is_error and "error" not in text[:64].lower():
         text = f"Error: {text}"
-    return Message(Role.TOOL, text, tool_call_id=required(block.tool_use_id, f"{at}.tool_use_id"))
+    call_id = own_call_id(required(block.tool_use_id, f"{at}.tool_use_id"))
+    return Message(Role.TOOL, text, tool_call_id=call_id)
 
 
 def _assistant(message: BlockMessage, at: str) -> Message:
@@ -141,9 +143,8 @@ def _assistant(message: BlockMessage, at: str) -> Message:
 
 def _call(block: ContentBlock, at: str) -> ToolCall:
     arguments = required(block.input, f"{at}.input")
-    return ToolCall(
-        required(block.id, f"{at}.id"), required(block.name, f"{at}.name"), to_json(arguments).decode()
-    )
+    call_id = own_call_id(required(block.id, f"{at}.id"))
+    return ToolCall(call_id, required(block.name, f"{at}.name"), to_json(arguments).decode())
 
 
 def _not_served(block: ContentBlock, at: str, allowed: str) -> Any:

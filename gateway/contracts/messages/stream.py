@@ -14,6 +14,7 @@ from gateway.contracts.messages.answer import (
     message_usage,
     messages_error,
     messages_error_json,
+    shown_call_id,
     signature_of,
     stop_reason,
 )
@@ -76,7 +77,7 @@ class BlockFrames:
                 opened = b"" if self._block == "thinking" else self._opened("thinking")
                 return opened + self._piece("thinking_delta", "thinking", one.text)
             case ToolBegin():
-                block = {"type": "tool_use", "id": one.id, "name": one.text, "input": {}}
+                block = {"type": "tool_use", "id": shown_call_id(one.id), "name": one.text, "input": {}}
                 return self._opened("tool_use", block)
             case ToolArgs():
                 return self._piece("input_json_delta", "partial_json", one.text)
