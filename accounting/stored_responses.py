@@ -12,6 +12,7 @@ from accounting.tables import columns_of, metadata
 TIMEOUT_S: Final = 5.0
 UNAVAILABLE: Final = "stored responses cannot be reached now"
 UNFINISHED: Final = ("queued", "in_progress")
+CANCELLED: Final = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class StoredResponse:
         input: its own input items, compressed.
         body: the response object, compressed.
         events: the event stream of a background response, compressed.
-        alive_until: Unix seconds; the gateway that runs an unfinished response extends this lease.
+        alive_until: Unix seconds. The gateway that runs an unfinished response extends this lease. Once another
+            gateway has cancelled the response, it bounds how long the runner may take to store output and stream.
         again: the data that another gateway needs to run an unfinished one again; ``None``: it must not.
     """
 
@@ -43,6 +45,10 @@ class StoredResponse:
     def size(self) -> int:
         """Bytes that count towards the tenant's ``tenant_bytes``."""
         return len(self.input) + len(self.body) + len(self.events or b"") + len(self.again or b"")
+
+    def open(self, now: float) -> bool:
+        """Whether its end is still to be stored."""
+        return self.status in UNFINISHED or (self.alive_until is not None and self.alive_until > now)
 
 
 responses = sa.Table(
@@ -72,8 +78,11 @@ class ResponseStore(FurtherTables):
         await self._change(sa.insert(responses).values(_columns(response)))
 
     async def finish(self, response: StoredResponse) -> bool:
-        """Replace an unfinished response; false when it was deleted, or cancelled or ended elsewhere."""
-        return await self._change(_unfinished(response).values(_columns(response)))
+        """Replace an unfinished response; false when it was deleted, or cancelled or ended elsewhere.
+
+        A cancelled response replaces the one that another gateway stored when it cancelled it, without a stream.
+        """
+        return await self._change(_unfinished(response, CANCELLED).values(_columns(response)))
 
     async def keep_alive(self, response: StoredResponse, until: float) -> bool:
         """Extend the lease until ``until``; false when it was deleted, or cancelled or ended elsewhere."""
@@ -171,11 +180,12 @@ def _columns(response: StoredResponse) -> dict[str, Any]:
     return {**asdict(response), "size": response.size}
 
 
-def _unfinished(response: StoredResponse) -> Any:
+def _unfinished(response: StoredResponse, or_status: str | None = None) -> Any:
+    open = responses.c.status.in_(UNFINISHED)
+    if response.status == or_status:
+        open |= (responses.c.status == or_status) & responses.c.events.is_(None)
     return sa.update(responses).where(
-        responses.c.tenant == response.tenant,
-        responses.c.response_id == response.response_id,
-        responses.c.status.in_(UNFINISHED),
+        responses.c.tenant == response.tenant, responses.c.response_id == response.response_id, open
     )
 
 

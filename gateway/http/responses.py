@@ -215,7 +215,10 @@ async def show_response(
         raise not_allowed("stream", "is true", "false for a response that was not created in the background")
     if run is not None and not run.ended:
         await services.background.show(run)
-    follow = _stored(services, caller, response_id) if run is None else run.follow(starting_after)
+    if run is None:
+        follow = _stored(services, caller, response_id, starting_after)
+    else:
+        follow = run.follow(starting_after)
     headers = {name.decode(): value.decode() for name, value in STREAM_HEADERS}
     return StreamingResponse(_after(follow, starting_after), headers=headers)
 
@@ -261,13 +264,13 @@ async def list_input_items(
     return page_of(items, limit)
 
 
-async def _stored(services: Services, caller: Caller, response_id: str) -> AsyncIterator[bytes]:
+async def _stored(services: Services, caller: Caller, response_id: str, after: int) -> AsyncIterator[bytes]:
     """The stream of a response that does not run here, once it has ended."""
     row = await services.responses.get(caller.tenant, response_id)
-    while row.status in UNFINISHED:
+    while row.open(services.responses.now()):
         await asyncio.sleep(LOOK_S)
         row = await services.responses.get(caller.tenant, response_id)
-    for event in split(events_of(row)):
+    for event in split(events_of(row, after)):
         yield event
 
 

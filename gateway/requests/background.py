@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from accounting.errors import LedgerUnavailable
-from accounting.stored_responses import StoredResponse
+from accounting.stored_responses import CANCELLED, StoredResponse
 from budgeting.values import Plan
 from gateway.contracts.events import Delta
 from gateway.contracts.responses.answer import failed
@@ -85,7 +85,7 @@ class BackgroundRun:
     async def cancelled(self) -> None:
         """Store the partial response as cancelled, unless it has ended, then add its last event."""
         if not self.ended:
-            response = self.frames.state("cancelled")
+            response = self.frames.state(CANCELLED)
             last = self.frames.stop(response)  # also closes the open item and adds it to the response
             await self._end(response, last)
 
@@ -220,7 +220,12 @@ class BackgroundResponses:
             begun.task.cancel()
             await asyncio.wait({begun.task}, timeout=CANCEL_S)
         else:
-            await self._keep.end(row, {**response_of(row), "status": "cancelled"})
+            await self._keep.end(row, {**response_of(row), "status": CANCELLED})
+            pause_s = self._look_s / 4
+            for _ in range(round(CANCEL_S / pause_s)):  # the gateway that runs it notices and stores the rest
+                if not (await self._keep.get(row.tenant, row.response_id)).open(self._keep.now()):
+                    break
+                await asyncio.sleep(pause_s)
         return response_of(await self._keep.get(row.tenant, row.response_id))
 
     async def run(self) -> None:

@@ -9,10 +9,11 @@ import orjson
 import structlog
 
 from accounting.errors import LedgerUnavailable
-from accounting.stored_responses import UNFINISHED, ResponseStore, StoredResponse
+from accounting.stored_responses import CANCELLED, UNFINISHED, ResponseStore, StoredResponse
 from gateway.config.responses import ResponsesSection
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.responses.request import ResponsesRequest
+from gateway.contracts.responses.stream import ended_elsewhere
 from gateway.errors import InvalidRequest, UnknownResponse
 
 MAX_TURNS: Final = 4_096
@@ -125,8 +126,13 @@ class StoredResponses:
             raise _unknown(response_id, "response_id")
 
     async def end(self, row: StoredResponse, response: Mapping[str, Any]) -> bool:
-        """End an unfinished response in place of the gateway that ran it; false if it has already ended."""
-        ended = replace(row, status=response["status"], body=_pack(response), alive_until=None, again=None)
+        """End an unfinished response in place of the gateway that ran it; false if it has already ended.
+
+        A cancelled response is left to the gateway that runs it for as long as that one may be alive.
+        """
+        status = response["status"]
+        alive_until = row.alive_until if status == CANCELLED else None
+        ended = replace(row, status=status, body=_pack(response), alive_until=alive_until, again=None)
         return await self.store.finish(ended)
 
     async def _thread(
@@ -148,9 +154,9 @@ def response_of(row: StoredResponse) -> dict[str, Any]:
     return found
 
 
-def events_of(row: StoredResponse) -> bytes:
-    """Unpack the event stream of a background response."""
-    return zlib.decompress(row.events or _NOTHING)
+def events_of(row: StoredResponse, after: int) -> bytes:
+    """Unpack the event stream of a background response: at least its events after the number ``after``."""
+    return ended_elsewhere(response_of(row), after) if row.events is None else zlib.decompress(row.events)
 
 
 def _unknown(response_id: str, param: str) -> UnknownResponse:
@@ -181,6 +187,3 @@ def _too_long(param: str, max_bytes: int) -> InvalidRequest:
 
 def _pack(value: object) -> bytes:
     return zlib.compress(orjson.dumps(value), _FAST)
-
-
-_NOTHING: Final = zlib.compress(b"")

@@ -323,6 +323,38 @@ async def test_a_cancelled_background_response_frees_its_journey(house: House) -
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_id")
 
 
+async def test_a_response_cancelled_at_another_gateway_is_stored_by_the_one_that_runs_it(
+    house: House,
+) -> None:
+    journey = held()
+    async with house.serving(journey) as runs, house.serving() as other:
+        path = f"/v1/responses/{(await made(runs, background=True))['id']}"
+        await journey.started.wait()
+        cancelled = (await other.post(f"{path}/cancel")).json()
+        told = events((await other.get(path, params={"stream": "true"})).content)
+        assert journey.cancelled == 1
+        found = (await runs.get(path)).json()
+    [message] = found["output"]
+    assert (message["status"], message["content"][0]["text"]) == ("incomplete", "One moment")
+    assert (found["status"], told[-1]["type"]) == ("cancelled", "response.incomplete")
+    assert cancelled == found == told[-1]["response"]
+
+
+@pytest.mark.parametrize("after", [-1, 0, 7])
+async def test_the_stream_of_a_response_cancelled_after_its_gateway_died_has_an_end(
+    house: House, after: int
+) -> None:
+    async with house.serving(held()) as client:
+        path = f"/v1/responses/{(await made(client, background=True))['id']}"
+    async with house.serving(health=FakeHealth(is_ready=False)) as client:
+        house.now += LEASE_S + 1
+        assert (await client.post(f"{path}/cancel")).json()["status"] == "cancelled"
+        found = await client.get(path, params={"stream": "true", "starting_after": after})
+    told = events(found.content)
+    assert [one["sequence_number"] for one in told] == {-1: [0, 1, 2], 0: [1, 2], 7: [8]}[after]
+    assert (told[-1]["type"], told[-1]["response"]["status"]) == ("response.incomplete", "cancelled")
+
+
 async def test_who_follows_a_response_when_its_gateway_stops_is_told_that_it_failed(house: House) -> None:
     journey = held()
     async with house.serving(journey) as client:

@@ -66,11 +66,7 @@ class ResponseFrames:
 
     @property
     def opening(self) -> bytes:
-        begun = response_body(self._asked, "in_progress", self._model)
-        return b"".join(
-            _frame(f"response.{kind}", number, response=begun)
-            for number, kind in enumerate(("created", "in_progress"))
-        )
+        return _opening(response_body(self._asked, "in_progress", self._model))
 
     def delta(
         self,
@@ -188,6 +184,24 @@ class ResponseFrames:
         if item.kind == "message":
             return message_item(item.item_id, text, status, item.logprobs)
         return reasoning_item(self._asked, item.item_id, text, status)
+
+
+def ended_elsewhere(response: Mapping[str, Any], after: int) -> bytes:
+    """The stream of a response that ended without the gateway that ran it: its begin and its end.
+
+    The end's number is beyond ``after``, the last one that the client has.
+    """
+    begun = {**response, "status": "in_progress", "output": [], "error": None}
+    kind = "response.failed" if response["status"] == "failed" else "response.incomplete"
+    end = _frame(kind, max(OPENING_EVENTS, after + 1), response=response)
+    return _opening(begun) + end
+
+
+def _opening(begun: Mapping[str, Any]) -> bytes:
+    return b"".join(
+        _frame(f"response.{kind}", number, response=begun)
+        for number, kind in enumerate(("created", "in_progress"))
+    )
 
 
 _DELTAS: Final = {
