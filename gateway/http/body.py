@@ -7,6 +7,7 @@ from typing import Final
 from starlette.types import Receive
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from gateway.contracts.refusals import path_of
 from gateway.errors import BodyTooLarge, InvalidRequest
 from gateway.http.client_disconnect import ClientGone
 from gateway.http.exchange import Exchange
@@ -18,15 +19,39 @@ LINGER_FACTOR: Final = 4
 """A body that is too large is read and discarded up to this many times the limit, so that a client that sends
 first and reads afterwards gets its 413 rather than a reset connection."""
 
+_ENCODING: Final = b"content-encoding"
+
 
 class BodyTooSlow(InvalidRequest, status=408, code="invalid_request"):
     """The body did not arrive in time."""
 
 
+class UnsupportedBody(InvalidRequest, status=415, code="invalid_request"):
+    """The body is encoded, or of a type, that the path does not read."""
+
+
+def unsupported(exchange: Exchange, header: bytes, allowed: str) -> UnsupportedBody:
+    """The refusal of a header that says what the body is."""
+    value = path_of([exchange.headers.get(header, b"").decode("latin-1")])
+    name = header.decode()
+    return UnsupportedBody(f"the header {name} is '{value}'; allowed: {allowed}", param=name)
+
+
+def check_encoding(exchange: Exchange) -> None:
+    """Raises UnsupportedBody: the body is compressed."""
+    encoding = exchange.headers.get(_ENCODING)
+    if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
+        raise unsupported(exchange, _ENCODING, "identity, or no such header")
+
+
 async def read_body(
     exchange: Exchange, receive: Receive, limit: int, *, timeout_s: float = BODY_TIMEOUT_S
 ) -> bytes:
-    """The whole body. Raises BodyTooLarge, BodyTooSlow, TooManyBodies, TooManyOwnBodies, ClientGone."""
+    """The whole body.
+
+    Raises UnsupportedBody, BodyTooLarge, BodyTooSlow, TooManyBodies, TooManyOwnBodies, ClientGone.
+    """
+    check_encoding(exchange)
     cycle = getattr(receive, "__self__", None)
     if isinstance(cycle, RequestResponseCycle) and not (cycle.more_body or cycle.disconnected):
         # uvicorn has all of it: no wait, so no timer.

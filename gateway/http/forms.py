@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
 from gateway.errors import BodyTooLarge, InvalidRequest
-from gateway.http.body import BODY_TIMEOUT_S, BodyTooSlow
+from gateway.http.body import BODY_TIMEOUT_S, BodyTooSlow, check_encoding, unsupported
 from gateway.http.client_disconnect import ClientGone
 from gateway.http.exchange import Exchange
 
@@ -55,14 +55,16 @@ async def read_form(
     """The form, to be closed; a file of more than 1 MiB is on the disk. ``arrived`` gets the size of each
     piece, and may raise.
 
-    Raises BodyTooLarge, BodyTooSlow, InvalidRequest, ClientGone, TooManyBodies, TooManyOwnBodies.
+    Raises UnsupportedBody, BodyTooLarge, BodyTooSlow, InvalidRequest, ClientGone, TooManyBodies,
+    TooManyOwnBodies.
     """
+    exchange = Exchange.of(request.scope)
+    check_encoding(exchange)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > 18 or int(declared) > most + FORM_BYTES):
         raise BodyTooLarge(f"the file is larger than {most} bytes", param="file")
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise InvalidRequest("content-type is another; allowed: multipart/form-data", param="file")
-    exchange = Exchange.of(request.scope)
+        raise unsupported(exchange, b"content-type", "multipart/form-data")
     bounded = Request(request.scope, _Bounded(request.receive, exchange, most + FORM_BYTES, arrived))
     parser = MultiPartParser(
         bounded.headers, bounded.stream(), max_files=1, max_fields=MAX_FIELDS, max_part_size=FORM_BYTES

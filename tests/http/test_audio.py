@@ -49,7 +49,7 @@ async def test_a_stream_is_of_events_and_ends_with_a_mark(connect: Connect) -> N
 
 REFUSED: dict[str, tuple[dict[str, Any], str, int]] = {
     "no file": ({"files": {"other": b"a"}}, "file", 400),
-    "a text for a file": ({"files": {}, "data": {"file": "a", "model": "m"}}, "file", 400),
+    "a text for a file": ({"files": {}, "data": {"file": "a", "model": "m"}}, "content-type", 415),
     "an empty file": ({"files": {"file": b""}}, "file", 400),
     "a long file": ({"files": {"file": b"a" * 100_001}}, "file", 413),
     "a file far too long": ({"files": {"file": b"a" * 400_000}}, "file", 413),
@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, int]] = {
         "stream_include_usage",
         400,
     ),
-    "json": ({"files": None, "data": None, "json": {"model": "m"}}, "file", 400),
+    "json": ({"files": None, "data": None, "json": {"model": "m"}}, "content-type", 415),
 }
 
 

@@ -104,8 +104,9 @@ async def test_a_wrong_field_of_the_form_is_named(serving: Any, fields: dict[str
 
 async def test_what_is_no_form_or_has_no_file_is_refused(serving: Any) -> None:
     async with serving() as client:
+        other = await client.post("/v1/files", json={"purpose": "batch"})
+        assert fault(other) == (415, "invalid_request", "content-type")
         for sent in (
-            await client.post("/v1/files", json={"purpose": "batch"}),
             await client.post("/v1/files", data={"purpose": "batch", "file": "text"}, files={"x": b""}),
             await client.post(
                 "/v1/files", content=b"--x\r\nbroken", headers={"content-type": "multipart/form-data"}

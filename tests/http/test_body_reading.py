@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from gateway.errors import BodyTooLarge
 from gateway.http.body import LINGER_FACTOR, BodyTooSlow, read_body
 from gateway.http.client_disconnect import ClientGone
 from gateway.http.exchange import Exchange
+from gateway.testing import ADMIN_KEY, fake_services
 
 
 class Arriving:
@@ -75,3 +77,34 @@ async def test_a_client_who_asks_before_sending_is_told_at_once() -> None:
     with pytest.raises(BodyTooLarge):
         await read_body(exchange(content_length="9" * 30, expect="100-continue"), body, 10)
     assert body.taken == 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/generate",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/batches",
+        "/v1/audio/transcriptions",
+        "/tokenize",
+        "/admin/keys",
+        "/invocations",
+    ],
+)
+async def test_a_compressed_body_is_refused_by_the_name_of_its_header(connect: Any, path: str) -> None:
+    key = {"authorization": f"Bearer {ADMIN_KEY}"}
+    async with connect(fake_services()) as client:
+        sent = gzip.compress(b'{"model": "demo"}')
+        refused = await client.post(path, content=sent, headers={**key, "content-encoding": "gzip"})
+        plain = await client.post(path, content=b"{}", headers={**key, "content-encoding": "identity"})
+    message = refused.json()["error"]["message"]
+    assert (refused.status_code, message) == (
+        415,
+        "the header content-encoding is 'gzip'; allowed: identity, or no such header",
+    )
+    assert "content-encoding" not in plain.text
