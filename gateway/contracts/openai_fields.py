@@ -65,6 +65,7 @@ PASSABLE: Final = RENDERING | frozenset(
         "skip_special_tokens",
         "spaces_between_special_tokens",
         "stop_token_ids",
+        "thinking_token_budget",
         "vllm_xargs",
     }
 )
@@ -85,6 +86,7 @@ CHAT: Final[Neutral] = {
     "modalities": (None, ["text"]),
     "prediction": (ANYTHING,),
     "prompt": _NULL,
+    "thinking_token_budget": _NULL,
     "verbosity": (None, "medium"),
     "web_search_options": _NULL,
 }

@@ -113,6 +113,13 @@ def test_unknown_fields_of_messages_are_the_backends_affair_as_those_of_the_body
         chat(messages=[{**TURN, **{f"frob{number}": 1 for number in range(MAX_EXTRA + 1)}}])
 
 
+def test_a_budget_of_thinking_is_for_workers_that_know_it_and_null_asks_for_none() -> None:
+    request = chat(thinking_token_budget=256).request
+    assert (dict(request.extra), request.needs) == ({"thinking_token_budget": 256}, {Feature.FIELDS_PASSED})
+    request = chat(thinking_token_budget=None).request
+    assert not request.extra and not request.needs
+
+
 def test_an_answer_that_the_caller_began_is_continued_where_a_worker_can() -> None:
     begun = {"role": "assistant", "content": "It is"}
     ending = {"continue_final_message": True, "add_generation_prompt": False}
