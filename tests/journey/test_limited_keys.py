@@ -69,7 +69,7 @@ async def test_of_routes(
         (("jp",), {}, ("local", None)),
         (("jp",), {"adapter_id": "jp"}, ("local", "jp")),
         (("jp",), {"adapter_id": "manga"}, ("forbidden", "adapter_id")),
-        (("jp",), {"model": "manga"}, ("forbidden", "adapter_id")),
+        (("jp",), {"model": "manga"}, ("forbidden", "model")),
         (("manga",), {"locale": "ja"}, ("forbidden", "adapter_id")),
         (None, {"locale": "ja"}, ("local", "jp")),
     ],
