@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from accounting.keys import NO_BUDGET, NO_LIMITS, Budget, KeyLimits, ModelLimits
 from accounting.keys import CallerRole as CallerRole
-from budgeting.values import EvidenceChunk, Message, Tool, ToolCall, ToolChoice
+from budgeting.values import EvidenceChunk, Message, Tool, ToolCall, ToolChoice, ToolChoiceMode
 from gateway.contracts.features import Feature
 from gateway.errors import PublicError
 
@@ -212,6 +212,12 @@ class GenerateRequest(Struct, frozen=True):
     def template_variables(self) -> Mapping[str, Any]:
         """The chat template's variables, with those that vLLM sets for a ``reasoning_effort``."""
         return template_variables(self.reasoning_effort, self.template_kwargs)
+
+    @property
+    def must_call(self) -> bool:
+        """Whether only the call of a tool answers it."""
+        choice = self.tool_choice
+        return choice is not None and choice.mode in (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
 
     @property
     def sticky_key(self) -> str:

@@ -15,7 +15,7 @@ from gateway.backends.port import Backend, Fleet
 from gateway.backends.sampling import features_asked
 from gateway.contracts.features import Feature
 from gateway.contracts.images import ImageData
-from gateway.contracts.values import Contract, GenerateRequest
+from gateway.contracts.values import Contract, FormatType, GenerateRequest
 from gateway.generation.answer_stream import AnswerStream
 from gateway.prompts.budgets import Planning
 from gateway.routing.rank import Ranking, rank
@@ -97,14 +97,19 @@ class Job(Struct, frozen=True):
 
     @property
     def fallback(self) -> tuple[str, ...]:
-        """The fallback targets of the route that this request may use."""
+        """The fallback targets of the route that this request may use.
+
+        No cached answer is a tool call, and the degraded text has no structure that a request asks for.
+        """
         request, route = self.request, self.target.route
         if not request.allow_fallback:
             return ()
         contract = "native" if request.contract is Contract.NATIVE else "openai"
-        if contract in route.fallback_text_in:
-            return route.fallback
-        return _backends_of(route.fallback)
+        if contract not in route.fallback_text_in or request.must_call:
+            return _without(route.fallback, (RESPONSE_CACHE, DEGRADED))
+        if request.response_format.type is not FormatType.TEXT:
+            return _without(route.fallback, (DEGRADED,))
+        return route.fallback
 
     @property
     def fallback_reserve_s(self) -> float:
@@ -121,9 +126,9 @@ class Job(Struct, frozen=True):
 
 
 @lru_cache(MAX_CHAINS)
-def _backends_of(chain: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a fallback chain without the response cache and the degraded text."""
-    return tuple(leg for leg in chain if leg not in (RESPONSE_CACHE, DEGRADED))
+def _without(chain: tuple[str, ...], legs: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a fallback chain without some of its targets."""
+    return tuple(leg for leg in chain if leg not in legs)
 
 
 def required_features(request: GenerateRequest, lease: Lease) -> frozenset[Feature]:

@@ -10,9 +10,11 @@ import pytest
 
 from admission.estimator import LEARNED_FROM, PATIENCE_S
 from admission.values import BackendLoad
+from budgeting.values import Tool, ToolChoice, ToolChoiceMode
 from gateway.backends.port import BackendState
 from gateway.backends.scripted import Script, ScriptedBackend
-from gateway.contracts.values import Contract, FinishReason, GenerateRequest
+from gateway.contracts.features import Feature
+from gateway.contracts.values import Contract, FinishReason, FormatType, GenerateRequest, ResponseFormat
 from resilience.failures import BackendFailure, FailureKind
 from tests.journey.house import House, RestartingBackend
 
@@ -49,6 +51,30 @@ async def test_the_native_contract_gets_the_text_that_its_route_asks_for(
     house = build_house(backends=[ScriptedBackend(state=BackendState.DEAD)], route=NATIVE)
     answer = (await house.run(ask())).answer
     assert answer is not None and answer.finish_reason is FinishReason.DEGRADED
+
+
+SHAPED: Mapping[str, object] = {"response_format": ResponseFormat(FormatType.JSON_OBJECT)}
+CALLING: Mapping[str, object] = {
+    "tools": (Tool("look", parameters="{}"),),
+    "needs": frozenset({Feature.TOOLS}),
+    "tool_choice": ToolChoice(ToolChoiceMode.NAMED, "look"),
+}
+
+
+@pytest.mark.parametrize("contract", [Contract.NATIVE, Contract.CHAT])
+@pytest.mark.parametrize("asked", [SHAPED, CALLING], ids=["a shape", "a call"])
+async def test_the_degraded_text_is_no_answer_to_a_request_for(
+    build_house: Build, ask: Ask, asked: Mapping[str, object], contract: Contract
+) -> None:
+    house = build_house(
+        backends=[ScriptedBackend(state=BackendState.DEAD)],
+        route={"fallback": ["response_cache", "degraded"]},
+    )
+    sink = await house.run(ask(contract=contract, **asked))
+    assert sink.answer is None and sink.error is not None
+    assert (sink.error.status, sink.error.code) == (503, "backend_unavailable")
+    plain = (await house.run(ask(contract=contract))).answer
+    assert plain is not None and plain.finish_reason is FinishReason.DEGRADED
 
 
 async def test_a_kept_answer_is_kept_from_openais_contract_too(build_house: Build, ask: Ask) -> None:
