@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +56,28 @@ def test_an_unknown_word_is_told_without_a_traceback() -> None:
     done = subprocess.run([sys.executable, "-m", "ops.cli", "dance"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "dance" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["version", "--json"], ["--json", "version"]])
+def test_the_version_is_json_for_machines(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "ops.cli", *words], capture_output=True, text=True)
+    assert (done.returncode, list(json.loads(done.stdout))) == (0, ["version"]), done.stderr
+
+
+def test_the_first_configuration_is_named_as_json(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "ops.cli", "init", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert json.loads(done.stdout) == {"file": "sluice.yaml"}, done.stderr
+    assert (tmp_path / "sluice.yaml").is_file()
+
+
+@pytest.mark.parametrize("word", ["serve", "init"])
+def test_a_worker_that_is_no_address_is_named_with_what_is_allowed(tmp_path: Path, word: str) -> None:
+    words = [sys.executable, "-m", "ops.cli", word, "--worker", "secret@foo"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode != 0
+    assert "--worker: 'foo' is not a worker's address; allowed: http://HOST:PORT" in done.stderr
+    assert "--url" not in done.stderr and "secret" not in done.stderr
 
 
 def test_the_version_is_an_option_too() -> None:

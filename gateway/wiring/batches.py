@@ -18,7 +18,6 @@ from gateway.batches.files import Files
 from gateway.batches.runner import BatchRunner
 from gateway.batches.storage import FileStorage, LocalFiles
 from gateway.config.errors import ConfigError
-from gateway.config.settings import SEAL_KEY
 from gateway.embedding.journey import EmbeddingJourney
 from gateway.http.batch_lines import BatchLines
 from gateway.journey import Journey
@@ -26,7 +25,7 @@ from gateway.ports import Services
 from gateway.weights.errors import FetchError
 from gateway.weights.location import S3Prefix, locate
 from gateway.wiring.core import Core
-from gateway.wiring.foundation import Foundation, keys_of
+from gateway.wiring.foundation import Foundation, seal_keys_of
 
 if TYPE_CHECKING:
     from gateway.keys.sealing import AesCipher
@@ -72,8 +71,8 @@ def make_storage(base: Foundation) -> FileStorage:
 
 
 def make_cipher(base: Foundation) -> AesCipher | None:
-    """Build the encryption of files; ``None`` without a key."""
-    keys = keys_of("responses.seal_key_file", base.settings.responses.seal_key_file, SEAL_KEY)
+    """Build the encryption of files; ``None`` without a key. Raises ConfigError: the key, a package."""
+    keys = seal_keys_of(base.settings)
     if not keys:
         return None
     from gateway.keys.sealing import AesCipher

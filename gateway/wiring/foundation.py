@@ -1,6 +1,7 @@
 """The first layer: settings, clocks, ids, the event bus, tracing, the state store and the audit log."""
 
 import importlib.metadata
+import importlib.util
 import os
 import ssl
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from gateway.config.errors import ConfigError
 from gateway.config.secret_keys import read_keys
-from gateway.config.settings import Settings
+from gateway.config.settings import SEAL_KEY, Settings
 from gateway.config.state import STATE_FOLDER
 from gateway.health.rolling_stats import RollingStats
 from gateway.images.fetch import ImageFetcher, NameLookup
@@ -92,6 +93,16 @@ def keys_of(key: str, file: str | None, variable: str) -> tuple[bytes, ...]:
         return read_keys(variable, Path(file) if file else None, os.environ)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}" if file else str(error)) from None
+
+
+def seal_keys_of(settings: Settings) -> tuple[bytes, ...]:
+    """The keys that seal reasoning and encrypt files, none where that is off. Raises ConfigError: the keys,
+    or the package that needs them.
+    """
+    keys = keys_of("responses.seal_key_file", settings.responses.seal_key_file, SEAL_KEY)
+    if keys and importlib.util.find_spec("cryptography") is None:
+        raise ConfigError(f"{SEAL_KEY} needs cryptography: pip install 'sluice-gateway[sealing]'")
+    return keys
 
 
 def version() -> str:

@@ -19,8 +19,6 @@ from gateway.admin.prompts import PromptAdmin
 from gateway.admin.routing import RoutingAdmin
 from gateway.admin.shadow import ShadowAdmin
 from gateway.admin.usage import UsageAdmin
-from gateway.config.errors import ConfigError
-from gateway.config.settings import SEAL_KEY
 from gateway.contracts.evaluation_report import evaluation_key
 from gateway.contracts.openai_answer import REASONING_FIELDS
 from gateway.contracts.responses.request import ReasoningSeal
@@ -35,7 +33,7 @@ from gateway.routing.revision import rules_naming
 from gateway.routing.slo_targets import RevisionTargets
 from gateway.routing.target import may_use
 from gateway.wiring.core import Core
-from gateway.wiring.foundation import Foundation, keys_of
+from gateway.wiring.foundation import Foundation, seal_keys_of
 from gateway.wiring.serving import ServingParts
 from observability.events import RequestRecord
 from observability.metrics import Metrics
@@ -107,13 +105,11 @@ def make_services(core: Core, serving: ServingParts, admission: AdmissionAdmin, 
 
 def make_seal(base: Foundation) -> ReasoningSeal | None:
     """Build the encryption of reasoning; ``None`` without a key. Raises ConfigError: the key, a package."""
-    keys = keys_of("responses.seal_key_file", base.settings.responses.seal_key_file, SEAL_KEY)
+    keys = seal_keys_of(base.settings)
     if not keys:
         return None
-    try:
-        from gateway.keys.sealing import AesReasoningSeal
-    except ImportError:
-        raise ConfigError(f"{SEAL_KEY} needs cryptography: pip install 'sluice-gateway[sealing]'") from None
+    from gateway.keys.sealing import AesReasoningSeal
+
     return AesReasoningSeal(keys)
 
 

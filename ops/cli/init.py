@@ -15,6 +15,7 @@ from gateway.config.errors import ConfigError
 from gateway.config.settings import Settings
 from gateway.weights.errors import FetchError
 from gateway.weights.source import prepare
+from ops.cli.console import print_json
 from ops.cli.startup import one_line_errors, print_errors
 from ops.client import AdminClient, AdminError
 
@@ -24,7 +25,7 @@ KEY_VARIABLE = "WORKER_API_KEY"
 TIMEOUT_S = 10.0
 
 
-def init(workers: Sequence[str], *, force: bool) -> None:
+def init(workers: Sequence[str], *, force: bool, as_json: bool) -> None:
     with one_line_errors():
         if FILE.exists() and not force:
             raise ConfigError(f"{FILE}: is there already; --force replaces it")
@@ -33,14 +34,21 @@ def init(workers: Sequence[str], *, force: bool) -> None:
             data = worker_configuration(workers, os.environ)
         head = "# Every key and its default: docs/configuration.md; `sluice doctor` checks this file.\n"
         FILE.write_text(head + yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
-    print(f"written: {FILE}; start with: sluice serve")
+    if as_json:
+        print_json({"file": str(FILE)})
+    else:
+        print(f"written: {FILE}; start with: sluice serve")
 
 
 def worker_configuration(urls: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
     """The configuration of a gateway in front of workers; several models are discovered while it runs.
 
-    Raises ConfigError: a worker does not answer, or lists no model.
+    Raises ConfigError: no address, or a worker does not answer, or lists no model.
     """
+    for url in urls:
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+            shown = url.rpartition("@")[2]  # what is before it may be a password
+            raise ConfigError(f"--worker: {shown!r} is not a worker's address; allowed: http://HOST:PORT")
     bases = [url.rstrip("/") if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1" for url in urls]
     key = environ.get(KEY_VARIABLE) or None
     served = [_models(base, key) for base in bases]

@@ -1,6 +1,7 @@
 """The `sluice` command; a subcommand imports its implementation when it is called, so `--help` is fast."""
 
 import gc
+import json
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -89,6 +90,7 @@ def init(
         typer.Option(metavar="URL", help="A running worker, as http://HOST:8001; repeatable."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing sluice.yaml.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a first sluice.yaml: in front of running workers, or with the demo model.
 
@@ -96,7 +98,7 @@ def init(
     """
     from ops.cli.init import init as run
 
-    run(worker or (), force=force)
+    run(worker or (), force=force, as_json=as_json)
 
 
 @app.command()
@@ -150,11 +152,12 @@ def doctor(
 
 
 @app.command()
-def version() -> None:
+def version(as_json: AsJson = False) -> None:
     """Print the version."""
     from importlib.metadata import version as installed
 
-    typer.echo(f"sluice {installed('sluice-gateway')}")
+    found = installed("sluice-gateway")
+    typer.echo(json.dumps({"version": found}) if as_json else f"sluice {found}")
 
 
 def _version(asked: bool) -> None:

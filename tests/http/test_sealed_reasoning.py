@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from gateway.contracts.responses.stream import ResponsesDialect
 from gateway.errors import InvalidRequest
 from gateway.keys.sealing import AesReasoningSeal
 from gateway.testing import FakeJourney, answer_for, fake_services
+from gateway.wiring.batches import make_cipher
 from gateway.wiring.foundation import make_foundation
 from gateway.wiring.services import make_seal
 from tests.contracts.responses_language import check
@@ -158,3 +160,22 @@ def test_the_keys_are_in_the_environment_or_a_file(monkeypatch: Any, tmp_path: P
     assert foreign is not None and own is not None
     assert SEAL.opened("acme", "demo", own.seal("acme", "demo", WORDS)) == WORDS
     assert SEAL.opened("acme", "demo", foreign.seal("acme", "demo", WORDS)) is None
+
+
+@pytest.mark.parametrize("make", [make_seal, make_cipher])
+def test_a_key_without_the_package_that_it_needs_stops_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    sections = {
+        "engine": {"kind": "none", "model": "models/demo"},
+        "backends": {"pool": {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "m"}},
+        "state": {"url": "memory://"},
+        "ledger": {"url": f"sqlite+aiosqlite:///{tmp_path}/ledger.db"},
+    }
+    base = make_foundation(Settings.model_validate(sections))
+    assert make(base) is None
+    monkeypatch.setenv("SLUICE_SEAL_KEY", FOREIGN.decode())
+    assert make(base) is not None
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(ConfigError, match=r"needs cryptography: pip install 'sluice-gateway\[sealing\]'"):
+        make(base)
