@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
-from gateway.contracts.refusals import first_refusal, path_of
+from gateway.contracts.refusals import QueryValue, first_refusal, path_of
 from gateway.errors import PublicError, public_error
 from gateway.http import (
     audio,
@@ -250,7 +250,12 @@ def _served(app: FastAPI, path: str) -> bool:
 async def _validation_error(request: Request, error: Exception) -> Response:
     """A body or parameter of a framework's endpoint; the place ("body", "query") is not part of the path."""
     assert isinstance(error, RequestValidationError)
-    errors = [{**one, "loc": one["loc"][1:]} for one in error.errors()]
+    errors = [
+        {**one, "loc": one["loc"][1:], "input": QueryValue(one["input"])}
+        if one["loc"][0] == "query" and isinstance(one["input"], str)
+        else {**one, "loc": one["loc"][1:]}
+        for one in error.errors()
+    ]
     return _response(request, public_error(first_refusal(errors)))
 
 

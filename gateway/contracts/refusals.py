@@ -30,6 +30,12 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 T = TypeVar("T")
 
 
+class QueryValue(str):
+    """A value of a query, which a message repeats: it stands in access logs, and is no text of a prompt."""
+
+    __slots__ = ()
+
+
 def parse(model: type[ModelT], body: bytes) -> ModelT:
     """Validate ``body`` as ``model``. Raises InvalidRequest (InvalidJson when it is not JSON)."""
     check_fields(body)
@@ -83,6 +89,8 @@ def given(value: object) -> str:
         return str(value) if value.bit_length() <= 64 else "an integer beyond 64 bits"
     if isinstance(value, float):
         return repr(value)
+    if isinstance(value, QueryValue):
+        return f"'{path_of([value])}'"
     if isinstance(value, str):
         return f"a string of {_many(len(value), 'character')}"
     if isinstance(value, list):

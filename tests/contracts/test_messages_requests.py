@@ -181,7 +181,17 @@ def test_what_a_coding_agent_sends_is_taken() -> None:
     ],
 )
 def test_thinking_is_an_effort(fields: dict[str, Any], effort: str | None) -> None:
-    assert read(**fields).reasoning_effort == effort
+    assert read(max_tokens=32_000, **fields).reasoning_effort == effort
+
+
+def test_a_budget_of_thinking_is_1024_tokens_or_more_and_less_than_the_whole_answer() -> None:
+    for budget, told in (
+        (1_023, "is 1023; allowed: 1024 or more"),
+        (2_000, "is 2000; allowed: less than max_tokens, which is 2000"),
+    ):
+        param, message = refused(max_tokens=2_000, thinking={"type": "enabled", "budget_tokens": budget})
+        assert (param, message) == ("thinking.budget_tokens", f"thinking.budget_tokens {told}")
+    assert read(max_tokens=2_000, thinking={"type": "enabled", "budget_tokens": 1_024})
 
 
 def test_a_shape_of_the_answer() -> None:

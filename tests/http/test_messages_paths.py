@@ -168,6 +168,7 @@ async def test_errors_of_the_models_have_anthropics_shape_to_its_clients(connect
     async with connect(fake_services()) as client:
         for path, key, status, kind, param in (
             ("?limit=0", {}, 400, "invalid_request_error", "limit"),
+            ("?limit=a", {}, 400, "invalid_request_error", "limit"),
             ("?after_id=nobody", {}, 400, "invalid_request_error", "after_id"),
             ("?before_id=demo&after_id=demo", {}, 400, "invalid_request_error", "before_id"),
             ("/nobody", {}, 404, "not_found_error", "model"),
@@ -177,6 +178,9 @@ async def test_errors_of_the_models_have_anthropics_shape_to_its_clients(connect
             body = refused.json()
             assert (refused.status_code, body["type"], body["error"]["type"]) == (status, "error", kind), body
             assert body["error"]["param"] == param
+            if param == "limit":
+                value, allowed = path[-1], "1 or more" if path[-1] == "0" else "an integer"
+                assert body["error"]["message"] == f"limit is '{value}'; allowed: {allowed}"
             assert body["request_id"] == refused.headers["request-id"] == refused.headers["x-request-id"]
         plain = await client.get("/v1/models/nobody")
     assert plain.json()["error"]["code"] == "model_not_found" and "request-id" not in plain.headers

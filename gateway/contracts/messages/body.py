@@ -87,7 +87,7 @@ class ThinkingBody(StrictObject):
     """How the model thinks; newer types than these three have no effect."""
 
     type: Name
-    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    budget_tokens: Annotated[int, Field(ge=1_024)] | None = None
 
 
 class OutputFormatBody(StrictObject):

@@ -12,7 +12,7 @@ from gateway.contracts.messages.body import MAX_DROPPED, CountRequest, MessagesR
 from gateway.contracts.messages.conversation import chosen, conversation, input_tools
 from gateway.contracts.native import SluiceFields, request_of
 from gateway.contracts.origin import RequestOrigin
-from gateway.contracts.refusals import path_of
+from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.tools import asked_tools, holds_calls
 from gateway.contracts.values import PLAIN_TEXT, Contract, GenerateRequest, Sampling
 
@@ -26,6 +26,11 @@ _NO_FIELDS: Final = SluiceFields()
 
 def messages_request(body: MessagesRequest, origin: RequestOrigin) -> ParsedRequest:
     """The request of an answer. Raises InvalidRequest: a rule that types cannot say."""
+    thinking = body.thinking
+    budget = thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
+    if budget is not None and budget >= body.max_tokens:
+        allowed = f"less than max_tokens, which is {body.max_tokens}"
+        raise not_allowed("thinking.budget_tokens", f"is {budget}", allowed)
     user = label_or_none(body.metadata.user_id if body.metadata is not None else None)
     sampling = Sampling(
         max_tokens=body.max_tokens,
