@@ -181,11 +181,11 @@ def _columns(response: StoredResponse) -> dict[str, Any]:
 
 
 def _unfinished(response: StoredResponse, or_status: str | None = None) -> Any:
-    open = responses.c.status.in_(UNFINISHED)
+    unended: sa.ColumnElement[bool] = responses.c.status.in_(UNFINISHED)
     if response.status == or_status:
-        open |= (responses.c.status == or_status) & responses.c.events.is_(None)
+        unended |= (responses.c.status == or_status) & responses.c.events.is_(None)
     return sa.update(responses).where(
-        responses.c.tenant == response.tenant, responses.c.response_id == response.response_id, open
+        responses.c.tenant == response.tenant, responses.c.response_id == response.response_id, unended
     )
 
 
