@@ -1,7 +1,8 @@
 """The registered adapters: found by name or alias, and leased for the time of a request."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ class AdapterRegistry:
         given = {adapter.adapter_id: adapter for adapter in adapters}
         self._in_use: dict[str, int] = {}
         self._expected: frozenset[str] = frozenset()
+        self._at_workers: Sequence[Adapter] = ()
         # Sets that are updated in place: the names of adapters and aliases that :meth:`get` knows; the names
         # that any caller may use, now or after the import of the registry's file.
         self.ids: set[str] = set()
@@ -36,11 +38,16 @@ class AdapterRegistry:
         )
 
     def offer(self, offer: AdapterOffer) -> None:
-        """Replace all adapters at once; existing leases keep their adapters."""
-        # The current offer.
-        self.offered = offer
+        """Replace all registered adapters at once; existing leases keep their adapters."""
+        # The current offer, without the workers' own adapters.
+        self.registered = offer
         served = set(offer.served)
         self.known = tuple(one for one in offer.adapters.values() if one.adapter_id in served)
+        self._name()
+
+    def list_at_workers(self, adapters: Sequence[Adapter]) -> None:
+        """Replace the adapters that workers list as their own; names of the registry stay the registry's."""
+        self._at_workers = adapters
         self._name()
 
     def expect(self, names: Iterable[str]) -> None:
@@ -49,7 +56,18 @@ class AdapterRegistry:
         self._name()
 
     def _name(self) -> None:
-        offer = self.offered
+        offer = self.registered
+        taken = {*offer.states, *offer.aliases, *offer.refused, *self._expected}
+        # Those of the workers that can be selected.
+        self.listed = tuple(one for one in self._at_workers if one.adapter_id not in taken)
+        if self.listed:
+            offer = replace(
+                offer,
+                adapters={**offer.adapters, **{one.adapter_id: one for one in self.listed}},
+                states={**offer.states, **{one.adapter_id: AdapterState.ACTIVE for one in self.listed}},
+            )
+        # The offer in force.
+        self.offered = offer
         usable = [name for name, state in offer.states.items() if state is not AdapterState.RETIRED]
         self.ids.clear()
         self.ids.update(usable, offer.aliases, self._expected)

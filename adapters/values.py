@@ -12,13 +12,22 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """One registered LoRA adapter version, with its folder (``path``) and its id in engines (``engine_id``, a
-    positive integer that is never reused)."""
+    positive integer that is never reused).
+
+    ``at`` names the backends whose workers list an adapter of their own, which has neither folder nor id and
+    is never loaded by the gateway; ``None``: a registered adapter.
+    """
 
     adapter_id: str
     engine_id: int
     base_model: str
     path: str
     labels: Mapping[str, str] = field(default_factory=lambda: _NONE)
+    at: frozenset[str] | None = None
+
+    def usable_at(self, backend: str) -> bool:
+        """Whether it is, or may be loaded, at that backend."""
+        return self.at is None or backend in self.at
 
 
 @dataclass(frozen=True, slots=True)

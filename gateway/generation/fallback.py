@@ -210,7 +210,7 @@ class FallbackChain:
     def _able(self, backend: Backend | None, job: Job, stream: AnswerStream) -> bool:
         if backend is None or not generates(backend):  # None: its pool no longer serves the model
             return False
-        if backend.state is not BackendState.READY or job.required_features - backend.features:
+        if backend.state is not BackendState.READY or job.lacking(backend):
             return False
         if not job.request.caller.may_use(backend.model):
             return False

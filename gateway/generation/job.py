@@ -18,7 +18,7 @@ from gateway.contracts.images import ImageData
 from gateway.contracts.values import Contract, FormatType, GenerateRequest
 from gateway.generation.answer_stream import AnswerStream
 from gateway.prompts.budgets import Planning
-from gateway.routing.rank import Ranking, rank
+from gateway.routing.rank import Ranking, lacking, rank
 from gateway.routing.target import Target
 from resilience.failures import BackendFailure
 from resilience.fallback_policy import DEGRADED, RESPONSE_CACHE
@@ -81,6 +81,10 @@ class Job(Struct, frozen=True):
     def required_features(self) -> frozenset[Feature]:
         """The features that a backend must have to answer."""
         return required_features(self.request, self.lease)
+
+    def lacking(self, backend: Backend) -> frozenset[Feature]:
+        """What a backend lacks of what this request asks."""
+        return lacking(self.required_features, self.lease.adapter, backend)
 
     def served_model(self, backend: Backend) -> str:
         """Return the id of the answering model on ``backend``: the adapter's, else the base model's."""
@@ -157,6 +161,7 @@ def rank_backends(request: GenerateRequest, target: Target, lease: Lease, fleet:
         model=target.model or (lease.adapter.base_model if lease.adapter is not None else None),
         models=request.caller.models,
         serving=target.serving,
+        adapter=lease.adapter,
     )
 
 

@@ -27,7 +27,7 @@ def modes_on(backend: Backend, job: Job, stream: AnswerStream) -> tuple[ResumeMo
     Cheap: only :func:`resumption_on` checks whether the ids really match the text.
     """
     ways, origin = backend.continues, stream.origin
-    if origin is None or not _resumable(backend, job) or job.required_features - backend.features:
+    if origin is None or not _resumable(backend, job) or job.lacking(backend):
         return ()
     if stream.events is not None and Continue.EVENTS not in ways:
         return ()

@@ -18,7 +18,7 @@ def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str],
     cards = [ModelCard(model, model, None, length(model)) for model in sorted(base_models)]
     cards += [
         ModelCard(a.adapter_id, a.adapter_id, a.base_model, length(a.base_model), CardKind.ADAPTER)
-        for a in adapters.known
+        for a in (*adapters.known, *adapters.listed)
     ]
     for alias, target in sorted(adapters.aliases.items()):
         if target in adapters.offered.adapters:

@@ -7,6 +7,7 @@ from itertools import islice
 
 from msgspec import Struct
 
+from adapters.values import Adapter
 from gateway.backends.port import Backend, BackendState, generates
 from gateway.contracts.features import Feature
 from gateway.errors import Forbidden, InvalidRequest
@@ -62,6 +63,7 @@ def rank(
     model: str | None = None,
     models: Collection[str] | None = None,
     serving: Sequence[tuple[str, float]] = (),
+    adapter: Adapter | None = None,
 ) -> Ranking:
     """Order the route's backends for one request.
 
@@ -74,6 +76,7 @@ def rank(
         model: the base model that must answer; ignored if no backend of the route serves it.
         models: the models that may answer; ``None``: all.
         serving: the result of :func:`weights_serving` for ``model``, if already computed.
+        adapter: a backend whose workers do not have it lacks ``Feature.LORA``.
 
     Raises Forbidden if no backend that could answer serves one of ``models``.
     """
@@ -100,7 +103,7 @@ def rank(
     unable: dict[str, frozenset[Feature]] = {}
     able: list[Backend] = []
     for name, _ in order:
-        if lack := asked - backends[name].features:
+        if lack := lacking(asked, adapter, backends[name]):
             unable[name] = lack
         else:
             able.append(backends[name])
@@ -114,6 +117,12 @@ def rank(
     else:
         fair = weighed == weights_serving(route, None, backends)
     return Ranking(tuple(able), unable, drawn if fair else None)
+
+
+def lacking(asked: frozenset[Feature], adapter: Adapter | None, backend: Backend) -> frozenset[Feature]:
+    """What a backend lacks of what is asked; of an adapter at other backends alone ``Feature.LORA``."""
+    lack = asked - backend.features
+    return lack if adapter is None or adapter.usable_at(backend.name) else lack | {Feature.LORA}
 
 
 def weights_serving(

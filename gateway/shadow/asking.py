@@ -147,7 +147,8 @@ class Asker:
         if not request.caller.may_use(backend.model):
             raise NotAsked(ShadowOutcome.UNABLE)
         plan = self._fitted(await self._redacted(copy, backend.model), backend.model)
-        with_adapter = copy.adapter is not None and Feature.LORA in backend.features
+        can = Feature.LORA in backend.features
+        with_adapter = copy.adapter is not None and can and copy.adapter.usable_at(backend.name)
         wish = copy.adapter.adapter_id if copy.adapter is not None and with_adapter else None
         try:
             with self.adapters.lease(Selection(wish, operator=True)) as lease:

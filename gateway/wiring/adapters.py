@@ -43,7 +43,7 @@ class AdapterParts:
         return self.loader.warm
 
     def figures(self) -> AdapterFigures:
-        counts = Counter(state.value for state in self.registry.offered.states.values())
+        counts = Counter(state.value for state in self.registry.registered.states.values())
         states = {state.value: counts[state.value] for state in VersionState}
         return AdapterFigures(states, len(self.loader.resident), self.loader.places)
 

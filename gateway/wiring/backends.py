@@ -165,7 +165,7 @@ def make_backends(
 
     wrap, chaos = make_chaos(base.settings.chaos, base.settings.backends)
     served = ServedModels(base.settings, model.models, model.tokenizers, model.canonicalizer, base.clock)
-    fleet = FleetParts(served, wrap, link)
+    fleet = FleetParts(served, wrap, link, adapters.registry.list_at_workers, base.settings.model_aliases)
     residents: dict[str, Resident] = {}
     for name, section in base.settings.backends.items():
         match section:

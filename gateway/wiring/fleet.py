@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
 
+from adapters.values import Adapter
 from admission.controller import AdmissionController
 from gateway.backends.port import Backend
 from gateway.backends.workers.serving_pool import ServingPool
@@ -46,11 +47,17 @@ class FleetParts:
     """The backends by name, updated when the models of a pool change.
 
     ``sources`` has the configured names as keys; ``models_of`` names the backends of each pool that serves
-    several models. ``wrap`` may inject faults.
+    several models. ``wrap`` may inject faults. ``list_adapters`` takes the workers' own adapters whose names
+    are not ``aliases`` of models, nor models or backends.
     """
 
     def __init__(
-        self, served: ServedModels, wrap: Callable[[Backend], Backend], admission: AdmissionLink
+        self,
+        served: ServedModels,
+        wrap: Callable[[Backend], Backend],
+        admission: AdmissionLink,
+        list_adapters: Callable[[Sequence[Adapter]], None],
+        aliases: Collection[str],
     ) -> None:
         self.sources: dict[str, Backend | ServingPool] = {}
         self.backends: dict[str, Backend] = {}
@@ -58,6 +65,8 @@ class FleetParts:
         self.served = served
         self._wrap = wrap
         self._admission = admission
+        self._list_adapters = list_adapters
+        self._aliases = aliases
 
     @property
     def pools(self) -> Mapping[str, ServingPool]:
@@ -80,9 +89,19 @@ class FleetParts:
             if len(serving) > 1:
                 self.models_of[name] = tuple([one.name for one in serving])
         self._admission.forget(before - self.backends.keys())
+        taken = {*self._aliases, *self.backends, *(one.model for one in self.backends.values())}
+        found: dict[tuple[str, str], set[str]] = {}
+        for pool in self.pools.values():
+            for one in pool.serving:
+                for name in pool.loras_of(one) - taken:
+                    found.setdefault((name, one.model), set()).add(one.name)
+        named: dict[str, Adapter] = {}  # of a name that adapters of two models have, the first model's
+        for (name, model), at in sorted(found.items()):
+            named.setdefault(name, Adapter(name, 0, model, "", at=frozenset(at)))
+        self._list_adapters(tuple(named.values()))
 
     def changed(self, pool: ServingPool, gone: Set[str]) -> None:
-        """Update the backends after a pool's models changed; ``gone`` are those it no longer serves."""
+        """Update the backends after a pool's models or adapters changed."""
         self.refresh()
         self.served.forget(pool.name, gone)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,23 @@ def test_a_file_becomes_adapters_in_its_order(tmp_path: Path) -> None:
     known = read(tmp_path, GOOD).known
     assert [adapter.adapter_id for adapter in known] == ["manga_domain_v3", "jp_style_v1", "support_v2"]
     assert known[0] == Adapter("manga_domain_v3", 7, "demo", "adapters/manga", {"domain": "manga"})
+
+
+def test_a_name_that_workers_list_too_is_the_registrys() -> None:
+    known = registry()
+    theirs = Adapter("theirs", 0, "demo", "", at=frozenset({"gpus"}))
+    known.list_at_workers([theirs, *(replace(theirs, adapter_id=one) for one in sorted(known.ids))])
+    assert known.listed == (theirs,) and known.get("theirs") is theirs
+    assert known.get("manga_domain_v3") is MANGA and known.get("manga_domain") is MANGA
+    known.offer(AdapterOffer())
+    assert {one.adapter_id for one in known.listed} == {
+        "theirs",
+        "manga_domain_v3",
+        "jp_style_v1",
+        "manga_domain",
+    }
+    known.list_at_workers([])
+    assert not known.ids
 
 
 def test_adapters_without_a_number_get_the_next_ones_above_all_given(tmp_path: Path) -> None:

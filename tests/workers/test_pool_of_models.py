@@ -48,7 +48,13 @@ class Pool:
 
 def listing(models: Mapping[str, int]) -> bytes:
     return json.dumps(
-        {"data": [{"id": name, "max_model_len": length} for name, length in models.items()]}
+        {
+            "data": [
+                {"id": name, "max_model_len": length, "root": f"/{name}"}
+                | ({"parent": "big"} if name.startswith("lora") else {})
+                for name, length in models.items()
+            ]
+        }
     ).encode()
 
 
@@ -204,3 +210,30 @@ async def test_requests_under_way_are_answered_while_models_come_and_go(tmp_path
         assert {row["backend"] for row in usage} <= {"gpus", "gpus/big"}
         assert sum(row["requests"] for row in usage) == len(done)
         assert not any(gate.in_flight for gate in here.gateway.core.control.admission.gates.values())
+
+
+async def test_an_adapter_that_one_worker_lists_is_asked_for_there_alone_by_its_name(tmp_path: Path) -> None:
+    async with pool(tmp_path) as served:
+        served.listed.update(first={"big": 4096}, second={"big": 4096, "lora-style": 4096})
+        await served.follow()
+        before = len(served.workers["first"].requests)
+        for _ in range(4):
+            answer = (await served.ask("lora-style")).json()
+            assert (answer["model"], answer["choices"][0]["message"]["content"]) == ("lora-style", "second")
+        assert len(served.workers["first"].requests) == before
+        assert {one.body["model"] for one in served.workers["second"].requests[-4:]} == {"lora-style"}
+        card = (await served.client.get("/v1/models/lora-style")).json()
+        assert (card["parent"], card["root"], card["max_model_len"]) == ("big", "lora-style", 4096)
+
+        del served.listed["second"]["lora-style"]
+        await served.follow()
+        gone = await served.ask("lora-style")
+        assert (gone.status_code, gone.json()["error"]["code"]) == (404, "model_not_found")
+        assert "lora-style" not in await served.shown()
+
+
+async def test_names_that_gateways_gave_to_loaded_adapters_are_not_the_workers_own(tmp_path: Path) -> None:
+    async with pool(tmp_path) as served:
+        served.listed["first"] = {"big": 4096, "lora-style@0123456789ab": 4096}
+        await served.follow()
+        assert not [name for name in await served.shown() if name.startswith("lora")]

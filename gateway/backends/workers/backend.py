@@ -377,13 +377,14 @@ class WorkersBackend:
     async def _generate(self, work: Work, out: DeltaSink) -> Completion:
         writer = self._writer
         body = writer.request_body(work, self._clock())
-        request = _Request(writer.path(work), body, writer.headers(work), work, self._wish(work))
-        tried: set[str] = set()
+        tried = self._without(work.adapter)
+        most = len(tried) + self._max_attempts
+        request = _Request(writer.path(work), body, writer.headers(work), work, self._wish(work), most)
         failure: BackendFailure | None = None
-        while len(tried) < self._max_attempts:
+        while len(tried) < most:
             worker = self._pool.pick(request.wish, tried, self._clock())
             # The first call is paid for by the caller.
-            if worker is None or (tried and not work.call_budget.take_extra()):
+            if worker is None or (failure is not None and not work.call_budget.take_extra()):
                 break
             tried.add(worker.url)
             attempt = _Attempt(out)
@@ -402,6 +403,12 @@ class WorkersBackend:
             self._log.info("worker failed", worker=worker.url, failure=failure.kind.value)
         raise failure or self._none_in_service()
 
+    def _without(self, adapter: Adapter | None) -> set[str]:
+        """The workers that do not list an adapter that workers have of their own."""
+        if adapter is None or adapter.at is None:
+            return set()
+        return {url for url, one in self._workers.items() if adapter.adapter_id not in one.own_loras}
+
     def _others_serve(self, tried: Collection[str]) -> bool:
         return any(one.health.in_service for url, one in self._workers.items() if url not in tried)
 
@@ -415,7 +422,7 @@ class WorkersBackend:
 
         def second() -> Run | None:
             budget = request.work.call_budget
-            if len(tried) >= self._max_attempts or not budget.extra:
+            if len(tried) >= request.most or not budget.extra:
                 return None
             other = self._pool.pick(request.wish, tried, self._clock())
             if other is None or not policy.grant():
@@ -497,6 +504,8 @@ class WorkersBackend:
                 if name is not None and failure.kind is FailureKind.MODEL_NOT_FOUND:
                     worker.lost(name)
                     self._pool.lost(worker.url, name)
+                    if work.adapter is not None and work.adapter.at is not None:
+                        worker.detect_again()
                 elif failure.kind is FailureKind.MODEL_NOT_FOUND:
                     worker.detect_again()
                 raise failure
@@ -563,13 +572,14 @@ class WorkersBackend:
 
 
 class _Request(Struct, frozen=True):
-    """The work as it is sent to a worker."""
+    """The work as it is sent to a worker; ``most`` is how many are tried, or lack its adapter."""
 
     path: str
     body: bytes | Upload
     headers: bytes
     work: Work
     wish: Wish
+    most: int
 
 
 class _Attempt(Struct, eq=False):

@@ -132,6 +132,8 @@ class CompletionWriter:
         """The adapter's name at the workers."""
         if work.adapter is None:
             return None
+        if work.adapter.at is not None:
+            return work.adapter.adapter_id
         if (adapter := self.to_load(work)) is not None:
             return loaded_name(adapter, self.folder)
         return self.adapters.get(work.adapter.adapter_id, work.adapter.adapter_id)
@@ -139,7 +141,9 @@ class CompletionWriter:
     def to_load(self, work: Work) -> Adapter | None:
         """The adapter, when this gateway loads it on the workers."""
         adapter = work.adapter
-        return None if adapter is None or not self.loads or adapter.adapter_id in self.adapters else adapter
+        if adapter is None or adapter.at is not None or not self.loads or adapter.adapter_id in self.adapters:
+            return None
+        return adapter
 
     def path(self, work: Work) -> str:
         """The endpoint for this work. A raw prompt has no messages.

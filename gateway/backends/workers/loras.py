@@ -6,6 +6,7 @@ name would give answers computed with old weights. All gateways make the same na
 """
 
 import hashlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import PurePath
@@ -20,6 +21,7 @@ from engine import errors
 from gateway.backends.lora_slots import LoraSlots
 from gateway.backends.workers.client import WorkerClient, whole_body
 from gateway.backends.workers.errors import TransportError
+from gateway.backends.workers.inspection import ServedModel
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
 
 LOAD_PATH, UNLOAD_PATH, MODELS_PATH = "/load_lora_adapter", "/unload_lora_adapter", "/models"
@@ -29,6 +31,7 @@ MAX_ANSWER_BYTES = 64 * 1024
 LIST_TIMEOUT_S = 10.0
 # Characters of a worker's error message in the log.
 MAX_WORDS = 300
+_LOADED_NAME = re.compile(r"@[0-9a-f]{12}$")  # of loaded_name
 
 
 class _Model(msgspec.Struct):
@@ -68,6 +71,24 @@ def loaded_name(adapter: Adapter, folder: str | None) -> str:
     """The worker's name of these weights: the folder's own name is the SHA-256 of its content."""
     place = path_at_worker(adapter, folder).encode()
     return f"{adapter.adapter_id}@{hashlib.blake2b(place, digest_size=6).hexdigest()}"
+
+
+def own_loras(models: Sequence[ServedModel], offered: Sequence[ServedModel]) -> Mapping[str, str]:
+    """The LoRA adapters that a worker lists as its own, with the id of their model among ``offered``.
+
+    Those that a gateway has loaded there are known by the names that gateways make. A Sluice lists its
+    backends and aliases with a parent too; their root is another name.
+    """
+    roots = {one.id: one.root or one.id for one in models if one.parent is None}
+    bases = {one.root or one.id: one.id for one in offered}
+    return {
+        one.id: bases[root]
+        for one in models
+        if one.parent is not None
+        and (root := roots.get(one.parent, one.parent)) in bases
+        and not _LOADED_NAME.search(one.id)
+        and (one.owned_by != "sluice" or one.root == one.id)
+    }
 
 
 class WorkerLoras:

@@ -5,9 +5,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, 
 
 from gateway.backends.workers.backend import WorkersBackend
 from gateway.backends.workers.inspection import ServedModel, offers_of
-from gateway.backends.workers.loras import WorkerLoras
+from gateway.backends.workers.loras import WorkerLoras, own_loras
 from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker import Worker
+from gateway.contracts.features import Feature
 from observability.collectors import WorkerStatus
 
 
@@ -20,8 +21,8 @@ class ServingPool:
     Args:
         configured: the model's id; ``None``: the workers say what they serve.
         make: makes the backend of a model on all workers.
-        changed: called with the pool when its models or their names have changed, and with the models that
-            are gone.
+        changed: called with the pool when its models, their names or the workers' own adapters have changed,
+            and with the models that are gone.
         background: runs as long as the pool, such as what reads its key again.
     """
 
@@ -46,6 +47,7 @@ class ServingPool:
         # The models and their backends, in the order of their names.
         self.serving: tuple[WorkersBackend, ...] = (make(configured or name),)
         self._listed: dict[str, Mapping[str, ServedModel]] = {}  # by worker, so bounded as they are
+        self._loras: dict[str, Mapping[str, str]] = {}  # by worker, the models of its own adapters
         self._is_sluice: dict[str, bool] = {}
         self._one_at_a_time = asyncio.Lock()
         for worker in workers:
@@ -59,12 +61,23 @@ class ServingPool:
                 return None
             trouble = offered if isinstance(offered, str) else None
             self._listed[url] = {} if isinstance(offered, str) else {one.id: one for one in offered}
+            usable = trouble is None and Feature.LORA in self.serving[0].features
+            own = own_loras(models or (), tuple(self._listed[url].values())) if usable else {}
+            same = own == self._loras.get(url, {})
+            self._loras[url] = own
+            self._workers[url].own_loras = own.keys()
             if self.configured is not None:
                 for found in self._listed[url].values():
                     await self.serving[0].listed(url, found)
             else:
                 await self._regroup(url)
+            if not same:
+                self._changed(self, set())
             return trouble
+
+    def loras_of(self, backend: WorkersBackend) -> Set[str]:
+        """The adapters of the model that its workers list as their own."""
+        return {name for own in self._loras.values() for name, model in own.items() if model == backend.model}
 
     async def _regroup(self, url: str) -> None:
         """Give each listed model a backend. One whose model is gone ends: its prompts are of that model."""

@@ -98,6 +98,8 @@ class Worker:
         self.client = make_client(url, timeouts, max_connections)
         self.loras = make_loras(self.client) if make_loras is not None else None
         self._listed: frozenset[str] = frozenset()
+        # Its own adapters, as it last listed them.
+        self.own_loras: Collection[str] = ()
         self.health = WorkerHealth(rules)
         # Why it is not in service, as the end of a sentence.
         self.trouble = NOT_PROBED
