@@ -135,7 +135,7 @@ class Engine:
         seed = self._seeds.getrandbits(64) if given is None else given
         adapter = None if request.adapter_id is None else self._adapters.version(request.adapter_id)
         sequence = Sequence(request, arrived_at=self._clock(), seed=seed, adapter=adapter)
-        sequence.adjustments = adjustments_of(request.sampling, request.prompt_token_ids)
+        sequence.adjustments = adjustments_of(request.sampling, request.prompt_token_ids, self._eos)
         if sequence.adjustments is not None:
             for token in request.partial_token_ids:
                 sequence.adjustments.add(token)
@@ -249,7 +249,8 @@ class Engine:
         elif token in sampling.stop_token_ids:
             reason, stop_reason = SequenceEnd.STOP, token
         else:
-            text = stops.push(entry.detokenizer.push(token))
+            text = entry.detokenizer.push(token)
+            text = stops.push(text) if sequence.num_output > sampling.min_tokens else stops.skip(text)
             if stops.matched is not None:
                 reason, stop_reason = SequenceEnd.STOP, stops.matched
             elif complete:

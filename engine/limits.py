@@ -46,9 +46,11 @@ def _check_sampling(sampling: SamplingParams) -> None:
         raise InvalidSampling("a stop string must not be empty")
     if not all(_is_text(stop) for stop in sampling.stop):
         raise InvalidSampling("a stop string has a lone surrogate")
-    numbers = (sampling.max_tokens, sampling.top_k, sampling.seed or 0, *sampling.stop_token_ids)
+    numbers = (sampling.max_tokens, sampling.top_k, sampling.seed or 0, sampling.min_tokens)
     if any(not -(2**63) <= number < 2**63 for number in numbers):
-        raise InvalidSampling("max_tokens, top_k, seed and stop ids must be 64-bit integers")
+        raise InvalidSampling("max_tokens, top_k, seed and min_tokens must be 64-bit integers")
+    if sampling.min_tokens < 0:
+        raise InvalidSampling(f"min_tokens must not be negative, not {sampling.min_tokens}")
 
 
 def _check_adjustments(sampling: SamplingParams, vocab_size: int) -> None:
@@ -61,6 +63,9 @@ def _check_adjustments(sampling: SamplingParams, vocab_size: int) -> None:
     for name in ("presence_penalty", "frequency_penalty"):
         if not -2 <= (value := getattr(sampling, name)) <= 2:
             raise InvalidSampling(f"{name} must be from -2 to 2, not {value}")
+    for token in sampling.stop_token_ids:
+        if not 0 <= token < vocab_size:
+            raise InvalidSampling(f"stop_token_ids has token id {token}; allowed: below {vocab_size}")
     for token, bias in sampling.logit_bias:
         if not 0 <= token < vocab_size:
             raise InvalidSampling(f"logit_bias has token id {token}; allowed: below {vocab_size}")

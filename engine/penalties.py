@@ -22,12 +22,13 @@ class Adjustments:
     """The changes of logits for one sequence: the token ``ids`` [size], and their ``values`` [3, size].
 
     First the bias is added, then a positive logit is divided and a negative one multiplied by the factor,
-    then the shift is subtracted.
+    then the shift is subtracted. The shift of tokens that may not end the answer yet, ``ends`` and stop ids,
+    is infinite.
     """
 
-    __slots__ = ("_counts", "_ids", "_params", "_places", "_size", "_values")
+    __slots__ = ("_barred", "_counts", "_ids", "_left", "_params", "_places", "_size", "_values")
 
-    def __init__(self, params: SamplingParams, prompt: Iterable[int]) -> None:
+    def __init__(self, params: SamplingParams, prompt: Iterable[int], ends: Iterable[int] = ()) -> None:
         self._params = params
         self._counts: Counter[int] = Counter()
         self._places: dict[int, int] = {}
@@ -41,6 +42,11 @@ class Adjustments:
             for token in set(prompt):
                 place = self._place(token)
                 self._values[_FACTOR, place] = params.repetition_penalty
+        self._left = params.min_tokens
+        self._barred = {*ends, *params.stop_token_ids} if params.min_tokens else set()
+        for token in self._barred:
+            place = self._place(token)
+            self._values[_SHIFT, place] = np.inf
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:
@@ -58,6 +64,10 @@ class Adjustments:
         self._counts[token] += 1
         self._values[_FACTOR, place] = params.repetition_penalty
         self._values[_SHIFT, place] = params.presence_penalty + params.frequency_penalty * self._counts[token]
+        self._left -= 1
+        if self._left == 0:
+            for barred in self._barred:
+                self._values[_SHIFT, self._places[barred]] = 0.0
 
     def _place(self, token: int) -> int:
         place = self._places.get(token)
@@ -72,15 +82,16 @@ class Adjustments:
         return place
 
 
-def adjustments_of(params: SamplingParams, prompt: Iterable[int]) -> Adjustments | None:
+def adjustments_of(params: SamplingParams, prompt: Iterable[int], ends: Iterable[int]) -> Adjustments | None:
     """The changes for a new sequence; None if its parameters change no logits."""
     neutral = (
         params.repetition_penalty == 1.0
         and params.presence_penalty == 0.0
         and params.frequency_penalty == 0.0
         and not params.logit_bias
+        and not params.min_tokens
     )
-    return None if neutral else Adjustments(params, prompt)
+    return None if neutral else Adjustments(params, prompt, ends)
 
 
 def adjust(logits: torch.Tensor, rows: Sequence[int], states: Sequence[Adjustments]) -> None:

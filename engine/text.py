@@ -75,6 +75,11 @@ class StopStrings:
         self._given = max(0, given - safe)
         return text[given:safe]
 
+    def skip(self, delta: str) -> str:
+        """The text, in which no stop string may begin."""
+        text, self._given = self.flush() + delta, 0
+        return text
+
     def flush(self) -> str:
         """The text that was held back; called when the sequence ends."""
         text, self._held = self._held[self._given :], ""

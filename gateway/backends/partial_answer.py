@@ -45,6 +45,11 @@ def resumed_seed(seed: int | None, partial: PartialAnswer | None) -> int | None:
     return (seed + further + 2**63) % 2**64 - 2**63
 
 
+def rest_of(min_tokens: int, partial: PartialAnswer | None) -> int:
+    """How many tokens the rest after ``partial`` must have, for a backend that counts from there."""
+    return min_tokens if partial is None else max(0, min_tokens - len(partial.token_ids or ()))
+
+
 def overlap(text: str, mark: str) -> int:
     """How many characters at the end of ``text`` begin ``mark``, short of all of it."""
     longest = min(len(text), len(mark) - 1)

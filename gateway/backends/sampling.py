@@ -27,6 +27,9 @@ _SAMPLING_FEATURES = (
     Feature.LOGIT_BIAS,
     Feature.LOGPROBS,
     Feature.ECHO,
+    Feature.IGNORE_EOS,
+    Feature.MIN_TOKENS,
+    Feature.STOP_TOKEN_IDS,
     Feature.RESPONSE_FORMAT,
 )
 
@@ -49,6 +52,9 @@ def features_asked(sampling: Sampling, response_format: ResponseFormat) -> froze
         bool(sampling.logit_bias),
         sampling.logprobs is not None,
         sampling.echo,
+        sampling.ignore_eos,
+        sampling.min_tokens > 0,
+        bool(sampling.stop_token_ids),
         response_format.type != "text",
     )
     return frozenset(compress(_SAMPLING_FEATURES, used))

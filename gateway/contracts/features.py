@@ -22,6 +22,9 @@ class Feature(StrEnum):
     LOGIT_BIAS = "logit_bias"
     LOGPROBS = "logprobs"
     ECHO = "echo"
+    IGNORE_EOS = "ignore_eos"
+    MIN_TOKENS = "min_tokens"
+    STOP_TOKEN_IDS = "stop_token_ids"
     RESPONSE_FORMAT = "response_format"
     RAW_PROMPT = "prompt"
     TOOLS = "tools"
@@ -41,6 +44,8 @@ class Feature(StrEnum):
         return self.value.split()[0]
 
 
+VLLM_FEATURES: Final = frozenset({Feature.IGNORE_EOS, Feature.MIN_TOKENS, Feature.STOP_TOKEN_IDS})
+"""What Sluice knows of vLLM's fields; workers that take unknown fields get them too."""
 TOOL_FEATURES: Final = frozenset({Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.ALLOWED_TOOLS})
 KNOWN_FEATURES: Final = (
     frozenset(Feature)

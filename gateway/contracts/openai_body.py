@@ -9,6 +9,7 @@ from gateway.contracts import openai_fields
 from gateway.contracts.checks import check_plain
 from gateway.contracts.features import Feature
 from gateway.contracts.fields import (
+    MAX_TOKENS,
     Body,
     Label,
     Name,
@@ -16,6 +17,7 @@ from gateway.contracts.fields import (
     StrictObject,
     Text,
     Texts,
+    TokenIds,
     check_extra,
     is_neutral,
 )
@@ -27,6 +29,10 @@ from gateway.errors import InvalidRequest
 
 MAX_EXTRA: Final = 32
 """Most fields of one body that Sluice does not know."""
+
+
+MAX_STOP_IDS: Final = 128
+"""Most stop token ids; each is looked for in every token."""
 
 
 class MessagePart(StrictObject):
@@ -74,6 +80,9 @@ class OpenAIBody(NativeSampling):
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
     logit_bias: dict[str, Any] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_IDS)] | None = None
     response_format: FormatBody | None = None
     guided_json: SchemaOrText | None = None
     guided_regex: Text | None = None

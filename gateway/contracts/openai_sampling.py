@@ -24,13 +24,15 @@ _SHAPERS: Final = frozenset(
 def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | None, **echo: bool) -> Sampling:
     """The sampling fields; those not given are neutral. ``echo``: what is asked of the prompt.
 
-    Raises InvalidRequest: ``logit_bias``, or too many log-probabilities together.
+    Raises InvalidRequest: ``logit_bias``, ``min_tokens``, or too many log-probabilities together.
     """
     n = body.n or 1
     if logprobs is not None and n * (logprobs + 1) > MAX_LOGPROBS:
         raise not_allowed(
             "n", f"is {n} with {logprobs} top_logprobs", f"n * (top_logprobs + 1) of {MAX_LOGPROBS} or less"
         )
+    if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+        raise not_allowed("min_tokens", f"is {body.min_tokens}", f"at most max_tokens, {max_tokens}")
     return Sampling(
         max_tokens=max_tokens,
         temperature=body.temperature,
@@ -45,6 +47,9 @@ def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | Non
         repetition_penalty=body.repetition_penalty or 1.0,
         logit_bias=_logit_bias(body.logit_bias) if body.logit_bias else NO_BIAS,
         logprobs=logprobs,
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=body.min_tokens or 0,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
         **echo,
     )
 

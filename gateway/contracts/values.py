@@ -81,6 +81,8 @@ class Sampling(Struct, frozen=True):
 
     Values are validated at the edge: finite numbers inside their documented ranges. ``echo``: a text begins
     with its prompt, and log-probabilities with those of the prompt's tokens; ``prompt_only``: it ends there.
+    The other fields of vLLM's: ``ignore_eos``: the model's own end ends nothing; ``min_tokens``: nothing but
+    a length ends a text earlier; ``stop_token_ids`` end it as the model's own end does.
     """
 
     max_tokens: int | None = None
@@ -98,6 +100,9 @@ class Sampling(Struct, frozen=True):
     logprobs: int | None = None
     echo: bool = False
     prompt_only: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class FormatType(StrEnum):

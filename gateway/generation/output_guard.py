@@ -61,7 +61,7 @@ class OutputGuard:
         """
         # An echoed prompt is the caller's own text, and may repeat itself. With ignore_eos, as in load tests,
         # the text after the model's end often repeats itself.
-        asked_for = work.sampling.echo or work.extra.get("ignore_eos")
+        asked_for = work.sampling.echo or work.sampling.ignore_eos
         inspected = self._action is not Action.OFF and not asked_for
         reader = _Reader(self._limits, work.sampling.n, out) if inspected else None
         try:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from adapters.values import Adapter
 from gateway.backends.port import Backend, BackendState, generates
 from gateway.contracts.features import Feature
+from gateway.contracts.openai_fields import PASSABLE
 from gateway.errors import Forbidden, InvalidRequest
 from gateway.routing.revision import Route
 
@@ -34,6 +35,12 @@ class Ranking(Struct, frozen=True):
         if self.candidates:
             return self.candidates[0]
         lack = frozenset().union(*self.unable.values())
+        if known := [name for name in extra if name in PASSABLE and Feature.FIELDS_PASSED in lack]:
+            raise InvalidRequest(
+                f"{', '.join(known)} is for vLLM workers alone, which this route does not have or which have "
+                "unknown_fields other than pass; leave it out, or choose another route",
+                param=known[0],
+            )
         if extra and lack & {Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED}:
             names = ", ".join(extra)
             raise InvalidRequest(

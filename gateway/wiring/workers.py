@@ -20,7 +20,7 @@ from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.worker import WatchRules, Worker
 from gateway.backends.workers.worker_choice import WorkerChoice
 from gateway.config.backends import OpenAIBackend
-from gateway.contracts.features import Feature
+from gateway.contracts.features import VLLM_FEATURES, Feature
 from gateway.wiring.worker_connections import WorkerConnections, make_connections
 from resilience.turns import Turns
 
@@ -64,6 +64,8 @@ def make_workers(
     dialect = Dialect.VLLM if detect else Dialect(section.dialect)
     features = FEATURES[dialect] if section.features is None else frozenset(section.features)
     features |= section.unknown_features
+    if Feature.FIELDS_PASSED in features:
+        features |= VLLM_FEATURES
     urls = [url.rstrip("/") for url in section.base_urls]
     choice = WorkerChoice(
         urls,

@@ -133,6 +133,18 @@ def test_an_answer_that_the_caller_began_is_continued_where_a_worker_can() -> No
         chat(messages=[TURN, begun], continue_final_message=False)
 
 
+def test_vllms_fields_of_where_a_text_ends_are_fields_of_ours() -> None:
+    fields = {"ignore_eos": True, "min_tokens": 3, "stop_token_ids": [7, 8]}
+    for request in (chat(**fields).request, completion(**fields).request):
+        sampling = request.sampling
+        assert (sampling.ignore_eos, sampling.min_tokens, sampling.stop_token_ids) == (True, 3, (7, 8))
+        assert not request.extra and not request.needs
+    for wrong in ({"min_tokens": 4, "max_tokens": 3}, {"min_tokens": -1}, {"stop_token_ids": [-1]}):
+        with pytest.raises(InvalidRequest) as refused:
+            chat(**wrong)
+        assert (refused.value.param or "").startswith(next(iter(wrong)))
+
+
 def test_truncation_is_asked_for_by_auto_alone() -> None:
     assert chat(truncation="auto").request.truncate
     assert not chat(truncation="disabled").request.truncate and not chat().request.truncate
@@ -491,8 +503,8 @@ def test_any_json_under_known_completion_names_is_a_request_or_a_refusal(fields:
 
 
 def test_fields_that_nobody_knows_are_for_the_backend_to_decide() -> None:
-    request = chat(frobnicate={"deep": [1]}, ignore_eos=True, min_tokens=0, tools=[]).request
-    assert request.extra == {"frobnicate": {"deep": [1]}, "ignore_eos": True}
+    request = chat(frobnicate={"deep": [1]}, bad_words=["no"], min_tokens=0, tools=[]).request
+    assert request.extra == {"frobnicate": {"deep": [1]}, "bad_words": ["no"]}
     assert request.needs == {Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED}
     plain = chat(min_tokens=0, metadata={"a": "b"}).request
     assert not plain.extra and not plain.needs

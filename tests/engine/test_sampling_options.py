@@ -95,6 +95,25 @@ def test_a_banned_token_never_comes_and_a_pushed_one_always(make_engine: MakeEng
     assert pushed == [300] * 5
 
 
+def test_before_the_least_length_no_end_is_chosen_and_no_stop_string_looked_for(
+    make_engine: MakeEngine,
+) -> None:
+    engine, ends = make_engine(), make_engine().info.eos_token_ids
+    pushed = tuple((token, 50.0) for token in (*ends, 301))
+    for stops, asked in (((), 5), ((301,), 5), ((), 1)):
+        [tokens] = run_prompts(
+            engine, PROMPTS[:1], greedy(20, logit_bias=pushed, min_tokens=asked, stop_token_ids=stops)
+        )
+        ending = {*ends, *stops}
+        assert not ending & set(tokens[:asked])
+        assert tokens[-1] in ending or not stops
+    text = run_to_end(engine, [GenerationRequest("a", PROMPTS[0], greedy(12, ignore_eos=True))])["a"].text
+    stop = (text[0],)
+    for least, given in ((0, ""), (12, text)):
+        sampling = greedy(12, ignore_eos=True, stop=stop, min_tokens=least)
+        assert run_to_end(engine, [GenerationRequest("a", PROMPTS[0], sampling)])["a"].text == given
+
+
 def test_the_repetition_penalty_is_that_of_transformers(make_engine: MakeEngine, model_folder: Path) -> None:
     prompts = PROMPTS[:8]
     expected = reference_greedy(model_folder, prompts, 24, repetition_penalty=1.3)

@@ -151,7 +151,7 @@ def test_max_tokens_may_leave_it_incomplete(engine: Engine) -> None:
 
 
 def test_it_ends_where_the_grammar_ends_even_when_the_end_token_is_ignored(engine: Engine) -> None:
-    for options in ({}, {"ignore_eos": True}):
+    for options in ({}, {"ignore_eos": True}, {"min_tokens": 9}):
         [answer] = answers(engine, shaped(GrammarKind.REGEX, "ab", **options))
         assert (answer.text, answer.finish_reason) == ("ab", SequenceEnd.STOP)
 

@@ -20,7 +20,7 @@ Build = Callable[..., House]
 Ask = Callable[..., GenerateRequest]
 
 UNKNOWN = {"extra": {"frobnicate": [1]}, "needs": frozenset({Feature.UNKNOWN_FIELDS})}
-VLLMS = {"extra": {"ignore_eos": True}, "needs": frozenset({Feature.FIELDS_PASSED})}
+VLLMS = {"extra": {"bad_words": ["no"]}, "needs": frozenset({Feature.FIELDS_PASSED})}
 ORIGIN = RequestOrigin("req", "gen", Caller("tenant", CallerRole.CALLER, "key"), 0.0, 0, "0" * 32)
 
 
@@ -42,6 +42,7 @@ async def test_a_field_that_the_backend_does_not_take_is_refused_by_its_name(
     [record] = house.records
     assert (record.status, record.error_param) == (400, name), "the status that is sent on OpenAI's paths"
     assert record.error_message == sink.error.message and name in sink.error.message
+    assert ("is not a known field" in sink.error.message) == (asked is UNKNOWN)
 
 
 async def test_a_late_refusal_names_the_bodys_field_in_the_log_and_in_the_answer(build_house: Build) -> None:

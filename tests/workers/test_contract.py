@@ -24,7 +24,7 @@ from gateway.backends.workers.errors import (
 )
 from gateway.backends.workers.refusal import failure_of, failure_of_transport
 from gateway.contracts.events import Delta
-from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
+from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, VLLM_FEATURES, Feature
 from gateway.contracts.sse import MAX_EVENT_BYTES, EventReader, EventTooLarge
 from gateway.contracts.values import FinishReason, FormatType, ResponseFormat, Sampling
 from resilience.failures import BackendFailure, FailureKind
@@ -236,7 +236,7 @@ def test_shapes_are_asked_for_in_openais_field_where_it_has_one(
 
 def test_plain_openai_declares_no_extension() -> None:
     lacking = {Feature.TOP_K, Feature.MIN_P, Feature.REPETITION_PENALTY, Feature.LORA}
-    lacking |= {Feature.TEMPLATE_KWARGS}
+    lacking |= {Feature.TEMPLATE_KWARGS} | VLLM_FEATURES
     assert FEATURES[Dialect.OPENAI] == (KNOWN_FEATURES | TOOL_FEATURES | {Feature.IMAGES}) - lacking
 
 

@@ -14,7 +14,7 @@ import orjson
 from adapters.values import Adapter
 from budgeting.token_ids import joined
 from budgeting.values import all_plain
-from gateway.backends.partial_answer import TextSplice, resumed_seed
+from gateway.backends.partial_answer import TextSplice, rest_of, resumed_seed
 from gateway.backends.port import Continue, PartialAnswer, Work
 from gateway.backends.tool_bodies import message_body, parts_of_body, tool_fields
 from gateway.backends.workers.client import Upload
@@ -257,6 +257,12 @@ class CompletionWriter:
         for name, neutral in _NEUTRAL:
             if (value := getattr(sampling, name)) != neutral:
                 body[name] = value
+        if sampling.ignore_eos:
+            body["ignore_eos"] = True
+        if least := rest_of(sampling.min_tokens, work.partial):
+            body["min_tokens"] = least
+        if sampling.stop_token_ids:
+            body["stop_token_ids"] = sampling.stop_token_ids
         if sampling.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
         if sampling.echo:
