@@ -27,7 +27,7 @@ from msgspec import Struct, structs
 
 from budgeting.errors import TemplateRefused, TokenizerError
 from budgeting.forms import learn_form
-from budgeting.template import ChatTemplate, RenderElsewhere
+from budgeting.template import CONTINUES, GENERATES, ChatTemplate, RenderElsewhere, left_open
 from budgeting.template_analysis import MARKER, Frame, frame_in
 from budgeting.template_input import shown_tools, texts_in
 from budgeting.token_cache import TokenCache
@@ -166,7 +166,10 @@ class ChatTokenizer:
         shows in front of the first turn end at that cut too. If messages are encoded one by one, the template
         reads no variable but ``tools``. Raises TemplateRefused.
         """
+        if kwargs:
+            add_generation_prompt = add_generation_prompt and kwargs.get(GENERATES) is not False
         alone = self.per_message and messages and not (tools and self._template.reads_tools)
+        alone = alone and CONTINUES not in kwargs
         if alone and self._form.fold(messages, _opening(cuts)) is messages:
             # A plan needs the pieces twice: in `unseen_chars`, and here.
             (weighed, pieces), self._weighed = self._weighed, _NONE_WEIGHED
@@ -203,7 +206,11 @@ class ChatTokenizer:
             guard=self._controls.guard if guarded else None,
         )
         folded = self._form.fold(messages, _opening(cuts))
-        rendered = render(folded, add_generation_prompt=add_generation_prompt)
+        asked = add_generation_prompt and kwargs.get(GENERATES) is not False and CONTINUES not in kwargs
+        rendered = render(folded, add_generation_prompt=asked)
+        if CONTINUES in kwargs and folded:
+            content = folded[-1].content
+            rendered = left_open(rendered, self._controls.guard(content) if guarded else content)
         if not cuts:
             return EncodedChat(tuple(self._vocabulary.rendered_ids(rendered, guarded=guarded)), ())
         token_ids, token_ends = self._vocabulary.rendered_ids_with_ends(rendered, guarded=guarded)

@@ -13,6 +13,7 @@ from msgspec import structs
 from budgeting.counting import NEVER_INLINE_CHARS, EncodedChat
 from budgeting.errors import NoTokenizer
 from budgeting.estimating import EstimatingCounter, rough_text_tokens, rough_tokens
+from budgeting.template import split_ending
 from budgeting.token_cache import TokenCache
 from budgeting.values import NO_KWARGS, Message, Role, Tool
 
@@ -200,7 +201,7 @@ class LearnedCounter:
             )
             if ids is not None:
                 self._cache.put(key, ids, _ID_BYTES * len(ids) + _KEY_BYTES)
-                if add_generation_prompt:
+                if add_generation_prompt and not split_ending(kwargs)[0]:
                     self.learn(messages, tools, len(ids))
         return ids
 
@@ -214,7 +215,7 @@ class LearnedCounter:
         """The number of ``ids`` that stand for the first ``messages``; ``None`` if no worker counts these."""
         if not messages:
             return 0
-        begun = self._asked(messages, tools, kwargs, add_generation_prompt=False)
+        begun = self._asked(messages, tools, split_ending(kwargs)[1], add_generation_prompt=False)
         if begun is None or ids[: len(begun)] == begun:
             return None if begun is None else len(begun)
         differ = (at for at, (one, other) in enumerate(zip(begun, ids, strict=False)) if one != other)

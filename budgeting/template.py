@@ -41,6 +41,31 @@ RESERVED: Final = frozenset(
 """Variables of a template that callers cannot set, in addition to the special tokens (``…_token``)."""
 
 
+CONTINUES: Final = "continue_final_message"
+GENERATES: Final = "add_generation_prompt"
+
+
+def split_ending(kwargs: Mapping[str, object]) -> tuple[Mapping[str, object], Mapping[str, object]]:
+    """Of what is asked of a template: how the conversation ends (``CONTINUES``, ``GENERATES``), and its
+    variables."""
+    ending = {name: kwargs[name] for name in (CONTINUES, GENERATES) if name in kwargs}
+    return ending, {name: value for name, value in kwargs.items() if name not in ending} if ending else kwargs
+
+
+def left_open(rendered: str, content: str) -> str:
+    """A rendered conversation that ends in its last message's text, without the markup that closes it.
+
+    As Transformers does with ``continue_final_message``. Raises TemplateRefused: the text is not there.
+    """
+    start = rendered.rfind(content.strip())
+    if start < 0:
+        raise TemplateRefused("it does not show the last message as it is written, which cannot be continued")
+    whole = content.lstrip()
+    # Templates strip messages, or do not.
+    shown = whole if rendered.startswith(whole, start) else content.strip()
+    return rendered[: start + len(shown)]
+
+
 class _GenerationTag(Extension):
     """``{% generation %}…{% endgeneration %}`` marks answers for training; here it renders its body."""
 
@@ -115,11 +140,11 @@ class ChatTemplate:
 
         Args:
             tools: the template's variable ``tools``.
-            kwargs: further variables; none of :data:`RESERVED`.
+            kwargs: further variables; those in :data:`RESERVED` have no effect.
             guard: applied to every text that the caller wrote.
         """
         variables: dict[str, Any] = {
-            **kwargs,
+            **split_ending(kwargs)[1],
             "messages": [shown_message(message) for message in messages],
             "tools": shown_tools(tools),
         }

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import orjson
 
+from budgeting.template import split_ending
 from budgeting.template_input import CUSTOM_INPUT, CUSTOM_PARAMETERS
 from budgeting.values import AudioContent, ImageContent, Message, Tool, ToolCall, ToolChoice, ToolKind
 from gateway.backends.custom_input import wrapped
@@ -78,7 +79,10 @@ def tool_fields(work: Work, *, custom: bool = True) -> dict[str, Any]:
     if work.reasoning_effort is not None:
         fields["reasoning_effort"] = work.reasoning_effort
     if work.template_kwargs:
-        fields["chat_template_kwargs"] = work.template_kwargs
+        ending, variables = split_ending(work.template_kwargs)
+        if variables:
+            fields["chat_template_kwargs"] = variables
+        fields |= ending
     return fields
 
 

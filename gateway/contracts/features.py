@@ -32,6 +32,8 @@ class Feature(StrEnum):
     ALLOWED_TOOLS = "tool_choice of type allowed_tools"
     REASONING_EFFORT = "reasoning_effort"
     TEMPLATE_KWARGS = "chat_template_kwargs"
+    CONTINUE_FINAL_MESSAGE = "continue_final_message"
+    ADD_GENERATION_PROMPT = "add_generation_prompt"
     IMAGES = "messages with images"
     LORA = "adapter_id"
     UNKNOWN_FIELDS = "unknown_fields"
@@ -44,7 +46,15 @@ class Feature(StrEnum):
         return self.value.split()[0]
 
 
-VLLM_FEATURES: Final = frozenset({Feature.IGNORE_EOS, Feature.MIN_TOKENS, Feature.STOP_TOKEN_IDS})
+VLLM_FEATURES: Final = frozenset(
+    {
+        Feature.IGNORE_EOS,
+        Feature.MIN_TOKENS,
+        Feature.STOP_TOKEN_IDS,
+        Feature.CONTINUE_FINAL_MESSAGE,
+        Feature.ADD_GENERATION_PROMPT,
+    }
+)
 """What Sluice knows of vLLM's fields; workers that take unknown fields get them too."""
 TOOL_FEATURES: Final = frozenset({Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.ALLOWED_TOOLS})
 KNOWN_FEATURES: Final = (

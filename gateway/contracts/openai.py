@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
+from budgeting.template import CONTINUES, GENERATES
 from budgeting.values import Message
 from gateway.contracts import openai_fields
 from gateway.contracts.checks import check_count, check_latest
@@ -31,7 +32,7 @@ from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.plain_chat import FIELDS, ROLES
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.tool_fields import CallFields, ToolFields
-from gateway.contracts.tools import holds_calls, message_of, tool_request
+from gateway.contracts.tools import chat_ending, holds_calls, message_of, tool_request
 from gateway.contracts.values import EMPTY, Contract
 
 T = TypeVar("T")
@@ -111,6 +112,8 @@ class ChatRequest(OpenAIBody, ToolFields):
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 TokenIdBatch = TypeAliasType("TokenIdBatch", Annotated[list[TokenIds], Field(fail_fast=True)])
@@ -170,8 +173,8 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
     """Map a validated chat body to the inside. Raises InvalidRequest: a rule between fields is broken."""
     check_count(len(body.messages), origin.max_messages)
     messages, unknown = to_messages(body.messages)
-    given = body.__pydantic_extra__ or {}
-    check_latest(messages, continued=given.get("continue_final_message") is True)
+    ending = chat_ending(continues=body.continue_final_message, generates=body.add_generation_prompt)
+    check_latest(messages, continued=CONTINUES in ending)
     if body.top_logprobs and not body.logprobs:
         raise not_allowed("top_logprobs", f"is {body.top_logprobs} without logprobs", "with 'logprobs': true")
     return _asked(
@@ -182,8 +185,19 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         messages=messages,
         in_messages=unknown,
-        tools=tool_request(body, in_history=holds_calls(messages)),
+        tools=_with_ending(tool_request(body, in_history=holds_calls(messages)), ending),
     )
+
+
+def _with_ending(
+    tools: tuple[Mapping[str, Any], frozenset[Feature]], ending: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], frozenset[Feature]]:
+    """What is asked of the chat template, its end included."""
+    if not ending:
+        return tools
+    own, needs = tools
+    own = {**own, "template_kwargs": {**own.get("template_kwargs", EMPTY), **ending}}
+    return own, needs | {Feature(CONTINUES if CONTINUES in ending else GENERATES)}
 
 
 def completion_request(body: CompletionRequest, origin: RequestOrigin) -> ParsedRequest:

@@ -49,10 +49,7 @@ _SHARED: Final[dict[str, tuple[object, ...]]] = {
     "store": _FALSE,
 }
 
-RENDERING: Final = frozenset({"add_generation_prompt", "continue_final_message"})
-"""How vLLM renders a chat's end; a worker gets messages for them."""
-
-PASSABLE: Final = RENDERING | frozenset(
+PASSABLE: Final = frozenset(
     {
         "allowed_token_ids",
         "bad_words",
@@ -67,10 +64,8 @@ PASSABLE: Final = RENDERING | frozenset(
 
 CHAT: Final[Neutral] = {
     **_SHARED,
-    "add_generation_prompt": _TRUE,
     "audio": _NULL,
     "chat_template": _NULL,
-    "continue_final_message": _FALSE,
     "documents": _NO_LIST,
     "echo": _FALSE,
     "function_call": (None, "none", "auto", Instead("tool_choice")),
@@ -105,7 +100,6 @@ MESSAGE: Final[Neutral] = {
 
 TOKENIZE: Final[Neutral] = {
     "chat_template": _NULL,
-    "continue_final_message": _FALSE,
     "mm_processor_kwargs": (None, {}),
 }
 

@@ -23,6 +23,7 @@ class TokenizeRequest(Body):
     prompt: Text | None = None
     messages: ChatMessages | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     tools: Tools | None = None

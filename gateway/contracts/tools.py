@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 
 import orjson
 
-from budgeting.template import RESERVED
+from budgeting.template import CONTINUES, GENERATES, RESERVED
 from budgeting.values import Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
 from gateway.contracts.checks import check_plain
 from gateway.contracts.features import Feature
@@ -165,6 +165,18 @@ def template_kwargs(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 _NO_KWARGS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+def chat_ending(*, continues: bool | None, generates: bool | None) -> Mapping[str, Any]:
+    """How a conversation ends where that is not with the prompt for an answer, as vLLM's fields.
+
+    Raises InvalidRequest: both are true.
+    """
+    if continues and generates:
+        raise not_allowed(GENERATES, f"is true with {CONTINUES}", "false or none, or the other one false")
+    if continues:
+        return {CONTINUES: True, GENERATES: False}
+    return _NO_KWARGS if generates is not False else {GENERATES: False}
 
 
 def _choice(given: str | ToolChoiceBody | None, tools: Sequence[Tool]) -> ToolChoice | None:

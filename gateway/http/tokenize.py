@@ -12,13 +12,14 @@ import orjson
 from fastapi import Request, Response
 
 from budgeting.plan import INLINE_CHARS
-from gateway.contracts.checks import check_count
+from budgeting.template import CONTINUES
+from gateway.contracts.checks import check_count, check_latest
 from gateway.contracts.images import refuse_images
 from gateway.contracts.model_card import CardKind
 from gateway.contracts.openai import to_messages
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.tokenizing import DetokenizeBody, DetokenizeRequest, TokenizeBody, TokenizeRequest
-from gateway.contracts.tools import template_kwargs, to_tools
+from gateway.contracts.tools import chat_ending, template_kwargs, to_tools
 from gateway.contracts.values import Caller
 from gateway.errors import InvalidRequest
 from gateway.http.exchange import Reply
@@ -111,8 +112,8 @@ def _encode(text: TokenizerText, request: TokenizeRequest, max_messages: int) ->
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("one of prompt and messages is needed; allowed: exactly one", param="prompt")
     if request.prompt is not None:
-        for name in ("add_generation_prompt", "tools", "chat_template_kwargs"):
-            if getattr(request, name) not in (None, [], {}):
+        for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
+            if getattr(request, name) not in (None, False, [], {}):
                 raise not_allowed(name, "is given with prompt", "with messages")
         return text.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
     if request.add_special_tokens:
@@ -121,11 +122,15 @@ def _encode(text: TokenizerText, request: TokenizeRequest, max_messages: int) ->
         )
     messages = request.messages or []
     check_count(len(messages), max_messages)
+    ending = chat_ending(continues=request.continue_final_message, generates=request.add_generation_prompt)
+    shown = to_messages(messages)[0]
+    if CONTINUES in ending:
+        check_latest(shown, continued=True)
     return text.encode_chat(
-        refuse_images(to_messages(messages)[0]),
-        add_generation_prompt=request.add_generation_prompt is not False,
+        refuse_images(shown),
+        add_generation_prompt=not ending,
         tools=to_tools(request.tools or ()),
-        kwargs=template_kwargs(request.chat_template_kwargs),
+        kwargs={**template_kwargs(request.chat_template_kwargs), **ending},
     )
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from budgeting.counting import ChatTokenizer
 from budgeting.errors import TemplateRefused, TokenizerError
+from budgeting.token_ids import joined
 from budgeting.values import Message, Role
 from tests.budgeting import strategies
 from tests.budgeting.conftest import ALL_KINDS
@@ -72,6 +73,26 @@ def _as_transformers_does(reference: object, conversation: list[Message], answer
         reference.apply_chat_template(  # type: ignore[attr-defined]
             chat, add_generation_prompt=answer, tokenize=True, return_dict=False
         )
+    )
+
+
+@pytest.mark.parametrize("kind", ["demo", "chatml", "headers", "counting", "unmarked"])
+@pytest.mark.parametrize("words", ["It is", " It is, ", "a\n"])
+def test_a_continued_message_is_left_open_as_transformers_does(
+    tokenizers: dict[str, ChatTokenizer], reference: dict[str, object], kind: str, words: str
+) -> None:
+    conversation = [Message(Role.USER, "Which one?"), Message(Role.ASSISTANT, words)]
+    chat = [{"role": message.role.value, "content": message.content} for message in conversation]
+    expected = reference[kind].apply_chat_template(  # type: ignore[attr-defined]
+        chat, continue_final_message=True, tokenize=True, return_dict=False
+    )
+    kwargs = {"continue_final_message": True, "add_generation_prompt": False}
+    assert list(tokenizers[kind].encode_chat(conversation, kwargs=kwargs)) == list(expected)
+    parts = tokenizers[kind].encode_parts(conversation, (0, 1), kwargs=kwargs)
+    assert joined(parts.token_ids) == tuple(expected) and parts.ends[1] < len(expected)
+    bare = {"add_generation_prompt": False}
+    assert list(tokenizers[kind].encode_chat(conversation[:1], kwargs=bare)) == _as_transformers_does(
+        reference[kind], conversation[:1], False
     )
 
 

@@ -120,11 +120,16 @@ def test_a_budget_of_thinking_is_for_workers_that_know_it_and_null_asks_for_none
     assert not request.extra and not request.needs
 
 
-def test_an_answer_that_the_caller_began_is_continued_where_a_worker_can() -> None:
+def test_an_answer_that_the_caller_began_is_continued() -> None:
     begun = {"role": "assistant", "content": "It is"}
     ending = {"continue_final_message": True, "add_generation_prompt": False}
     request = chat(messages=[TURN, begun], **ending).request
-    assert (dict(request.extra), request.needs) == (ending, {Feature.FIELDS_PASSED})
+    assert (dict(request.template_kwargs), request.needs) == (ending, {Feature.CONTINUE_FINAL_MESSAGE})
+    assert chat(messages=[TURN, begun], continue_final_message=True).request == request
+    open_turn = chat(add_generation_prompt=False).request
+    assert open_turn.needs == {Feature.ADD_GENERATION_PROMPT}
+    with pytest.raises(InvalidRequest, match="add_generation_prompt is true with continue_final_message"):
+        chat(messages=[TURN, begun], continue_final_message=True, add_generation_prompt=True)
     for messages in ([TURN], [TURN, {**begun, "content": " "}]):
         with pytest.raises(InvalidRequest) as refused:
             chat(messages=messages, **ending)

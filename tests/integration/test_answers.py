@@ -199,3 +199,31 @@ def test_metrics_carry_vllms_names_for_the_engine(live: LiveGateway) -> None:
         assert f"vllm:{name}{{" in text
     assert live.metric("sluice_requests_total") >= 1
     assert live.metric("sluice_log_lines_dropped_total") == 0
+
+
+def test_vllms_fields_of_an_answers_ends_hold_on_the_embedded_engine(live: LiveGateway) -> None:
+    def post(path: str, **fields: object) -> httpx.Response:
+        return httpx.post(f"{live.url}{path}", json=fields, headers=live.headers, timeout=60)
+
+    turn = {"role": "user", "content": QUESTION}
+    greedy = {"model": "demo", "temperature": 0}
+    whole = post("/v1/chat/completions", messages=[turn], **greedy).json()
+    text = whole["choices"][0]["message"]["content"]
+    longer = whole["usage"]["completion_tokens"] + 5
+    for fields in ({"min_tokens": longer}, {"ignore_eos": True}):
+        asked = post("/v1/chat/completions", messages=[turn], max_tokens=longer, **fields, **greedy).json()
+        assert asked["usage"]["completion_tokens"] == longer
+        assert asked["choices"][0]["finish_reason"] == "length"
+
+    begun = [turn, {"role": "assistant", "content": text[: len(text) // 2]}]
+    ending = {"continue_final_message": True, "add_generation_prompt": False}
+    rest = post("/v1/chat/completions", messages=begun, **ending, **greedy).json()
+    assert rest["choices"][0]["message"]["content"] and QUESTION not in str(rest["choices"])
+    counted = post("/tokenize", messages=begun, **ending).json()
+    assert rest["usage"]["prompt_tokens"] == counted["count"]
+    closed = post("/tokenize", messages=begun, add_generation_prompt=False).json()
+    assert closed["tokens"][: counted["count"]] == counted["tokens"] and closed["count"] > counted["count"]
+    both = post(
+        "/v1/chat/completions", messages=begun, **(ending | {"add_generation_prompt": True}), **greedy
+    )
+    assert (both.status_code, both.json()["error"]["param"]) == (400, "add_generation_prompt")

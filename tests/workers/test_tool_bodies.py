@@ -149,7 +149,7 @@ def test_what_the_workers_own_parsers_are_needed_for_goes_as_messages(changes: d
     assert writer.ways(work(**changes)) == {Continue.TEXT}
     other = CompletionWriter("base", Dialect.SLUICE, token_ids=True)
     assert other.ways(work(**changes)) == frozenset()
-    ended = work(extra={"add_generation_prompt": False})
+    ended = work(template_kwargs={"add_generation_prompt": False})
     assert (writer.path(ended), writer.ways(ended)) == (CHAT_PATH, frozenset())
     raw = work(messages=(), **changes)
     assert writer.path(raw) != CHAT_PATH

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from adapters.values import Adapter
+from budgeting.template import split_ending
 from budgeting.token_ids import joined
 from budgeting.values import all_plain
 from gateway.backends.partial_answer import TextSplice, rest_of, resumed_seed
@@ -23,7 +24,6 @@ from gateway.backends.workers.loras import loaded_name
 from gateway.contracts.features import KNOWN_FEATURES, TOOL_FEATURES, Feature
 from gateway.contracts.fields import MAX_DEADLINE_MS
 from gateway.contracts.front_headers import front_headers
-from gateway.contracts.openai_fields import RENDERING
 from gateway.contracts.values import FormatType
 
 # Tokens in each chunk after the first one when the caller does not stream. The cost of a chunk does not
@@ -179,7 +179,7 @@ class CompletionWriter:
             return frozenset({Continue.TOKENS})
         if not self._needs_chat(work):
             return self.continues
-        resumable = self.dialect is Dialect.VLLM and RENDERING.isdisjoint(work.extra)
+        resumable = self.dialect is Dialect.VLLM and not split_ending(work.template_kwargs)[0]
         return frozenset({Continue.TEXT}) if resumable else frozenset()
 
     def _needs_chat(self, work: Work) -> bool:
@@ -187,8 +187,6 @@ class CompletionWriter:
         if not work.messages:
             return False
         if work.tools or work.reasoning_effort is not None or work.template_kwargs or work.images:
-            return True
-        if work.extra and not RENDERING.isdisjoint(work.extra):
             return True
         return self.fields_in_chats and self.dialect is Dialect.VLLM and bool(work.extra)
 

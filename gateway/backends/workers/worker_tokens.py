@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from budgeting.template import split_ending
 from budgeting.values import Message, Tool
 from gateway.backends.tool_bodies import message_body, tool_bodies
 from gateway.backends.workers.client import Whole
@@ -76,8 +77,10 @@ class PoolTokens:
         }
         if tools:
             body["tools"] = tool_bodies(tools, custom=False)
-        if kwargs:
-            body["chat_template_kwargs"] = dict(kwargs)
+        ending, variables = split_ending(kwargs)
+        body |= ending
+        if variables:
+            body["chat_template_kwargs"] = dict(variables)
         return _tokens_of(self._waited(TOKENIZE_PATH, body))
 
     def text(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...] | None:
