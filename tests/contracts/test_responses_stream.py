@@ -126,3 +126,13 @@ def test_a_namespaces_member_and_a_custom_tool_have_their_own_names_and_raw_text
     assert (patch["type"], patch["input"]) == ("custom_tool_call", "*** Begin Patch")
     deltas = [event["delta"] for event in sent if event["type"] == "response.custom_tool_call_input.delta"]
     assert deltas == ["*** Begin", " Patch"]
+
+
+def test_a_function_call_whose_arguments_are_cut_is_incomplete() -> None:
+    frames = RESPONSES.frames(ASKED, "demo")
+    pieces = (ToolBegin("stock", 1, id="call_1"), ToolArgs('{"a', 1), ToolEnd("", 0))
+    answer = answer_for(REQUEST, "", finish_reason=FinishReason.LENGTH)
+    sent = events(frames.opening + b"".join(frames.event(one) for one in pieces) + frames.finish(answer))
+    [done] = [event for event in sent if event["type"] == "response.output_item.done"]
+    assert (done["item"]["status"], done["item"]["arguments"]) == ("incomplete", '{"a')
+    assert sent[-1]["response"]["output"] == [done["item"]]

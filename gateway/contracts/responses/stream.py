@@ -1,5 +1,6 @@
 """The stream of a response: one terminal event, numbered events, one item open at a time."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -161,6 +162,8 @@ class ResponseFrames:
         if item is None:
             return b""
         text, index = "".join(item.pieces), len(self._items)
+        if item.kind == ToolKind.FUNCTION and not _is_json(text):
+            status = "incomplete"  # the call was cut
         place: dict[str, Any] = {"item_id": item.item_id, "output_index": index}
         whole = self._shown(item, status)
         kind = _DELTAS[item.kind]
@@ -210,6 +213,14 @@ _DELTAS: Final = {
     ToolKind.FUNCTION: "response.function_call_arguments",
     ToolKind.CUSTOM: "response.custom_tool_call_input",
 }
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _frame(kind: str, number: int, **fields: Any) -> bytes:
