@@ -34,6 +34,11 @@ class CustomInput:
         return value
 
     @property
+    def closed(self) -> bool:
+        """Whether the input has ended."""
+        return self._begun and self._raw.startswith('"')
+
+    @property
     def rest(self) -> str:
         """Arguments that were not of this form: the model's own text."""
         return "" if self._begun else self._raw

@@ -99,12 +99,19 @@ class ToolCallReader(msgspec.Struct, eq=False):
             events.append(ToolArgs(text, 0, index=choice, call=number))
         return events
 
-    def end(self, choice: int) -> list[Delta]:
-        """The choice's open call has ended, since something else follows or the choice is whole."""
+    def end(self, choice: int, *, stopped: bool = False) -> list[Delta]:
+        """The choice's open call has ended, since something else follows or the choice is whole.
+
+        ``stopped``: a stop string ended the choice; a call that it has cut stays open. Whether a function's
+        arguments are whole is checked where they are read.
+        """
         if not self.in_call(choice):
             return []
         calls = self._calls[choice]
         number, call = len(calls) - 1, calls[-1]
+        whole = call.kind is ToolKind.FUNCTION and not call.empty
+        if stopped and not (whole if call.custom is None else call.custom.closed):
+            return []
         call.open = False
         events: list[Delta] = []
         if call.custom is not None:

@@ -183,6 +183,38 @@ def test_a_call_that_is_cut_by_the_length_stays_open() -> None:
     assert fold.tool_calls()[0].arguments == '{"a'
 
 
+def stopped(*deltas: dict[str, Any], **changes: Any) -> tuple[AnswerFold, Completion]:
+    """An answer that the worker says a stop string has ended."""
+    work = Work("gen_1", (1,), (), Sampling(stop=("END",)), **changes)
+    reader = CompletionReader(work, lambda token: b"", custom_tools=False)
+    chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    chunks[-1]["choices"][0] |= {"finish_reason": "stop", "stop_reason": "END"}
+    found = [one for chunk in chunks for one in reader.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")]
+    rest, completion = reader.finish()
+    return folded(found if rest is None else [*found, rest], completion), completion
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "whole"), [('{"input": "a b', "a b", False), ('{"input": "a b"', "a b", True)]
+)
+def test_a_custom_tools_text_that_a_stop_string_cuts_stays_open(
+    arguments: str, given: str, whole: bool
+) -> None:
+    tools = (Tool("patch", ToolKind.CUSTOM),)
+    fold, completion = stopped(calls(begin("patch")), calls(piece(arguments)), tools=tools)
+    assert fold.tool_calls()[0].arguments == given and fold.in_call() is not whole
+    assert completion.finish_reason is (FinishReason.TOOL_CALLS if whole else FinishReason.LENGTH)
+    assert (completion.stop_sequence is None) is not whole
+
+
+def test_a_call_that_a_stop_string_cuts_at_its_name_is_none_or_open() -> None:
+    tools = (Tool("stock"),)
+    fold, completion = stopped({"content": "So"}, calls(begin("sto")), tools=tools)
+    assert (fold.tool_calls(), completion.finish_reason) == ((), FinishReason.STOP)
+    fold, completion = stopped({"content": "So"}, calls(begin("stock")), tools=tools)
+    assert fold.in_call() and completion.finish_reason is FinishReason.LENGTH
+
+
 def test_tool_calls_as_the_end_of_an_answer_without_a_call_is_a_plain_end() -> None:
     _, completion = read(stream_of({"content": "Yes."}))
     assert completion.finish_reason is FinishReason.STOP

@@ -141,6 +141,7 @@ class CompletionReader:
         self._sluice: _Sluice | None = None
         self._queue_wait_s = 0.0
         self._stop: str | None = None
+        self._stopped: set[int] = set()  # choices that a stop string ended
         self._counted = 0
         self.started = False
         self.done = False
@@ -197,7 +198,7 @@ class CompletionReader:
         if self._tools.began:
             for index, reason in self._reasons.items():
                 if _REASONS.get(reason, FinishReason.STOP) in _WHOLE:
-                    deltas += self._tools.end(index)
+                    deltas += self._tools.end(index, stopped=index in self._stopped)
         return deltas
 
     def _after_calls(self, deltas: list[Delta]) -> list[Delta]:
@@ -225,7 +226,7 @@ class CompletionReader:
                 found += [*self._tools.end(index), Delta(message.content, 0, index=index)]
             try:
                 for call in message.tool_calls or ():
-                    found += self._tools.take(index, call, cut=choice.finish_reason == FinishReason.LENGTH)
+                    found += self._tools.take(index, call, cut=self._is_cut(choice))
             except IllegalEvent as error:
                 raise BadHttp(str(error)) from None
             choice.delta = _COUNTED
@@ -240,6 +241,10 @@ class CompletionReader:
             )
             deltas += [counted, *others]
         return deltas
+
+    def _is_cut(self, choice: _Choice) -> bool:
+        """Whether a choice ends here in the middle of what it was saying."""
+        return choice.finish_reason == FinishReason.LENGTH or choice.stop_reason in self._work.sampling.stop
 
     def _joined(self, chunks: list[_Chunk]) -> list[Delta]:
         texts: dict[int, list[str]] = {}
@@ -269,8 +274,10 @@ class CompletionReader:
                     reported[index] = chunk.usage.completion_tokens or 0
                 if choice.finish_reason is not None:
                     self._reasons[index] = choice.finish_reason
-                    if index == 0 and choice.stop_reason in self._work.sampling.stop:
-                        self._stop = str(choice.stop_reason)
+                    if choice.stop_reason in self._work.sampling.stop:
+                        self._stopped.add(index)
+                        if index == 0:
+                            self._stop = str(choice.stop_reason)
             if chunk.choices:
                 self.started = True
             if chunk.usage is not None:
@@ -344,18 +351,21 @@ class CompletionReader:
             wait_s,
             tuple(others),
             warnings=self._warnings,
-            stop_sequence=self._stop,
+            stop_sequence=None if first is FinishReason.LENGTH else self._stop,
         )
         return rest, completion
 
     def _reason(self, index: int) -> FinishReason:
         """A choice's finish reason.
 
-        A whole one ends for its calls if it has any. Workers say ``stop`` for a call that was named.
+        A whole one ends for its calls if it has any. Workers say ``stop`` for a call that was named, and for
+        one that a stop string has cut.
         """
         reason = _REASONS.get(self._reasons[index], FinishReason.STOP)
         if reason not in _WHOLE:
             return reason
+        if index in self._stopped and self._tools.in_call(index):
+            return FinishReason.LENGTH
         return FinishReason.TOOL_CALLS if self._tools.has_calls(index) else FinishReason.STOP
 
     def _of_sluice(self, reported: _Sluice, first: FinishReason) -> tuple[FinishReason, float]:
