@@ -91,13 +91,17 @@ class AssistantMessage(TypedDict):
 
 
 class ChoiceBody(TypedDict):
-    """An answer: a message (chat) or a text (completions)."""
+    """An answer: a message (chat) or a text (completions).
+
+    ``stop_reason`` is vLLM's: the stop string that ended it, where it is known.
+    """
 
     index: int
     message: NotRequired[AssistantMessage]
     text: NotRequired[str]
     logprobs: ChatLogprobs | CompletionLogprobs | None
     finish_reason: str
+    stop_reason: str | None
 
 
 class CompletionBody(TypedDict):

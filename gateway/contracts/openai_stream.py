@@ -133,7 +133,7 @@ class ChunkFrames:
         """The chunks with the finish reasons, the usage if asked for, and ``[DONE]``."""
         choices = answer.choices
         closing = self._open(len(choices)) + self._tail.join(
-            [self._closing(index, choice) for index, choice in enumerate(choices)]
+            [self._closing(index, choice, _stop_of(answer, index)) for index, choice in enumerate(choices)]
         )
         extra = b',"sluice":' + orjson.dumps(sluice_body(answer)) + b"}\n\n"
         if not self._usage:
@@ -144,11 +144,11 @@ class ChunkFrames:
     def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
         return b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
 
-    def _closing(self, index: int, choice: Choice) -> bytes:
+    def _closing(self, index: int, choice: Choice, stop: str | None) -> bytes:
         empty = b'"delta":{}' if self._chat else b'"text":""'
-        reason = orjson.dumps(self._reasons[choice.finish_reason])
-        head = self._base + b'{"index":%d,' % index
-        return head + empty + b',"logprobs":null,"finish_reason":' + reason + b"}]"
+        head = self._base + b'{"index":%d,' % index + empty
+        ends = orjson.dumps(self._reasons[choice.finish_reason]), orjson.dumps(stop)
+        return head + b',"logprobs":null,"finish_reason":%b,"stop_reason":%b}]' % ends
 
     def _open(self, count: int) -> bytes:
         """The roles of the first ``count`` choices, that have not been sent yet."""
@@ -166,6 +166,11 @@ class ChunkFrames:
         if self._chat:
             return chat_logprobs(entries)
         return completion_logprobs(entries, self._offsets.setdefault(index, Offsets()))
+
+
+def _stop_of(answer: Answer, index: int) -> str | None:
+    """The stop string that ended a choice; it is known of the first one alone."""
+    return None if index else answer.stop_sequence
 
 
 def _finish_reasons(request: GenerateRequest, *, chat: bool) -> Mapping[FinishReason, str]:
@@ -199,7 +204,10 @@ class OpenAIDialect:
             answer,
             id=self._id(answer.generation_id),
             object=self._kind,
-            choices=[self._choice(index, choice, reasons) for index, choice in enumerate(answer.choices)],
+            choices=[
+                self._choice(index, choice, reasons[choice.finish_reason], _stop_of(answer, index))
+                for index, choice in enumerate(answer.choices)
+            ],
         )
 
     def headers(self, cuts: Cuts) -> Sequence[Header]:
@@ -234,18 +242,20 @@ class OpenAIDialect:
                 message[field] = choice.reasoning
         return message
 
-    def _choice(self, index: int, choice: Choice, reasons: Mapping[FinishReason, str]) -> ChoiceBody:
-        logprobs, reason = choice.logprobs, reasons[choice.finish_reason]
+    def _choice(self, index: int, choice: Choice, reason: str, stop: str | None) -> ChoiceBody:
+        logprobs = choice.logprobs
         if self._chat:
             return {
                 "index": index,
                 "message": self._message(choice),
                 "logprobs": None if logprobs is None else chat_logprobs(logprobs),
                 "finish_reason": reason,
+                "stop_reason": stop,
             }
         return {
             "index": index,
             "text": choice.text,
             "logprobs": None if logprobs is None else completion_logprobs(logprobs, Offsets()),
             "finish_reason": reason,
+            "stop_reason": stop,
         }

@@ -94,7 +94,7 @@ def test_a_chat_stream_is_these_bytes() -> None:
         ).encode()
     )
     end = chat.finish(answer_for(REQUEST, "x"))
-    start = b'"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}],"sluice":{'
+    start = b'"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":null}],"sluice":{'
     assert end.startswith(HEAD + start)
     assert end.endswith(b"}\n\ndata: [DONE]\n\n")
 
@@ -107,7 +107,8 @@ def test_a_completion_stream_is_these_bytes() -> None:
         head + b'"choices":[{"index":0,"text":"a","logprobs":null,"finish_reason":null}]}\n\n'
     )
     assert completion.finish(answer_for(REQUEST, "x")).startswith(
-        head + b'"choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"stop"}],"sluice":{'
+        head
+        + b'"choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"stop","stop_reason":null}],"sluice":{'
     )
 
 
