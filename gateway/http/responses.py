@@ -21,7 +21,7 @@ from gateway.contracts.openai_answer import PageBody
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
 from gateway.contracts.responses.answer import ResponseBody, ended, output_of
-from gateway.contracts.responses.body import ResponsesBody
+from gateway.contracts.responses.body import InputItem, ResponsesBody
 from gateway.contracts.responses.request import ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponseFrames, ResponsesDialect
 from gateway.contracts.values import Answer, Caller
@@ -92,12 +92,28 @@ class ResponsesEndpoint(GenerationEndpoint):
 
 
 async def asked_of(services: Services, body: ResponsesBody, origin: RequestOrigin) -> ResponsesRequest:
-    """The request, with the stored conversation before it. Raises UnknownResponse, InvalidRequest."""
+    """The request, with the stored conversation before it, and stored items in place of references to them.
+
+    Raises UnknownResponse, InvalidRequest.
+    """
+    body = await _with_items(services, body, origin.caller.tenant)
     before = await services.responses.before(
         origin.caller.tenant, body.previous_response_id, services.limits.max_body_bytes
     )
     return responses_request(
         body, origin, stores=services.responses.enabled, before=before, seal=services.seal
+    )
+
+
+async def _with_items(services: Services, body: ResponsesBody, tenant: str) -> ResponsesBody:
+    given = () if isinstance(body.input, str) else body.input
+    named = {one.referenced: f"input.{at}.id" for at, one in enumerate(given) if one.referenced is not None}
+    if not named:
+        return body
+    items = await services.responses.referenced(tenant, named, services.limits.max_body_bytes)
+    stored = {one["id"]: InputItem.model_validate(one) for one in items}
+    return body.model_copy(
+        update={"input": [one if one.referenced is None else stored[one.referenced] for one in given]}
     )
 
 

@@ -112,6 +112,32 @@ class StoredResponses:
         *earlier, (last, _) = _items(rows, "response_id", max_bytes)
         return [*(item for given, made in earlier for item in (*given, *made)), *last]
 
+    async def referenced(self, tenant: str, items: Mapping[str, str], max_bytes: int) -> list[dict[str, Any]]:
+        """The items of stored responses with these ids; each with the path of what names it.
+
+        An item's id has that of its response in it. Raises UnknownResponse for one that is not stored for the
+        tenant, InvalidRequest for more than ``max_bytes`` or ``MAX_TURNS`` responses.
+        """
+        if not self.enabled:
+            raise UnknownResponse("no response is stored here", param=next(iter(items.values())))
+        rows: dict[str, dict[str, Mapping[str, Any]]] = {}
+        found, room = list[dict[str, Any]](), max_bytes
+        for item_id, param in items.items():
+            response_id = f"resp_{'_'.join(item_id.split('_')[1:-1])}"
+            if response_id not in rows:
+                row = await self.store.get(tenant, response_id, self._unix_time())
+                known: dict[str, Mapping[str, Any]] = {}
+                if row is not None:
+                    known = {one["id"]: one for part in _items([row], param, room)[0] for one in part}
+                    room -= sum(len(orjson.dumps(one)) for one in known.values())
+                rows[response_id] = known
+            if len(rows) > MAX_TURNS or room < 0:
+                raise _too_long(param, max_bytes)
+            if item_id not in rows[response_id]:
+                raise UnknownResponse(f"no item {item_id!r} of a response is stored", param=param)
+            found.append(dict(rows[response_id][item_id]))
+        return found
+
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
         """Return the row of a response."""
         found = await self.store.get(tenant, response_id, self._unix_time())

@@ -151,6 +151,26 @@ async def test_a_conversation_goes_on_from_a_stored_response_on_any_gateway(hous
     assert texts == ["What should I read?", "One moment", "And then?", "Another", "Why?"]
 
 
+async def test_an_item_of_a_stored_response_can_be_referred_to_by_its_id(house: House) -> None:
+    journey = FakeJourney(pieces=("One ", "moment"))
+    async with house.serving(journey) as client:
+        first = await made(client)
+        [given] = (await client.get(f"/v1/responses/{first['id']}/input_items")).json()["data"]
+        references = [
+            {"type": "item_reference", "id": one} for one in (given["id"], first["output"][0]["id"])
+        ]
+        await made(client, input=[*references, {"role": "user", "content": "And then?"}])
+        assert [(one.role, one.content) for one in journey.requests[-1].messages] == [
+            ("user", "What should I read?"),
+            ("assistant", "One moment"),
+            ("user", "And then?"),
+        ]
+        for headers, item in ((OTHER, given["id"]), ({}, "msg_none_0"), ({}, "")):
+            body = {**ASKED, "input": [{"type": "item_reference", "id": item}]}
+            unknown = await client.post("/v1/responses", json=body, headers=headers)
+            assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "input.0.id")
+
+
 async def test_a_stored_conversation_is_as_long_as_a_body_at_most(house: House) -> None:
     # 40 kB that are stored in a few hundred bytes.
     long, limits = {"input": "x" * 40_000}, ServerConfig(max_body_bytes=100_000)

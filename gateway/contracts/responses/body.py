@@ -52,6 +52,7 @@ class InputItem(Body):
         "custom_tool_call",
         "custom_tool_call_output",
         "reasoning",
+        "item_reference",
     ] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Words | None = None
@@ -63,6 +64,13 @@ class InputItem(Body):
     output: Words | None = None
     summary: ItemParts | None = None
     encrypted_content: Text | None = None
+
+    @property
+    def referenced(self) -> str | None:
+        """The id of the stored item that it stands for; ``None``: it is an item itself."""
+        if self.type != "item_reference":
+            return None
+        return str((self.__pydantic_extra__ or {}).get("id") or "")
 
 
 InputItems = TypeAliasType("InputItems", Annotated[list[InputItem], Field(fail_fast=True)])

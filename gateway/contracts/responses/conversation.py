@@ -46,6 +46,8 @@ def conversation(
                 if turn.content is not None or turn.calls:
                     yield turn.taken()
                 turn.reasoning.append(_reasoning(item, at, opened))
+            case "item_reference":
+                raise not_allowed(f"{at}.type", "is 'item_reference'", "the item itself")
             case "function_call" | "custom_tool_call":
                 turn.calls.append(_call(item, at))
             case "message" if item.role == "assistant":
