@@ -92,12 +92,16 @@ def call_format(
     cannot be bound.
     """
     choice = choice or ToolChoice()
+    offered = callable_tools(tools, choice)
+    for index, tool in enumerate(tools):
+        if tool.kind is ToolKind.CUSTOM and tool in offered:
+            _check_form(tool, f"tools.{index}.format")
     content: object | None = None
     if shape.type is FormatType.JSON_OBJECT:
         content = {"type": "object"}
     elif shape.type is FormatType.JSON_SCHEMA:
         content = json.loads(shape.spec)
-    elif shape.type is not FormatType.TEXT and callable_tools(tools, choice):
+    elif shape.type is not FormatType.TEXT and offered:
         raise InvalidRequest(
             f"{shape.param} cannot be used with tools; leave one of them out", param=shape.param
         )
@@ -119,17 +123,29 @@ def _schema(tool: Tool) -> object:
 
 
 def _pattern(tool: Tool) -> str | None:
-    """The pattern of a custom tool's input; ``None``: any text. Raises InvalidRequest for another grammar."""
+    """The pattern of a custom tool's input; ``None``: any text."""
     form = json.loads(tool.format) if tool.format else {}
     if form.get("type", "text") == "text":
         return None
+    return str(form.get("grammar", form)["definition"])
+
+
+def _check_form(tool: Tool, param: str) -> None:
+    """Raises InvalidRequest: the form is a grammar.
+
+    Calls are JSON, and a grammar of a text says nothing of how that text is written as a JSON string.
+    """
+    form = json.loads(tool.format) if tool.format else {}
     grammar = form.get("grammar", form)
-    if grammar.get("syntax") != "regex" or not isinstance(grammar.get("definition"), str):
-        raise InvalidRequest(
-            f"tools: the format of the custom tool {tool.name} is no pattern; allowed: text, or syntax regex",
-            param="tools",
-        )
-    return str(grammar["definition"])
+    if form.get("type", "text") == "text" or (
+        grammar.get("syntax") == "regex" and isinstance(grammar.get("definition"), str)
+    ):
+        return
+    raise InvalidRequest(
+        f"{param} of the custom tool {tool.name} is a grammar that this engine cannot bind;"
+        " allowed: text, or syntax regex",
+        param=param,
+    )
 
 
 def _bound(schema: object) -> str:

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from budgeting.values import Tool
 from gateway.backends.hermes import call_format
-from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
+from gateway.contracts.values import Contract, FormatType, GenerateRequest, ResponseFormat
 from gateway.errors import BackendUnavailable, GrammarTooComplex, InvalidRequest
 from gateway.limited.process import LimitedProcess, NoProcess, OverLimit
 
@@ -70,7 +70,10 @@ class GrammarChecks:
             tools = [await self._tool(index, tool, request) for index, tool in enumerate(request.tools)]
             choice, parallel = request.tool_choice, request.parallel_tool_calls
             if self._binds_calls:
-                calls = call_format(tuple(tools), choice, parallel, request.response_format)
+                try:
+                    calls = call_format(tuple(tools), choice, parallel, request.response_format)
+                except InvalidRequest as error:
+                    raise _spelled(error, request.contract) from None
                 if calls is not None:
                     calls = await self.check(calls, request.caller.tenant)
                     return structs.replace(request, call_format=calls)
@@ -154,3 +157,12 @@ class GrammarChecks:
             return int(answer["bytes"])
         problem = answer["problem"]
         return f"{_OVER}: {problem}" if answer["complex"] else f"cannot be followed: {problem}"
+
+
+def _spelled(error: InvalidRequest, contract: Contract) -> InvalidRequest:
+    """The refusal of a custom tool's format where tools are nested, as they are but in Responses."""
+    param = error.param or ""
+    if contract is Contract.RESPONSES or not param.endswith(".format") or not param.startswith("tools."):
+        return error
+    nested = f"{param.removesuffix('.format')}.custom.format"
+    return InvalidRequest(error.message.replace(param, nested, 1), param=nested)

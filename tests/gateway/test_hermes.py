@@ -96,9 +96,11 @@ def test_a_custom_tools_input_is_bound_to_its_pattern(tokenizer: LLTokenizer) ->
 
 def test_a_custom_tools_grammar_that_cannot_be_bound_is_refused() -> None:
     form = '{"grammar":{"definition":"start: \\"a\\"","syntax":"lark"},"type":"grammar"}'
-    with pytest.raises(InvalidRequest, match="custom tool note is no pattern") as refused:
+    with pytest.raises(
+        InvalidRequest, match=r"^tools\.0\.format of the custom tool note is a grammar"
+    ) as refused:
         call_format((Tool("note", ToolKind.CUSTOM, format=form),), None, None, PLAIN_TEXT)
-    assert refused.value.param == "tools"
+    assert refused.value.param == "tools.0.format"
 
 
 def test_an_answer_without_calls_may_have_a_shape_of_its_own(tokenizer: LLTokenizer) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -183,3 +184,25 @@ def test_a_response_has_the_call_of_the_whole_one_also_when_its_engine_is_killed
     assert (killed.status, killed.error) == ("completed", None)
     counted = client.responses.input_tokens.count(**asked)
     assert whole.usage is not None and counted.input_tokens == whole.usage.input_tokens
+
+
+def test_a_grammar_of_a_custom_tool_that_cannot_be_bound_is_refused_by_the_bodys_path(
+    live: LiveGateway,
+) -> None:
+    grammar = {"syntax": "lark", "definition": 'start: "a"'}
+    flat = {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", **grammar}}
+    nested = {"name": "apply_patch", "format": {"type": "grammar", "grammar": grammar}}
+    turn = [{"role": "user", "content": "Patch it."}]
+    for path, body, param in (
+        ("/v1/responses", {"input": turn, "tools": [flat]}, "tools.0.format"),
+        (
+            "/v1/chat/completions",
+            {"messages": turn, "tools": [{"type": "custom", "custom": nested}]},
+            "tools.0.custom.format",
+        ),
+    ):
+        refused = httpx.post(
+            f"{live.url}{path}", json={"model": "demo", **body}, headers=live.headers, timeout=60
+        )
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, param) and param in error["message"]
