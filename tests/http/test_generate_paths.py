@@ -125,6 +125,7 @@ async def test_the_whole_chat_completion_has_openais_shape(connect: Any) -> None
                 "message": {"role": "assistant", "content": "Hello, world", "refusal": None},
                 "logprobs": None,
                 "finish_reason": "stop",
+                "stop_reason": None,
             }
         ],
         "usage": {
@@ -207,7 +208,7 @@ async def test_the_whole_text_completion_has_openais_shape(connect: Any) -> None
     assert body["id"].startswith("cmpl-gen_")
     assert body["object"] == "text_completion"
     assert body["choices"] == [
-        {"index": 0, "text": "Hello, world", "logprobs": None, "finish_reason": "stop"}
+        {"index": 0, "text": "Hello, world", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
     ]
 
 
