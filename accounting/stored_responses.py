@@ -24,8 +24,8 @@ class StoredResponse:
         input: its own input items, compressed.
         body: the response object, compressed.
         events: the event stream of a background response, compressed.
-        alive_until: Unix seconds. The gateway that runs an unfinished response extends this lease. Once another
-            gateway has cancelled the response, it bounds how long the runner may take to store output and stream.
+        alive_until: Unix seconds. The gateway that runs an unfinished response extends this lease. Once
+            another gateway has cancelled the response, the runner may store output and stream until then.
         again: the data that another gateway needs to run an unfinished one again; ``None``: it must not.
     """
 
@@ -80,7 +80,7 @@ class ResponseStore(FurtherTables):
     async def finish(self, response: StoredResponse) -> bool:
         """Replace an unfinished response; false when it was deleted, or cancelled or ended elsewhere.
 
-        A cancelled response replaces the one that another gateway stored when it cancelled it, without a stream.
+        A cancelled response replaces what the gateway that cancelled it stored, which has no stream.
         """
         return await self._change(_unfinished(response, CANCELLED).values(_columns(response)))
 

@@ -45,8 +45,8 @@ class SamplingParams:
     ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off; they apply in the order
     min-p, top-k, top-p. With a ``seed`` the tokens do not depend on the batch; without one the engine draws a
     seed. ``stop`` strings are cut from the text; a stop id stays in ``token_ids`` but has no text. In the
-    first ``min_tokens`` tokens of an answer the model's end and stop ids are not sampled, and stop strings are
-    not searched.
+    first ``min_tokens`` tokens of an answer the model's end and stop ids are not sampled, and stop strings
+    are not searched.
 
     The penalties are defined as in vLLM: ``repetition_penalty`` (1 is off) divides the positive and
     multiplies the negative logits of tokens in prompt and output; for tokens in the output

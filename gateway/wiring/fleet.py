@@ -101,7 +101,7 @@ class FleetParts:
         self._list_adapters(tuple(named.values()))
 
     def changed(self, pool: ServingPool, gone: Set[str]) -> None:
-        """Update the backends after a pool's models or adapters changed; ``gone``: models no longer served."""
+        """Update the backends after a pool's models or adapters changed; ``gone``: those no longer served."""
         self.refresh()
         self.served.forget(pool.name, gone)
 
