@@ -1,1 +1,1 @@
-"""The public contracts (pydantic, at the edge) and the values that travel inside."""
+"""The public contracts, as pydantic models at the edge, and the internal values."""

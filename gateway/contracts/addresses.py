@@ -1,4 +1,4 @@
-"""Which addresses count as one sender."""
+"""Groups addresses that count as one sender."""
 
 from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -7,9 +7,9 @@ Network = IPv4Network | IPv6Network
 
 
 def source_of(address: str, proxies: Sequence[Network]) -> str:
-    """What is counted together: an IPv4 address or an IPv6 /64.
+    """The sender that an address belongs to: an IPv4 address or an IPv6 /64.
 
-    Empty for a trusted proxy and where there is no address.
+    The sender is empty for a trusted proxy and if there is no address.
     """
     try:
         ip = ip_address(address)

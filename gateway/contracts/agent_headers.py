@@ -1,4 +1,4 @@
-"""Headers by which coding agents say whose turn a request is; unknown values say nothing."""
+"""Headers with which coding agents describe a request; unknown values have no effect."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -10,8 +10,8 @@ _CLASS: Final = b"x-claude-code-request-class"
 
 
 def agent_turn(headers: Mapping[bytes, bytes]) -> tuple[str | None, bool]:
-    """The agent's session, whose requests share a prefix and go to one worker; and whether the request is
-    work next to the conversation, such as a title: a person's turn goes first.
+    """The agent's session id, and whether the request is auxiliary work, such as a title of the conversation.
+    Requests of one session share a prefix and go to one worker. A person's turn precedes auxiliary work.
     """
     session = label_or_none(headers[_SESSION].decode("latin-1").strip()) if _SESSION in headers else None
     return session, headers.get(_CLASS, b"").strip().lower() == b"auxiliary"

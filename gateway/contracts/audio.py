@@ -1,4 +1,4 @@
-"""OpenAI's transcriptions and translations: the form, and the answers."""
+"""OpenAI's transcriptions and translations: the request's form and the answers."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -18,9 +18,9 @@ from gateway.contracts.refusals import first_refusal, not_allowed
 CONTRACT: Final = "audio"
 MAX_FILENAME: Final = 255
 TOKENS_PER_AUDIO_S: Final = 100
-"""Frames a second of Whisper's input, which vLLM counts as tokens of the prompt."""
+"""Frames per second of Whisper's input; vLLM counts each as a prompt token."""
 ENCODED_BYTES_PER_S: Final = 8_000
-"""Of recordings other than WAV, for the estimate: 64 kbit/s, of MP3 at low and AAC at good quality."""
+"""Assumed bit rate of recordings other than WAV: 64 kbit/s, as of MP3 at low and AAC at good quality."""
 _MIN_WAV_BYTES_PER_S: Final = 1_000
 _MEDIA_TYPE: Final = re.compile(r"[a-z0-9.+-]{1,64}/[a-z0-9.+-]{1,64}")
 
@@ -35,9 +35,9 @@ _PASSED: Final = (
 )
 
 EventSink = Callable[[bytes], Awaitable[None]]
-"""Takes the data of a stream's events."""
+"""Receives the data of each event of a stream."""
 Task = Literal["transcriptions", "translations"]
-# Values of a form are texts.
+# All values of a form are strings, so they are converted.
 Flag = Annotated[bool, Field(strict=False)]
 
 
@@ -66,13 +66,13 @@ class AudioBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Speech whose text is wanted; ``tokens`` are estimated.
+    """A recording to transcribe or translate; ``tokens`` is an estimate.
 
     Args:
         file: stays open until the request has ended; it is read from its start, in threads.
-        fields: further fields of the form for workers.
-        stream: pieces of the text are wanted as they are made.
-        wants_usage: so is vLLM's event of tokens alone.
+        fields: the form's other fields that are sent to the worker.
+        stream: whether the text is sent piece by piece as it is made.
+        wants_usage: whether the stream has vLLM's event that contains only the usage.
     """
 
     task: Task
@@ -94,7 +94,7 @@ class AudioRequest(PooledRequest, frozen=True, kw_only=True):
 
 
 class TranscriptAnswer(Struct, frozen=True):
-    """The text, as the worker's JSON object; ``None``: it was streamed."""
+    """The text, as the worker's JSON object; ``body`` is ``None`` if the text was streamed."""
 
     model: str
     body: Mapping[str, Any] | None
@@ -110,7 +110,7 @@ def audio_request(
     head: bytes,
     origin: RequestOrigin,
 ) -> AudioRequest:
-    """Map a form to the inside; ``head`` is the file's beginning. Raises InvalidRequest."""
+    """Convert a form to a request; ``head`` is the file's beginning. Raises InvalidRequest."""
     body = _body(given)
     if not size:
         raise not_allowed("file", "is empty", "a recording")
@@ -125,7 +125,7 @@ def audio_request(
         raise not_allowed("stream_include_usage", "is true without stream", "stream true with it")
     values = {name: getattr(body, name) for name in _PASSED}
     asked = {name: value for name, value in values.items() if value is not None}
-    # Subtitles are made here of segments, which more servers give; usage is in JSON alone.
+    # The gateway makes subtitles from segments: more servers return those. Only JSON contains the usage.
     timed = body.response_format in ("srt", "vtt", "verbose_json")
     asked["response_format"] = (
         "verbose_json" if timed else "json" if body.response_format == "text" else body.response_format
@@ -158,7 +158,7 @@ def _body(given: Iterable[tuple[str, str]]) -> AudioBody:
             fields.setdefault(name, []).append(value)
         elif name in fields:
             raise not_allowed(name[:64], "is given twice", "once")
-        elif value or name == "model":  # an empty field of a form is none
+        elif value or name == "model":  # an empty field of a form counts as absent
             fields[name] = value
     try:
         return AudioBody.model_validate(fields)
@@ -167,14 +167,14 @@ def _body(given: Iterable[tuple[str, str]]) -> AudioBody:
 
 
 def _bytes_per_s(head: bytes) -> int:
-    """Of the recording; a WAV file's header has it."""
+    """The recording's bytes per second: from a WAV file's header, else an assumed rate."""
     if head[:4] == b"RIFF" and head[8:16] == b"WAVEfmt " and len(head) >= 32:
         return max(_MIN_WAV_BYTES_PER_S, int.from_bytes(head[28:32], "little"))
     return ENCODED_BYTES_PER_S
 
 
 def transcript_body(request: AudioRequest, body: Mapping[str, Any]) -> tuple[bytes, bytes]:
-    """A whole answer in the format that was asked for, and its media type."""
+    """A whole answer in the requested format, and its media type."""
     wanted = request.response_format
     if wanted in ("json", "verbose_json", "diarized_json"):
         return orjson.dumps(body), b"application/json"
@@ -190,7 +190,7 @@ def _subtitles(segments: Sequence[Mapping[str, Any]], *, vtt: bool) -> str:
     mark = "." if vtt else ","
     cues = [
         f"{'' if vtt else f'{number}' + chr(10)}{_time(one['start'], mark)} --> {_time(one['end'], mark)}\n"
-        # An empty line ends a cue, and an arrow is part of a time alone.
+        # An empty line would end the cue, and an arrow may only be part of its time line.
         f"{' '.join(str(one['text']).split()).replace('-->', '->')}\n"
         for number, one in enumerate(segments, 1)
     ]

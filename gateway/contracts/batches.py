@@ -1,4 +1,4 @@
-"""OpenAI's batches: what creates one, and the object that clients read."""
+"""OpenAI's batches: the body that creates one, and the objects that clients read."""
 
 import re
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ Metadata = Annotated[
 
 
 class ExpiresAfter(Body):
-    """When the files of the results expire."""
+    """When the result files expire."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=3_600, le=2_592_000)]
@@ -47,7 +47,7 @@ class BatchBody(Body):
 
 
 def window_s(window: str) -> float | None:
-    """The seconds of ``24h``; ``None`` for what is no time."""
+    """The seconds of a window such as ``24h``; ``None`` if it is not valid."""
     found = _WINDOW.fullmatch(window)
     seconds = int(found[1]) * _SECONDS[found[2]] if found else 0
     return float(seconds) if 0 < seconds <= MAX_WINDOW_S else None
@@ -68,7 +68,7 @@ class FileBody(TypedDict):
 
 
 class DeletedFileBody(TypedDict):
-    """What is told of a deleted file."""
+    """The answer to the deletion of a file."""
 
     id: str
     object: str
@@ -82,7 +82,7 @@ class FilesBody(PageBody):
 
 
 class RequestCounts(TypedDict):
-    """How far a batch is."""
+    """How many lines of a batch are completed and failed."""
 
     total: int
     completed: int

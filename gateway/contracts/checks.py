@@ -1,4 +1,4 @@
-"""Rules that types cannot say: of conversations, and of free JSON (``context``, schemas)."""
+"""Rules that types cannot express: for conversations and for free JSON (``context``, schemas)."""
 
 import math
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ def check_count(count: int, limit: int) -> None:
 
 
 def check_latest(messages: Sequence[Message], *, continued: bool = False) -> None:
-    """Refuse a conversation that does not end with a tool's result, or with words of the user.
+    """Refuse a conversation whose last message is neither a tool's result nor a user's text or image.
 
-    Earlier messages may be empty: callers replay histories in which an answer was. With ``continued`` it must
-    end with words of the assistant, which the answer continues.
+    Earlier messages may be empty: callers send histories that contain an empty answer. With ``continued`` the
+    last message must be the assistant's text, which the answer continues.
     """
     last = len(messages) - 1
     if continued:

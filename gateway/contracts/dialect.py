@@ -15,10 +15,10 @@ Header = tuple[bytes, bytes]
 
 
 class ParsedRequest(Struct, frozen=True):
-    """A parsed request, and what only the answer's form depends on.
+    """A parsed request, and options that only affect the answer's format.
 
-    ``token_ids``: each chunk of a stream has the ids of its tokens. ``further``: the requests of the body's
-    other prompts, whose choices follow those of ``request``.
+    ``token_ids``: whether each chunk of a stream contains the ids of its tokens. ``further``: the requests of
+    the body's other prompts; their choices follow those of ``request``.
     """
 
     request: GenerateRequest
@@ -28,7 +28,7 @@ class ParsedRequest(Struct, frozen=True):
 
 
 Cuts = Plan | BudgetReport
-"""What a prompt left out."""
+"""Reports which parts of the conversation the prompt leaves out."""
 
 
 class Frames(Protocol):
@@ -36,11 +36,11 @@ class Frames(Protocol):
 
     @property
     def opening(self) -> bytes:
-        """What goes out before the first of the others; may be empty."""
+        """Bytes to send before the first event; may be empty."""
 
     @property
     def ping(self) -> bytes:
-        """What goes out while the answer is silent; empty where the contract has no place for it."""
+        """Bytes to send while the answer is silent; empty if the contract has no pings."""
 
     def delta(
         self,
@@ -49,26 +49,26 @@ class Frames(Protocol):
         logprobs: Sequence[TokenLogprob] = (),
         token_ids: Sequence[int] = (),
     ) -> bytes:
-        """One piece of one choice; ``logprobs`` has an entry a token when they were asked for."""
+        """A piece of a choice's text; ``logprobs`` has an entry per token if they were requested."""
 
     def event(self, event: Delta) -> bytes:
-        """A piece that is not text; empty where the contract has no place for it."""
+        """An event other than text; empty if the contract cannot express it."""
 
     def finish(self, answer: Answer) -> bytes:
-        """The end of a whole answer."""
+        """The last bytes of a complete answer."""
 
     def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
-        """The end of a broken one; ``partial`` when text went out before."""
+        """The last bytes of a failed answer; ``partial`` if text was sent before."""
 
 
 class ContractDialect(Protocol):
-    """One public contract."""
+    """Parses the bodies and writes the answers of one public contract."""
 
     def parse(self, body: bytes, origin: RequestOrigin) -> ParsedRequest:
-        """Raises InvalidRequest (InvalidJson when the body is not JSON)."""
+        """Parse a body. Raises InvalidRequest (InvalidJson if the body is not JSON)."""
 
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
-        """The JSON body of a whole answer."""
+        """The JSON body of an answer that is not streamed."""
 
     def headers(self, cuts: Cuts) -> Sequence[Header]:
         """Headers that the contract adds to an answer, whole or streamed."""
@@ -76,8 +76,8 @@ class ContractDialect(Protocol):
     def frames(
         self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
     ) -> Frames:
-        """The frames of a stream; ``model`` and ``plan``: what answers, and to what, where it is known;
-        ``cached_tokens``: those that the first piece names.
+        """The frames of a stream. ``model`` (that answers) and ``plan`` (the prompt) are given once known;
+        ``cached_tokens`` is the number that the first piece reports.
         """
 
     def error(self, error: PublicError, request_id: str) -> tuple[int, bytes]:

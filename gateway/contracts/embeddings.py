@@ -69,8 +69,8 @@ class EmbeddingsAnswerBody(TypedDict):
 
 
 class PooledRequest(Struct, frozen=True, kw_only=True):
-    """A request that a model answers without generating; ``for_cache``: the response cache asks, not the
-    tenant.
+    """A request that a model answers without generating; ``for_cache``: it is the response cache's, not the
+    tenant's.
     """
 
     request_id: str
@@ -91,12 +91,12 @@ _ORIGINS: Final = tuple(
 
 
 def from_origin(origin: RequestOrigin) -> dict[str, Any]:
-    """The fields of a :class:`PooledRequest` that the body does not have."""
+    """The fields of a :class:`PooledRequest` that do not come from the body."""
     return {name: getattr(origin, name) for name in _ORIGINS}
 
 
 class EmbeddingsRequest(PooledRequest, frozen=True, kw_only=True):
-    """A request for the vectors of some inputs."""
+    """A request for a vector of each input."""
 
     inputs: tuple[EmbeddingInput, ...]
     dimensions: int | None = None
@@ -104,7 +104,7 @@ class EmbeddingsRequest(PooledRequest, frozen=True, kw_only=True):
 
 
 class EmbeddingsAnswer(Struct, frozen=True):
-    """The vectors as base64, one an input, and the tokens of all inputs."""
+    """A vector for each input, as base64, and the number of tokens of all inputs."""
 
     model: str
     vectors: Sequence[str]
@@ -112,7 +112,7 @@ class EmbeddingsAnswer(Struct, frozen=True):
 
 
 def embeddings_request(body: EmbeddingsBody, origin: RequestOrigin) -> EmbeddingsRequest:
-    """Map a validated body to the inside. Raises InvalidRequest."""
+    """Convert a validated body to a request. Raises InvalidRequest."""
     given = body.input
     inputs: tuple[EmbeddingInput, ...]
     if isinstance(given, str):
@@ -143,9 +143,9 @@ def _ids(given: object) -> Sequence[int]:
 
 
 def embeddings_body(answer: EmbeddingsAnswer, *, floats: bool) -> bytes:
-    """The JSON body. Numbers are those of the base64, bit for bit.
+    """The JSON body of an answer; with ``floats``, the numbers have exactly the base64's bits.
 
-    Each vector is written by itself: a thread that wrote all of them at once would hold the loop up for that.
+    Vectors are written one by one: a thread that wrote all of them at once would block the event loop.
     """
     data = [
         b'{"object":"embedding","index":%d,"embedding":%b}' % (index, _embedding(one, floats=floats))
@@ -153,7 +153,7 @@ def embeddings_body(answer: EmbeddingsAnswer, *, floats: bool) -> bytes:
     ]
     usage = {"prompt_tokens": answer.input_tokens, "total_tokens": answer.input_tokens}
     rest = orjson.dumps({"object": "list", "model": answer.model, "usage": usage})
-    # Joined once: 2,048 vectors of 1,024 numbers are 11 MB of base64 to copy.
+    # One join, so that large bodies are copied once: 2,048 vectors of 1,024 numbers are 11 MB of base64.
     data[0] = b'%b,"data":[%b' % (rest[:-1], data[0])
     data[-1] += b"]}"
     return b",".join(data)

@@ -1,7 +1,7 @@
 """The signature of evaluation reports: `sluice evaluate` makes it, the gateway checks it.
 
-Both sides share a secret. Where keys are off there may be none: the signature then only tells the tool's
-reports from others.
+Both sides share a secret. If keys are off, there may be no secret: the signature then only shows that the
+tool made the report.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SIGNATURE = "signature"
-# The first that is set; the second is set wherever keys are on.
+# The first variable that is set has the secret; the second one is always set if keys are on.
 KEY_VARIABLES = ("SLUICE_EVALUATION_KEY", "SLUICE_ADMIN_KEY")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -26,7 +26,7 @@ def sign(report: Mapping[str, Any], key: bytes) -> dict[str, Any]:
 
 
 def is_signed(report: Mapping[str, Any], key: bytes) -> bool:
-    """Whether the report has the signature of its content, and the digest of its set of prompts."""
+    """Whether the report has a valid signature of its content, and a digest of its prompt set."""
     prompts = report.get("prompts")
     digest = prompts.get("sha256") if isinstance(prompts, Mapping) else None
     given = report.get(SIGNATURE)

@@ -23,15 +23,15 @@ class _Taken:
 
 _ENDED: Final = cast("Generator[None, None, None]", iter(()))
 TAKEN: Final[Awaitable[None]] = _Taken()
-"""Returned in place of a coroutine by what has taken an event at once: it need not be awaited."""
+"""Returned instead of a coroutine if an event was handled synchronously; need not be awaited."""
 
 
 class Delta(Struct, frozen=True, tag=True):
-    """A piece of text number ``index`` of ``sampling.n``, perhaps empty, and its number of tokens.
+    """A piece, perhaps empty, of the text of choice ``index`` (of ``sampling.n``), and its number of tokens.
 
-    ``logprobs`` has an entry for each token when requested; ``token_ids`` are empty if not reported.
-    ``cached_tokens`` and ``queue_wait_s`` come with the first piece when known, so that an answer that is cut
-    short is accounted for.
+    ``logprobs`` has an entry for each token if requested; ``token_ids`` is empty if the backend reports none.
+    ``cached_tokens`` and ``queue_wait_s`` are in the first piece if known, so that an answer that is cut
+    short is billed correctly.
     """
 
     text: str
@@ -90,8 +90,8 @@ class _OpenChoice:
 class AnswerFold:
     """Checks the order of an answer's events, and folds them into the whole answer; sans-I/O.
 
-    A call's index is one more than that of the call before it, its id is unique in the answer, and its name
-    comes once. Arguments come inside their call alone. Nothing comes after a choice's end.
+    In a choice, calls are numbered from 0. A call's id is unique in the answer, and its name comes in one
+    piece. Arguments come only inside their call. No event follows a choice's end.
     """
 
     def __init__(self, n: int = 1) -> None:
@@ -99,7 +99,7 @@ class AnswerFold:
         self._ids: set[str] = set()
 
     def take(self, event: Delta) -> None:
-        """Add an event. Raises IllegalEvent; the fold is unchanged then."""
+        """Add an event. If it raises IllegalEvent, nothing has changed."""
         if not 0 <= event.index < len(self._choices):
             raise IllegalEvent(f"choice {event.index} of {len(self._choices)}")
         choice = self._choices[event.index]
@@ -119,7 +119,7 @@ class AnswerFold:
                     raise IllegalEvent(f"the end of call {event.call} has text")
                 choice.open = False
             case _ if not event.text:
-                pass  # tokens alone
+                pass  # the event only counts tokens
             case _ if choice.open:
                 raise IllegalEvent(f"text inside call {len(choice.calls) - 1}")
             case Reasoning():
@@ -147,11 +147,11 @@ class AnswerFold:
             raise IllegalEvent(f"call {call} is not open")
 
     def end(self, reasons: Sequence[FinishReason]) -> None:
-        """The choices end for these reasons. A choice that was cut short may end inside a call.
+        """End all choices with these reasons. A choice that was cut short may end inside a call.
 
         Raises:
-            IllegalEvent: not one reason for each choice; ``tool_calls`` without a call; or a call that has
-                not ended where the answer is whole.
+            IllegalEvent: the number of reasons differs from that of choices; a choice has ended before; a
+                reason is ``tool_calls`` without a call, or ``stop`` or ``tool_calls`` inside a call.
         """
         if len(reasons) != len(self._choices):
             raise IllegalEvent(f"{len(reasons)} finish reasons for {len(self._choices)} choices")

@@ -6,7 +6,7 @@ from typing import Final
 
 
 class Feature(StrEnum):
-    """Named like the request's fields."""
+    """A capability that a request may need; its value is or begins with the request's field."""
 
     TEMPERATURE = "temperature"
     TEMPERATURE_ABOVE_1 = "temperature above 1"
@@ -42,7 +42,7 @@ class Feature(StrEnum):
 
     @property
     def field(self) -> str:
-        """The request's field."""
+        """The request's field that asks for it."""
         return self.value.split()[0]
 
 
@@ -55,18 +55,18 @@ VLLM_FEATURES: Final = frozenset(
         Feature.ADD_GENERATION_PROMPT,
     }
 )
-"""What Sluice knows of vLLM's fields; workers that take unknown fields get them too."""
+"""Features of vLLM's own fields that Sluice knows; workers that accept unknown fields get these too."""
 TOOL_FEATURES: Final = frozenset({Feature.TOOLS, Feature.CUSTOM_TOOLS, Feature.ALLOWED_TOOLS})
 KNOWN_FEATURES: Final = (
     frozenset(Feature)
     - {Feature.ECHO, Feature.IMAGES, Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED}
     - TOOL_FEATURES
 )
-"""What Sluice's own fields can ask for, but for tools, images and for what only a vLLM server has."""
+"""What Sluice's own fields can ask for, without tools, images, echo and unknown fields."""
 
 
 class Capability(StrEnum):
-    """What models differ in, whatever the server that runs them."""
+    """What a model can do, whatever server runs it."""
 
     TOOLS = "tools"
     REASONING = "reasoning"
@@ -81,6 +81,6 @@ _FEATURES_OF: Final = {
 
 
 def features_without(capabilities: Collection[Capability]) -> frozenset[Feature]:
-    """What a model with these capabilities alone cannot do, on any backend."""
+    """The features that a model with only these capabilities lacks on any backend."""
     missing = [features for one, features in _FEATURES_OF.items() if one not in capabilities]
     return frozenset[Feature]().union(*missing)

@@ -30,18 +30,18 @@ SEED_MIN: Final = -(2**63)
 SEED_MAX: Final = 2**63 - 1
 
 ANYTHING: Final = object()
-"""As a neutral value: whatever the caller sends has no effect on the answer by its nature."""
+"""A neutral value that stands for all values: the field can have no effect on the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instead:
-    """Among neutral values: no value, but what a refusal says to use instead of the field."""
+    """An entry among neutral values that matches no value: refusals name it as the field's replacement."""
 
     field: str
 
 
 def no_null(text: str, *at: int | str) -> str:
-    """The text. Refuses one with a null character; ``at`` leads to it from where a validator stands."""
+    """Return the text, or refuse it for a null character; ``at`` is its path from the validated value."""
     if "\x00" in text:
         raise PydanticCustomError("null_character", "contains a null character", {"at": at})
     return text
@@ -53,7 +53,7 @@ def _printable(text: str) -> str:
     return text
 
 
-# ``Meta`` says the same to msgspec, which reads ordinary bodies (:mod:`gateway.contracts.plain_chat`).
+# ``Meta`` repeats the bounds for msgspec, which reads ordinary bodies (:mod:`gateway.contracts.plain_chat`).
 Text = Annotated[str, AfterValidator(no_null)]
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), AfterValidator(_printable)]
 Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL), AfterValidator(_printable)]
@@ -67,7 +67,7 @@ TopK = Annotated[int, Field(ge=-1, le=MAX_TOKENS)]
 Seed = Annotated[int, Field(ge=SEED_MIN, le=SEED_MAX), Meta(ge=SEED_MIN, le=SEED_MAX)]
 Priority = Annotated[int, Field(ge=-1, le=1)]
 
-# Lists stop at their first bad item: a body of a million bad items must not make a million errors.
+# Validation of a list stops at its first bad item: a million bad items must not make a million errors.
 StopList = TypeAliasType("StopList", Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)])
 Stop = Annotated[
     Annotated[StopText, Tag("~text")] | Annotated[StopList, Tag("~texts")], Field(union_mode="left_to_right")
@@ -77,7 +77,7 @@ Texts = TypeAliasType("Texts", Annotated[list[Text], Field(fail_fast=True)])
 
 
 def label_or_none(given: object) -> str | None:
-    """What a caller sent as a label, where it is usable as one: one printable line; else it has no effect."""
+    """The caller's label if it is usable, which is one printable line within the bound; else ``None``."""
     usable = isinstance(given, str) and given.isprintable() and given.strip() and len(given) <= MAX_LABEL
     return str(given) if usable else None
 
@@ -89,10 +89,10 @@ def stops(given: str | list[str] | None) -> tuple[str, ...]:
 
 class StrictObject(BaseModel):
     """A strict JSON object: no coercion, no NaN or infinity. Unknown fields are collected, not refused: the
-    parser would build one error for each of a million.
+    parser would build an error for each of them, be it a million.
 
-    ``neutral`` names the fields of a foreign contract that Sluice does not implement, with the values
-    that ask for nothing; any other value is refused by the field's name.
+    ``neutral`` names fields of another API that Sluice does not implement, with the values that have no
+    effect; a refusal of any other value names the field.
     """
 
     model_config = ConfigDict(
@@ -107,7 +107,7 @@ class StrictObject(BaseModel):
 
 
 class Body(StrictObject):
-    """A strict JSON object, and no field that is not known."""
+    """A strict JSON object that refuses unknown fields."""
 
     @model_validator(mode="after")
     def _only_known(self) -> Self:
@@ -117,7 +117,7 @@ class Body(StrictObject):
 
 
 def is_neutral(value: object, allowed: Iterable[object]) -> bool:
-    """Whether a value is one of those that ask for nothing."""
+    """Whether a value is one of the ``allowed`` values, which have no effect."""
     return any(_same(value, one) for one in allowed)
 
 

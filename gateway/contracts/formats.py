@@ -1,4 +1,4 @@
-"""From the many ways to ask for a shape to one :class:`ResponseFormat`."""
+"""Converts every way to ask for a shape of the answer to one :class:`ResponseFormat`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -52,7 +52,7 @@ class StructuredBody(Body):
 
 
 def from_format(body: FormatBody | None) -> ResponseFormat:
-    """The shape of ``response_format``. Raises InvalidRequest: the schema."""
+    """The shape of ``response_format``. Raises InvalidRequest: the schema is missing or not valid."""
     if body is None:
         return PLAIN_TEXT
     field = "response_format.json_schema"
@@ -102,9 +102,9 @@ def _schema(schema: Mapping[str, Any], field: str) -> ResponseFormat:
 
 
 def bounded_schema(schema: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    """A JSON schema within the bounds of depth, number and length.
+    """Return the schema if it is within the bounds of depth, number and length.
 
-    Raises InvalidRequest (GrammarTooComplex where it is too much of something).
+    Raises InvalidRequest; GrammarTooComplex if a number or a length is over its bound.
     """
     check_plain(schema, field)
     _check_bounds(schema, field)
@@ -120,7 +120,7 @@ def _bounded(kind: FormatType, spec: str, field: str) -> ResponseFormat:
 
 
 def _check_bounds(schema: Mapping[str, Any], field: str) -> None:
-    """Refuse a schema with too much of what makes grammars large. Raises GrammarTooComplex."""
+    """Refuse a schema whose grammar would be too large. Raises GrammarTooComplex, InvalidRequest."""
     if "x-guidance" in schema:
         path = path_of((field, "x-guidance"))
         raise InvalidRequest(f"{path} is not supported; it changes options of the compiler", param=path)
@@ -148,7 +148,7 @@ def _too_large(param: str, given: str, allowed: str) -> GrammarTooComplex:
 
 
 def _unwrapped(value: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    """The schema itself, out of OpenAI's ``{name, schema}`` object or bare."""
+    """The schema itself, given bare or in OpenAI's ``{name, schema}`` object."""
     if "schema" not in value:
         return value
     schema = value["schema"]

@@ -1,8 +1,8 @@
-"""Headers by which a Sluice names to another one, its worker, for whom it asks.
+"""Headers with which a Sluice that uses another Sluice as its worker names the tenant it asks for.
 
 The worker accepts ``x-sluice-tenant`` and ``x-sluice-org`` from keys of the roles ``front`` and ``admin`` and
-ignores them from all others. ``x-sluice-cache-salt`` counts from every key: it divides the prefix cache of
-the key's own tenant and reaches no other. Priority, deadline, session and user are fields of the body.
+ignores them from all others. ``x-sluice-cache-salt`` is accepted from every key: it divides the prefix cache
+of the key's own tenant and affects no other. Priority, deadline, session and user are fields of the body.
 """
 
 import re
@@ -14,14 +14,14 @@ from gateway.contracts.refusals import not_allowed
 from gateway.contracts.values import Caller, CallerRole
 
 WORD: Final = r"^[A-Za-z0-9][A-Za-z0-9_.:@/-]{0,127}$"
-"""A tenant, an organization or a salt: labels in metrics and reports, so each is one printable word."""
+"""Pattern of a tenant, an organization or a salt: a printable word, since metrics and reports show it."""
 TENANT: Final = b"x-sluice-tenant"
 ORG: Final = b"x-sluice-org"
 CACHE_SALT: Final = b"x-sluice-cache-salt"
 
 _is_word = re.compile(WORD).fullmatch
 SPEAKING: Final = frozenset({CallerRole.FRONT, CallerRole.ADMIN})
-"""Roles whose keys speak for tenants."""
+"""Roles whose keys may ask for other tenants."""
 
 
 def front_headers(tenant: str | None, org: str | None, salt: str) -> bytes:
@@ -33,10 +33,10 @@ def front_headers(tenant: str | None, org: str | None, salt: str) -> bytes:
 
 
 def on_behalf(caller: Caller, headers: Mapping[bytes, bytes]) -> Caller:
-    """The key's owner, or for whom it speaks. Raises InvalidRequest: a header is not a word."""
+    """The caller, or the tenant that it asks for. Raises InvalidRequest: a header is not a valid word."""
     if CACHE_SALT in headers:
         salt = _word(headers, CACHE_SALT)
-        # A tenant has no blank, so that this is no tenant's own salt.
+        # A tenant's name has no blank, so this salt equals no tenant's default salt.
         caller = replace(caller, own_salt=f"{caller.tenant} {salt}")
     if caller.role in SPEAKING and TENANT in headers:
         org = _word(headers, ORG) if ORG in headers else None

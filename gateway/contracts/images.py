@@ -1,4 +1,4 @@
-"""Images in messages, alike in every contract."""
+"""Images in messages, handled the same way in every contract."""
 
 import re
 from base64 import b64decode, b64encode
@@ -17,23 +17,23 @@ from gateway.contracts.refusals import not_allowed
 from gateway.errors import InvalidRequest
 
 LONG_BYTES: Final = 65_536
-"""A longer image stays where it is in the body: parsing one of 20 MB takes 40 ms and a copy of it."""
+"""A longer image is not parsed but left in the body: parsing one of 20 MB takes 40 ms and copies it."""
 _PIECE_BYTES: Final = 3 << 16
-"""How many bytes are written as base64 at a time, in 0.2 ms."""
+"""Bytes that are encoded as base64 at a time, which takes 0.2 ms."""
 ImageDetail = Literal["auto", "low", "high"]
 _IMAGES: Final = frozenset({Feature.IMAGES})
 _parts: Final = attrgetter("parts")
-# What is in front of an image, up to the quote at which its string begins: the name of a field of one of the
-# contracts. A string cannot end so, for its quotes are escaped.
+# Matches what precedes an image: the name of a contract's field, up to the quote that begins its string.
+# The end of another string cannot match, since quotes inside strings are escaped.
 _FIELD: Final = re.compile(rb'"(?:(?:image_)?url|(data))"\s{0,32}+:\s{0,32}+"\Z')
 _FIELD_BYTES: Final = 96
 _PREFIX: Final = re.compile(rb'data:[^",\\]{1,128};base64,')
-# Base64 has no asterisk, and no caller can guess the rest.
+# Base64 contains no asterisk, and no caller can guess the random part.
 _MARK: Final = f"*{token_hex(8)}."
 
 
 class ImageData(Struct, frozen=True):
-    """The bytes of an image as they came: in base64 in the body, as they are where they were fetched."""
+    """An image's bytes as received: base64 from a request's body, raw bytes if they were fetched."""
 
     media_type: str
     data: memoryview
@@ -41,7 +41,7 @@ class ImageData(Struct, frozen=True):
 
     @property
     def base64_length(self) -> int:
-        """How many characters its base64 has."""
+        """Number of characters of the base64."""
         return len(self.data) if self.in_base64 else (len(self.data) + 2) // 3 * 4
 
     def base64(self) -> Iterator[bytes | memoryview]:
@@ -57,10 +57,10 @@ class ImageData(Struct, frozen=True):
 async def parse_around_images(
     body: bytes, parse: Callable[[bytes], Awaitable[ParsedRequest]]
 ) -> ParsedRequest:
-    """Parse a body, with short marks in place of its long images: the request has these by their marks.
+    """Parse a body with short marks in place of its long images; ``images`` of the request has them by mark.
 
-    Where a mark ends up elsewhere than in an image, or the body is refused, the whole is parsed. Raises what
-    ``parse`` raises.
+    The original body is parsed if the one with marks is refused, or if a mark is found outside an image.
+    Raises what ``parse`` raises.
     """
     short, images = _marked(body)
     if not images:
@@ -76,12 +76,12 @@ async def parse_around_images(
 
 
 def _marked(body: bytes) -> tuple[bytes, Mapping[str, memoryview]]:
-    """The body with marks, and what they stand for."""
+    """The body with marks in place of long images, and the images by mark."""
     images: dict[str, memoryview] = {}
     pieces: list[bytes | memoryview] = []
     view, done, quote = memoryview(body), 0, 0
-    # A long string covers the place that is so far behind the last quote that was looked at: one look there
-    # is enough, however many short strings there are.
+    # A long string that begins within LONG_BYTES after ``quote`` contains ``quote + LONG_BYTES``: one search
+    # there is enough, however many short strings there are.
     while (end := body.find(b'"', quote + LONG_BYTES)) >= 0:
         start = body.rfind(b'"', quote, quote + LONG_BYTES) + 1
         quote = end
@@ -102,7 +102,7 @@ def _marked(body: bytes) -> tuple[bytes, Mapping[str, memoryview]]:
 
 
 class ImageUrlBody(Protocol):
-    """Where an image is, in a body."""
+    """An image's URL and detail, in a body."""
 
     url: str
     detail: ImageDetail | None
@@ -117,11 +117,11 @@ class PartBody(Protocol):
 
     @property
     def text(self) -> str | None:
-        """Of a text."""
+        """The text of a ``text`` part."""
 
     @property
     def image_url(self) -> ImageUrlBody | None:
-        """Of an image."""
+        """The image of an ``image_url`` part."""
 
 
 def read_content(
@@ -129,7 +129,7 @@ def read_content(
 ) -> tuple[str | None, Sequence[str | ImageContent]]:
     """The text of a message's content, and its parts in order where it has parts.
 
-    Raises InvalidRequest: a part lacks what its type names.
+    Raises InvalidRequest: a part lacks the field that its type names.
     """
     if content is None or isinstance(content, str):
         return content, ()
@@ -146,7 +146,7 @@ def read_content(
 
 
 def with_parts(message: Message, parts: Sequence[str | ImageContent]) -> Message:
-    """The message, with its whole content where that has images.
+    """The message, with all its parts if one is an image.
 
     Raises InvalidRequest: an image that is not the user's.
     """
@@ -159,12 +159,12 @@ def with_parts(message: Message, parts: Sequence[str | ImageContent]) -> Message
 
 
 def said(parts: Sequence[str | ImageContent]) -> Message:
-    """A message of the user."""
+    """A user's message made of these parts."""
     return with_parts(Message(Role.USER, "".join([part for part in parts if isinstance(part, str)])), parts)
 
 
 def joined(first: Message, second: Message, gap: str) -> Message:
-    """Two messages of the user as one."""
+    """Two user messages as one, with ``gap`` between them."""
     content = f"{first.content}{gap}{second.content}"
     if not (first.parts or second.parts):
         return replace(first, content=content)
@@ -173,17 +173,17 @@ def joined(first: Message, second: Message, gap: str) -> Message:
 
 
 def image_features(messages: Sequence[Message]) -> frozenset[Feature]:
-    """What a backend must have for the images of a conversation."""
+    """The features that a backend needs for the images of a conversation."""
     return _IMAGES if any(map(_parts, messages)) else frozenset()
 
 
 def holds_data(messages: Sequence[Message]) -> bool:
-    """Whether an image itself is in the body, not its address."""
+    """Whether the body contains an image's data, not only its address."""
     return any(image.url.startswith("data:") for one in messages if one.parts for image in one.images)
 
 
 def refuse_images(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages. Raises InvalidRequest: one has an image, where only texts are counted."""
+    """Return the messages. Raises InvalidRequest: one has an image, whose tokens cannot be counted here."""
     for message in messages:
         if message.images:
             raise not_allowed(message.images[0].param, "is an image, which is not counted here", "text")

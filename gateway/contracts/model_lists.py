@@ -1,4 +1,4 @@
-"""Served models in the shapes of Anthropic's and of Codex's clients."""
+"""Lists of the served models in Anthropic's and Codex's formats."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -10,9 +10,9 @@ from gateway.contracts.model_card import ModelCard
 from gateway.contracts.refusals import not_allowed, path_of
 
 MAX_TOOL_OUTPUT: Final = 10_000
-"""Tokens of a tool's output that Codex shows the model at most; less where the context is short."""
+"""Most tokens of a tool's output that Codex shows the model; fewer if the context is short."""
 TOOL_OUTPUT_SHARE: Final = 8
-"""One part in so many of the context is room for a tool's output."""
+"""A tool's output may fill the context's length divided by this number."""
 
 CODEX_INSTRUCTIONS: Final = (
     "You are Codex, a coding agent in a terminal on the user's computer. Read files before you change them,"
@@ -20,7 +20,7 @@ CODEX_INSTRUCTIONS: Final = (
     " Follow the AGENTS.md files of the repository. Run the tests of what you changed. Go on until the task"
     " is done, then say in a few sentences what you did."
 )
-"""Codex takes its instructions from the list of models and has none of its own then."""
+"""Codex uses the instructions of the model list instead of its own."""
 
 
 class AnthropicModel(TypedDict):
@@ -36,7 +36,7 @@ class AnthropicModel(TypedDict):
 
 
 class AnthropicModels(TypedDict):
-    """A page of Anthropic's list; ``has_more``: in the direction in which it was asked for."""
+    """A page of Anthropic's list; ``has_more``: whether more models follow in the requested direction."""
 
     data: list[AnthropicModel]
     has_more: bool
@@ -78,7 +78,7 @@ def anthropic_model(card: ModelCard, created: int) -> AnthropicModel:
 
 
 def codex_models(cards: Sequence[ModelCard]) -> list[dict[str, Any]]:
-    """Codex's model objects; without them it offers a model no apply_patch and guesses its context."""
+    """Codex's model objects. Without one, Codex offers no apply_patch and guesses the context's length."""
     return [_codex_model(card, place) for place, card in enumerate(cards)]
 
 

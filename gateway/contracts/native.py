@@ -33,7 +33,7 @@ from gateway.contracts.tools import holds_calls, message_of, tool_request
 from gateway.contracts.values import EMPTY, Contract, GenerateRequest, Sampling
 
 DEFAULT_ROUTE: Final = "self_hosted_generation"
-"""The route of requests that name none (the public surface)."""
+"""The route of requests that name none; part of the public API."""
 
 
 class NativeImageUrl(Body):
@@ -44,7 +44,7 @@ class NativeImageUrl(Body):
 
 
 class NativePart(Body):
-    """A part of a message: a text, or an image of the user's."""
+    """A part of a message: a text, or an image in a user's message."""
 
     type: Literal["text", "image_url"]
     text: Text | None = None
@@ -55,7 +55,7 @@ NativeParts = TypeAliasType("NativeParts", Annotated[list[NativePart], Field(fai
 
 
 class NativeMessage(CallFields, Body):
-    """One message: who speaks, and its text or parts; null where an assistant only called tools."""
+    """One message: its role, and its text or parts; null if an assistant only called tools."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: (
@@ -77,7 +77,7 @@ class NativeChunk(Body):
 
 
 class NativeSampling(Body):
-    """How to sample; everything is optional."""
+    """Sampling parameters; all are optional."""
 
     max_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
@@ -94,7 +94,7 @@ NativeChunks = TypeAliasType(
 
 
 class SluiceFields(Body):
-    """The native contract's fields that an OpenAI body has too, in its object ``sluice``."""
+    """Fields of the native contract that an OpenAI body may have too, in its object ``sluice``."""
 
     request_id: Name | None = None
     session_id: Label | None = None
@@ -120,7 +120,7 @@ class NativeRequest(SluiceFields, ToolFields):
 
 
 _FIELDS: Final[Mapping[str, str]] = {name: f"sampling.{name}" for name in NativeSampling.model_fields}
-"""Inside, errors name these fields without a prefix; in this contract they are part of ``sampling``."""
+"""Internal errors name these fields without a prefix; in this contract they are in ``sampling``."""
 
 
 def request_of(
@@ -133,9 +133,9 @@ def request_of(
     messages: tuple[Message, ...] = (),
     **own: Any,
 ) -> GenerateRequest:
-    """The request of any contract; ``own`` are the fields of :class:`GenerateRequest` that it alone has.
+    """The request of any contract; ``own``: fields of :class:`GenerateRequest` that the contract sets itself.
 
-    Raises InvalidRequest: the context, which the body has in ``field``, is not plain JSON.
+    Raises InvalidRequest: the context, which is the body's field ``field``, is not plain JSON.
     """
     if native.context:
         check_plain(native.context, field)
@@ -174,7 +174,7 @@ def _message(one: NativeMessage, at: str) -> Message:
 
 
 def to_request(body: NativeRequest, origin: RequestOrigin) -> GenerateRequest:
-    """Map a validated body to the inside. Raises InvalidRequest: a rule that types cannot say."""
+    """Convert a validated body to a request. Raises InvalidRequest: a rule that types cannot express."""
     check_count(len(body.messages), origin.max_messages)
     messages = tuple([_message(one, f"messages.{index}") for index, one in enumerate(body.messages)])
     check_latest(messages)

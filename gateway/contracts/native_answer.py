@@ -19,7 +19,7 @@ from gateway.errors import PublicError
 
 
 class NativeCall(TypedDict):
-    """A call of a tool; ``arguments`` is JSON, or with ``kind`` ``custom`` the input of a custom tool."""
+    """A tool call; ``arguments`` is JSON, or a custom tool's input if ``kind`` is ``custom``."""
 
     id: str
     name: str
@@ -67,13 +67,13 @@ _ONLY_WHEN_SET: Final = frozenset({"cut_chunks", "merged_chunks", "summarized_tu
 
 
 def budget_body(budget: BudgetReport) -> dict[str, Any]:
-    """The budget's report, without the later additions to it that have nothing to say."""
+    """The budget report; fields that were added to it later are left out if they are empty."""
     values = zip(_BUDGET_FIELDS, _budget_values(budget), strict=True)
     return {name: value for name, value in values if value or name not in _ONLY_WHEN_SET}
 
 
 def usage_body(usage: Usage) -> dict[str, int]:
-    """The count of tokens; those of reasoning only where there are any."""
+    """The token counts; reasoning tokens only if there are any."""
     counts = {
         "input_tokens": usage.input_tokens,
         "output_tokens": usage.output_tokens,
@@ -99,7 +99,7 @@ def error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
 
 
 def metadata(answer: Answer) -> dict[str, Any]:
-    """All of an answer that its stream has not sent before: what the ``done`` event says."""
+    """The fields of an answer that its stream has not sent before; the ``done`` event contains them."""
     return {
         "request_id": answer.request_id,
         "backend": answer.backend,
@@ -168,7 +168,7 @@ class NativeFrames:
         logprobs: Sequence[TokenLogprob] = (),
         token_ids: Sequence[int] = (),
     ) -> bytes:
-        """One event around one JSON string: no object is built per token. There is one choice, text alone."""
+        """One event around one JSON string: no object is built per token. The only choice is text."""
         return b'data: {"type":"token","delta":' + orjson.dumps(text) + b"}\n\n"
 
     def event(self, event: Delta) -> bytes:
@@ -191,7 +191,7 @@ class NativeDialect:
         return answer_json(answer)
 
     def headers(self, cuts: Cuts) -> Sequence[Header]:
-        """None: the body holds everything."""
+        """No headers: the body contains everything."""
         return ()
 
     def frames(

@@ -1,4 +1,4 @@
-"""OpenAI's requests (chat and text completions), with vLLM's extensions, mapped to the inside."""
+"""OpenAI's requests (chat and text completions) with vLLM's extensions, and their conversion."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -37,7 +37,7 @@ from gateway.contracts.values import EMPTY, Contract
 
 T = TypeVar("T")
 COMPLETION_MAX_TOKENS: Final = 16
-"""Length of a text completion that names none: the default of OpenAI's completions and of vLLM's."""
+"""Default ``max_tokens`` of a text completion, as at OpenAI and vLLM."""
 
 
 class ImageUrl(MessagePart):
@@ -48,7 +48,7 @@ class ImageUrl(MessagePart):
 
 
 class ContentPart(MessagePart):
-    """A part of a message: a text, or an image of the user's."""
+    """A part of a message: a text, or an image in a user's message."""
 
     type: Literal["text", "image_url"]
     text: str | None = None
@@ -76,7 +76,7 @@ def _needed(value: T | None, at: tuple[int | str, ...]) -> T:
 
 
 def _checked(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """What types cannot say of messages and their parts: null characters, and fields that are not known."""
+    """Check messages for what types cannot express: null characters, unknown and missing fields."""
     for index, message in enumerate(messages):
         content = message.content
         if isinstance(content, str):
@@ -137,15 +137,15 @@ class CompletionRequest(OpenAIBody):
 
 
 def to_messages(messages: Sequence[ChatMessage]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """The messages, and the paths of their fields that are not known. Text parts are joined as they are.
+    """The messages, and the paths of their unknown fields. Text parts are joined without a separator.
 
     Raises InvalidRequest: fields that do not go together.
     """
     found: list[Message] = []
     unknown: list[str] = []
     for index, one in enumerate(messages):
-        content, role = one.content, one.role  # each look at a field costs as much as a call
-        # Two fields, so no other.
+        content, role = one.content, one.role  # read once: each access to a field costs as much as a call
+        # The message has only these two fields.
         if isinstance(content, str) and len(one.__pydantic_fields_set__) == 2 and role != "tool":
             found.append(Message(ROLES[role], content))
         else:
@@ -170,7 +170,7 @@ def _message(one: ChatMessage, index: int) -> Message:
 
 
 def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
-    """Map a validated chat body to the inside. Raises InvalidRequest: a rule between fields is broken."""
+    """Convert a validated chat body to a request. Raises InvalidRequest: fields that do not go together."""
     check_count(len(body.messages), origin.max_messages)
     messages, unknown = to_messages(body.messages)
     ending = chat_ending(continues=body.continue_final_message, generates=body.add_generation_prompt)
@@ -192,7 +192,7 @@ def chat_request(body: ChatRequest, origin: RequestOrigin) -> ParsedRequest:
 def _with_ending(
     tools: tuple[Mapping[str, Any], frozenset[Feature]], ending: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], frozenset[Feature]]:
-    """What is asked of the chat template, its end included."""
+    """The fields and features of ``tools``, with the prompt's ending added for the chat template."""
     if not ending:
         return tools
     own, needs = tools
@@ -213,7 +213,7 @@ def completion_request(body: CompletionRequest, origin: RequestOrigin) -> Parsed
         body,
         origin,
         Contract.COMPLETIONS,
-        # The engine generates at least one token; without it in the answer the text is the prompt alone.
+        # The engine generates at least one token; with ``prompt_only`` the answer leaves that token out.
         max_tokens=COMPLETION_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens),
         logprobs=body.logprobs,
         echo={"echo": True, "prompt_only": body.max_tokens == 0} if echo else EMPTY,
@@ -238,7 +238,7 @@ def completion_request(body: CompletionRequest, origin: RequestOrigin) -> Parsed
 
 
 def _prompts(body: CompletionRequest) -> list[str | tuple[int, ...]]:
-    """One or more texts, or lists of token ids. Raises InvalidRequest: an empty one, or too many."""
+    """The body's prompts: texts or lists of token ids. Raises InvalidRequest: one is empty, or too many."""
     given = body.prompt
     listed = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
     prompts = cast("list[str | list[int]]", given if listed else [given])
@@ -280,8 +280,8 @@ def _asked(
         messages=messages,
         raw_prompt=raw_prompt,
         model=body.model,
-        # OpenAI's key of the prompt's cache, else its stable end-user id, stands for the session when none is
-        # named: it keeps a user on one canary arm and near one prefix cache.
+        # Without a session id, OpenAI's prompt_cache_key or else its stable end-user id replaces it: requests
+        # with one id get the same canary arm and prefer the same prefix cache.
         session_id=native.session_id
         or (label_or_none(given["prompt_cache_key"]) if "prompt_cache_key" in given else None)
         or body.user,
@@ -302,7 +302,7 @@ def _asked(
 
 
 def _fields(body: OpenAIBody, native: SluiceFields, shaper: str) -> Mapping[str, str]:
-    """How this body spells what the house calls by the native contract's names."""
+    """This body's field names, by the native contract's names that internal errors use."""
     fields = {**FIELDS, "response_format": shaper}
     if native is not _NO_FIELDS:
         fields |= {name: f"sluice.{name}" for name in native.__pydantic_fields_set__}

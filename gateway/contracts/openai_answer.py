@@ -1,4 +1,4 @@
-"""OpenAI's answers and errors, and what Sluice adds to them in the one object ``sluice``."""
+"""OpenAI's answers and errors, and Sluice's own fields, which are all in the object ``sluice``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NotRequired
@@ -15,19 +15,19 @@ from gateway.errors import PublicError
 
 
 class CachedTokens(TypedDict):
-    """Where prompt tokens came from."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int
 
 
 class ReasoningTokens(TypedDict):
-    """What generated tokens were used for."""
+    """Details of the generated tokens."""
 
     reasoning_tokens: int
 
 
 class OpenAIUsage(TypedDict):
-    """OpenAI's count of tokens; without reasoning there are no details of the answer."""
+    """OpenAI's token counts; ``completion_tokens_details`` only if there are reasoning tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -37,7 +37,7 @@ class OpenAIUsage(TypedDict):
 
 
 class SluiceBody(TypedDict):
-    """What Sluice adds; ``finish_reason`` is the true one, which OpenAI has no word for."""
+    """Sluice's own fields; ``finish_reason`` is the exact one, for which OpenAI may have no value."""
 
     request_id: str
     model: str
@@ -70,7 +70,7 @@ class CustomCallBody(TypedDict):
 
 
 class ToolCallBody(TypedDict):
-    """A call of a tool, or a part of one with its ``index`` in a stream."""
+    """A tool call; in a stream, a part of one, with its ``index``."""
 
     index: NotRequired[int]
     id: NotRequired[str]
@@ -80,7 +80,7 @@ class ToolCallBody(TypedDict):
 
 
 class AssistantMessage(TypedDict):
-    """The answer's message. The reasoning is in the field that the setting names, or in both."""
+    """The answer's message; the configuration sets which of the two fields has the reasoning, or both."""
 
     role: str
     content: str | None
@@ -93,7 +93,7 @@ class AssistantMessage(TypedDict):
 class ChoiceBody(TypedDict):
     """An answer: a message (chat) or a text (completions).
 
-    ``stop_reason`` is vLLM's: the stop string that ended it, where it is known.
+    ``stop_reason`` is vLLM's field: the stop string that ended the text, if known.
     """
 
     index: int
@@ -117,7 +117,7 @@ class CompletionBody(TypedDict):
 
 
 class PageBody(TypedDict):
-    """A page of a list; the ids are those of its ends."""
+    """A page of a list, with the ids of its first and last item."""
 
     object: str
     first_id: str | None
@@ -126,7 +126,7 @@ class PageBody(TypedDict):
 
 
 class OpenAIErrorDetail(TypedDict):
-    """OpenAI's error object: ``code`` as its clients know it, ``sluice_code`` as in the native contract."""
+    """OpenAI's error object: ``code`` is OpenAI's, ``sluice_code`` the native contract's."""
 
     message: str
     type: str
@@ -150,10 +150,10 @@ FINISH_REASONS: Final[Mapping[FinishReason, str]] = {
     FinishReason.ERROR: "length",
     FinishReason.DEGRADED: "stop",
 }
-"""OpenAI's clients know two ends of a text, a whole one and one cut short, and tool calls."""
+"""OpenAI has three finish reasons here: a complete text, a text that was cut short, and tool calls."""
 
 OVERLOADED: Final = 529
-"""Anthropic's status for what is 503 elsewhere."""
+"""Anthropic's status code in place of 503."""
 _ERROR_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",
@@ -182,7 +182,7 @@ def tool_call_body(call: ToolCall) -> ToolCallBody:
 
 
 def usage_body(usage: Usage) -> OpenAIUsage:
-    """Cached tokens are part of the prompt's."""
+    """OpenAI's token counts; the prompt's tokens include the cached ones."""
     body: OpenAIUsage = {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
@@ -225,7 +225,7 @@ def completion_json(answer: Answer, *, id: str, object: str, choices: list[Choic
 
 
 def error_body(error: PublicError) -> OpenAIErrorBody:
-    """OpenAI's error object; its type follows the status."""
+    """OpenAI's error object; its ``type`` depends on the status."""
     status = sent_status(error, Contract.CHAT)
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {
@@ -240,13 +240,13 @@ def error_body(error: PublicError) -> OpenAIErrorBody:
 
 
 def _code(error: PublicError) -> str:
-    if error.code == "unknown_adapter" and error.param == "model":  # to its clients an adapter is a model
+    if error.code == "unknown_adapter" and error.param == "model":  # clients see an adapter as a model
         return _CODES["unknown_model"]
     return _CODES.get(error.code, error.code)
 
 
 def sent_status(error: PublicError, contract: Contract) -> int:
-    """The HTTP status of an error; only the native contract has 422, and Anthropic's has 529 for 503."""
+    """The HTTP status of an error: 422 only in the native contract, 529 instead of 503 in Anthropic's."""
     if contract is Contract.NATIVE:
         return error.status
     if error.status == 503 and contract is Contract.MESSAGES:
@@ -255,12 +255,12 @@ def sent_status(error: PublicError, contract: Contract) -> int:
 
 
 def error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
-    """Status and body of an error; the request id travels in the header only."""
+    """HTTP status and JSON body of an error; the request id is only in the header."""
     return sent_status(error, Contract.CHAT), orjson.dumps(error_body(error))
 
 
 def trimmed_headers(cuts: Cuts) -> Sequence[Header]:
-    """``x-sluice-trimmed``: how much was left out; none when nothing was.
+    """The header ``x-sluice-trimmed`` with the numbers of turns and chunks left out; none if nothing was.
 
     Chunk ids are the caller's text and stay in the body (``sluice.budget``).
     """

@@ -32,13 +32,13 @@ MAX_EXTRA: Final = 32
 
 
 MAX_STOP_IDS: Final = 128
-"""Most stop token ids; each is looked for in every token."""
+"""Most stop token ids; every generated token is compared with each."""
 
 
 class MessagePart(StrictObject):
     """A message or a part of one; unknown fields are no error here, as in the body itself.
 
-    The list's validator checks all of them in one pass (:func:`check_known`).
+    The list's validator checks the fields of all messages in one pass (:func:`check_known`).
     """
 
     def unknown(self, path: str) -> tuple[str, ...]:
@@ -47,9 +47,9 @@ class MessagePart(StrictObject):
 
 
 def check_known(body: StrictObject, passable: Collection[str] = (), at: tuple[int | str, ...] = ()) -> None:
-    """Refuse what Sluice knows and does not do, but for ``passable``, and names that cannot be shown.
+    """Refuse fields that Sluice knows but does not implement, except ``passable``, and unprintable names.
 
-    ``at`` leads to ``body`` from where a validator stands.
+    ``at`` is the path to ``body`` from the validated value.
     """
     for name, value in (body.__pydantic_extra__ or {}).items():
         known = name in body.neutral and name not in passable
@@ -65,13 +65,13 @@ class StreamOptions(Body):
 
 
 class StreamFields(SluiceFields):
-    """The object ``sluice`` of a body; with ``token_ids`` a stream's chunks have the ids of their tokens."""
+    """The object ``sluice`` of a body; ``token_ids``: a stream's chunks contain the ids of their tokens."""
 
     token_ids: bool | None = None
 
 
 class OpenAIBody(NativeSampling):
-    """What both of OpenAI's bodies have; the ranges are OpenAI's where it has the field, else vLLM's."""
+    """Fields of both bodies; the ranges are OpenAI's if it has the field, else vLLM's."""
 
     model: Name
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
@@ -98,15 +98,15 @@ class OpenAIBody(NativeSampling):
 
     @model_validator(mode="after")
     def _only_known(self) -> Self:
-        """Unknown fields are no error here: the backend decides."""
+        """Check known fields. Unknown ones are no error: the backend's configuration decides."""
         check_known(self, openai_fields.PASSABLE)
         return self
 
     def extra(self, in_messages: Sequence[str] = ()) -> tuple[Mapping[str, Any], frozenset[Feature]]:
-        """The fields that are the backend's affair, and what it must have for them. Raises InvalidRequest.
+        """The fields that are only passed to the backend, and the features that it needs for them.
 
-        Args:
-            in_messages: the paths of unknown fields of messages.
+        ``in_messages``: the paths of unknown fields of messages. Raises InvalidRequest: too many unknown
+        fields, or a value that is not plain JSON.
         """
         given = self.__pydantic_extra__
         if not given and not in_messages:

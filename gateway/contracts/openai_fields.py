@@ -1,7 +1,7 @@
-"""Fields of OpenAI's and vLLM's bodies that Sluice knows and does not implement.
+"""Fields of OpenAI's and vLLM's bodies that Sluice knows but does not implement.
 
-Each is accepted with the values that ask for nothing, so that clients which always send them work, and
-refused by name with any other. ``ANYTHING`` marks labels that have no effect on an answer.
+Each is accepted with the values that have no effect, so that clients which always send them work. A refusal
+of any other value names the field. ``ANYTHING`` marks labels that have no effect on an answer.
 """
 
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ PASSABLE: Final = frozenset(
         "vllm_xargs",
     }
 )
-"""vLLM's fields that go to workers that take unknown fields; none changes an answer's form."""
+"""vLLM's fields that are passed to workers that accept unknown fields; none changes an answer's format."""
 
 CHAT: Final[Neutral] = {
     **_SHARED,
@@ -88,8 +88,8 @@ COMPLETIONS: Final[Neutral] = {
     "suffix": (None, ""),
 }
 
-# What the official client's own message objects carry when they are sent back as history; ``parsed`` is the
-# content again, as the client read it.
+# Fields of the official client's message objects that are sent back as history; ``parsed`` is the content as
+# the client has parsed it.
 MESSAGE: Final[Neutral] = {
     "annotations": _NO_LIST,
     "audio": _NULL,

@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of OpenAI's two paths."""
+"""Log-probabilities in the formats of OpenAI's chat and text completions."""
 
 import codecs
 import math
@@ -10,7 +10,7 @@ from gateway.contracts.values import TokenLogprob
 
 
 class TopLogprob(TypedDict):
-    """A token that could have come; ``bytes`` is exact where the text is half a character."""
+    """An alternative token; ``bytes`` is exact even if the token is only a part of a character."""
 
     token: str
     logprob: float
@@ -18,7 +18,7 @@ class TopLogprob(TypedDict):
 
 
 class ChatLogprob(TopLogprob):
-    """A token that came, and the most likely ones in its place."""
+    """A generated token, and the most likely tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
@@ -31,10 +31,10 @@ class ChatLogprobs(TypedDict):
 
 
 class CompletionLogprobs(TypedDict):
-    """``logprobs`` of a text completion's choice: parallel lists, an item a token.
+    """``logprobs`` of a text completion's choice: parallel lists with an item per token.
 
-    ``text_offset`` is where the token's text begins in the choice's, in characters. An echoed prompt's first
-    token has no probability.
+    ``text_offset`` is where the token's text begins in the choice's text, in characters. An echoed prompt's
+    first token has no probability.
     """
 
     tokens: list[str]
@@ -44,21 +44,21 @@ class CompletionLogprobs(TypedDict):
 
 
 class Offsets:
-    """Where each token of one text begins, in characters, though a character may be spread over tokens."""
+    """Computes where each token of a text begins, in characters; tokens may split a character."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._at = 0
 
     def of(self, data: bytes) -> int:
-        """The place of the next token, whose bytes are ``data``."""
+        """The offset of the next token, whose bytes are ``data``."""
         place = self._at
         self._at += len(self._decoder.decode(data))
         return place
 
 
 def chat_logprobs(entries: Iterable[TokenLogprob]) -> ChatLogprobs:
-    """The tokens of a chat's choice, or of one piece of it."""
+    """``logprobs`` of a chat's choice, or of one piece of it."""
     content: list[ChatLogprob] = [
         {**_told(entry), "top_logprobs": [_told(one) for one in entry.top]} for entry in entries
     ]
@@ -66,9 +66,9 @@ def chat_logprobs(entries: Iterable[TokenLogprob]) -> ChatLogprobs:
 
 
 def completion_logprobs(entries: Iterable[TokenLogprob], offsets: Offsets) -> CompletionLogprobs:
-    """The tokens of a completion's choice, or of one piece of it; ``offsets`` continues from piece to piece.
+    """``logprobs`` of a text completion's choice, or of a piece; all pieces of it share ``offsets``.
 
-    As with OpenAI, the token that came is among its ``top_logprobs`` even when it is none of the likely ones.
+    As at OpenAI, the generated token is in its ``top_logprobs`` even if it is not one of the most likely.
     """
     entries = tuple(entries)
     return {
@@ -82,7 +82,7 @@ def completion_logprobs(entries: Iterable[TokenLogprob], offsets: Offsets) -> Co
 def _by_text(entry: TokenLogprob) -> dict[str, float]:
     likely: dict[str, float] = {}
     for one in entry.top:
-        likely.setdefault(one.text, one.logprob)  # halves of characters all look the same
+        likely.setdefault(one.text, one.logprob)  # parts of characters all have the same text
     return {**likely, entry.text: entry.logprob}
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's sampling fields and vLLM's shaping fields, mapped to the inside."""
+"""Converts OpenAI's sampling fields, and vLLM's fields for the answer's shape, to internal values."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -14,7 +14,7 @@ MAX_LOGIT_BIAS: Final = 1_024
 """Most entries of ``logit_bias``; each is applied to every step's logits."""
 
 MAX_LOGPROBS: Final = 256
-"""Most log-probabilities of a step, all texts together: 128 texts of 20 each would be 200 KB a step."""
+"""Most log-probabilities per step, of all texts together: 128 texts of 20 each would be 200 KB per step."""
 
 _SHAPERS: Final = frozenset(
     {"guided_json", "guided_regex", "guided_choice", "guided_grammar"} | StructuredBody.model_fields.keys()
@@ -22,7 +22,7 @@ _SHAPERS: Final = frozenset(
 
 
 def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | None, **echo: bool) -> Sampling:
-    """The sampling fields; those not given are neutral. ``echo``: what is asked of the prompt.
+    """The sampling parameters; absent ones are neutral. ``echo``: the fields ``echo`` and ``prompt_only``.
 
     Raises InvalidRequest: ``logit_bias``, ``min_tokens``, or too many log-probabilities together.
     """
@@ -55,9 +55,9 @@ def sampling_of(body: OpenAIBody, *, max_tokens: int | None, logprobs: int | Non
 
 
 def shape_of(body: OpenAIBody) -> tuple[str, ResponseFormat]:
-    """The one shape that the answer must have, and the field that asks for it; plain text when none does.
+    """The field that asks for a shape of the answer, and that shape; plain text if no field does.
 
-    Raises InvalidRequest: two fields ask for a shape, or one asks for an impossible one.
+    Raises InvalidRequest: two fields ask for a shape, or a shape is not valid.
     """
     if (
         body.response_format is None

@@ -1,4 +1,4 @@
-"""OpenAI's stream of chunks, written around one JSON string a token, and the two dialects."""
+"""OpenAI's streams and dialects; a chunk is preencoded bytes around one JSON string per token."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -39,10 +39,10 @@ _WITHOUT_CALLS: Final[Mapping[FinishReason, str]] = {**FINISH_REASONS, FinishRea
 class ChunkFrames:
     """The chunks of one stream.
 
-    Everything that is the same in every chunk is encoded once; with ``include_usage`` each chunk says
-    ``"usage":null`` and one more chunk, without choices, says the usage. The last chunk carries ``sluice``.
-    A broken stream ends with OpenAI's error object and no ``[DONE]``. In a chat, each choice's first chunk
-    carries the role. With ``sluice.token_ids`` each chunk of a text has the ids of its tokens.
+    Everything that is the same in every chunk is encoded once. With ``include_usage`` each chunk contains
+    ``"usage":null``, and an additional chunk without choices the usage. The last chunk contains ``sluice``.
+    A failed stream ends with OpenAI's error object and no ``[DONE]``. In a chat, each choice's first chunk
+    has the role. With ``sluice.token_ids`` each chunk of a text contains the ids of its tokens.
     """
 
     ping: Final = b""
@@ -76,7 +76,7 @@ class ChunkFrames:
 
     @property
     def opening(self) -> bytes:
-        """In a chat, the chunk that carries the role."""
+        """The chunk with the role; empty for text completions."""
         return self._role(0)
 
     def delta(
@@ -86,7 +86,7 @@ class ChunkFrames:
         logprobs: Sequence[TokenLogprob] = (),
         token_ids: Sequence[int] = (),
     ) -> bytes:
-        """One chunk; around one JSON string where the stream is plain: no object is built per token."""
+        """One chunk. For plain text it is built around one JSON string, without an object per token."""
         if index == 0 and not logprobs and not self._token_ids:
             return self._prefix + orjson.dumps(text) + self._suffix
         body = {
@@ -99,7 +99,7 @@ class ChunkFrames:
         return self._open(index + 1) + self._base + orjson.dumps(body) + b"]" + self._tail
 
     def event(self, event: Delta) -> bytes:
-        """One chunk of reasoning or of a tool call; text completions have no place for either."""
+        """One chunk of reasoning or of a tool call; empty for text completions, which have neither."""
         if not self._chat:
             return b""
         body = {
@@ -151,7 +151,7 @@ class ChunkFrames:
         return head + b',"logprobs":null,"finish_reason":%b,"stop_reason":%b}]' % ends
 
     def _open(self, count: int) -> bytes:
-        """The roles of the first ``count`` choices, that have not been sent yet."""
+        """The role chunks of those of the first ``count`` choices whose role has not been sent yet."""
         new = range(self._opened, count)
         self._opened = max(self._opened, count)
         return b"".join([self._role(index) for index in new])
@@ -169,12 +169,12 @@ class ChunkFrames:
 
 
 def _stop_of(answer: Answer, index: int) -> str | None:
-    """The stop string that ended a choice; it is known of the first one alone."""
+    """The stop string that ended a choice; it is known only for the first choice."""
     return None if index else answer.stop_sequence
 
 
 def _finish_reasons(request: GenerateRequest, *, chat: bool) -> Mapping[FinishReason, str]:
-    """OpenAI's words. A text completion knows no tool calls, and a call that was named ends like a text."""
+    """OpenAI's finish reasons: tool calls end with ``stop`` in text completions and for a named tool."""
     named = request.tool_choice is not None and request.tool_choice.mode is ToolChoiceMode.NAMED
     return FINISH_REASONS if chat and not named else _WITHOUT_CALLS
 

@@ -10,15 +10,15 @@ from gateway.errors import PublicError
 
 @dataclass(frozen=True, slots=True)
 class EdgeOutcome:
-    """What became of a request that had no journey.
+    """The outcome of a request that no journey reports.
 
     Args:
-        method: HTTP's, or ``WS``.
-        path: the path as the gateway knows it, never as it was sent.
-        contract: of paths that generate; ``None`` for all others.
+        method: the HTTP method, or ``WS``.
+        path: the path's label, never the path as it was sent.
+        contract: the contract of a path that generates; ``None`` for all others.
         tenant: ``None`` without a valid key.
-        status: what was sent; ``None``: the caller left before.
-        replayed: whether it was a stored answer, given again.
+        status: the status that was sent; ``None`` if the caller disconnected before.
+        replayed: whether the answer was a stored one.
     """
 
     request_id: str
@@ -36,10 +36,10 @@ class EdgeOutcome:
 
 
 class RequestOrigin(Struct, frozen=True):
-    """What every contract adds to the fields of the body.
+    """What every contract needs besides the body's fields.
 
-    ``request_id`` is for bodies without one; ``arrived_at`` is on the injected clock, ``created`` Unix time.
-    ``session_id`` and ``auxiliary`` are from headers of agents.
+    ``request_id`` is for bodies without one. ``arrived_at`` is on the injected clock, ``created`` is Unix
+    time. ``session_id`` and ``auxiliary`` come from coding agents' headers.
     """
 
     request_id: str
@@ -56,12 +56,12 @@ class RequestOrigin(Struct, frozen=True):
     auxiliary: bool = False
 
     def priority(self, asked: int) -> int:
-        """The asked priority, capped by what the key allows (silently, as the contract says).
+        """The requested priority, capped without an error by what the key allows.
 
-        Auxiliary requests are the lowest: nobody waits for them.
+        Auxiliary requests have at most the lowest priority, because nobody waits for them.
         """
         return min(asked, self.caller.max_priority, -1 if self.auxiliary else 1)
 
     def deadline(self, deadline_ms: int | None) -> float | None:
-        """The deadline on the injected clock; it counts from arrival."""
+        """The deadline in seconds on the injected clock; ``deadline_ms`` counts from the arrival."""
         return None if deadline_ms is None else self.arrived_at + deadline_ms / 1000

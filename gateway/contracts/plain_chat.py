@@ -1,7 +1,7 @@
-"""The ordinary body of a chat: texts, and the fields that most clients send, read in a fifth of the time.
+"""Parses the ordinary chat body (texts, and the fields that most clients send) in a fifth of the time.
 
-Any other body, a wrong one included, is read by :class:`gateway.contracts.openai.ChatRequest`, which alone
-says what is wrong. Both make the same request of the same body.
+:class:`gateway.contracts.openai.ChatRequest` parses every other body, invalid ones included, and makes their
+errors. For the same body both make the same request.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from gateway.contracts.refusals import check_fields
 from gateway.contracts.values import Contract, GenerateRequest, Sampling
 
 ROLES: Final[Mapping[str, Role]] = {**{role.value: role for role in Role}, "developer": Role.SYSTEM}
-# What errors call the fields that this body does not have by the house's names.
+# This body's names of fields, by the names that internal errors use.
 FIELDS: Final[Mapping[str, str]] = {"adapter_id": "model", "response_format": "response_format"}
-# How JSON writes the character that no text may have; other bodies with these bytes are rare.
+# JSON's escape of the null character, which no text may have; these bytes are rare in other bodies.
 _NUL: Final = b"\\u0000"
 
 
@@ -51,7 +51,7 @@ _decode: Final = msgspec.json.Decoder(_PlainChat).decode
 
 
 def plain_chat(body: bytes, origin: RequestOrigin) -> ParsedRequest | None:
-    """The request of an ordinary body; ``None`` for any other. Raises InvalidRequest, as for any other."""
+    """The request of an ordinary body; ``None`` for any other. Raises InvalidRequest as ChatRequest would."""
     check_fields(body)
     if _NUL in body:
         return None

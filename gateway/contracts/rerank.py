@@ -1,4 +1,4 @@
-"""Rerank as Cohere, Jina and vLLM have it, and vLLM's scores: the bodies, and the answers."""
+"""Bodies and answers of rerank, as in Cohere's, Jina's and vLLM's APIs, and of vLLM's scores."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired
@@ -20,7 +20,7 @@ Lengths = Annotated[int, Field(ge=1, le=1 << 24)]
 
 
 class Document(Body):
-    """A document as an object; clients send further fields, which are theirs."""
+    """A document as an object; ``id``, ``title``, ``url`` and ``metadata`` are accepted and ignored."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = dict.fromkeys(
         ("id", "title", "url", "metadata"), (ANYTHING,)
@@ -50,7 +50,7 @@ class RerankBody(Body):
 
 
 class ScoreBody(Body):
-    """The body of ``POST /v1/score``: two texts, or lists of them; one text stands beside each of a list."""
+    """The body of ``POST /v1/score``: two texts or lists; one ``text_1`` is paired with each ``text_2``."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"request_id": (ANYTHING,), "priority": (None, 0)}
     model: Name
@@ -62,7 +62,7 @@ class ScoreBody(Body):
 
 
 class RankedBody(TypedDict):
-    """One document's place: ``index`` is that of the request."""
+    """A document's score; ``index`` is its position in the request."""
 
     index: int
     relevance_score: float
@@ -70,7 +70,7 @@ class RankedBody(TypedDict):
 
 
 class RerankAnswerBody(TypedDict):
-    """The documents, the most relevant first; ``meta`` is Cohere's, ``usage`` Jina's and vLLM's."""
+    """The documents, most relevant first; ``meta`` is Cohere's field, ``usage`` is Jina's and vLLM's."""
 
     id: str
     model: str
@@ -105,8 +105,8 @@ class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
     """A request for the scores of pairs of texts.
 
     Args:
-        endpoint: how a worker is asked.
-        options: further fields for the worker.
+        endpoint: the worker's endpoint that is called.
+        options: the body's optional fields that are sent to the worker.
     """
 
     pairs: tuple[Pair, ...]
@@ -116,7 +116,7 @@ class ScoreRequest(PooledRequest, frozen=True, kw_only=True):
 
 
 class ScoreAnswer(Struct, frozen=True):
-    """A score for each pair, in order, and the tokens of all."""
+    """A score for each pair, in order, and the number of tokens of all pairs."""
 
     model: str
     scores: Sequence[float]
@@ -124,7 +124,7 @@ class ScoreAnswer(Struct, frozen=True):
 
 
 def rerank_request(body: RerankBody, origin: RequestOrigin) -> ScoreRequest:
-    """Map a validated body to the inside. Raises InvalidRequest."""
+    """Convert a validated body to a request. Raises InvalidRequest."""
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
     _check("documents", texts)
     if not body.query:
@@ -134,7 +134,7 @@ def rerank_request(body: RerankBody, origin: RequestOrigin) -> ScoreRequest:
 
 
 def score_request(body: ScoreBody, origin: RequestOrigin) -> ScoreRequest:
-    """Map a validated body to the inside. Raises InvalidRequest."""
+    """Convert a validated body to a request. Raises InvalidRequest."""
     firsts, texts = ([one] if isinstance(one, str) else one for one in (body.text_1, body.text_2))
     _check("text_1", firsts)
     _check("text_2", texts)
@@ -176,7 +176,7 @@ def _request(
 
 
 def rerank_body(body: RerankBody, request: ScoreRequest, answer: ScoreAnswer, *, documents: bool) -> bytes:
-    """The JSON body; ``documents`` are in it unless the request says otherwise."""
+    """The JSON body; ``documents``: whether it contains the texts, unless the request sets that itself."""
     shown = documents if body.return_documents is None else body.return_documents
     order = sorted(range(len(answer.scores)), key=lambda index: (-answer.scores[index], index))
     results = []

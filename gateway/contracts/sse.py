@@ -1,9 +1,9 @@
-"""Reads server-sent events from bytes that arrive in any pieces; sans I/O."""
+"""Reads server-sent events from bytes, however they are split into pieces; sans-I/O."""
 
 from msgspec import Struct
 
-# The longest event. A chunk with log-probabilities of 20 alternatives for a hundred tokens is some 200 KB, a
-# final event with 2,000 dropped chunk ids of 128 characters 260 KB.
+# Longest event. A chunk with log-probabilities of 20 alternatives for 100 tokens is about 200 KB, a final
+# event with 2,000 dropped chunk ids of 128 characters 260 KB.
 MAX_EVENT_BYTES = 1024 * 1024
 
 
@@ -12,21 +12,21 @@ class EventTooLarge(ValueError):
 
 
 class EventReader(Struct, eq=False):
-    """Collects the ``data`` of events; drops comments and other fields; reads all three line ends."""
+    """Collects the ``data`` of events; drops comments and other fields; accepts CR, LF and CRLF line ends."""
 
     _max_bytes: int = MAX_EVENT_BYTES
     _rest: bytes = b""
     _lines: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of each event that is complete now.
+        """Add bytes, and return the data of each event that they complete.
 
         Raises:
             EventTooLarge: an event is longer than ``max_bytes``.
         """
         if self._rest:
             data, self._rest = self._rest + data, b""
-        if self._lines or data.find(b"\r") >= 0:  # `in` tries to read a number first: 20 times as long
+        if self._lines or data.find(b"\r") >= 0:  # `in` tries to convert it to an int first: 20 times as long
             return self._by_line(data)
         if data.startswith(b"data: ") and data.endswith(b"\n\n"):
             events = data[6:-2].split(b"\n\ndata: ")
@@ -43,7 +43,7 @@ class EventReader(Struct, eq=False):
         return events
 
     def _by_line(self, data: bytes) -> list[bytes]:
-        # A CR at the end may be half of a CRLF: it waits for the next bytes.
+        # A CR at the end may be the first half of a CRLF, so it is kept for the next call.
         held = b""
         if data.endswith(b"\r"):
             data, held = data[:-1], b"\r"

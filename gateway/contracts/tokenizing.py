@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``, in the shapes that vLLM's users know."""
+"""Bodies and answers of ``/tokenize`` and ``/detokenize``, in vLLM's format."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
@@ -12,7 +12,7 @@ from gateway.contracts.openai import ChatMessages
 from gateway.contracts.tool_fields import Tools
 
 MAX_IDS: Final = 262_144
-"""Most ids of one ``/detokenize``: decoding them holds up all threads for some 60 ms."""
+"""Most ids of one ``/detokenize``: decoding them blocks all threads for about 60 ms."""
 
 
 class TokenizeRequest(Body):

@@ -1,4 +1,4 @@
-"""Tools, choices and calls as the bodies of both contracts have them."""
+"""Fields of tools, tool choices and tool calls that native and OpenAI bodies share."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -25,7 +25,7 @@ class FunctionBody(Body):
 
 
 class CustomToolBody(Body):
-    """A tool that takes free text, of a form where ``format`` says so."""
+    """A tool whose input is free text; ``format`` may restrict its form."""
 
     name: Name
     description: Text | None = None
@@ -33,7 +33,7 @@ class CustomToolBody(Body):
 
 
 class ToolBody(Body):
-    """One of ``tools``."""
+    """One item of ``tools``."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"defer_loading": (None, False)}
     type: Literal["function", "custom"]
@@ -42,13 +42,13 @@ class ToolBody(Body):
 
 
 class ToolNameBody(Body):
-    """Names a tool."""
+    """The name of a tool."""
 
     name: Name
 
 
 class ToolReference(Body):
-    """One of the tools that are allowed."""
+    """One of the allowed tools."""
 
     type: Literal["function", "custom"]
     function: ToolNameBody | None = None
@@ -56,7 +56,7 @@ class ToolReference(Body):
 
 
 class AllowedToolsBody(Body):
-    """The tools that may be called."""
+    """The tools that the model may call."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[ToolReference], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
@@ -87,7 +87,7 @@ class HistoryCustom(Body):
 
 
 class HistoryCall(Body):
-    """One of an assistant message's ``tool_calls``; ``index`` is from a stream and says nothing here."""
+    """One of an assistant message's ``tool_calls``; ``index``, copied from a stream, has no effect."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {"index": (ANYTHING,)}
     id: Name
@@ -105,7 +105,7 @@ ChoiceField = Annotated[
 
 
 class ToolFields(Body):
-    """The fields of both contracts that say which tools there are, and how the model thinks."""
+    """The request's fields for tools, for reasoning and for the chat template."""
 
     tools: Tools | None = None
     tool_choice: ChoiceField | None = None
@@ -117,8 +117,8 @@ class ToolFields(Body):
 class CallFields(StrictObject):
     """What a message may have besides its role and content.
 
-    ``name`` tells speakers apart where the chat template shows it; of ``reasoning`` and its older name
-    ``reasoning_content`` the first one counts.
+    ``name`` distinguishes speakers if the chat template shows it. ``reasoning`` takes precedence over its
+    older name ``reasoning_content``.
     """
 
     tool_calls: Calls | None = None

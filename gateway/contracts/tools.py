@@ -1,7 +1,7 @@
-"""Tools, choices and calls of request bodies as values of the inside, and their bounds.
+"""Converts the tools, tool choices and tool calls of request bodies to internal values, within bounds.
 
-A schema is written as canonical JSON: without blanks, keywords in one order. Names of properties keep the
-caller's order, since a model writes arguments in that order.
+A schema is written as canonical JSON: without blanks, with keywords in a fixed order. Names of properties
+keep the caller's order, since a model writes arguments in that order.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,13 +36,13 @@ MAX_TOOLS_CHARS: Final = 524_288
 MAX_KWARGS: Final = 32
 """Most variables of ``chat_template_kwargs``."""
 MAX_KWARGS_CHARS: Final = 8_192
-"""Most characters of their JSON; each is shown to the template with every request."""
+"""Most characters of the JSON of ``chat_template_kwargs``; the chat template gets it with every request."""
 
 
 def tool_request(body: ToolFields, *, in_history: bool) -> tuple[dict[str, Any], frozenset[Feature]]:
-    """What a body says of tools, as fields of a request, and what a backend must have for it.
+    """A body's tool fields as fields of a request, and the features that a backend needs for them.
 
-    ``in_history``: its messages hold calls or results. Raises InvalidRequest: a rule that types cannot say.
+    ``in_history``: messages have tool calls or results. Raises InvalidRequest: a rule types cannot express.
     """
     if not (
         in_history or body.tools or body.tool_choice or body.reasoning_effort or body.chat_template_kwargs
@@ -68,7 +68,7 @@ def asked_tools(
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     in_history: bool,
 ) -> tuple[dict[str, Any], frozenset[Feature]]:
-    """What the fields on tools ask for, in any contract."""
+    """The tool fields of a request of any contract, and the features that a backend needs for them."""
     asked = {
         Feature.TOOLS: bool(tools) or in_history,
         Feature.CUSTOM_TOOLS: any(tool.kind is ToolKind.CUSTOM for tool in tools),
@@ -87,7 +87,7 @@ def asked_tools(
 
 
 def to_tools(bodies: Sequence[ToolBody]) -> tuple[Tool, ...]:
-    """The tools, in the caller's order. Raises InvalidRequest: a schema, a name given twice, or too much."""
+    """The tools, in the caller's order. Raises InvalidRequest: a schema, a repeated name, too much text."""
     return named_tools((f"tools.{index}.{one.type}", _own(one, index)) for index, one in enumerate(bodies))
 
 
@@ -99,7 +99,7 @@ def _own(one: ToolBody, index: int) -> FunctionBody | CustomToolBody:
 
 
 def named_tools(bodies: Iterable[tuple[str, FunctionBody | CustomToolBody]]) -> tuple[Tool, ...]:
-    """The tools of these bodies, checked as all are; each has its path in the request's body."""
+    """The checked tools of these bodies, each given with its path in the request's body."""
     tools: list[Tool] = []
     paths: list[str] = []
     for at, own in bodies:
@@ -119,7 +119,7 @@ def named_tools(bodies: Iterable[tuple[str, FunctionBody | CustomToolBody]]) -> 
 
 
 def checked_tools(tools: Sequence[Tool], name_at: Callable[[int], str]) -> tuple[Tool, ...]:
-    """The tools. Raises InvalidRequest: a name given twice, at ``name_at`` of its number, or too much."""
+    """Return the tools. Raises InvalidRequest: a repeated name (at ``name_at(index)``), or too much text."""
     names: set[str] = set()
     chars = 0
     for index, tool in enumerate(tools):
@@ -133,7 +133,7 @@ def checked_tools(tools: Sequence[Tool], name_at: Callable[[int], str]) -> tuple
 
 
 def to_calls(bodies: Sequence[HistoryCall], at: str) -> tuple[ToolCall, ...]:
-    """The calls of the message whose ``tool_calls`` are at ``at``."""
+    """The calls of a message; ``at`` is the path of its ``tool_calls``. Raises InvalidRequest."""
     calls = []
     for index, one in enumerate(bodies):
         if one.type == "function":
@@ -148,7 +148,7 @@ def to_calls(bodies: Sequence[HistoryCall], at: str) -> tuple[ToolCall, ...]:
 
 
 def template_kwargs(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The caller's variables of the chat template. Raises InvalidRequest: one that is not the caller's."""
+    """The caller's variables for the chat template. Raises InvalidRequest: a reserved name, or too much."""
     if not given:
         return _NO_KWARGS
     field = "chat_template_kwargs"
@@ -168,7 +168,7 @@ _NO_KWARGS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def chat_ending(*, continues: bool | None, generates: bool | None) -> Mapping[str, Any]:
-    """How a conversation ends where that is not with the prompt for an answer, as vLLM's fields.
+    """vLLM's fields for how the prompt ends; empty for the default, the prompt for an answer.
 
     Raises InvalidRequest: both are true.
     """
@@ -198,7 +198,7 @@ def _choice(given: str | ToolChoiceBody | None, tools: Sequence[Tool]) -> ToolCh
 
 
 def _known(given: ToolChoiceBody | ToolReference, at: str, tools: Sequence[Tool]) -> str:
-    """The name of the tool that is meant, which must be one of the request's."""
+    """The name of the referenced tool. Raises InvalidRequest: it is not a tool of the request."""
     named = given.function if given.type == "function" else given.custom
     if named is None:
         _missing(f"{at}.{given.type}")
@@ -217,12 +217,12 @@ _MAPS: Final = frozenset({"properties", "$defs", "definitions", "patternProperti
 
 
 def canonical_json(schema: Mapping[str, Any]) -> str:
-    """A schema as text that is the same for the same meaning."""
+    """A schema as JSON text that does not depend on the order of its keywords."""
     return orjson.dumps(_ordered(schema)).decode()
 
 
 def _ordered(value: Any, *, names: bool = False) -> Any:
-    """``names``: the keys are names of properties, in an order that means something."""
+    """Sort keywords. ``names``: the keys are names of properties, whose order has a meaning."""
     if isinstance(value, list):
         return [_ordered(item) for item in value]
     if not isinstance(value, dict):
@@ -255,5 +255,5 @@ def message_of(given: CallFields, role: Role, content: str | None, at: str) -> M
 
 
 def holds_calls(messages: Sequence[Message]) -> bool:
-    """Whether a conversation has a call of a tool or its result."""
+    """Whether a conversation has a tool call or a tool's result."""
     return any(map(_calls, messages)) or any(map(_call_id, messages))

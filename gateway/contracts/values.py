@@ -1,4 +1,4 @@
-"""The values that travel through the journey; every public contract maps to them and from them."""
+"""The internal values of a request and its answer, to and from which every public contract is converted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
 class Contract(StrEnum):
-    """The public contract a request came in by."""
+    """The public contract (API) that a request uses."""
 
     NATIVE = "native"
     CHAT = "chat"
@@ -43,13 +43,12 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: derived from the key, never from the body.
+    """The caller of a request: derived from the key, never from the body.
 
-    ``routes``, ``adapters`` and ``models`` are those that the key may use; ``None``: all. ``aliases`` are its
-    own names of models. ``tools``: whether it may have tools. ``by_front``: ``tenant`` and
-    ``org`` were named by another Sluice, which bills them. ``model_limits`` hold besides ``limits`` and
-    ``budget``. Only requests of one ``cache_salt`` share cached
-    prefixes; by default that is the tenant.
+    ``routes``, ``adapters`` and ``models``: those that the key may use; ``None``: all. ``aliases``: the key's
+    own names of models. ``tools``: whether requests may have tools. ``by_front``: whether another Sluice,
+    which bills them, named ``tenant`` and ``org``. ``model_limits`` apply in addition to ``limits`` and
+    ``budget``. Only requests with the same ``cache_salt``, by default the tenant, share cached prefixes.
     """
 
     tenant: str
@@ -67,7 +66,7 @@ class Caller:
     models: tuple[str, ...] | None = None
     aliases: tuple[tuple[str, str], ...] = ()
     model_limits: tuple[ModelLimits, ...] = ()
-    cache_salt: str = field(init=False)  # whose cached prefixes its requests may use
+    cache_salt: str = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cache_salt", self.own_salt or self.tenant)
@@ -77,12 +76,12 @@ class Caller:
 
 
 class Sampling(Struct, frozen=True):
-    """Sampling as the caller asked; ``None`` and empty mean "the backend's default".
+    """The caller's sampling parameters; ``None`` and empty mean "the backend's default".
 
-    Values are validated at the edge: finite numbers inside their documented ranges. ``echo``: a text begins
+    Values are validated at the edge: finite numbers inside their documented ranges. ``echo``: the text begins
     with its prompt, and log-probabilities with those of the prompt's tokens; ``prompt_only``: it ends there.
-    The other fields of vLLM's: ``ignore_eos``: the model's own end ends nothing; ``min_tokens``: nothing but
-    a length ends a text earlier; ``stop_token_ids`` end it as the model's own end does.
+    vLLM's fields: ``ignore_eos``: the model's EOS token does not end a text; ``min_tokens``: before so many
+    tokens only the length limit ends a text; ``stop_token_ids`` end a text as the EOS token does.
     """
 
     max_tokens: int | None = None
@@ -118,7 +117,7 @@ class FormatType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """The asked shape; ``spec`` is the schema, pattern, choices or grammar as JSON text.
+    """The requested shape; ``spec`` is the schema or the choices as JSON text, the pattern or the grammar.
 
     ``param`` is the field of the body that asks for it, ``grammar_bytes`` the memory that its grammar takes.
     """
@@ -133,33 +132,34 @@ PLAIN_TEXT = ResponseFormat()
 
 
 def template_variables(effort: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A chat template's variables: those that vLLM sets for a ``reasoning_effort``, and the caller's."""
+    """The chat template's variables: the caller's, and those that vLLM sets for a ``reasoning_effort``."""
     thinking = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
     return {**thinking, **given}
 
 
 class GenerateRequest(Struct, frozen=True):
-    """One request, validated, of any contract.
+    """A validated request of any contract.
 
     Args:
-        request_id: the caller's label, or one made here.
-        labelled: whether the body gave it; only such a label is unique among those in flight, as a header
-            may be an orchestrator's own, the same for all it asks.
-        generation_id: the gateway's own id; keys the ledger.
+        request_id: the caller's label, or one that the gateway made.
+        labelled: whether the body has the label. Only then it must be unique among the requests in flight: an
+            orchestrator may send the same label in the header of all its requests.
+        generation_id: the gateway's own id; the key of the request's ledger row.
         model: OpenAI's ``model``: base model, adapter id or backend alias; ``None`` in the native contract.
         user: OpenAI's stable id of an end user; for the ledger.
         raw_prompt: a text completion's prompt, text or token ids; ``messages`` is empty then.
         context: volatile fields, placed after the shared prefix.
-        extra: fields of the body that are the backend's affair; ``needs`` is what it must have for them.
-        dropped: unknown fields of messages, which no backend is given: a prompt has roles and texts.
-        truncate: old turns may be left out where the conversation is too long.
-        call_format: the checked shape of an answer that calls tools as text, for an engine bound to it.
-        template_kwargs: variables that the caller sets for the chat template.
-        fields: the body's own names for fields: ``max_tokens`` may have been ``max_completion_tokens``.
-        images: base64 of the body's long images, by the marks that their URLs have in its place.
+        extra: fields of the body that are only passed to the backend.
+        needs: the features that the backend must have for this request.
+        dropped: paths of messages' unknown fields, which no backend receives: a prompt has roles and texts.
+        truncate: whether old turns may be left out if the conversation is too long.
+        call_format: the checked shape of an answer that calls tools as text, for an engine that enforces it.
+        template_kwargs: the caller's variables for the chat template.
+        fields: the body's names of fields, by internal name: ``max_tokens`` may be ``max_completion_tokens``.
+        images: base64 of the body's long images, by the marks that replace it in their URLs.
         arrived_at, deadline: seconds on the injected clock.
         trace_parent, trace_state: the caller's W3C trace context, if it sent a valid one.
-        trace_id: 32 hex digits, reported to the caller: its own trace, or one made at the edge.
+        trace_id: 32 hex digits, reported to the caller: from its trace context, or made at the edge.
     """
 
     request_id: str
@@ -204,7 +204,7 @@ class GenerateRequest(Struct, frozen=True):
     images: Mapping[str, memoryview] = MappingProxyType({})
 
     def in_body_terms(self, error: PublicError) -> PublicError:
-        """The error with the field's name as in the body."""
+        """The error with the body's name of the field instead of the internal one."""
         spelled = self.fields.get(error.param or "")
         if spelled is None or error.param is None:
             return error
@@ -220,20 +220,20 @@ class GenerateRequest(Struct, frozen=True):
 
     @property
     def must_call(self) -> bool:
-        """Whether only the call of a tool answers it."""
+        """Whether the answer must be a tool call."""
         choice = self.tool_choice
         return choice is not None and choice.mode in (ToolChoiceMode.REQUIRED, ToolChoiceMode.NAMED)
 
     @property
     def sticky_key(self) -> str:
-        """Requests of one key are drawn alike wherever a share of the traffic is drawn."""
+        """The key for drawing a share of the traffic: requests with the same key get the same result."""
         return self.session_id or self.generation_id
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one answer; ``cached_tokens`` is the part of ``input_tokens`` found in a prefix cache,
-    ``reasoning_tokens`` that of ``output_tokens`` that is no text of the answer.
+    """Tokens of one answer. ``cached_tokens`` is the part of ``input_tokens`` found in a prefix cache,
+    ``reasoning_tokens`` the part of ``output_tokens`` that is not in the answer's text.
     """
 
     input_tokens: int = 0
@@ -244,7 +244,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Milliseconds from arrival: waiting before the batch, first token, and the whole."""
+    """Milliseconds: the wait in queues, and the time from arrival to the first token and to the end."""
 
     queue_wait_ms: float
     ttft_ms: float | None
@@ -252,10 +252,10 @@ class Timings:
 
 
 class TokenLogprob(Struct, frozen=True):
-    """A token and how likely it was to the model; ``top`` has the most likely ones in its place, best first.
+    """A token and its log-probability; ``top`` has the most likely tokens at its position, best first.
 
-    A token is bytes: a character may be spread over several. ``logprob`` is NaN for the first token of an
-    echoed prompt, which nothing comes before.
+    ``data`` is bytes because a token may be a part of a character. ``logprob`` is NaN for the first token of
+    an echoed prompt, since no token precedes it.
     """
 
     data: bytes
@@ -264,12 +264,12 @@ class TokenLogprob(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The token as text; what is not whole characters shows as U+FFFD."""
+        """The token as text; incomplete characters are replaced by U+FFFD."""
         return self.data.decode(errors="replace")
 
 
 class Choice(Struct, frozen=True):
-    """One of the texts that a request asked for; ``logprobs`` has an entry a token, when asked for."""
+    """One of the ``n`` requested texts; ``logprobs`` has an entry per token if requested."""
 
     text: str
     finish_reason: FinishReason
@@ -280,7 +280,7 @@ class Choice(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """Why and how the answer did not come from the backend it was meant for."""
+    """How and why the answer did not come from the intended backend."""
 
     kind: str
     reason: str
@@ -289,7 +289,7 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True)
 class BudgetReport:
-    """What was sent, section by section, and what was not."""
+    """The tokens of each section of the prompt, and what the prompt leaves out."""
 
     system: int
     retrieval: int
@@ -305,12 +305,11 @@ class BudgetReport:
 
 
 class Answer(Struct, frozen=True):
-    """The backend-neutral answer. ``backend`` is the kind, ``backend_name`` the name in the config;
-    ``adapter_id`` is the adapter that really answered.
+    """The backend-neutral answer. ``backend`` is the backend's kind, ``backend_name`` its name in the config;
+    ``adapter_id`` is the adapter that actually answered.
 
-    ``output_text``, ``finish_reason``, ``stop_sequence`` (the stop string that ended it, where it is known),
-    ``logprobs``, ``reasoning`` and ``tool_calls`` are of the first
-    choice, ``others`` the further ones.
+    ``output_text``, ``finish_reason``, ``stop_sequence`` (the stop string that ended it, if known),
+    ``logprobs``, ``reasoning`` and ``tool_calls`` belong to the first choice; ``others`` are the others.
     """
 
     request_id: str

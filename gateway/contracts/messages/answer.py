@@ -16,17 +16,17 @@ _CALL_ID: Final = "toolu_sluice_"
 
 
 def shown_call_id(id: str) -> str:
-    """A call's id as clients of this contract expect one; :func:`own_call_id` has it back."""
+    """A call's id in the format that this contract's clients expect; :func:`own_call_id` reverses it."""
     return f"{_CALL_ID}{id}"
 
 
 def own_call_id(id: str) -> str:
-    """The call's id as the model's template had it; another's id is left as it is."""
+    """The original id of a call; an id that :func:`shown_call_id` did not make is unchanged."""
     return id.removeprefix(_CALL_ID)
 
 
 class AnswerBlock(TypedDict):
-    """A block of an answer, of one of three types."""
+    """A block of an answer; its fields depend on its type."""
 
     type: Literal["text", "thinking", "tool_use"]
     text: NotRequired[str]
@@ -38,7 +38,7 @@ class AnswerBlock(TypedDict):
 
 
 class MessageUsage(TypedDict):
-    """The whole input is the sum of the three: ``input_tokens`` are those that no cache had."""
+    """Token counts; the whole input is the sum of three: ``input_tokens`` are those not found in a cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -61,7 +61,7 @@ class MessageBody(TypedDict):
 
 
 class MessagesErrorDetail(TypedDict):
-    """What went wrong; ``sluice_code`` and ``param`` are Sluice's own."""
+    """Details of an error; ``sluice_code`` and ``param`` are Sluice's own fields."""
 
     type: str
     message: str
@@ -86,7 +86,7 @@ STOP_REASONS: Final[Mapping[FinishReason, str]] = {
     FinishReason.ERROR: "max_tokens",
     FinishReason.DEGRADED: "end_turn",
 }
-"""Anthropic's clients know whole texts, those cut short, and calls; ``sluice`` has the true reason."""
+"""Anthropic has reasons for complete texts, texts cut short, and calls; ``sluice`` has the exact one."""
 
 _ERROR_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -101,11 +101,11 @@ _ERROR_TYPES: Final[Mapping[int, str]] = {
 
 
 def stop_reason(asked: ParsedRequest, answer: Answer) -> str:
-    """Why the answer ended: the asked length, or that of the context, which had room for less."""
+    """Anthropic's stop reason; it distinguishes ``max_tokens`` from a full context, which had less room."""
     if answer.finish_reason is FinishReason.STOP and answer.stop_sequence is not None:
         return "stop_sequence"
     sampling, room = asked.request.sampling, answer.budget.generation_reserve
-    # A stop string that cuts a call leaves room.
+    # If a stop string cuts a call, the finish reason is LENGTH too, but room is left.
     full = not sampling.stop or answer.usage.output_tokens >= room
     if answer.finish_reason is FinishReason.LENGTH and full and room < (sampling.max_tokens or 0):
         return "model_context_window_exceeded"
@@ -122,7 +122,7 @@ def message_usage(usage: Usage) -> MessageUsage:
 
 
 def message_head(asked: ParsedRequest, model: str, content: list[AnswerBlock]) -> MessageBody:
-    """A message that has no end yet."""
+    """A message object without a stop reason and usage."""
     return {
         "id": f"msg_{asked.request.generation_id}",
         "type": "message",
@@ -140,7 +140,7 @@ def message_json(asked: ParsedRequest, answer: Answer) -> bytes:
     if answer.reasoning is not None:
         signature = signature_of(asked)
         content.append({"type": "thinking", "thinking": answer.reasoning, "signature": signature})
-    if answer.output_text.strip():  # an empty text before a call would end a client's loop of tools
+    if answer.output_text.strip():  # an empty text before a call would end a client's tool loop
         content.append({"type": "text", "text": answer.output_text})
     content += [
         {"type": "tool_use", "id": shown_call_id(call.id), "name": call.name, "input": _input(call.arguments)}
@@ -157,14 +157,14 @@ def message_json(asked: ParsedRequest, answer: Answer) -> bytes:
 
 
 def signature_of(asked: ParsedRequest) -> str:
-    """What stands for Anthropic's signature of a thinking block, which clients send back."""
+    """The value that replaces Anthropic's signature of a thinking block; clients send it back."""
     return f"sluice-{asked.request.generation_id}"
 
 
 def _input(arguments: str) -> Any:
-    """The arguments as an object, as far as they came; what is none is shown as text.
+    """A call's arguments as a JSON object, as far as they are complete; other text is wrapped in an object.
 
-    Whole ones are sent as generated: orjson writes no integers of more than 64 bits.
+    Complete arguments are sent as generated, because orjson cannot write integers of more than 64 bits.
     """
     text = arguments or "{}"
     whole: bytes | str = text
@@ -180,12 +180,12 @@ def _input(arguments: str) -> Any:
 
 
 def messages_error(error: PublicError, request_id: str) -> MessagesErrorBody:
-    """Anthropic's error; its type follows the status."""
+    """Anthropic's error object; its ``type`` depends on the status."""
     status = sent_status(error, Contract.MESSAGES)
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     message = error.message
     if error.code == "context_too_long":
-        # The words by which clients of this contract know that they must shorten the conversation.
+        # This contract's clients detect by these words that they must shorten the conversation.
         message = f"prompt is too long: {message}"
     return {
         "type": "error",

@@ -1,6 +1,6 @@
 """The body of ``POST /v1/messages``.
 
-By contract, fields that are not known are no error. What is known and not served is refused by name.
+By contract, unknown fields are no error. Known fields that Sluice does not implement are refused by name.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from gateway.contracts.tool_fields import MAX_TOOLS
 
 
 class ImageSource(StrictObject):
-    """Where an image is: in base64 in the body, or at an address."""
+    """An image's source: base64 in the body, or a URL."""
 
     type: Name
     media_type: Name | None = None
@@ -35,7 +35,7 @@ class ImageSource(StrictObject):
 
 
 class ContentBlock(StrictObject):
-    """A block of a message: which fields it has depends on its type."""
+    """A block of a message; its fields depend on its type."""
 
     type: Name
     text: Text | None = None
@@ -59,7 +59,7 @@ BlockContent = TypeAliasType(
 
 
 class BlockMessage(StrictObject):
-    """One turn; ``system`` between the turns is an instruction that came later."""
+    """One turn; ``system`` between the turns is a later instruction."""
 
     role: Literal["user", "assistant", "system"]
     content: BlockContent
@@ -76,7 +76,7 @@ class InputTool(StrictObject):
 
 
 class InputToolChoice(StrictObject):
-    """Whether the model calls a tool, and how many."""
+    """Whether the model may or must call tools, which one, and whether several at once."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
@@ -84,7 +84,7 @@ class InputToolChoice(StrictObject):
 
 
 class ThinkingBody(StrictObject):
-    """How the model thinks; newer types than these three have no effect."""
+    """The model's thinking: enabled with a token budget, or disabled; other types have no effect."""
 
     type: Name
     budget_tokens: Annotated[int, Field(ge=1_024)] | None = None
@@ -98,14 +98,14 @@ class OutputFormatBody(StrictObject):
 
 
 class OutputConfig(StrictObject):
-    """How much the model thinks and writes, and in which shape."""
+    """The model's effort, and the shape of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormatBody | None = None
 
 
 class RequestMetadata(StrictObject):
-    """Who asks, in the caller's words."""
+    """The caller's own id of the end user."""
 
     user_id: str | None = None
 
@@ -117,9 +117,9 @@ InputTools = TypeAliasType(
 
 
 class CountRequest(StrictObject):
-    """The body of ``POST /v1/messages/count_tokens``; the fields that a prompt depends on."""
+    """The body of ``POST /v1/messages/count_tokens``: the fields that affect the prompt."""
 
-    # Labels without an effect on an answer, and what is refused unless it asks for nothing.
+    # Labels without an effect on the answer, and fields that are refused unless their value has no effect.
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "cache_control": (ANYTHING,),
         "container": (None,),
@@ -145,7 +145,7 @@ class CountRequest(StrictObject):
 
     @property
     def unknown(self) -> list[str]:
-        """The names of the fields that are not known."""
+        """The names of the unknown fields."""
         return [name for name in self.__pydantic_extra__ or () if name not in self.neutral]
 
 

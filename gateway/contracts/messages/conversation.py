@@ -1,4 +1,4 @@
-"""From blocks to the typed conversation and its tools."""
+"""Converts Anthropic's blocks and tools to messages and tools."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -22,8 +22,8 @@ from gateway.contracts.tool_fields import MAX_CALLS
 from gateway.contracts.tools import canonical_json, checked_tools
 
 ATTRIBUTION: Final = "x-anthropic-billing-header"
-"""How the block of a system prompt begins that names the client's session. It differs between conversations,
-so no two of them would share a cached prefix."""
+"""Beginning of the system prompt's block with the client's session. The block is left out: it differs between
+conversations, so no two of them would share a cached prefix."""
 
 _MODES: Final[Mapping[str, ToolChoiceMode]] = {
     "auto": ToolChoiceMode.AUTO,
@@ -35,9 +35,9 @@ _MODES: Final[Mapping[str, ToolChoiceMode]] = {
 def conversation(body: CountRequest) -> tuple[Message, ...]:
     """The messages, the system prompt first.
 
-    An instruction between the turns stays where it is, as words of the user: at the front it would change the
-    prefix that the turns before it share with the last request. Texts of the user in a row are one message,
-    as at Anthropic. Raises InvalidRequest: a block that is not served, or that lacks a field.
+    An instruction between the turns becomes a user's message at its place: at the front it would change the
+    prefix that the turns before it share with the last request. Consecutive user texts are one message, as at
+    Anthropic. Raises InvalidRequest: a block that is not supported, or that lacks a field.
     """
     messages: list[Message] = []
     if system := "\n\n".join(_texts(body.system, "system")):
@@ -63,7 +63,7 @@ def _check_latest(given: Sequence[BlockMessage], messages: Sequence[Message]) ->
 
 
 def _texts(content: str | list[ContentBlock] | None, at: str) -> list[str]:
-    """The texts of a content that has nothing else, without the client's attribution."""
+    """The texts of a content that may only have texts, without the client's attribution block."""
     if isinstance(content, str):
         texts = [content]
     else:
@@ -77,7 +77,7 @@ def _texts(content: str | list[ContentBlock] | None, at: str) -> list[str]:
 
 
 def _words_and_results(message: BlockMessage, at: str) -> Iterator[Message]:
-    """A user's message: its texts and images, and results of tools, in order."""
+    """The messages of a user's turn: its texts and images, and tool results, in order."""
     at = f"{at}.content"
     if isinstance(message.content, str) or message.role == "system":
         if texts := _texts(message.content, at):
@@ -111,7 +111,7 @@ def _image(source: ImageSource, at: str) -> ImageContent:
 
 
 def _result(block: ContentBlock, at: str) -> Message:
-    """A tool's result; that it is an error is said in its text, since no chat template has a place for it."""
+    """A tool's result; its text says that it is an error, since no chat template has a field for that."""
     text = "\n".join(_texts(block.content, f"{at}.content"))
     if block.is_error and "error" not in text[:64].lower():
         text = f"Error: {text}"
@@ -120,7 +120,7 @@ def _result(block: ContentBlock, at: str) -> Message:
 
 
 def _assistant(message: BlockMessage, at: str) -> Message:
-    """A turn of the model. Its signatures are any model's, and are not checked."""
+    """A turn of the model. Its signatures may be from any model and are not checked."""
     if isinstance(message.content, str):
         return Message(Role.ASSISTANT, message.content)
     texts, reasoning, calls = [], [], []
@@ -174,7 +174,7 @@ def input_tools(given: Sequence[InputTool]) -> tuple[Tool, ...]:
 
 
 def chosen(given: InputToolChoice | None, tools: Sequence[Tool]) -> ToolChoice | None:
-    """Which tools may or must be called. Raises InvalidRequest: a tool that the request does not have."""
+    """The tool choice. Raises InvalidRequest: it names a tool that the request does not have."""
     if given is None or (not tools and given.type in ("auto", "none")):
         return None
     if not tools:

@@ -1,4 +1,4 @@
-"""From a validated body of Messages to the request of the inside."""
+"""Converts a validated body of ``/v1/messages`` to a request."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -18,14 +18,14 @@ from gateway.contracts.values import PLAIN_TEXT, Contract, GenerateRequest, Samp
 
 LOW_BUDGET: Final = 4_096
 MEDIUM_BUDGET: Final = 16_384
-"""Largest ``thinking.budget_tokens`` of a low and a medium effort. Claude Code's three steps of thinking have
-4,000, 10,000 and 31,999 tokens."""
+"""Largest ``thinking.budget_tokens`` that count as low and as medium effort. Claude Code's three levels of
+thinking have 4,000, 10,000 and 31,999 tokens."""
 
 _NO_FIELDS: Final = SluiceFields()
 
 
 def messages_request(body: MessagesRequest, origin: RequestOrigin) -> ParsedRequest:
-    """The request of an answer. Raises InvalidRequest: a rule that types cannot say."""
+    """The request for an answer. Raises InvalidRequest: a rule that types cannot express."""
     thinking = body.thinking
     budget = thinking.budget_tokens if thinking is not None and thinking.type == "enabled" else None
     if budget is not None and budget >= body.max_tokens:
@@ -77,7 +77,7 @@ def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **o
         user=user,
         response_format=shape or PLAIN_TEXT,
         priority=origin.priority(0),
-        # The effort is a hint here: clients send one to every model.
+        # The effort is only a hint in this contract, because clients send one to every model.
         needs=needs - {Feature.REASONING_EFFORT},
         dropped=tuple([path_of([name]) for name in unknown[:MAX_DROPPED]]),
         fields=_fields(native, len(tools)),
@@ -87,7 +87,7 @@ def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **o
 
 
 def _effort(body: CountRequest) -> str | None:
-    """How much the model thinks: the effort given, else the one that fits the budget of tokens given."""
+    """The reasoning effort: the given one, else one that matches the given thinking budget."""
     thinking, config = body.thinking, body.output_config
     if thinking is not None and thinking.type == "disabled":
         return "none"
@@ -100,7 +100,7 @@ def _effort(body: CountRequest) -> str | None:
 
 
 def _fields(native: SluiceFields, tools: int) -> Mapping[str, str]:
-    """How this body spells what the inside calls by the native contract's names."""
+    """This body's field names, by the native contract's names that internal errors use."""
     fields = {name: f"sluice.{name}" for name in native.__pydantic_fields_set__}
     fields.setdefault("adapter_id", "model")
     fields |= {

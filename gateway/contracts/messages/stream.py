@@ -33,14 +33,14 @@ _EMPTY: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class BlockFrames:
-    """The events of one stream: blocks one after the other, one open at a time.
+    """The events of one stream: consecutive blocks, of which one is open at a time.
 
-    A block of text opens with the first text that is more than blanks: a client's loop of tools would end at
-    an empty one. Blanks before it are held until then.
+    A text block opens with the first text that is not blank, because a client's tool loop would end at an
+    empty one. Blanks before it are held back until then.
 
     Args:
-        model: what answers.
-        usage: of the prompt, as far as it is known when the stream opens.
+        model: the model that answers.
+        usage: the prompt's usage, as far as it is known when the stream opens.
     """
 
     ping: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -62,7 +62,7 @@ class BlockFrames:
         logprobs: Sequence[TokenLogprob] = (),
         token_ids: Sequence[int] = (),
     ) -> bytes:
-        """A piece of text, around one JSON string: no object is built per token. There is one choice."""
+        """An event around one JSON string: no object is built per token. There is only one choice."""
         if self._block == "text":
             return self._prefix + orjson.dumps(text) + b"}}\n\n"
         text = self._held + text

@@ -1,4 +1,4 @@
-"""The response object: an answer, or its state while it is streamed."""
+"""The response object of an answer, whole or in progress."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -14,7 +14,7 @@ from gateway.errors import PublicError
 
 
 class ResponseUsage(TypedDict):
-    """The count of tokens."""
+    """OpenAI's token counts of a response."""
 
     input_tokens: int
     input_tokens_details: dict[str, int]
@@ -52,14 +52,14 @@ STATUS: Final[Mapping[FinishReason, str]] = {
 
 
 def own_id(generation_id: str) -> str:
-    """The part of a generation's id that is its own."""
+    """A generation's id without its prefix."""
     return generation_id.removeprefix("gen_")
 
 
 def response_body(
     asked: ResponsesRequest, status: str, model: str, output: Sequence[Item] = (), **own: Any
 ) -> dict[str, Any]:
-    """The response object in a state; ``own`` are further fields."""
+    """The response object with this status; ``own`` are additional fields."""
     request = asked.request
     return {
         "id": f"resp_{own_id(request.generation_id)}",
@@ -81,7 +81,7 @@ def ended(asked: ResponsesRequest, answer: Answer, output: Sequence[Item]) -> di
     status = STATUS[answer.finish_reason]
     own: dict[str, Any] = {"usage": usage_body(answer.usage), "sluice": sluice_body(answer)}
     if status == "incomplete":
-        # The contract has no word for a deadline; `sluice.finish_reason` is exact.
+        # The contract has no reason for a deadline; `sluice.finish_reason` is exact.
         own["incomplete_details"] = {"reason": "max_output_tokens"}
     elif status == "failed":
         own["error"] = {"code": "server_error", "message": (*answer.warnings, "the answer has a fault")[0]}
@@ -91,14 +91,14 @@ def ended(asked: ResponsesRequest, answer: Answer, output: Sequence[Item]) -> di
 
 
 def failed(asked: ResponsesRequest, error: PublicError, model: str, output: Sequence[Item]) -> dict[str, Any]:
-    """The response object of an answer that broke."""
+    """The response object of an answer that failed."""
     detail = error_body(error)["error"]
     code = detail["code"] if error.status < 500 else "server_error"
     return response_body(asked, "failed", model, output, error={"code": code, "message": detail["message"]})
 
 
 def usage_body(usage: Usage) -> ResponseUsage:
-    """The details always come: clients fail without them."""
+    """The token counts, always with details, because clients fail without them."""
     return {
         "input_tokens": usage.input_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
@@ -125,7 +125,7 @@ def output_of(asked: ResponsesRequest, answer: Answer) -> list[Item]:
 
 
 def reasoning_item(asked: ResponsesRequest, item_id: str, text: str, status: str) -> Item:
-    """The model's reasoning, and the same sealed where that was asked for."""
+    """The item of the model's reasoning, also sealed if that was requested."""
     item: Item = {"type": "reasoning", "id": item_id, "summary": [], "content": [], "status": status}
     if status != "in_progress":
         item["content"] = [{"type": "reasoning_text", "text": text}]
@@ -139,7 +139,7 @@ def text_part(text: str, logprobs: Sequence[TokenLogprob] = ()) -> Item:
 
 
 def text_logprobs(logprobs: Sequence[TokenLogprob]) -> list[ChatLogprob]:
-    """As in chats."""
+    """Log-probabilities in the format of chats."""
     return chat_logprobs(logprobs)["content"] if logprobs else []
 
 
@@ -149,12 +149,12 @@ def message_item(item_id: str, text: str, status: str, logprobs: Sequence[TokenL
 
 
 def call_prefix(kind: ToolKind) -> str:
-    """How ids of items of this kind begin."""
+    """The prefix of the ids of call items of this kind."""
     return "ctc" if kind is ToolKind.CUSTOM else "fc"
 
 
 def call_item(asked: ResponsesRequest, item_id: str, call: ToolCall, status: str) -> Item:
-    """A call; a member of a namespace has its own name again."""
+    """The item of a call; a namespace and its member's name are separated again."""
     namespace, name = asked.namespaces.get(call.name, (None, call.name))
     where = {} if namespace is None else {"namespace": namespace}
     if call.kind is ToolKind.CUSTOM:

@@ -23,7 +23,7 @@ _LABELS: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
 
 
 class ItemPart(Body):
-    """A part of a message, of a tool's output or of a reasoning item: a text, or an image of the user's."""
+    """A part of a message, a tool's output or a reasoning item: a text, or an image in a user's message."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {**_LABELS, "file_id": (None,)}
     type: Literal[
@@ -42,7 +42,7 @@ Words = Annotated[
 
 
 class InputItem(Body):
-    """One of ``input``; which fields it has follows from its type."""
+    """One item of ``input``; its fields depend on its type."""
 
     neutral = _LABELS
     type: Literal[
@@ -67,7 +67,7 @@ class InputItem(Body):
 
     @property
     def referenced(self) -> str | None:
-        """The id of the stored item that it stands for; ``None``: it is an item itself."""
+        """The id of the stored item that this one references; ``None`` for other types."""
         if self.type != "item_reference":
             return None
         return str((self.__pydantic_extra__ or {}).get("id") or "")
@@ -80,7 +80,7 @@ Input = Annotated[
 
 
 class PlainTool(Body):
-    """A function or a custom tool; its fields are not nested as in chats."""
+    """A function or a custom tool; unlike in chats, its fields are not nested."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "defer_loading": (None, False),
@@ -96,7 +96,7 @@ class PlainTool(Body):
 
 
 class ToolItem(PlainTool):
-    """One of ``tools``; those of a ``namespace`` are its members."""
+    """One of ``tools``; ``tools`` of a ``namespace`` are its members."""
 
     type: Literal["function", "custom", "namespace"]  # type: ignore[assignment]
     tools: Annotated[list[PlainTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -106,7 +106,7 @@ ToolItems = TypeAliasType("ToolItems", Annotated[list[ToolItem], Field(max_lengt
 
 
 class NamedTool(Body):
-    """Names a tool."""
+    """A reference to a tool by its name."""
 
     type: Literal["function", "custom"]
     name: Name
@@ -141,7 +141,7 @@ class TextBody(Body):
 
 
 class ReasoningBody(Body):
-    """``reasoning``; a summary is never written: the answer has the reasoning itself."""
+    """``reasoning``; no summary is ever made: the answer contains the reasoning itself."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "summary": (None, "auto", "concise", "detailed"),

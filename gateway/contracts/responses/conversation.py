@@ -1,4 +1,4 @@
-"""From items to the typed conversation, and its tools."""
+"""Converts the items and tools of ``/v1/responses`` to messages and tools."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,18 +17,18 @@ from gateway.contracts.responses.body import (
 from gateway.contracts.tool_fields import CustomToolBody, FunctionBody
 
 NAMESPACE_JOINT = "__"
-"""Between a namespace and its member in the name that the model is given."""
+"""Separates a namespace and its member in the tool name that the model gets."""
 Opened = Callable[[str], str | None]
-"""The text of sealed reasoning; ``None`` when it was not sealed here for this tenant and model."""
+"""Returns the text of sealed reasoning; ``None`` if it was not sealed here for this tenant and model."""
 
 
 def conversation(
     body: ResponsesBody, before: Sequence[InputItem], opened: Opened | None
 ) -> Iterator[Message]:
-    """The items as messages: an assistant's reasoning, text and calls in a row are one message.
+    """The items as messages; an assistant's consecutive reasoning, text and calls are one message.
 
-    Raises InvalidRequest: an item that lacks a field, or reasoning that cannot be read (without ``opened``
-    none can that is only sealed).
+    Raises InvalidRequest: an item lacks a field, or reasoning has no readable content and cannot be opened,
+    as without ``opened``.
     """
     if body.instructions:
         yield Message(Role.SYSTEM, body.instructions)
@@ -63,7 +63,7 @@ def conversation(
 
 
 class _Turn:
-    """An assistant's message, item by item."""
+    """Collects the items of an assistant's message."""
 
     def __init__(self) -> None:
         self.reasoning: list[str] = []
@@ -74,7 +74,7 @@ class _Turn:
         return bool(self.reasoning or self.calls) or self.content is not None
 
     def taken(self) -> Message:
-        """The message; the next one begins."""
+        """Return the message, and begin the next one."""
         message = Message(
             Role.ASSISTANT,
             self.content or "",
@@ -100,7 +100,7 @@ def _text(part: ItemPart, at: str) -> str:
 
 
 def _said(given: Sequence[ItemPart], at: str) -> Message:
-    """A message of the user: its texts and images."""
+    """A user's message with these texts and images."""
     return said(
         [
             ImageContent(required(part.image_url, f"{where}.image_url"), part.detail, f"{where}.image_url")
@@ -112,7 +112,7 @@ def _said(given: Sequence[ItemPart], at: str) -> Message:
 
 
 def _reasoning(item: InputItem, at: str, opened: Opened | None) -> str:
-    """What was sealed here comes first: clients shorten or drop the content."""
+    """An item's reasoning. The sealed text takes precedence, since clients shorten or drop the content."""
     sealed = item.encrypted_content
     if sealed and opened is not None and (text := opened(sealed)) is not None:
         return text
@@ -149,7 +149,7 @@ def _other(item: InputItem, at: str) -> Message:
 def flat_tools(
     tools: Sequence[ToolItem], namespaces: dict[str, tuple[str, str]]
 ) -> Iterator[tuple[str, FunctionBody | CustomToolBody]]:
-    """Each tool and its path; a namespace's members have its name in front. Fills ``namespaces``."""
+    """Each tool and its path; the namespace is a prefix of its members' names. Fills ``namespaces``."""
     for index, tool in enumerate(tools):
         at = f"tools.{index}"
         if tool.type != "namespace":
@@ -170,7 +170,7 @@ def _nested(tool: PlainTool, name: str) -> FunctionBody | CustomToolBody:
 
 
 def chosen(given: str | ChoiceObject | None, tools: Sequence[Tool]) -> ToolChoice | None:
-    """Which tools may or must be called. Raises InvalidRequest: a tool that the request does not have."""
+    """The tool choice. Raises InvalidRequest: it names a tool that the request does not have."""
     if given is None or (not tools and given in ("none", "auto")):
         return None
     if not tools:

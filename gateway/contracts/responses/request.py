@@ -1,4 +1,4 @@
-"""From a validated body of Responses to the request of the inside."""
+"""Converts a validated body of ``/v1/responses`` to a request."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,20 +24,20 @@ INCLUDED_SEALED: Final = "reasoning.encrypted_content"
 
 
 class ReasoningSeal(Protocol):
-    """Seals reasoning for clients that send it back, bound to a tenant and a model."""
+    """Encrypts reasoning for clients that send it back; it is bound to a tenant and a model."""
 
     def seal(self, tenant: str, model: str, text: str) -> str:
-        """The text, sealed."""
+        """The encrypted text."""
 
     def opened(self, tenant: str, model: str, sealed: str) -> str | None:
-        """The text; ``None`` when it was sealed elsewhere, for others, or is damaged."""
+        """The text; ``None`` if it was sealed elsewhere or for another tenant or model, or is damaged."""
 
 
 class ResponsesRequest(ParsedRequest, frozen=True):
-    """A parsed request, what its response object repeats, and the namespaces of flattened tools.
+    """A parsed request, with ``echo``, which the response object repeats, and the namespaces of its tools.
 
-    ``items`` are its own input, for a response that is stored. ``seal`` makes the ``encrypted_content`` of
-    its reasoning, where that was asked for and there is a key. ``again`` is what another gateway runs it by.
+    ``items``: its own input, if the response is stored. ``seal``: makes the ``encrypted_content`` of its
+    reasoning, if that was requested and there is a key. ``again``: data to run it again on another gateway.
     """
 
     echo: Mapping[str, Any] = MappingProxyType({})
@@ -68,10 +68,10 @@ def responses_request(
     before: Sequence[Mapping[str, Any]] = (),
     seal: ReasoningSeal | None = None,
 ) -> ResponsesRequest:
-    """Map a validated body to the inside. Raises InvalidRequest: a rule between fields is broken.
+    """Convert a validated body to a request. Raises InvalidRequest: fields that do not go together.
 
-    ``stores``: whether responses can be stored; ``before`` are the items of the conversation that it goes on
-    with.
+    ``stores``: whether responses can be stored; ``before``: the items of the conversation that the request
+    continues.
     """
     bound = origin.caller.tenant, body.model
     opened = None if seal is None else partial(seal.opened, *bound)
@@ -104,7 +104,7 @@ def responses_request(
         "sluice.context",
         messages=messages,
         model=body.model,
-        # The client's own key for one conversation: it keeps the conversation near its prefix cache.
+        # prompt_cache_key is a client's own key for a conversation, whose requests then share a prefix cache.
         session_id=native.session_id or body.prompt_cache_key or body.user,
         user=body.user,
         sampling=Sampling(
@@ -145,9 +145,9 @@ def input_items(body: ResponsesBody, generation_id: str) -> list[dict[str, Any]]
 
 
 def _stores(body: ResponsesBody, stores: bool, holds_image: bool) -> bool:
-    """Whether the response is stored: at OpenAI it is unless the request says otherwise.
+    """Whether the response is stored: by default it is, as at OpenAI. Raises InvalidRequest.
 
-    No input that holds an image is stored, and the response says so; one with an image's address is.
+    A request whose input contains an image's data is not stored, and its response says so.
     """
     if body.store and not stores:
         raise not_allowed("store", "is true", "false, this gateway stores no responses")
@@ -173,7 +173,7 @@ def _shape(given: TextFormat | None) -> ResponseFormat:
 
 
 def _echo(body: ResponsesBody) -> dict[str, Any]:
-    """What the response object repeats of its request, with the defaults."""
+    """The fields of the request that its response object repeats, with their defaults."""
     text, reasoning = body.text, body.reasoning
     shape = None if text is None or text.format is None else text.format
     return {

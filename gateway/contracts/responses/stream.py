@@ -1,4 +1,4 @@
-"""The stream of a response: one terminal event, numbered events, one item open at a time."""
+"""The stream of a response: numbered events, one open item at a time, one terminal event."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -33,11 +33,11 @@ from gateway.contracts.values import Answer, TokenLogprob
 from gateway.errors import PublicError
 
 OPENING_EVENTS: Final = 2
-"""``response.created`` and ``response.in_progress``: their numbers are the first two."""
+"""``response.created`` and ``response.in_progress``, which have the first two sequence numbers."""
 
 
 class _Open:
-    """The item that is being written."""
+    """The open item of the output."""
 
     __slots__ = ("begin", "head", "item_id", "kind", "logprobs", "pieces")
 
@@ -76,7 +76,7 @@ class ResponseFrames:
         logprobs: Sequence[TokenLogprob] = (),
         token_ids: Sequence[int] = (),
     ) -> bytes:
-        """A piece of a message; around one JSON string, as in chats."""
+        """A piece of a message, built around one JSON string as in chats."""
         opened, item = self._in("message")
         item.pieces.append(text)
         item.logprobs += logprobs
@@ -100,7 +100,7 @@ class ResponseFrames:
         return b""
 
     def ending(self, answer: Answer) -> dict[str, Any]:
-        """The response object of the terminal event; what is changed in it before :meth:`finish` is sent."""
+        """The response object of the terminal event; :meth:`finish` also sends changes made to it before."""
         if self._ended is None:
             status = STATUS[answer.finish_reason]
             self._closing = self._close("completed" if status == "completed" else "incomplete")
@@ -108,13 +108,13 @@ class ResponseFrames:
         return self._ended
 
     def finish(self, answer: Answer) -> bytes:
-        """The one terminal event; an answer that was cut or has a fault is not ``completed``."""
+        """The terminal event; it is not ``response.completed`` if the answer was cut short or has a fault."""
         response = self.ending(answer)
         kind = f"response.{STATUS[answer.finish_reason]}"
         return self._closing + _frame(kind, self._next(), response=response)
 
     def state(self, status: str, **own: Any) -> dict[str, Any]:
-        """The response object with what there is."""
+        """The response object with the output so far."""
         return response_body(self._asked, status, self._model, self._items, **own)
 
     def stop(self, response: Mapping[str, Any]) -> bytes:
@@ -132,7 +132,7 @@ class ResponseFrames:
         return number
 
     def _in(self, kind: str) -> tuple[bytes, _Open]:
-        """The open item, which is one of this kind, and what opens it if it is new."""
+        """The open item, of this kind, and the events that open it if it is new."""
         if self._open is not None and self._open.kind == kind:
             return b"", self._open
         closed, prefix = self._close(), {"message": "msg", "reasoning": "rs"}[kind]
@@ -190,9 +190,9 @@ class ResponseFrames:
 
 
 def ended_elsewhere(response: Mapping[str, Any], after: int) -> bytes:
-    """The stream of a response that ended without the gateway that ran it: its begin and its end.
+    """The first and last events of a response that was ended without the gateway that ran it.
 
-    The end's number is beyond ``after``, the last one that the client has.
+    The last event's number is higher than ``after``, the last number that the client has.
     """
     begun = {**response, "status": "in_progress", "output": [], "error": None}
     kind = "response.failed" if response["status"] == "failed" else "response.incomplete"
