@@ -1,4 +1,4 @@
-"""``/v1/audio``: the text of recordings, by workers."""
+"""``/v1/audio``: transcriptions and translations of recordings, made by workers."""
 
 from collections.abc import Callable
 from typing import Final
@@ -25,14 +25,14 @@ from gateway.http.sinks import STREAM_HEADERS
 from gateway.ports import Services
 
 HEAD_BYTES: Final = 32
-"""Of a recording, for the estimate of its length."""
+"""Bytes of a recording's beginning that are read to estimate its length."""
 
 router = callers_router(UploadRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504, prefix="/v1/audio")
 
 
 @router.post("/transcriptions")
 async def transcriptions(request: Request, services: Edge, caller: Asking, repeats: Repeats) -> Response:
-    """The text of a recording, in its language: a form with ``file``, ``model`` and further fields."""
+    """Text of a recording in its own language; the body is a form with ``file``, ``model``, and options."""
     return await _answer("transcriptions", request, services, caller, repeats)
 
 
@@ -98,7 +98,7 @@ async def _asked(task: Task, form: FormData, most: int, origin: RequestOrigin) -
 
 
 async def _stream(asked: AudioRequest, services: Services, exchange: Exchange) -> Response:
-    """The worker's events as they come; 200 goes out with the first one."""
+    """Send the worker's events as they arrive; the status 200 is sent with the first one."""
 
     async def send(event: bytes) -> None:
         if not exchange.started:
@@ -118,11 +118,11 @@ async def _stream(asked: AudioRequest, services: Services, exchange: Exchange) -
 
 
 async def _no_event(event: bytes) -> None:
-    """A whole answer has none."""
+    """Receives no events: a whole answer has none."""
 
 
 class _Sent(Response):
-    """The answer was sent already."""
+    """A response for FastAPI after the answer was sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Nothing is left to do."""
+        """Send nothing."""

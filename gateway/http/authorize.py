@@ -1,4 +1,4 @@
-"""Who may ask: the caller that the key belongs to, and the role that an endpoint needs."""
+"""Authentication of the caller by its key, and the check of the role that an endpoint needs."""
 
 from accounting.keys import NO_LIMITS
 from gateway.contracts.front_headers import on_behalf
@@ -9,9 +9,9 @@ from gateway.ports import Services
 
 
 def identify(services: Services, exchange: Exchange, *, reads: bool = False) -> Caller:
-    """Who asks, by key and headers, or by a session of the console; ``reads``: nothing is changed.
+    """The caller, by key and headers or by a console session; ``reads``: the request changes nothing.
 
-    Raises MissingKey, InvalidKey, RateLimited, InvalidRequest, Forbidden: a viewer may only read.
+    Raises MissingKey, InvalidKey, RateLimited, InvalidRequest; Forbidden: a viewer may only read.
     """
     key, token = exchange.key, None
     try:
@@ -29,7 +29,7 @@ def identify(services: Services, exchange: Exchange, *, reads: bool = False) -> 
 
 
 def caller_of(services: Services, exchange: Exchange, *, reads: bool = False) -> Caller:
-    """:func:`identify` the caller, and report its limits in the answer's headers."""
+    """The caller, as :func:`identify` finds it; its limits are reported in the answer's headers."""
     caller = identify(services, exchange, reads=reads)
     exchange.caller = caller
     if caller.limits is not NO_LIMITS and caller.limits != NO_LIMITS:
@@ -38,7 +38,7 @@ def caller_of(services: Services, exchange: Exchange, *, reads: bool = False) ->
 
 
 def require_role(services: Services, exchange: Exchange, *roles: CallerRole) -> Caller:
-    """The caller, when its key has one of ``roles`` or is an admin's. Raises Forbidden, as identify."""
+    """The caller, if its role is one of ``roles`` or admin. Raises Forbidden, and as :func:`identify`."""
     caller = caller_of(services, exchange)
     allowed = dict.fromkeys((*roles, CallerRole.ADMIN))
     if caller.role not in allowed:

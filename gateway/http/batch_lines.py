@@ -1,4 +1,4 @@
-"""Runs a line of a batch as its endpoint would answer it."""
+"""Runs each line of a batch and returns the answer that its endpoint would give."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +30,7 @@ from resilience.failures import FailureKind
 EMBEDDINGS: Final = "/v1/embeddings"
 RESPONSES: Final = "/v1/responses"
 PAUSE_S: Final = 2.0
-"""Pause of a line that was refused without a time."""
+"""Pause before a retry of a line that was refused without a retry time."""
 _DEATHS: Final = frozenset(
     {
         FailureKind.CUDA_OOM,
@@ -43,7 +43,7 @@ _LATER: Final = frozenset({FailureKind.BACKEND_UNAVAILABLE, FailureKind.THROTTLE
 
 
 class BatchLines:
-    """Answers lines with the services of a gateway, whose journeys settle into ``bills``.
+    """Answers the lines of batches with a gateway's services; their journeys settle into ``bills``.
 
     ``stopping``: whether the gateway drains.
     """
@@ -59,11 +59,11 @@ class BatchLines:
         return not self._stopping() and self._services.health.ready()[0]
 
     def stopping(self) -> bool:
-        """Whether it drains."""
+        """Whether the gateway drains."""
         return self._stopping()
 
     def fault(self, batch: BatchRow, body: bytes) -> LineFault | None:
-        """What the contract refuses; what only an engine refuses comes with the line's result."""
+        """The fault for which the contract refuses a line; an engine's refusal is in the line's result."""
         nobody = Caller(batch.tenant, CallerRole.CALLER, batch.key_id)
         try:
             if batch.endpoint == EMBEDDINGS:
@@ -79,7 +79,7 @@ class BatchLines:
         return None
 
     async def run(self, batch: BatchRow, line: BatchLine, body: bytes) -> LineOutcome:
-        """Run it. Cancelling it bills nothing."""
+        """Run a line. If this is cancelled, nothing is billed."""
         own = f"{batch.batch_id.removeprefix('batch_')}_{line.number}"
         origin: RequestOrigin | None = None
         try:

@@ -1,4 +1,4 @@
-"""OpenAI's batches."""
+"""``/v1/batches``: OpenAI's batches."""
 
 from typing import Annotated
 
@@ -51,5 +51,5 @@ async def show_batch(batch_id: str, services: Edge, caller: Asking) -> Response:
 
 @router.post("/{batch_id}/cancel", response_model=BatchObject)
 async def cancel_batch(batch_id: str, services: Edge, caller: Asking) -> Response:
-    """Start no further line; what has ended is in the result files."""
+    """Cancel a batch: no further line starts; the result files contain the lines that have ended."""
     return json_of(await services.batches.cancel(caller.tenant, batch_id))

@@ -1,4 +1,4 @@
-"""Reading a request's body, within bounds of size and time."""
+"""Reads a request's body within bounds of size and time."""
 
 import asyncio
 from io import BytesIO
@@ -27,18 +27,18 @@ class BodyTooSlow(InvalidRequest, status=408, code="invalid_request"):
 
 
 class UnsupportedBody(InvalidRequest, status=415, code="invalid_request"):
-    """The body is encoded, or of a type, that the path does not read."""
+    """The body has an encoding or a type that the path does not accept."""
 
 
 def unsupported(exchange: Exchange, header: bytes, allowed: str) -> UnsupportedBody:
-    """The refusal of a header that says what the body is."""
+    """The refusal of a body because of its encoding or type header."""
     value = path_of([exchange.headers.get(header, b"").decode("latin-1")])
     name = header.decode()
     return UnsupportedBody(f"the header {name} is '{value}'; allowed: {allowed}", param=name)
 
 
 def check_encoding(exchange: Exchange) -> None:
-    """Raises UnsupportedBody: the body is compressed."""
+    """Refuse a compressed body. Raises UnsupportedBody."""
     encoding = exchange.headers.get(_ENCODING)
     if encoding is not None and encoding.strip().lower() not in (b"", b"identity"):
         raise unsupported(exchange, _ENCODING, "identity, or no such header")
@@ -47,14 +47,14 @@ def check_encoding(exchange: Exchange) -> None:
 async def read_body(
     exchange: Exchange, receive: Receive, limit: int, *, timeout_s: float = BODY_TIMEOUT_S
 ) -> bytes:
-    """The whole body.
+    """Read the whole body.
 
     Raises UnsupportedBody, BodyTooLarge, BodyTooSlow, TooManyBodies, TooManyOwnBodies, ClientGone.
     """
     check_encoding(exchange)
     cycle = getattr(receive, "__self__", None)
     if isinstance(cycle, RequestResponseCycle) and not (cycle.more_body or cycle.disconnected):
-        # uvicorn has all of it: no wait, so no timer.
+        # uvicorn has the whole body already: there is no wait, so no timer is needed.
         body, cycle.body = bytes(cycle.body), bytearray()
         if len(body) > limit:
             raise _too_large(limit)
@@ -72,8 +72,8 @@ async def _read(exchange: Exchange, receive: Receive, limit: int) -> bytes:
     declared = exchange.headers.get(b"content-length", b"")
     too_large = declared.isdigit() and (len(declared) > 18 or int(declared) > limit)
     if too_large and b"expect" in exchange.headers:
-        raise _too_large(limit)  # the client asked before sending
-    body = BytesIO()  # its value is no copy, and a body that is joined of pieces is in memory twice
+        raise _too_large(limit)  # the client waits for permission to send
+    body = BytesIO()  # getvalue() copies nothing; joining a list of pieces would hold the body twice
     size = 0
     while True:
         message = await receive()

@@ -1,4 +1,4 @@
-"""How the server notifies the request in progress on a connection of its caller's disconnect."""
+"""Notification of the request in progress on a connection that its caller has disconnected."""
 
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -15,7 +15,7 @@ class ReaderTooSlow(ClientGone):
 
 
 class WriteFlow(Protocol):
-    """What the server knows of the bytes on their way to a caller."""
+    """uvicorn's flow control: whether writing is paused because the caller reads too slowly."""
 
     write_paused: bool
 
@@ -23,7 +23,7 @@ class WriteFlow(Protocol):
 class ClientDisconnect:
     """The disconnect of one connection: calls ``listener``, set by one request at a time, with its kind.
 
-    ``flow`` says whether the caller is behind with reading.
+    ``flow`` tells whether the caller reads too slowly.
     """
 
     __slots__ = ("flow", "listener", "why")
@@ -34,7 +34,7 @@ class ClientDisconnect:
         self.listener: Callable[[type[ClientGone]], None] | None = None
 
     def set(self, why: type[ClientGone]) -> None:
-        """The caller has disconnected; the first reason counts."""
+        """Report that the caller has disconnected; only the first report counts."""
         if self.why is None:
             self.why = why
             if self.listener is not None:

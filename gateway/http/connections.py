@@ -1,4 +1,4 @@
-"""Which connections a process keeps when there are too many: decisions without I/O."""
+"""Decides which connections a process keeps if there are too many; sans-I/O."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from gateway.contracts.addresses import Network, source_of
 from gateway.errors import PublicError
 
 MAX_CONNECTIONS: Final = 4_096
-"""Connections at once unless configured. An idle one is about 20 KB, so some 80 MB."""
+"""Default limit of open connections. An idle one takes about 20 KB, so all take some 80 MB."""
 RESERVE: Final = 64
-"""Connections above the limits, on which probes alone are answered."""
+"""Most connections above the limits; only probes are answered on these."""
 PROBES: Final = frozenset({b"/ping", b"/health", b"/ready"})
 
 _TOO_MANY: Final = PublicError(503, "queue_full", "there are too many connections", retry_after_ms=1_000)
@@ -32,9 +32,9 @@ class ConnectionLimits:
     """Bounds of open connections.
 
     Args:
-        total: of the process.
-        per_address: of one IPv4 address or IPv6 /64; ``None``: half of ``total``.
-        proxies: addresses without a bound of their own: each speaks for many callers.
+        total: most connections of the process.
+        per_address: most connections of one IPv4 address or IPv6 /64; ``None``: half of ``total``.
+        proxies: addresses without their own bound, because each forwards the requests of many callers.
     """
 
     total: int = MAX_CONNECTIONS
@@ -43,11 +43,11 @@ class ConnectionLimits:
 
 
 class ConnectionTable:
-    """The open connections, and which of them give way to new ones.
+    """The open connections, and the choice of those that are closed for new ones.
 
-    A connection beyond the total takes the place of one without a request in progress: first of those that
-    never completed a request's headers, then of the other idle ones, the oldest first. Where there is none,
-    or the address has too many, it is one of ``RESERVE`` connections, which answer probes alone.
+    A connection beyond the total replaces one without a request in progress: first one that never completed
+    a request's headers, then another idle one, each time the oldest. If there is none, or the address has too
+    many connections, the new one is among the ``RESERVE`` connections, on which only probes are answered.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -57,12 +57,12 @@ class ConnectionTable:
         self._sources: dict[Closable, str] = {}
         self._of_source: Counter[str] = Counter()
         self._reserve: dict[Closable, None] = {}
-        # In the order of their time; a dictionary is an ordered set.
+        # Oldest first; the dictionaries are used as ordered sets.
         self.unused: dict[Closable, None] = {}
         self.idle: dict[Closable, None] = {}
 
     def open(self, connection: Closable, address: str) -> PublicError | None:
-        """Add a connection; returns what it answers to all but probes, ``None`` for an ordinary one."""
+        """Add a connection; return the error for all requests but probes, or ``None`` if it is served."""
         source = source_of(address, self._proxies)
         refusal = None
         if source and self._of_source[source] >= self._per_address:

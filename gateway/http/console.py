@@ -38,13 +38,13 @@ _FOLDER: Final = files("gateway") / "bundled" / "console"
 
 
 async def _page(request: Request) -> Response:
-    """The page; it needs no key, and shows nothing without one."""
+    """The page; it is served without a key but shows no data without one."""
     page = (_FOLDER / "index.html").read_bytes()
     return Response(page, headers=HEADERS, media_type="text/html; charset=utf-8")
 
 
 async def _session(request: Request) -> Response:
-    """Who is signed in; ``POST`` signs in with a key, ``DELETE`` out."""
+    """``GET``: who is signed in; ``POST``: sign in with a key; ``DELETE``: sign out."""
     services, exchange = request.app.state.services, Exchange.of(request.scope)
     if request.method == "DELETE":
         return _answer({}, "", 0, request)
@@ -85,7 +85,7 @@ def _who(caller: Caller) -> dict[str, str]:
 
 def _answer(body: object, token: str, seconds: int, request: Request) -> Response:
     response = json_of(body)
-    # Behind a proxy that ends TLS; who lies about it gets a cookie that their browser does not send.
+    # A proxy that terminates TLS sends the header. A client that forges it only gets an unusable cookie.
     secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
     response.set_cookie(
         COOKIE, token, max_age=seconds, path="/", secure=secure, httponly=True, samesite="strict"
@@ -94,7 +94,7 @@ def _answer(body: object, token: str, seconds: int, request: Request) -> Respons
 
 
 async def _live(request: Request) -> Response:
-    """This process every two seconds, as server-sent events."""
+    """The state of this process every two seconds, as server-sent events."""
     services, exchange = request.app.state.services, Exchange.of(request.scope)
     require_role(services, exchange, CallerRole.VIEWER, CallerRole.OPERATOR)
     console = services.console

@@ -1,7 +1,7 @@
-"""The size of a prompt, as the answer's usage will say it: ``/v1/messages/count_tokens`` and
+"""Counts a prompt's tokens as its answer's usage would: ``/v1/messages/count_tokens`` and
 ``/v1/responses/input_tokens``.
 
-They count against the key's limits as ``/tokenize`` does.
+Requests count against the key's limits as those of ``/tokenize`` do.
 """
 
 from fastapi import Request
@@ -21,13 +21,13 @@ from gateway.ports import Services
 
 
 class MessageTokens(TypedDict):
-    """The whole prompt, cached or not."""
+    """The number of tokens of the whole prompt, cached or not."""
 
     input_tokens: int
 
 
 class ResponseTokens(TypedDict):
-    """The whole prompt, cached or not."""
+    """The number of tokens of the whole prompt, cached or not."""
 
     object: str
     input_tokens: int
@@ -43,7 +43,7 @@ responses = callers_router(CountedRoute, 400, 401, 403, 404, 413, 429, 504)
 async def count_tokens(
     given: Json[CountRequest], request: Request, services: Edge, caller: Asking
 ) -> MessageTokens:
-    """Tokens of a prompt."""
+    """The number of tokens of a prompt."""
     asked = counted_request(given, origin_of(services, Exchange.of(request.scope), caller))
     return {"input_tokens": await _counted(asked, request, services, caller)}
 
@@ -52,7 +52,7 @@ async def count_tokens(
 async def input_tokens(
     given: Json[ResponsesBody], request: Request, services: Edge, caller: Asking
 ) -> ResponseTokens:
-    """Tokens of a prompt; the body is that of ``/v1/responses``."""
+    """The number of tokens of a prompt; the body is that of ``/v1/responses``."""
     asked = await asked_of(services, given, origin_of(services, Exchange.of(request.scope), caller))
     count = await _counted(asked.request, request, services, caller)
     return {"object": "response.input_tokens", "input_tokens": count}

@@ -13,7 +13,7 @@ from gateway.http.client_disconnect import ClientDisconnect, ClientGone, ReaderT
 from gateway.http.exchange import Exchange
 
 STALL_S: Final = 60.0
-"""Longest time that one send may take; a reader that is slower holds a slot for no use."""
+"""Longest time that one send may take; a slower reader would occupy a slot for nothing."""
 _CHECKS_PER_STALL: Final = 4
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class DisconnectWatch(Protocol):
     """Watches the caller while a block of work runs."""
 
     def release(self) -> None:
-        """From here on a disconnect no longer cancels the work: it is billed, so its answer is stored."""
+        """Stop watching: the work is billed, so a disconnect must not prevent that its answer is stored."""
 
 
 def until_gone(
@@ -31,8 +31,8 @@ def until_gone(
 ) -> AbstractAsyncContextManager[DisconnectWatch]:
     """Run the block; cancel it when the caller disconnects.
 
-    Our own server notifies the block; under any other one (and for WebSockets) a task watches ``receive``
-    after the body. A single error is raised as itself, not in a group.
+    Sluice's own server notifies the block. Under any other server, and for WebSockets, a task watches
+    ``receive`` after the body. A single error is raised as itself, not in a group.
 
     Raises ClientGone: the caller disconnected, or reads nothing, and the block was cancelled.
     """
@@ -42,7 +42,7 @@ def until_gone(
 
 
 class _ServerWatch(Struct, eq=False):
-    """The server cancels the block; works as ``asyncio.timeout`` does, without the time."""
+    """The watch under Sluice's own server; cancels the block as ``asyncio.timeout`` does, without a time."""
 
     _disconnect: ClientDisconnect
     _why: type[ClientGone] | None = None
@@ -77,7 +77,7 @@ class _ServerWatch(Struct, eq=False):
 
 
 class _TaskWatch:
-    """A task watches."""
+    """The watch under any other server: a task that reads ``receive``."""
 
     __slots__ = ("_task",)
 
@@ -112,7 +112,7 @@ async def run_until_gone(
 
 
 async def _watch(exchange: Exchange, receive: Receive, clock: Callable[[], float], stall_s: float) -> None:
-    """Ends by raising; one timer a quarter of the bound, instead of one a send."""
+    """Wait for a disconnect, and raise it. One timer per quarter of ``stall_s`` replaces one per send."""
     while True:
         try:
             async with asyncio.timeout(stall_s / _CHECKS_PER_STALL):
@@ -127,7 +127,7 @@ async def _watch(exchange: Exchange, receive: Receive, clock: Callable[[], float
 
 
 def _single(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error itself when there is one; an error of the work comes before the disconnect."""
+    """The error itself if there is only one; an error of the work takes precedence over the disconnect."""
     others = [error for error in errors.exceptions if not isinstance(error, ClientGone)]
     if not others:
         return errors.exceptions[0]

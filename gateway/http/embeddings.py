@@ -19,9 +19,9 @@ from gateway.http.repeats import Repeats
 from gateway.http.routes import KEY, Asking, DirectRoute, Edge, Json, Raw, errors
 
 INLINE_NUMBERS: Final = 65_536
-"""Vectors of more base64 are written as numbers in a thread: a megabyte takes 20 ms."""
+"""Most characters of base64 that are written as numbers on the event loop; 1 MB takes 20 ms."""
 INLINE_BASE64: Final = 262_144
-"""Vectors of more base64 are written as base64 in a thread: so much takes less than the thread's start."""
+"""Most characters of base64 that are written on the event loop: they take less time than a thread."""
 
 router = APIRouter(
     tags=["openai"],
@@ -49,7 +49,7 @@ async def embeddings(
 
 
 async def vectors_body(answer: EmbeddingsAnswer, asked: EmbeddingsBody) -> bytes:
-    """The JSON body in the form that was asked for; a large one is written in a thread."""
+    """The JSON body in the requested format; a large one is written in a thread."""
     floats = asked.encoding_format == "float"
     if sum(map(len, answer.vectors)) <= (INLINE_NUMBERS if floats else INLINE_BASE64):
         return embeddings_body(answer, floats=floats)

@@ -1,4 +1,4 @@
-"""One HTTP exchange: its ids, its caller, and how its bytes are sent."""
+"""The state of one HTTP request at the edge: its ids, its caller, and the sending of its answer."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
@@ -21,7 +21,7 @@ EVENT_STREAM: Final = b"text/event-stream; charset=utf-8"
 
 _SCOPE_KEY: Final = "sluice.exchange"
 _SESSION: Final = COOKIE.encode()
-# Of clients of Anthropic's contract and of Azure.
+# The key headers of Anthropic's and of Azure's clients.
 _KEY_HEADERS: Final = (b"x-api-key", b"api-key")
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 _PRINTABLE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
@@ -44,15 +44,15 @@ class Exchange(Struct, eq=False):
 
     ``request_id`` is the header's or a new one, and the body's once that is parsed. ``sending_since`` is when
     the send in progress began: a client that reads nothing is noticed without a timer per send. ``bodies``
-    counts large bodies. ``disconnect`` is set when the server itself reports the caller's disconnect.
-    ``reported``: a journey reports the request's outcome; else the edge does, from ``status``, ``error`` and
-    others. ``anthropics``: the client is one of Anthropic's contract.
+    counts large bodies. ``disconnect`` is given if the server itself reports the caller's disconnect.
+    ``reported``: a journey reports the request's outcome; if not, the edge does, from ``status``, ``error``
+    and others. ``anthropics``: the client uses Anthropic's contract.
     """
 
     raw_send: Send
     clock: Callable[[], float]
     arrived_at: float
-    # A repeated header counts once, the last one: no header of ours is a list but Prefer, read apart.
+    # Of a repeated header only the last value counts.
     headers: dict[bytes, bytes]
     address: str
     method: str
@@ -62,7 +62,7 @@ class Exchange(Struct, eq=False):
     trace_parent: str | None
     trace_state: str | None = None
     bodies: BodyMemory | None = None
-    # Called when the answer begins, so that they report the key's limits at that time.
+    # Called when the answer begins, so that the headers report the key's limits at that time.
     limit_headers: Callable[[], Awaitable[Sequence[Header]]] | None = None
     reported: bool = False
     replayed: bool = False
@@ -88,7 +88,7 @@ class Exchange(Struct, eq=False):
         trace_state: str | None = None,
         bodies: BodyMemory | None = None,
     ) -> "Exchange":
-        """The exchange of a request that has just arrived; :meth:`of` finds it."""
+        """Create the exchange of a request that has just arrived, and store it for :meth:`of`."""
         exchange = scope[_SCOPE_KEY] = Exchange(
             send,
             clock,
@@ -118,7 +118,7 @@ class Exchange(Struct, eq=False):
     def hold_body(self, size: int) -> None:
         """Count the body, of which ``size`` bytes have arrived, until the request ends.
 
-        Raises TooManyBodies, TooManyOwnBodies: there is no memory for more of it.
+        Raises TooManyBodies, TooManyOwnBodies: the bodies in memory have reached a limit.
         """
         if size <= UNCOUNTED_BYTES or size <= self.held_bytes or self.bodies is None:
             return
@@ -128,7 +128,7 @@ class Exchange(Struct, eq=False):
         self.held_bytes = size
 
     def end(self, scope: Scope) -> None:
-        """The request has ended. Without this, scope and exchange refer to each other until a collection."""
+        """End the request: release its body and break the reference cycle of scope and exchange."""
         if self.held_bytes and self.bodies is not None:
             self.bodies.release(self.held_by, self.held_bytes)
             self.held_bytes = 0
@@ -148,7 +148,7 @@ class Exchange(Struct, eq=False):
             self.sending_since = None
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
-        """Send status and headers, the ids included."""
+        """Send the status and the headers, with those for the ids and limits."""
         limits = () if self.limit_headers is None else await self.limit_headers()
         self.started = True
         self.status = status
@@ -161,9 +161,9 @@ class Exchange(Struct, eq=False):
         )
 
     def write(self, data: bytes) -> bool:
-        """Send a piece of the body at once; False where that has to wait, or the server is another one.
+        """Send a piece of the body synchronously; ``False`` if that would wait, or under any other server.
 
-        Our own server's ``send`` waits only while the caller is behind.
+        The ``send`` of Sluice's own server waits only while the caller reads too slowly.
         """
         flow = None if self.disconnect is None else self.disconnect.flow
         if flow is None or flow.write_paused:
@@ -185,7 +185,7 @@ class Exchange(Struct, eq=False):
         return self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def reply(self, reply: Reply) -> None:
-        """Send a whole answer; 204 has neither a body nor headers about one."""
+        """Send a whole answer; with status 204, without the headers that describe a body."""
         length = (b"content-length", str(len(reply.body)).encode())
         about = [] if reply.status == 204 else [(b"content-type", reply.content_type), length]
         await self.start(reply.status, [*about, *reply.headers])
@@ -213,7 +213,7 @@ class Exchange(Struct, eq=False):
 
     @property
     def session(self) -> str | None:
-        """The console's cookie."""
+        """The token in the console's session cookie."""
         cookies = self.headers.get(b"cookie")
         if cookies is None or _SESSION not in cookies:
             return None
@@ -222,11 +222,11 @@ class Exchange(Struct, eq=False):
 
     @property
     def reads(self) -> bool:
-        """Whether the method changes nothing."""
+        """Whether the method only reads."""
         return self.method in ("GET", "HEAD")
 
     def check_origin(self) -> None:
-        """Refuse what a page of another origin asks for by a cookie. Raises Forbidden."""
+        """Refuse a cookie-authenticated request from a page of another origin. Raises Forbidden."""
         origin, host = self.headers.get(b"origin"), self.headers.get(b"host", b"")
         site = self.headers.get(b"sec-fetch-site", b"same-origin")
         foreign = origin is not None and origin.partition(b"://")[2] != host
@@ -235,7 +235,7 @@ class Exchange(Struct, eq=False):
 
     @property
     def allow_fallback(self) -> bool:
-        """Whether the caller accepts a fallback's answer (``Prefer: sluice-no-fallback`` says no)."""
+        """Whether the caller accepts a fallback's answer, that is, sent no ``Prefer: sluice-no-fallback``."""
         preferences = self.headers.get(b"prefer")
         return preferences is None or not any(
             one.split(b";")[0].strip() == b"sluice-no-fallback" for one in preferences.lower().split(b",")
@@ -251,7 +251,7 @@ def usable_request_id(header: bytes) -> str | None:
 
 
 def trace_of(traceparent: bytes) -> str | None:
-    """The trace id of a valid W3C ``traceparent``; any other counts as none (W3C Trace Context §4.3)."""
+    """The trace id of a valid W3C ``traceparent``; an invalid one is ignored (W3C Trace Context §4.3)."""
     match = _TRACEPARENT.fullmatch(traceparent.decode("latin-1").strip())
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""The prompts of one body: each is a request of its own, and their choices make one answer."""
+"""Runs each prompt of a body as its own request, and joins their choices to one answer."""
 
 import asyncio
 import operator
@@ -36,11 +36,11 @@ class _PartSink:
         self.failure: tuple[PublicError, str, str] | None = None
 
     def planned(self, plan: Plan, model: str) -> None:
-        """Pass it on."""
+        """Forward the plan."""
         self._sink.planned(plan, model)
 
     async def delta(self, delta: Delta) -> None:
-        """Pass one piece on with the number that its choice has in the whole answer."""
+        """Forward a piece with the index that its choice has in the whole answer."""
         if self._first_choice:
             delta = replace(delta, index=self._first_choice + delta.index)
         async with self._lock:
@@ -63,8 +63,8 @@ async def run_prompts(
 ) -> None:
     """Run each request; the sink gets one answer with all choices, or a failure.
 
-    A request arrives when it is started, so that its timings are without the wait for those before it; a
-    deadline stays the caller's.
+    ``arrived_at`` of a request is set when it starts, so that its timings exclude the wait for earlier
+    prompts. The caller's deadline does not change.
     """
     lock = asyncio.Lock()  # a transport takes one message at a time
     parts = [_PartSink(sink, lock, index * one.sampling.n) for index, one in enumerate(requests)]
@@ -92,7 +92,7 @@ async def run_prompts(
 
 
 def _joined(answers: Sequence[Answer]) -> Answer:
-    """One answer with the choices of all, in order. It names a fallback when one of them came from it."""
+    """One answer with all choices, in order. It names a fallback if one of the answers came from one."""
     shown = next((one for one in answers if one.fallback is not None), answers[0])
     first, *others = [choice for one in answers for choice in one.choices]
     first_tokens = [one.timings.ttft_ms for one in answers if one.timings.ttft_ms is not None]

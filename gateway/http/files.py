@@ -1,4 +1,4 @@
-"""OpenAI's files: uploads that go to the storage without being held in memory."""
+"""``/v1/files``: OpenAI's files, which are uploaded to the storage without being held in memory."""
 
 import asyncio
 from typing import Annotated, Final, Literal
@@ -29,7 +29,7 @@ router = callers_router(CallerRoute, 400, 401, 403, 404, 409, 413, 429, 503, pre
 
 
 class UploadRoute(EdgeRoute):
-    """Any key; the endpoint reads the body by itself."""
+    """A counted route for any key whose endpoint reads the body itself."""
 
     counted = True
 
@@ -39,9 +39,9 @@ uploads = callers_router(UploadRoute, 400, 401, 403, 409, 413, 429, 503)
 
 @uploads.post("/v1/files", response_model=FileBody)
 async def upload(request: Request, services: Edge, caller: Asking, repeats: Repeats) -> Response:
-    """Store a file: a form with ``file``, ``purpose`` and, if wanted, ``expires_after``."""
+    """Store a file; the body is a form with ``file``, ``purpose`` and optionally ``expires_after``."""
     most = services.files.section.max_file_bytes
-    services.files.store  # noqa: B018 - refused before it is read where files are off
+    services.files.store  # noqa: B018 - refuses the upload before it is read if files are off
     with services.uploads.holding(caller.tenant) as arrived:
         try:
             async with asyncio.timeout(UPLOAD_S):
@@ -98,13 +98,13 @@ async def list_files(
 
 @router.get("/{file_id}", response_model=FileBody)
 async def show_file(file_id: str, services: Edge, caller: Asking) -> Response:
-    """A file, without its content."""
+    """One file's object, without its content."""
     return json_of(file_body(await services.files.get(caller.tenant, file_id)))
 
 
 @router.get("/{file_id}/content", response_class=StreamingResponse)
 async def file_content(file_id: str, services: Edge, caller: Asking) -> Response:
-    """The content."""
+    """One file's content."""
     row = await services.files.get(caller.tenant, file_id)
     chunks = services.files.chunks(row.file_id)
     headers = {"content-length": str(row.bytes), "x-content-type-options": "nosniff"}
@@ -113,6 +113,6 @@ async def file_content(file_id: str, services: Edge, caller: Asking) -> Response
 
 @router.delete("/{file_id}", response_model=DeletedFileBody)
 async def delete_file(file_id: str, services: Edge, caller: Asking) -> DeletedFileBody:
-    """Delete a file; one that a batch reads stays until that has ended."""
+    """Delete a file; refused while a batch that has not ended reads it."""
     await services.files.delete(caller.tenant, file_id)
     return {"id": file_id, "object": "file", "deleted": True}

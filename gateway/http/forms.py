@@ -1,4 +1,4 @@
-"""Forms with a file, read without holding the file in memory."""
+"""Reads forms with a file without holding the file in memory."""
 
 import asyncio
 import hashlib
@@ -17,13 +17,13 @@ from gateway.http.client_disconnect import ClientGone
 from gateway.http.exchange import Exchange
 
 FORM_BYTES: Final = 65_536
-"""What a form may have besides its file."""
+"""Most bytes of a form besides its file."""
 MAX_FIELDS: Final = 16
 _PIECE: Final = 1 << 18
 
 
 class _Bounded:
-    """A request's body, as long as it is not too long, and not too slow."""
+    """Receives a request's body, and refuses it if it is too large or arrives too slowly."""
 
     def __init__(
         self, receive: Receive, exchange: Exchange, most: int, arrived: Callable[[int], None]
@@ -52,8 +52,8 @@ class _Bounded:
 async def read_form(
     request: Request, most: int, arrived: Callable[[int], None] = lambda size: None
 ) -> FormData:
-    """The form, to be closed; a file of more than 1 MiB is on the disk. ``arrived`` gets the size of each
-    piece, and may raise.
+    """Read the form, which the caller must close; a file of more than 1 MiB is on disk. ``arrived`` is called
+    with the size of each piece, and may raise.
 
     Raises UnsupportedBody, BodyTooLarge, BodyTooSlow, InvalidRequest, ClientGone, TooManyBodies,
     TooManyOwnBodies.
@@ -78,8 +78,8 @@ async def read_form(
 
 
 async def form_content(form: FormData) -> bytes:
-    """What two forms are equal by: names, texts and the files' digests, in order. Boundaries of parts, which
-    clients draw for each request, are left out. Files are read in a thread, and are at their start then.
+    """Bytes that are the same for equal forms: names, texts and the files' digests, in order. The boundary,
+    which clients choose per request, is left out. Files are read in a thread and reset to their start.
     """
     parts: list[list[Any]] = []
     for name, value in form.multi_items():

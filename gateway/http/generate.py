@@ -1,4 +1,4 @@
-"""The endpoint of every generation over HTTP; a dialect makes it native or OpenAI's."""
+"""The endpoint of all HTTP paths that generate; its dialect determines the public contract."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence
@@ -28,10 +28,10 @@ from resilience.time_limits import TimeLimit
 
 T = TypeVar("T")
 NOT_GENERATED: Final = frozenset({"degraded", "response_cache"})
-"""Values of ``backend`` that name no model: such an answer costs nothing and is not stored under a key."""
+"""Values of ``backend`` without a model: such an answer costs nothing and is not stored under a key."""
 
 OVERTIME_S: Final = 0.5
-"""How much later than its own limit a journey is cancelled: time for it to answer by itself."""
+"""Time after its own limit until a journey is cancelled, so that it can answer by itself before."""
 
 
 class EndingSink(Sink, Protocol):
@@ -48,10 +48,10 @@ async def run_journey(
     sink: EndingSink,
     further: Sequence[GenerateRequest] = (),
 ) -> None:
-    """Run the journey; the sink always gets an end. ``further`` are those of the body's other prompts.
+    """Run the journey; the sink always gets an end. ``further``: the requests of the body's other prompts.
 
-    The journey ends by itself within its time and reports its failures to the sink. Here the sink gets what
-    the journey cannot report: that it was cancelled for its time, or a defect of its own.
+    The journey ends by itself within its time limit and reports its failures to the sink. This function
+    reports what the journey cannot: its cancellation after the time limit, or a defect of it.
     """
     limit_s = services.limits.request_timeout_seconds
     error: PublicError | None = None
@@ -81,7 +81,7 @@ async def run_journey(
 
 
 async def in_time(services: Services, work: Awaitable[T]) -> T:
-    """Work that has as long as a request may take. Raises DeadlineExceeded."""
+    """Await ``work`` within the time limit of a request. Raises DeadlineExceeded."""
     limit_s = services.limits.request_timeout_seconds
     try:
         with TimeLimit(services.time_limits, limit_s):
@@ -110,9 +110,9 @@ def origin_of(services: Services, exchange: Exchange, caller: Caller) -> Request
 
 
 class GenerationEndpoint:
-    """A plain ASGI app: authenticate, read, parse, then run the journey into the right sink.
+    """A plain ASGI app: authenticates, reads and parses a request, then runs its journey into a sink.
 
-    ``Idempotency-Key`` is honoured for whole answers and has no effect on streams (the public surface).
+    ``Idempotency-Key`` is supported for whole answers and has no effect on streams.
     """
 
     def __init__(self, services: Services, dialect: ContractDialect, idempotency: Idempotency) -> None:
@@ -132,7 +132,7 @@ class GenerationEndpoint:
             asked = self._repeatable(exchange, asked, body)
             key = exchange.headers.get(b"idempotency-key")
             content = "" if key is None else fingerprint_of(scope["path"], body)
-            del body  # it may be long, and what it says is in the request
+            del body  # frees its memory; the request has its content
             exchange.request_id = asked.request.request_id
             async with until_gone(exchange, receive, services.clock) as watch:
                 if asked.request.stream:
@@ -157,11 +157,11 @@ class GenerationEndpoint:
         return self._dialect.parse(body, origin_of(self._services, exchange, caller))
 
     def _repeatable(self, exchange: Exchange, asked: ParsedRequest, body: bytes) -> ParsedRequest:
-        """With what another gateway needs to run it again, where one may."""
+        """The request, with the data that another gateway needs to run it again, if that is allowed."""
         return asked
 
     async def _keep(self, asked: ParsedRequest, frames: Frames, answer: Answer) -> None:
-        """What is stored of a streamed answer before its end is sent."""
+        """Store a streamed answer before its end is sent, if its contract stores answers."""
 
     async def _body(self, asked: ParsedRequest, answer: Answer) -> bytes:
         """The body of a whole answer."""

@@ -1,4 +1,4 @@
-"""The paths that generate: plain ASGI apps, by contract; decision 015 has the reason."""
+"""The paths that generate, as plain ASGI apps; docs/decisions/015 explains why."""
 
 from typing import Final
 
@@ -43,7 +43,7 @@ ROUTES: Final = (
 
 
 def dialects_of(services: Services) -> dict[str, ContractDialect]:
-    """The dialect of each path whose requests stand for themselves; not of Responses."""
+    """The dialect of each path whose requests are self-contained; Responses has its own endpoint."""
     return {
         "/v1/generate": NativeDialect(),
         "/invocations": NativeDialect(),
@@ -54,7 +54,7 @@ def dialects_of(services: Services) -> dict[str, ContractDialect]:
 
 
 def generating(services: Services, idempotency: Idempotency) -> dict[str, ASGIApp]:
-    """The app of each path; SageMaker posts every request to ``/invocations``."""
+    """The app of each path that generates; SageMaker posts every request to ``/invocations``."""
     endpoints = {
         path: GenerationEndpoint(services, dialect, idempotency)
         for path, dialect in dialects_of(services).items()

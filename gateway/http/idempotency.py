@@ -1,11 +1,11 @@
-"""``Idempotency-Key``: the same request again gets the stored answer, generated and billed once.
+"""``Idempotency-Key``: a repeated request gets the stored answer, which was generated and billed once.
 
-* Stored are whole 200 answers that a model made and that were billed, and what was created. Errors and
-  answers from the response cache or the degraded leg are not: a retry gets a real answer.
-* While the first request of a key is in flight in this process, the same request waits for it; when the
+* Whole 200 answers that a model made and that were billed are stored, and answers about created objects.
+  Errors and answers from the response cache or the degraded fallback are not: a retry gets a real answer.
+* While the first request of a key is in flight in this process, the same request waits for it; if the
   first one fails or its caller disconnects, the next one runs. Another body is a conflict at once.
 * An answer that is too large for the store, with logprobs for example, is not stored.
-* The store fails closed when read (a caller who sends a key prefers waiting to paying twice) and open
+* The store fails closed when read (a caller that sends a key prefers waiting to paying twice) and open
   when written (the answer exists and is sent; the loss is logged).
 """
 
@@ -29,7 +29,7 @@ MAX_KEY: Final = 255
 MAX_WAITING: Final = 64
 """Most requests that wait for one key; more mean a loop on the caller's side."""
 RETRY_MS: Final = 1_000
-"""When to try again after a wait, or a store, that failed."""
+"""``Retry-After`` if the wait was too long or the store failed, in milliseconds."""
 HEADER: Final = "Idempotency-Key"
 _REPLAY: Final = (b"x-idempotent-replay", b"true")
 
@@ -61,12 +61,12 @@ def key_of(header: bytes) -> str:
 
 
 def fingerprint_of(path: str, body: bytes) -> str:
-    """What "the same request" means: the same path and the same bytes."""
+    """The digest by which requests are the same: the same path and the same bytes."""
     return hashlib.sha256(path.encode() + b"\n" + body).hexdigest()
 
 
 class Idempotency:
-    """Runs each key's request once; ``wait_s`` bounds how long a repeated one waits for the first."""
+    """Runs each key's request once; a repeated one waits for the first for at most ``wait_s``."""
 
     def __init__(self, store: IdempotencyStore, *, wait_s: float) -> None:
         self._store = store
@@ -75,7 +75,7 @@ class Idempotency:
 
     @property
     def in_flight(self) -> int:
-        """Keys that a request holds or waits for."""
+        """The number of keys with a request that runs or waits."""
         return len(self._turns)
 
     async def answer(
@@ -86,7 +86,7 @@ class Idempotency:
         run: Callable[[], Awaitable[ReplayableReply]],
         allowed: Callable[[], bool],
     ) -> Reply:
-        """:meth:`once` for the caller of this exchange, which then says whether the reply was stored."""
+        """:meth:`once` for this exchange's caller; sets ``replayed`` if the reply is a stored one."""
         assert exchange.caller is not None
         reply = await self.once(exchange.caller.tenant, key, fingerprint, run, allowed)
         exchange.replayed = _REPLAY in reply.headers
@@ -100,7 +100,7 @@ class Idempotency:
         run: Callable[[], Awaitable[ReplayableReply]],
         allowed: Callable[[], bool] = lambda: True,
     ) -> Reply:
-        """The reply of ``run``, or the stored one if it is ``allowed``; ``run`` refuses a caller who is not.
+        """The stored reply if ``allowed()`` is true, else that of ``run``, which refuses forbidden requests.
 
         Raises IdempotencyConflict; DuplicateRequest: the first one is still running after ``wait_s``, or too
         many wait; BackendUnavailable: the store cannot be read.

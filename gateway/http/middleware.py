@@ -1,4 +1,4 @@
-"""The gateway's outermost ASGI layer: ids on every response, an event for each, an answer to every defect."""
+"""The outermost ASGI layer: adds ids to every response, reports it, and answers every unexpected error."""
 
 import asyncio
 import os
@@ -18,10 +18,10 @@ from observability.tracing import usable_tracestate
 
 
 class EdgeMiddleware:
-    """Makes the :class:`Exchange` of each request and answers what nothing else has answered.
+    """Creates the :class:`Exchange` of each request, and answers errors that nothing else has answered.
 
-    The raw endpoints write their responses through the exchange, so that nothing wraps the sending of a
-    token; the framework's responses go through it by a wrapped ``send``.
+    The raw endpoints send their responses through the exchange, so that no wrapper is called per token; the
+    framework's responses reach it by a wrapped ``send``.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class EdgeMiddleware:
         try:
             await self._app(scope, receive, through_exchange)
         except asyncio.CancelledError:
-            # The server's time to stop is over; its own answer would be a bare 500.
+            # The server's shutdown timeout is over; without this, uvicorn would answer with a bare 500.
             if not exchange.started and scope["type"] == "http":
                 await refuse(
                     exchange,
@@ -63,7 +63,7 @@ class EdgeMiddleware:
             return
         except Exception as error:
             if exchange.started or scope["type"] == "websocket":
-                # Too late for an answer: the server closes a connection whose response is incomplete.
+                # No error can be sent any more: the server closes a connection with an incomplete response.
                 log_defect(error, exchange.request_id)
             else:
                 await refuse(exchange, error, shape_of(exchange, scope["path"]))
@@ -73,7 +73,7 @@ class EdgeMiddleware:
             exchange.end(scope)
 
     def _report(self, exchange: Exchange, scope: Scope) -> None:
-        """Emit what no journey reports: requests that were refused before one, or need none."""
+        """Emit the outcome of a request that was refused before its journey or needs none."""
         label = self._labels.of(scope["path"])
         if label.monitor:
             return

@@ -1,4 +1,4 @@
-"""``/v1/models``: what a caller's key may name, in the shape of each contract's clients."""
+"""``/v1/models``: the models that a key may use, in the format of each contract's clients."""
 
 from typing import Annotated
 
@@ -24,9 +24,9 @@ from gateway.ports import Services
 
 
 class ModelBody(TypedDict):
-    """OpenAI's model object, with the fields that vLLM adds; ``counted_by`` says how prompts are counted.
+    """OpenAI's model object with vLLM's fields; ``counted_by`` describes how prompts' tokens are counted.
 
-    ``pooling`` says how the engine in process makes vectors of hidden states: ``mean``. It is null for other
+    ``pooling`` is how the engine in process makes vectors from hidden states: ``mean``. It is null for other
     models: their workers decide that, if they make vectors at all.
     """
 
@@ -42,7 +42,7 @@ class ModelBody(TypedDict):
 
 
 class ModelListBody(TypedDict):
-    """OpenAI's list of models; ``sluice_role`` is the asking key's, for another Sluice."""
+    """OpenAI's list of models; ``sluice_role``, for another Sluice, is the role of the caller's key."""
 
     object: str
     sluice_role: str
@@ -64,7 +64,7 @@ async def _is_anthropics(
     request: Request,
     anthropic_version: Annotated[str | None, Header(description="Asks for Anthropic's shape.")] = None,
 ) -> bool:
-    """Whether a client of Anthropic's contract asks; each of them names a version."""
+    """Whether the client uses Anthropic's contract; such clients send ``anthropic-version``."""
     return Exchange.of(request.scope).anthropics
 
 
@@ -82,8 +82,8 @@ async def list_models(
     after_id: str | None = None,
     before_id: str | None = None,
 ) -> ModelListBody | Response:
-    """Served models; with ``anthropic-version`` a page of Anthropic's list, else all of them; with
-    ``client_version`` Codex's list as well.
+    """All served models. With the header ``anthropic-version``, a page of Anthropic's list instead; with
+    ``client_version``, Codex's list in addition.
     """
     cards = services.models(caller)
     if to_anthropics:

@@ -39,7 +39,7 @@ async def ready(response: Response, services: Edge) -> dict[str, Any]:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request, services: Edge) -> Response:
-    """Prometheus metrics; they need an operator's or a front's key where the configuration says so."""
+    """Prometheus metrics; the configuration may require an operator's or a front's key."""
     if not services.open_metrics:
         require_role(services, Exchange.of(request.scope), CallerRole.OPERATOR, CallerRole.FRONT)
     return Response(services.metrics(), media_type=PROMETHEUS)
@@ -47,7 +47,7 @@ async def metrics(request: Request, services: Edge) -> Response:
 
 @deep_router.get("/health/deep", responses={**errors(401, 403), 503: {"description": "Not healthy"}})
 async def deep(response: Response, services: Edge) -> dict[str, Any]:
-    """A tiny real generation."""
+    """Check health with a tiny real generation."""
     try:
         async with asyncio.timeout(DEEP_TIMEOUT_S) as bound:
             healthy, body = await services.health.deep()

@@ -1,4 +1,4 @@
-"""``/docs``: Swagger UI, whose scripts are served from here and not from a network."""
+"""``/docs``: Swagger UI; the gateway serves its scripts itself, not a CDN."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ ASSETS: Final = "/docs/assets"
 
 
 async def _docs(request: Request) -> HTMLResponse:
-    """The page; it reads ``/openapi.json``."""
+    """The page of Swagger UI, which loads ``/openapi.json``."""
     root = request.scope.get("root_path", "").rstrip("/")
     return get_swagger_ui_html(
         openapi_url=f"{root}{request.app.openapi_url}",
@@ -25,6 +25,6 @@ async def _docs(request: Request) -> HTMLResponse:
 
 ROUTES: Final = (
     Route("/docs", _docs),
-    # Swagger UI's files, as the package fastapi-swagger has them.
+    # Swagger UI's files come from the package fastapi-swagger.
     Mount(ASSETS, StaticFiles(packages=[("fastapi_swagger", "resources")])),
 )

@@ -1,4 +1,4 @@
-"""The label of a path in traces and logs; the path that a caller sent may contain anything."""
+"""Labels of paths in traces and logs, in place of the sent path, which may contain anything."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Final
 from starlette.routing import compile_path
 
 UNKNOWN: Final = "unknown"
-# Polled by machines all day; metrics cover them.
+# Requests to these are not reported: machines poll them continuously.
 MONITORS: Final = frozenset({"/ping", "/health", "/ready", "/metrics", "/health/deep"})
 CONTRACTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -25,7 +25,7 @@ CONTRACTS: Final[Mapping[str, str]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class PathLabel:
-    """A path: its name, the contract when it generates, and whether monitors read it."""
+    """A served path: its name, its contract if it generates, and whether monitors read it."""
 
     name: str
     contract: str | None = None
@@ -36,9 +36,9 @@ _UNKNOWN: Final = PathLabel(UNKNOWN)
 
 
 class PathLabels:
-    """Every path that is served.
+    """The labels of all served paths.
 
-    ``paths``: as the routes have them, variable parts in braces.
+    ``paths``: the routes' paths, with variable parts in braces.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:

@@ -1,14 +1,14 @@
 """uvicorn's HTTP protocol, which also notifies a request of its caller's disconnect, and enforces bounds.
 
-ASGI has one way to learn of a disconnect: a task of its own that waits in ``receive()``. Making and
-cancelling one for each request costs more than everything else that uvicorn does for it, and the protocol
-knows it anyway.
+In ASGI, the only way to detect a disconnect is a separate task that waits in ``receive()``. Creating and
+cancelling it costs more per request than everything else that uvicorn does, and the protocol knows of the
+disconnect anyway.
 
-A connection that costs the gateway something and serves no request is closed: one over the limit, one whose
-headers are too long or do not arrive, one whose body is no longer read, one that does not read its answer.
+A connection that uses resources without serving a request is closed: one over the limit, one whose headers
+are too long or do not arrive, one whose body is no longer read, one whose peer does not read the answer.
 
-A request that two servers could read differently is refused, and the connection ends. llhttp refuses most of
-them; what it accepts and RFC 9110 and 9112 do not is refused here.
+A request that two servers could parse differently is refused, and the connection ends. llhttp refuses most of
+them; this module refuses those that llhttp accepts against RFC 9110 and 9112.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from gateway.http.security import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, MAX_HEADERS, S
 from gateway.http.socket_protocol import SocketProtocol
 
 MAX_PIPELINED: Final = 16
-"""Requests of one connection that wait for the answer to an earlier one; further bytes are not read."""
+"""Most requests of a connection that wait for an earlier answer; beyond them, nothing more is read."""
 SURPLUS_HEAD_S: Final = 2.0
-"""Longest time that a connection above the limits has for its request's headers."""
+"""Longest time until the headers of a connection above the limits are complete."""
 _FRAMING_PER_BYTE: Final = 16
-"""Bytes of chunk headers that a byte of a body may have; a chunk of one byte has five."""
+"""Most bytes of chunk framing per byte of a body; a chunk of one byte has five."""
 
 
 def _invalid(status: int, message: str) -> PublicError:
@@ -60,20 +60,20 @@ _CHECKED: Final = frozenset(
     }
 )  # fmt: skip
 _OF_BODY: Final = frozenset({b"content-length", b"transfer-encoding"})
-# Of a request whose upgrade is ignored.
+# Headers that are removed from a request whose upgrade is ignored.
 _OF_UPGRADE: Final = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
 class _Refused(Exception):
-    """Stops the parser."""
+    """Raised in a callback to stop the parser."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
     """One connection. Puts its :class:`ClientDisconnect` into the scope of each request.
 
     Bounds: ``stall_s`` while the caller reads nothing, ``head_s`` from a request's first byte to the end of
-    its headers, ``linger_s`` for the rest of a body after the answer, ``limits`` of open connections. A
-    connection above those has ``surplus_head_s`` for its headers; on ``admin_port`` it is served then.
+    its headers, ``linger_s`` for the rest of a body after the answer, ``limits`` for open connections. A
+    connection above the limits has ``surplus_head_s`` for its headers; on ``admin_port`` it is then served.
     """
 
     stall_s: ClassVar[float] = STALL_S
@@ -84,21 +84,21 @@ class GatewayProtocol(HttpToolsProtocol):
     admin_port: ClassVar[int | None] = None
     table: ClassVar[ConnectionTable] = ConnectionTable(limits)
     _disconnect: ClientDisconnect
-    # The one that the application answers; ``cycle`` is the newest.
+    # The request that the application is answering; ``cycle`` is the newest request.
     _running: RequestResponseCycle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _head_timer: asyncio.TimerHandle | None = None
-    # What all but probes are answered on a connection above the limits.
+    # On a connection above the limits: the error for all requests but probes.
     _surplus: PublicError | None = None
-    # Of the request whose headers are arriving: bytes received, and bytes parsed.
+    # Bytes received, and bytes parsed, of the headers that are arriving.
     _head_seen = 0
     _head_bytes = 0
-    # Bytes of the request's body that were not content, less those allowed.
+    # Bytes of chunk framing in the request's body, minus those allowed for its content.
     _framing_bytes = 0
-    # Between a request's first byte and its last; and until its headers are whole.
+    # Whether a request has begun and is not complete; whether its headers are not complete.
     _in_message = False
     _in_head = False
-    # Nothing more is read: the connection ends with the answer to the last request.
+    # If true, nothing more is read, and the connection ends after the answer to the last request.
     _last = False
     _refusal = _NOT_HTTP
 
@@ -114,7 +114,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._surplus is not None:
             self._head_timer = self.loop.call_later(self.surplus_head_s, self._refuse, self._surplus)
             return
-        # A connection without a first request is idle, as one between two requests.
+        # A connection before its first request counts as idle, like one between two requests.
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
@@ -123,7 +123,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """The caller has disconnected."""
         self.table.close(self)
         if self._running is not None:
-            # uvicorn marks the newest request, which may wait for this one's answer.
+            # uvicorn only marks the newest request, which may still wait for this one's answer.
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
@@ -157,8 +157,8 @@ class GatewayProtocol(HttpToolsProtocol):
             self._count_framing(len(data), len(unfinished.body) - content)
         if not (self._in_head or self._idle):
             return
-        # The parser does not report a header that never ends, nor empty lines before a request: so bytes that
-        # are not parsed yet count too.
+        # Unparsed bytes count too: the parser reports neither a header that never ends nor empty lines before
+        # a request.
         self._head_seen += len(data)
         if self._head_seen > MAX_HEAD_BYTES:
             self._refuse(_HEAD_TOO_LARGE)
@@ -202,7 +202,7 @@ class GatewayProtocol(HttpToolsProtocol):
                 continue
             if name == b"expect":
                 self.expect_100_continue = value.lower() == b"100-continue"
-            elif name in seen:  # servers differ in which of the two counts
+            elif name in seen:  # servers differ in which of the two they use
                 self._stop(_invalid(400, f"the header {name.decode()} is repeated; allowed: once"))
             seen.add(name)
         version = self.parser.get_http_version()
@@ -238,11 +238,11 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         super().on_message_complete()
         if self.flow.read_paused and not self.pipeline:
-            # A large body pauses reading, and a paused connection does not notice a disconnect.
+            # A large body pauses reading, and a disconnect is not noticed while reading is paused.
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """The answer is sent; the rest of an unread body may follow for a while."""
+        """The answer is sent; the caller has ``linger_s`` to send the rest of an unread body."""
         if self.pipeline:
             self._running = self.pipeline[-1][0]
         elif self._last:
@@ -269,7 +269,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._cancel_stall_timer()
 
     def timeout_keep_alive_handler(self) -> None:
-        """The connection was idle for too long; bytes that the caller has not read are dropped."""
+        """The connection was idle for too long; unsent bytes are dropped."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
@@ -280,12 +280,12 @@ class GatewayProtocol(HttpToolsProtocol):
         return not self._in_message and (self.cycle is None or self.cycle.response_complete)
 
     def _stop(self, refusal: PublicError) -> NoReturn:
-        """Stop the parser; :meth:`data_received` answers."""
+        """Stop the parser; :meth:`data_received` then answers with ``refusal``."""
         self._refusal = refusal
         raise _Refused
 
     def _count_framing(self, received: int, content: int) -> None:
-        """Bound what surrounds a body's chunks."""
+        """Count the bytes of chunk framing, and refuse the request if there are too many."""
         if not self.cycle.response_complete:
             self._framing_bytes = max(0, self._framing_bytes + received - (1 + _FRAMING_PER_BYTE) * content)
             if self._framing_bytes > MAX_HEAD_BYTES:
@@ -297,9 +297,9 @@ class GatewayProtocol(HttpToolsProtocol):
         return self.url.partition(b"?")[0] in PROBES
 
     def _upgrade(self, rest: bytes) -> None:
-        """The headers ask for another protocol: WebSocket, or one that is ignored (RFC 9110 §7.8).
+        """Handle an upgrade: to a WebSocket, or to a protocol that is ignored (RFC 9110 §7.8).
 
-        ``rest`` is what follows the headers; the parser takes it for the other protocol's.
+        ``rest`` are the bytes after the headers, which the parser leaves to the other protocol.
         """
         version = self.parser.get_http_version()
         method = self.parser.get_method()
@@ -330,8 +330,8 @@ class GatewayProtocol(HttpToolsProtocol):
     def _refuse(self, error: PublicError) -> None:
         """Answer without the application, and end the connection.
 
-        A request whose body was still arriving ends. Earlier ones that wait for their answer get it, and then
-        the connection ends without another.
+        A request whose body is still arriving ends. Earlier requests are still answered; then the connection
+        ends without another answer.
         """
         self._cancel_head_timer()
         self._unset_keepalive_if_required()
@@ -366,7 +366,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._bound_close()
 
     def _bound_close(self) -> None:
-        """What the caller does not read keeps a closed connection open: for a while only."""
+        """Limit the time for which bytes that the caller does not read keep a closing connection open."""
         if self._stall_timer is None and self.transport.get_write_buffer_size():
             self._stall_timer = self.loop.call_later(self.stall_s, self.transport.abort)
 

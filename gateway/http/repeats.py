@@ -1,4 +1,4 @@
-"""Requests besides generations that are answered once under their ``Idempotency-Key``."""
+"""``Idempotency-Key`` for requests other than generations."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated
@@ -19,10 +19,10 @@ IdempotencyKey = Annotated[
 
 
 class Repeatable(Struct, frozen=True):
-    """One request, and the key that its answer is stored under, if it has one.
+    """A request, and the key under which its answer is stored, if it has one.
 
     Args:
-        release: is called once the work is paid for or done; a caller who leaves does not cancel the rest.
+        release: is called once the work is done or billed; from then on a disconnect does not cancel it.
     """
 
     exchange: Exchange
@@ -35,7 +35,7 @@ class Repeatable(Struct, frozen=True):
     def of(
         exchange: Exchange, path: str, idempotency: Idempotency, release: Callable[[], None] = lambda: None
     ) -> "Repeatable":
-        """The request of this exchange. Raises InvalidRequest: the key is none."""
+        """The request of this exchange. Raises InvalidRequest: the key is not valid."""
         header = exchange.headers.get(b"idempotency-key")
         return Repeatable(exchange, path, None if header is None else key_of(header), idempotency, release)
 
@@ -45,7 +45,7 @@ class Repeatable(Struct, frozen=True):
         run: Callable[[], Awaitable[Reply]],
         allowed: Callable[[], bool] = lambda: True,
     ) -> Awaitable[Reply]:
-        """The reply of ``run``, or the one stored for this key and ``body``; as :meth:`Idempotency.once`.
+        """The reply stored for this key and ``body``, or that of ``run``; as :meth:`Idempotency.once`.
 
         An error that ``run`` raises is not stored.
         """
@@ -60,7 +60,7 @@ class Repeatable(Struct, frozen=True):
         run: Callable[[], Awaitable[Reply]],
         allowed: Callable[[], bool] = lambda: True,
     ) -> Reply:
-        """:meth:`once` with a form for a body."""
+        """:meth:`once` for a request whose body is a form."""
         return await self.once(b"" if self.key is None else await form_content(form), run, allowed)
 
     async def _once(
@@ -73,7 +73,7 @@ class Repeatable(Struct, frozen=True):
 
 
 async def _repeatable(request: Request, idempotency_key: IdempotencyKey = None) -> Repeatable:
-    """A dependency; its parameter is for the document."""
+    """The FastAPI dependency; its parameter only documents the header in the OpenAPI document."""
     return Repeatable.of(Exchange.of(request.scope), request.scope["path"], request.app.state.idempotency)
 
 

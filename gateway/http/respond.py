@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, in the shape of the contract that the path belongs to."""
+"""HTTP answers for errors, in the format of the path's contract, and helpers for whole answers."""
 
 import logging
 import traceback
@@ -27,7 +27,7 @@ _log = logging.getLogger("gateway.http")
 
 
 def shape_of(exchange: Exchange, path: str) -> ErrorShape:
-    """The error of the path's contract: OpenAI's also on paths of ``/v1`` that are not served."""
+    """The error format of the path's contract; OpenAI's also on unknown paths below ``/v1``."""
     if exchange.anthropics:
         return messages_error_json
     if path.startswith(_OPENAI_PATHS) and not path.startswith(_NATIVE_PATHS):
@@ -36,24 +36,24 @@ def shape_of(exchange: Exchange, path: str) -> ErrorShape:
 
 
 def error_reply(error: PublicError, request_id: str, shape: ErrorShape) -> Reply:
-    """The whole answer."""
+    """The whole answer for an error, with its headers."""
     status, body = shape(error, request_id)
     return Reply(status, body, headers=tuple(_error_headers(error, status)))
 
 
 def response_of(reply: Reply) -> Response:
-    """The reply as a response of FastAPI's."""
+    """The reply as a FastAPI response."""
     headers = {name.decode(): value.decode() for name, value in reply.headers}
     return Response(reply.body, reply.status, headers, media_type=reply.content_type.decode())
 
 
 def json_of(body: object) -> Response:
-    """A whole JSON body of 200 for FastAPI, which neither validates nor copies it."""
+    """A 200 response with a JSON body, which FastAPI neither validates nor copies."""
     return Response(orjson.dumps(body), media_type="application/json")
 
 
 def page_of(found: Sequence[Mapping[str, Any]], limit: int) -> Response:
-    """OpenAI's page of objects with ids: the first ``limit`` of what was found."""
+    """OpenAI's page of objects: the first ``limit`` of those found; more mean that a page follows."""
     page = found[:limit]
     return json_of(
         {
@@ -76,7 +76,7 @@ async def refuse(exchange: Exchange, error: Exception, shape: ErrorShape) -> Non
 
 
 def log_defect(error: BaseException, request_id: str) -> None:
-    """Log type and place of an unexpected error; never its message, which may hold a caller's text."""
+    """Log the type and place of an unexpected error, but not its message: it may contain a caller's text."""
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES_LOGGED:]
     place = " < ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames))
     _log.error("unexpected %s in request %s at %s", type(error).__name__, request_id, place or "no frame")

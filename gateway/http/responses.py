@@ -1,4 +1,4 @@
-"""OpenAI's Responses: the endpoint that generates, and what is done with stored ones."""
+"""``/v1/responses``: the endpoint that generates a response, and the routes for stored ones."""
 
 import asyncio
 import zlib
@@ -39,11 +39,11 @@ from gateway.requests.stored_responses import events_of, response_of
 
 PATH: Final = "/v1/responses"
 LOOK_S: Final = 1.0
-"""Pause between two looks at a response that runs on another gateway."""
+"""Pause between two checks of a response that runs on another gateway."""
 
 
 class ResponsesEndpoint(GenerationEndpoint):
-    """Stores a response before its end is sent, and goes on with stored ones."""
+    """Stores each response before its end is sent, and continues stored conversations."""
 
     def __init__(self, services: Services, idempotency: Idempotency) -> None:
         super().__init__(services, ResponsesDialect(), idempotency)
@@ -54,7 +54,7 @@ class ResponsesEndpoint(GenerationEndpoint):
 
     def _repeatable(self, exchange: Exchange, asked: ParsedRequest, body: bytes) -> ParsedRequest:
         own = cast("ResponsesRequest", asked)
-        # Who follows a stream has events that another run would not have; a front's tenant is not the key's.
+        # A streaming client has events that a new run would not repeat; a front's tenant is not the key's.
         if own.background and not own.request.stream and not own.request.caller.by_front:
             own = structs.replace(own, again=_packed(own, exchange, body))
         return own
@@ -92,7 +92,7 @@ class ResponsesEndpoint(GenerationEndpoint):
 
 
 async def asked_of(services: Services, body: ResponsesBody, origin: RequestOrigin) -> ResponsesRequest:
-    """The request, with the stored conversation before it, and stored items in place of references to them.
+    """The request with the stored conversation before it; stored items replace references to them.
 
     Raises UnknownResponse, InvalidRequest.
     """
@@ -118,7 +118,7 @@ async def _with_items(services: Services, body: ResponsesBody, tenant: str) -> R
 
 
 async def body_of(services: Services, asked: ResponsesRequest, answer: Answer) -> bytes:
-    """The response object as JSON, stored where that was asked for."""
+    """Store the response if requested, and return it as JSON."""
     response = ended(asked, answer, output_of(asked, answer))
     if asked.store:
         await services.responses.keep(asked, response)
@@ -126,12 +126,12 @@ async def body_of(services: Services, asked: ResponsesRequest, answer: Answer) -
 
 
 async def _run(services: Services, asked: ResponsesRequest, sink: Any) -> None:
-    # The answer is needed piece by piece, whether or not somebody follows it now.
+    # The answer is streamed even if no client follows it now: one may follow it later.
     await run_journey(services, structs.replace(asked.request, stream=True), sink)
 
 
 class _Again(msgspec.Struct, frozen=True):
-    """What another gateway runs a background request again by."""
+    """The data with which another gateway runs a background request again."""
 
     body: bytes
     key_id: str
@@ -170,7 +170,7 @@ class ResponsesRerun:
         return self._services.health.ready()[0]
 
     async def asked(self, row: StoredResponse) -> ResponsesRequest:
-        """The request again. Raises InvalidKey, and what the request could be refused with."""
+        """Rebuild the request. Raises InvalidKey, and the errors that refuse a new request."""
         services = self._services
         again = msgspec.msgpack.decode(zlib.decompress(row.again or b""), type=_Again)
         caller = replace(services.keys.by_id(again.key_id), own_salt=again.own_salt)
@@ -191,13 +191,13 @@ class ResponsesRerun:
         return await asked_of(services, parse(ResponsesBody, again.body), origin)
 
     async def run(self, asked: ResponsesRequest, sink: Any) -> None:
-        """Run it; the ledger has it under an id of its own, since the first run may have a row."""
+        """Run the request under a new ledger id, since the first run may have a ledger row already."""
         request = structs.replace(asked.request, generation_id=self._services.new_id("gen"), stream=True)
         await run_journey(self._services, request, sink)
 
 
 class DeletedBody(TypedDict):
-    """What is told of a deleted response."""
+    """The answer to the deletion of a response."""
 
     id: str
     object: str
@@ -221,7 +221,7 @@ async def show_response(
     stream: bool = False,
     starting_after: Annotated[int, Query(ge=-1)] = -1,
 ) -> Response:
-    """A stored response; with ``stream``, the events of a background one, those after a number."""
+    """A stored response; with ``stream``, a background response's events after ``starting_after``."""
     row = await services.responses.get(caller.tenant, response_id)
     response, run = response_of(row), services.background.of(caller.tenant, response_id)
     if not stream:
@@ -241,14 +241,14 @@ async def show_response(
 
 @router.delete("/{response_id}", response_model=DeletedBody)
 async def delete_response(response_id: str, services: Edge, caller: Asking) -> DeletedBody:
-    """Delete a stored response; one that runs is ended."""
+    """Delete a stored response; if it still runs, it is cancelled."""
     await services.responses.delete(caller.tenant, response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 @router.post("/{response_id}/cancel", response_model=ResponseBody)
 async def cancel_response(response_id: str, services: Edge, caller: Asking) -> Response:
-    """End a background response; one that has ended is shown as it is."""
+    """Cancel a background response; one that has ended is returned unchanged."""
     row = await services.responses.get(caller.tenant, response_id)
     if not response_of(row)["background"]:
         raise not_allowed("response_id", "was not created in the background", "a background response")
@@ -266,7 +266,7 @@ async def list_input_items(
     order: str = "desc",
     after: str | None = None,
 ) -> Response:
-    """What the model was given: the conversation before the response, and its own input."""
+    """The model's input: the conversation before the response, and the response's own input."""
     if order not in ("asc", "desc"):
         raise not_allowed("order", "is another word", "asc or desc")
     items = await services.responses.input_items(caller.tenant, response_id, services.limits.max_body_bytes)
@@ -281,7 +281,7 @@ async def list_input_items(
 
 
 async def _stored(services: Services, caller: Caller, response_id: str, after: int) -> AsyncIterator[bytes]:
-    """The stream of a response that does not run here, once it has ended."""
+    """The events of a response that runs on another gateway; they are sent once it has ended."""
     row = await services.responses.get(caller.tenant, response_id)
     while row.open(services.responses.now()):
         await asyncio.sleep(LOOK_S)

@@ -1,4 +1,4 @@
-"""The routes on FastAPI, with the edge's own checks before it; and raw ASGI apps in the OpenAPI document."""
+"""FastAPI routes that run the edge's checks first, and raw ASGI apps in the OpenAPI document."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import nullcontext
@@ -28,11 +28,11 @@ from gateway.http.repeats import IdempotencyKey, Repeatable
 from gateway.ports import Services
 
 KEY: Final = Security(HTTPBearer(auto_error=False, scheme_name="key"))
-"""Tells the document that a key is needed; :class:`EdgeRoute` checks it."""
+"""Documents that a key is needed; :class:`EdgeRoute` checks the key."""
 
 
 def _direct(path: str) -> ASGIApp:
-    """The plain ASGI app of a path, for requests that come through the framework all the same."""
+    """An ASGI app that calls the path's raw endpoint, for requests that still come through the framework."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await scope["app"].state.direct[path](scope, receive, send)
@@ -41,12 +41,12 @@ def _direct(path: str) -> ASGIApp:
 
 
 class FromJson:
-    """Validates a body from its bytes, so that it is as strict as JSON allows and refused in our words."""
+    """Validates a body from its bytes: strictly, and with the gateway's own error messages."""
 
     def __get_pydantic_core_schema__(
         self, source: type[BaseModel], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """Called by pydantic."""
+        """The schema for pydantic: parse the bytes first, then validate as usual."""
         return core_schema.no_info_before_validator_function(partial(parse, source), handler(source))
 
 
@@ -55,7 +55,7 @@ Json = Annotated[T, FromJson()]
 
 
 class _ReadRequest(Request):
-    """A request whose body has been read; its JSON is left to the body's model."""
+    """A request whose body has been read; ``json`` returns bytes, which the body's model parses."""
 
     def __init__(self, request: Request, raw: bytes) -> None:
         super().__init__(request.scope, request.receive)
@@ -69,13 +69,13 @@ class _ReadRequest(Request):
 
 
 class EdgeRoute(APIRoute):
-    """A route for callers with a key, which must have ``role`` if there is one.
+    """A route for callers with a key, which must have ``role`` if that is set.
 
-    FastAPI reads a body of any size before it resolves a dependency. So the key, the role and the body's
-    bounds come first here, as on the raw endpoints. Work of the methods ``ends_with_caller`` is cancelled
-    when the caller leaves. An operator's change is not: once begun it is finished and audited. A ``counted``
-    request counts against the key's requests a minute, before its body is read, and while it runs against
-    those at a time.
+    FastAPI reads a body of any size before it resolves a dependency. So this route checks the key, the role
+    and the body's bounds first, as the raw endpoints do. If the caller disconnects, work of the methods in
+    ``ends_with_caller`` is cancelled. An operator's change is not: once begun, it is finished and audited. A
+    ``counted`` request counts against the key's requests per minute, before its body is read, and while it
+    runs against the key's concurrent requests.
     """
 
     role: ClassVar[CallerRole | None] = None
@@ -83,7 +83,7 @@ class EdgeRoute(APIRoute):
     counted: ClassVar[bool] = False
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's handler, called after the checks."""
+        """A handler that runs the checks and then calls FastAPI's handler."""
         handle = super().get_route_handler()
 
         async def checked(request: Request) -> Response:
@@ -113,19 +113,19 @@ class EdgeRoute(APIRoute):
 
 
 class CallerRoute(EdgeRoute):
-    """Any key."""
+    """A route for any key."""
 
     ends_with_caller = frozenset({"GET", "POST"})
 
 
 class CountedRoute(CallerRoute):
-    """Any key; its limits hold."""
+    """A route for any key, whose limits are enforced."""
 
     counted = True
 
 
 class CreationRoute(EdgeRoute):
-    """Any key; its limits hold. What is created, and the answer kept for it, stays when the caller leaves."""
+    """A counted route for any key. A disconnect cancels nothing: object and stored answer remain."""
 
     counted = True
 
@@ -133,9 +133,9 @@ class CreationRoute(EdgeRoute):
 class DirectRoute(CountedRoute):
     """A counted route whose function takes (body, services, caller, raw body, repeats) and returns a Reply.
 
-    FastAPI documents it, and the app's posts go straight to :meth:`answer`: past the framework, whose layers
-    are a quarter of what a request for vectors costs. The function counts the request against those at a
-    time: one that waits for another with its idempotency key does not count.
+    FastAPI only documents it: the app's posts go straight to :meth:`answer`, past the framework, whose layers
+    are a quarter of the cost of a request for vectors. The function itself counts the request against the
+    key's concurrent requests, so that one that waits for another with its idempotency key does not count.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
@@ -146,7 +146,7 @@ class DirectRoute(CountedRoute):
     async def answer(
         self, services: Services, idempotency: Idempotency, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """A plain ASGI app; the middleware answers what is raised."""
+        """Handle a request as a plain ASGI app; the middleware answers errors."""
         exchange = Exchange.of(scope)
         await services.turns.next()
         caller = caller_of(services, exchange)
@@ -160,19 +160,19 @@ class DirectRoute(CountedRoute):
 
 
 class OperatorRoute(EdgeRoute):
-    """Operators and admins."""
+    """A route for operators and admins."""
 
     role = CallerRole.OPERATOR
 
 
 class AdminRoute(EdgeRoute):
-    """Admins."""
+    """A route for admins."""
 
     role = CallerRole.ADMIN
 
 
 async def services_of(request: Request) -> Services:
-    """The services of the app; a dependency."""
+    """The app's services; a FastAPI dependency."""
     services: Services = request.app.state.services
     return services
 
@@ -195,11 +195,11 @@ Edge = Annotated[Services, Depends(services_of)]
 Asking = Annotated[Caller, Depends(_caller)]
 Raw = Annotated[bytes, Depends(_raw)]
 Author = Annotated[str, Depends(_author)]
-"""The key's id, for the audit log."""
+"""The id of the caller's key, for the audit log."""
 
 
 def errors(*statuses: int, model: Any = ErrorBody) -> dict[int | str, dict[str, Any]]:
-    """The document's entries for refusals, all of one shape; other statuses have it too."""
+    """The OpenAPI document's entries for these statuses and for all other errors, all with ``model``."""
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
     named: dict[int | str, dict[str, Any]] = {
         status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses
@@ -214,7 +214,7 @@ def callers_router(
     tag: str = "openai",
     model: Any = OpenAIErrorBody,
 ) -> APIRouter:
-    """A router of paths that need a key, and may refuse with these statuses in the shape of ``model``."""
+    """A router of paths that need a key, and document ``refused`` statuses with the error body ``model``."""
     return APIRouter(
         prefix=prefix,
         tags=[tag],
@@ -229,7 +229,7 @@ OPERATORS: Final[Mapping[str, Any]] = {
     "dependencies": [KEY],
     "responses": errors(400, 401, 403, 404, 409, 413, 422, 503),
 }
-"""What every operators' router has."""
+"""Settings of every router for operators."""
 
 
 _Prefer = Annotated[
@@ -239,10 +239,10 @@ _Traceparent = Annotated[str | None, Header(description="W3C Trace Context.")]
 
 
 class RawRoute(APIRoute):
-    """A plain ASGI app in the OpenAPI document; FastAPI handles none of its requests.
+    """Documents a plain ASGI app in the OpenAPI document; FastAPI handles none of its requests.
 
-    The FastAPI app's state has it in ``direct``, by path. ``answer`` is the whole one; a stream is of
-    server-sent events.
+    The app is in ``direct`` of the FastAPI app's state, by path. ``answer`` is the model of a whole answer; a
+    stream is documented as server-sent events.
     """
 
     def __init__(

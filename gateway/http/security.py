@@ -1,4 +1,4 @@
-"""Headers of every answer for browsers and caches, and the bounds of a connection."""
+"""Security headers of every answer, for browsers and caches, and bounds of a request's headers."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -9,26 +9,26 @@ from starlette.types import ASGIApp
 from gateway.contracts.dialect import Header
 
 SECURITY_HEADERS: Final[tuple[Header, ...]] = (
-    # Browsers do not guess that an answer is a page or a script.
+    # Browsers must not guess that an answer is a page or a script.
     (b"x-content-type-options", b"nosniff"),
-    # An answer is its caller's own: no proxy and no browser stores it.
+    # An answer is only for its caller: proxies and browsers must not store it.
     (b"cache-control", b"no-store"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
 )
-"""Those of CORS come with ``server.cors_origins`` alone; without, no page of another origin can ask."""
+"""CORS headers are only sent with ``server.cors_origins``; without, pages of other origins are blocked."""
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Let pages of these origins (``*``: all) ask with a key of their own and read the answers."""
+    """Allow pages of these origins (``*``: all) to send requests with their own key and read the answers."""
     return CORSMiddleware(
         app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
     )
 
 
 MAX_HEAD_BYTES: Final = 32_768
-"""Longest request line and headers together; a long ``tracestate`` and a proxy's cookies fit many times."""
+"""Most bytes of request line and headers: many times a long ``tracestate`` and a proxy's cookies."""
 MAX_HEADERS: Final = 128
-"""Most headers of a request; through three proxies there are about 30."""
+"""Most headers of a request; one that passed three proxies has about 30."""
 HEAD_TIMEOUT_S: Final = 15.0
 """Longest time from a request's first byte to the end of its headers."""

@@ -1,4 +1,4 @@
-"""Where the journey's events go: one whole answer, server-sent events, or a WebSocket."""
+"""Sinks for the journey's events: one whole answer, server-sent events, or a WebSocket."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,7 +18,7 @@ from gateway.http.respond import error_reply
 
 STREAM_HEADERS: Final = (
     (b"content-type", EVENT_STREAM),
-    (b"x-accel-buffering", b"no"),  # proxies that buffer answers would hold tokens back
+    (b"x-accel-buffering", b"no"),  # without it, proxies that buffer answers would delay tokens
 )
 
 
@@ -37,10 +37,10 @@ class WholeSink(Struct, eq=False):
         return self.answer is not None or self.error is not None
 
     def planned(self, plan: Plan, model: str) -> None:
-        """Dropped: the answer has it."""
+        """Ignore the plan: the answer contains its report."""
 
     async def delta(self, delta: Delta) -> None:
-        """Dropped: the answer holds all of the text."""
+        """Ignore the piece: the answer contains the whole text."""
 
     async def finish(self, answer: Answer) -> None:
         """Store the answer."""
@@ -61,9 +61,9 @@ Keep = Callable[[ParsedRequest, Frames, Answer], Awaitable[None]]
 
 
 class StreamSink:
-    """Server-sent events; 200 goes out with the first one, so an earlier failure has its own status.
+    """Sends server-sent events; 200 is sent with the first one, so an earlier failure has its own status.
 
-    Where the contract has pings, a silence of :meth:`keep_alive` begins the answer as well.
+    If the contract has pings, the first ping of :meth:`keep_alive` may also begin the answer.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class StreamSink:
         self.ended = False
 
     def planned(self, plan: Plan, model: str) -> None:
-        """The headers report what the prompt left out; each event, what answers."""
+        """Set the headers, which report what the prompt leaves out, and the model that events name."""
         if not self._open:
             self._headers = self._dialect.headers(plan)
             self._planned = model, plan
             self._frames = self._dialect.frames(self._asked, model, plan)
 
     def delta(self, delta: Delta) -> Awaitable[None]:
-        """Send one event; text without text, log-probabilities and requested ids is none."""
+        """Send one event; nothing if it has no text, log-probabilities or requested token ids."""
         if delta.cached_tokens and self._planned is not None and not self._open:
             self._frames = self._dialect.frames(self._asked, *self._planned, delta.cached_tokens)
         if delta.__class__ is not Delta:
@@ -100,22 +100,22 @@ class StreamSink:
             return TAKEN
         if not data:
             return TAKEN
-        if self._open and self._pinging is None:  # as _send would, without a coroutine of its own
+        if self._open and self._pinging is None:  # does what _send does, without a coroutine
             self._sent += 1
             return TAKEN if self._exchange.write(data) else self._exchange.body(data, more=True)
         return self._send(data)
 
     @property
     def pings(self) -> bool:
-        """Whether the contract has a place for pings."""
+        """Whether the contract has pings."""
         return bool(self._frames.ping)
 
     async def keep_alive(self) -> None:
-        """Send a ping whenever the stream has been silent; runs next to the journey until it is cancelled."""
+        """Send a ping whenever the stream was silent; runs concurrently with the journey until cancelled."""
         quiet = seen = 0
         while True:
             await asyncio.sleep(PING_CHECK_S)
-            # A send in progress is none of silence: the client reads slowly, or headers are being made.
+            # A send in progress is not silence: the client reads slowly, or the headers are being made.
             busy = self._exchange.sending_since is not None or self._open is not self._exchange.started
             quiet = 0 if busy or self._sent != seen else quiet + 1
             seen = self._sent
@@ -148,7 +148,7 @@ class StreamSink:
         await self._exchange.body(data, more=False)
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        """Before the first event an HTTP error, afterwards an event."""
+        """Send an HTTP error before the first event, an error event afterwards."""
         await self._end()
         if self._open:
             await self._exchange.body(self._frames.fail(error, request_id, partial=True), more=False)
@@ -167,10 +167,10 @@ class StreamSink:
 
 
 class SocketSink:
-    """The native stream's objects as text frames of an accepted WebSocket.
+    """Sends the native stream's objects as text frames of an accepted WebSocket.
 
-    The close frame follows the last one at once, with ``close_code``: a server that stops when every request
-    has ended finds no open socket.
+    The close frame, with ``close_code``, follows the last event at once, so that a server that stops once all
+    requests have ended has no open socket.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -180,10 +180,10 @@ class SocketSink:
         self.ended = False
 
     def planned(self, plan: Plan, model: str) -> None:
-        """Dropped: the ``done`` event has it."""
+        """Ignore the plan: the ``done`` event contains its report."""
 
     async def delta(self, delta: Delta) -> None:
-        """Send one event; text without text is none."""
+        """Send one event; nothing if its text is empty."""
         if delta.__class__ is not Delta:
             self._partial = True
             await self._text(answer_event(delta).decode())

@@ -1,4 +1,4 @@
-"""uvicorn's WebSocket protocol with bounds: of the handshake, of fragments, of a peer that does not read."""
+"""uvicorn's WebSocket protocol with bounds for the handshake, for fragments, and for slow readers."""
 
 import asyncio
 import logging
@@ -20,9 +20,9 @@ from gateway.http.security import HEAD_TIMEOUT_S
 from gateway.requests.body_memory import UNCOUNTED_BYTES
 
 MAX_FRAGMENTS: Final = 1_024
-"""Most frames of one message. A fragment of a byte takes some 50 in memory."""
+"""Most frames of one message. A fragment of one byte takes about 50 bytes of memory."""
 _log = logging.getLogger("gateway.websocket")
-# The gateway reports each request. uvicorn's own lines of a connection hold its query string.
+# The gateway reports each request itself, and uvicorn's log lines would contain the query string.
 _log.setLevel(logging.WARNING)
 
 
@@ -32,7 +32,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     handshake_s: ClassVar[float] = HEAD_TIMEOUT_S
     stall_s: ClassVar[float] = STALL_S
     on_lost: Callable[[], None] | None = None
-    # Of the handshake, then of the end.
+    # Limits the handshake, later the closing.
     _timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
 
@@ -58,12 +58,12 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         super().start_keepalive()
 
     async def receive(self) -> ASGIReceiveEvent:
-        """The next event; what a peer sends is not read while it does not read what is sent to it."""
+        """The peer's next event; waits while the peer does not read what is sent to it."""
         await self.writable.wait()
         return await super().receive()
 
     def pause_writing(self) -> None:
-        """The peer reads nothing. Each of its pings would add a pong to what waits."""
+        """The peer reads nothing. Reading stops too, since each ping would add a pong to the unsent bytes."""
         super().pause_writing()
         self.transport.pause_reading()
         if self._stall_timer is None:
@@ -79,7 +79,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self._stall_timer = None
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have arrived; those after the end of the WebSocket are dropped."""
+        """Bytes have arrived; they are dropped if the connection is closing."""
         if self.transport.is_closing():
             return
         super().data_received(data)
@@ -111,24 +111,24 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.handle_parser_exception()
 
     def handle_connect(self, event: Request) -> None:
-        """The head is complete. One that breaks a rule of the handshake is answered by the HTTP protocol."""
+        """The headers are complete. If the handshake is not valid, the HTTP protocol answers."""
         if self.conn.accept(event).status_code == HTTPStatus.SWITCHING_PROTOCOLS:
             super().handle_connect(event)
 
     async def send(self, message: ASGISendEvent) -> None:
-        """Send an event of the application; an answer in place of the handshake completes it."""
+        """Send an event of the application; an HTTP answer instead of the handshake also completes it."""
         await super().send(message)
         if self.close_sent:
             self.handshake_complete = True
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
-        """The application has ended; what the peer does not read keeps the connection open for a while."""
+        """The application has ended; after ``stall_s`` a connection with unread data is closed."""
         super().on_task_complete(task)
         if not self.disconnected:
             self._timer = self.loop.call_later(self.stall_s, self.transport.abort)
 
     def _has_room(self, size: int) -> bool:
-        """Count the message, of which ``size`` bytes have arrived: a connection has one request."""
+        """Count ``size`` bytes that have arrived as the request's body; ``False``: too many, and closed."""
         if size > UNCOUNTED_BYTES and not self.close_sent:
             try:
                 Exchange.of(cast("Scope", self.scope)).hold_body(size)

@@ -1,4 +1,4 @@
-"""Which paths a port offers, when operators have one of their own."""
+"""Determines which paths each port serves if operators have a separate port."""
 
 from collections.abc import Callable
 
@@ -7,14 +7,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.http.path_labels import MONITORS
 
 _ADMIN = ("/admin", "/console")
-# What describes the gateway: names of routes, backends, adapters and tenants.
+# Paths that describe the gateway: they show names of routes, backends, adapters and tenants.
 _DESCRIBING = ("/metrics", "/openapi.json", "/docs")
 
 Shown = Callable[[str], bool]
 
 
 def everything(path: str) -> bool:
-    """One port for everything."""
+    """All paths."""
     return True
 
 
@@ -24,24 +24,24 @@ def nothing(path: str) -> bool:
 
 
 def without_admin(path: str) -> bool:
-    """Without the operators' paths."""
+    """All paths but the operators'."""
     return not path.startswith(_ADMIN)
 
 
 def for_callers(path: str) -> bool:
-    """Without the operators' paths and those that describe the gateway."""
+    """All paths but the operators' and those that describe the gateway."""
     return not path.startswith((*_ADMIN, *_DESCRIBING))
 
 
 def for_operators(path: str) -> bool:
-    """The operators' paths, those that describe the gateway, and those of monitors, which ask either."""
+    """The operators' paths, those that describe the gateway, and the monitors', which both ports serve."""
     return path.startswith((*_ADMIN, *_DESCRIBING)) or path in MONITORS
 
 
 class ByPort:
     """Two applications on two ports of one server; they drain together.
 
-    The port that accepted the connection decides; no header can change it.
+    The port that accepted the connection selects the application; no header can change that.
     """
 
     def __init__(self, public: ASGIApp, admin: ASGIApp, *, admin_port: int) -> None:

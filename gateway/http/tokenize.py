@@ -1,8 +1,8 @@
-"""``/tokenize`` and ``/detokenize``: the served model's tokenizer, asked directly.
+"""``/tokenize`` and ``/detokenize``: direct access to the served model's tokenizer.
 
 Nothing is generated, so an ``Idempotency-Key`` has no effect. A request counts against the key's limits: as a
-request, and as tokens by the size of its body. What is larger than the event loop can bear is done in the
-tenant's share of the threads.
+request, and as tokens by the size of its body. A body that would block the event loop for too long is
+tokenized in the tenant's share of the threads.
 """
 
 from collections.abc import Callable
@@ -31,11 +31,11 @@ from gateway.ports import Services
 from gateway.prompts.text import TokenizerText
 
 BYTES_PER_TOKEN: Final = 64
-"""Bytes of a body that count as one token of the key's limits: tokenizing costs far less than generating, and
-callers count the prompts that they send afterwards. A token of text has some 4 bytes."""
+"""Bytes of a body that count as one token of the key's limits. A token of text has about 4 bytes, but
+tokenizing costs far less than generating, and callers often send the counted prompt afterwards."""
 
 ITEMS_AT_ONCE: Final = 16_384
-"""Of a list that is written as JSON: half a millisecond, in which no other thread runs."""
+"""Items of a list that are written as JSON at a time; no other thread runs for that half millisecond."""
 
 Tokenized = TokenizeBody | DetokenizeBody
 
@@ -46,7 +46,7 @@ router = callers_router(CountedRoute, 400, 401, 404, 413, 429, 503)
 async def tokenize(
     given: Json[TokenizeRequest], request: Request, services: Edge, caller: Asking
 ) -> Response:
-    """Text to token ids."""
+    """Convert a text or messages to token ids."""
     most = services.limits.max_messages
     return await _answer(request, services, caller, given.model, lambda text: _tokenized(text, given, most))
 
@@ -55,7 +55,7 @@ async def tokenize(
 async def detokenize(
     given: Json[DetokenizeRequest], request: Request, services: Edge, caller: Asking
 ) -> Response:
-    """Token ids to text."""
+    """Convert token ids to text."""
     return await _answer(request, services, caller, given.model, lambda text: _text_of(text, given))
 
 
@@ -80,7 +80,7 @@ async def _answer(
 
 
 def _base_model(services: Services, caller: Caller, model: str | None) -> str:
-    """The id of the model whose tokenizer is meant; of none or several without a name, the engine's."""
+    """The base model whose tokenizer is used; without a name the only one, or ``""`` for the engine's."""
     if model is not None:
         card = card_of(services, caller, model)
         return card.parent or card.root
@@ -89,7 +89,7 @@ def _base_model(services: Services, caller: Caller, model: str | None) -> str:
 
 
 def _in_parts(value: object) -> object:
-    """A long list as JSON that was written in parts, between which other threads run."""
+    """A long list as JSON, written in parts so that other threads can run between them."""
     if not isinstance(value, list | tuple) or len(value) <= ITEMS_AT_ONCE:
         return value
     starts = range(0, len(value), ITEMS_AT_ONCE)
@@ -108,7 +108,7 @@ def _tokenized(text: TokenizerText, request: TokenizeRequest, max_messages: int)
 
 
 def _encode(text: TokenizerText, request: TokenizeRequest, max_messages: int) -> tuple[int, ...]:
-    """A text gets its special tokens unless the request says otherwise; a chat template writes its own."""
+    """Encode the prompt, by default with special tokens, or the messages, by the chat template."""
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequest("one of prompt and messages is needed; allowed: exactly one", param="prompt")
     if request.prompt is not None:

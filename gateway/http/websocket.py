@@ -1,13 +1,13 @@
 """``GET /v1/generate/ws``: the native stream over a WebSocket, one request a connection.
 
-The first client frame is the request; later frames are ignored; a close cancels. The close codes:
+The first client frame is the request; later frames are ignored; a close cancels the request. Close codes:
 
 * 1000 after the last event, be it ``done`` or ``error`` (a request that does not validate included);
 * 1003 after an ``error`` event when the first frame is binary;
 * 1008 after an ``error`` event when no frame came in time;
 * 1009 after an ``error`` event when the frame is over ``max_body_bytes`` (the server may do so first).
 
-A key that is missing or wrong is refused in the handshake with the HTTP status and body of any other path.
+A missing or wrong key is refused in the handshake, with the same HTTP status and body as on other paths.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ MESSAGE_TOO_BIG: Final = 1009
 
 
 class _Unusable(Exception):
-    """The first frame is no request: an error to send, and the code to close with."""
+    """The first frame is not a request; has the error to send and the close code."""
 
     def __init__(self, error: InvalidRequest | BodyTooLarge, close_code: int) -> None:
         self.error = error
@@ -71,7 +71,7 @@ class GenerateSocket:
         sink = SocketSink(exchange)
         try:
             body = await self._first_frame(receive)
-            # Its key may have been revoked since the handshake.
+            # The key may have been revoked since the handshake.
             caller = identify(self._services, exchange)
             await self._services.limiter.enter(caller)
             exchange.caller = caller

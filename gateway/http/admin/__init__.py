@@ -1,1 +1,1 @@
-"""The operators' paths: one router a noun, next to its service in ``gateway.admin``."""
+"""The operators' paths: one router per noun, whose service is in ``gateway.admin``."""

@@ -1,4 +1,4 @@
-"""``/admin/adapters``: the LoRA registry, for operators; promoting by force is for admins."""
+"""``/admin/adapters``: the LoRA registry, for operators; only admins may force a promotion."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -22,13 +22,13 @@ from gateway.http.routes import OPERATORS, Author, Edge, Json, OperatorRoute
 
 
 class AdapterRoute(OperatorRoute):
-    """Adding a version may take an hour; it ends when the operator leaves."""
+    """An operator's route whose work is cancelled on a disconnect: adding a version may take an hour."""
 
     ends_with_caller = frozenset({"GET", "POST"})
 
 
 NOTHING = Body()
-"""Of changes that take no fields; a body that has some is refused."""
+"""Default body of changes without fields; a body with fields is refused."""
 router = APIRouter(prefix="/admin/adapters", route_class=AdapterRoute, **OPERATORS)
 
 
@@ -42,7 +42,7 @@ async def list_adapters(services: Edge) -> AdaptersBody:
 async def add_adapter(
     given: Json[AddBody], response: Response, services: Edge, who: Author
 ) -> AdapterOrAlias:
-    """Add a version, or check one."""
+    """Add a version, or only check it with ``dry_run``."""
     if given.dry_run:
         response.status_code = 200
     return await services.adapters.add(given, who=who)
@@ -56,7 +56,7 @@ async def show_adapter(id: str, services: Edge) -> AdapterOrAlias:
 
 @router.post("/{id}/verify")
 async def verify_adapter(id: str, services: Edge, who: Author, _: Json[Body] = NOTHING) -> VerifiedBody:
-    """Check a version's copy on this machine."""
+    """Check a version's copy on this machine again."""
     return await services.adapters.verify(id, who=who)
 
 
@@ -78,7 +78,7 @@ async def promote_adapter(
 
 @router.post("/{id}/retire")
 async def retire_adapter(id: str, given: Json[CommentBody], services: Edge, who: Author) -> AdapterOrAlias:
-    """Serve a version no more."""
+    """Stop serving a version."""
     return await services.adapters.retire(id, given, who=who)
 
 
@@ -90,13 +90,13 @@ async def pin_adapter(id: str, services: Edge, who: Author, _: Json[Body] = NOTH
 
 @router.post("/{id}/unpin")
 async def unpin_adapter(id: str, services: Edge, who: Author, _: Json[Body] = NOTHING) -> AdapterOrAlias:
-    """Take a version's pin away."""
+    """Remove a version's pin."""
     return await services.adapters.pin(id, False, who=who)
 
 
 @router.post("/{id}/labels")
 async def label_adapter(id: str, given: Json[LabelsBody], services: Edge, who: Author) -> AdapterOrAlias:
-    """Give a version other labels."""
+    """Replace a version's labels."""
     return await services.adapters.label(id, given, who=who)
 
 
@@ -108,7 +108,7 @@ async def report_evaluation(id: str, given: Json[ReportBody], services: Edge, wh
 
 @router.post("/aliases/{id}/rollback")
 async def roll_alias_back(id: str, given: Json[RollbackBody], services: Edge, who: Author) -> AdapterOrAlias:
-    """Lead an alias back."""
+    """Point an alias to its previous version, or to a given one."""
     return await services.adapters.roll_back(id, given, who=who)
 
 

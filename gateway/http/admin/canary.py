@@ -13,7 +13,7 @@ router = APIRouter(prefix="/admin/canary", route_class=OperatorRoute, **OPERATOR
 
 @router.get("")
 async def show_canary(services: Edge) -> CanaryShownBody:
-    """The last canary."""
+    """The current or last canary."""
     return services.canary.show()
 
 
@@ -21,7 +21,7 @@ async def show_canary(services: Edge) -> CanaryShownBody:
 async def start_canary(
     given: Json[CanaryStartBody], request: Request, services: Edge, who: Author
 ) -> CanaryShownBody:
-    """Give a backend a route, step by step."""
+    """Start a canary: shift a route's traffic to a backend, step by step."""
     if given.force:
         require_role(services, Exchange.of(request.scope), CallerRole.ADMIN)
     return await services.canary.start(given, who=who)
@@ -29,17 +29,17 @@ async def start_canary(
 
 @router.post("/pause")
 async def pause_canary(given: Json[CanaryBody], services: Edge, who: Author) -> CanaryShownBody:
-    """Hold its share; judge nothing."""
+    """Pause the canary: its share stays, and it is not judged."""
     return await services.canary.pause(given, who=who)
 
 
 @router.post("/resume")
 async def resume_canary(given: Json[CanaryBody], services: Edge, who: Author) -> CanaryShownBody:
-    """Judge again."""
+    """Resume judging the canary."""
     return await services.canary.resume(given, who=who)
 
 
 @router.post("/abort")
 async def abort_canary(given: Json[CanaryAbortBody], services: Edge, who: Author) -> CanaryShownBody:
-    """End it, with the weights from before."""
+    """End the canary and restore the previous weights."""
     return await services.canary.abort(given, who=who)

@@ -20,11 +20,11 @@ Chaos = Annotated[ChaosAdmin, Depends(_chaos)]
 
 @router.get("")
 async def show_faults(chaos: Chaos) -> FaultsBody:
-    """The faults in force, and how often each was made."""
+    """The active faults, and how often each was injected."""
     return chaos.show()
 
 
 @router.post("")
 async def replace_faults(given: Json[FaultsRequest], chaos: Chaos, who: Author) -> FaultsBody:
-    """Put other faults in force."""
+    """Replace the active faults."""
     return await chaos.replace(given, who=who)

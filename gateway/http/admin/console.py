@@ -1,4 +1,4 @@
-"""``/admin/console``: what the console asks for, for operators and viewers."""
+"""``/admin/console``: the last requests, for the console of operators and viewers."""
 
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ async def requests(
 
 @router.get("/requests/{id}")
 async def request(id: str, services: Edge) -> dict[str, Any]:
-    """One of them, with each stage; texts are not kept."""
+    """One of the last requests, with each stage; its texts are not stored."""
     found = services.console.request(id)
     if found is None:
         raise UnknownRequest(f"this gateway does not remember {id!r}", param="id")

@@ -1,4 +1,4 @@
-"""``/admin/evaluations``: backends against each other, for operators."""
+"""``/admin/evaluations``: comparisons of backends, for operators."""
 
 from fastapi import APIRouter
 
@@ -16,5 +16,5 @@ async def show_evaluations(services: Edge) -> EvaluationsBody:
 
 @router.post("")
 async def store_evaluation(given: Json[EvaluationBody], services: Edge, who: Author) -> EvaluationsBody:
-    """Store a signed report."""
+    """Store a signed evaluation report."""
     return await services.evaluations.add(given, who=who)

@@ -15,7 +15,7 @@ router = APIRouter(prefix="/admin/keys", route_class=AdminRoute, **OPERATORS)
 
 
 class KeyListed(KeyShown):
-    """A key, and how much of its limits, its budget and its limits for models is used now."""
+    """A key, and the used part of its limits, its budget and its limits per model."""
 
     used: dict[str, int]
     spent: dict[str, float]
@@ -23,14 +23,14 @@ class KeyListed(KeyShown):
 
 
 class KeysBody(TypedDict):
-    """Those that are not revoked, oldest first."""
+    """All keys that are not revoked, oldest first."""
 
     keys: list[KeyListed]
 
 
 @router.get("")
 async def list_keys(services: Edge) -> KeysBody:
-    """Keys."""
+    """All keys that are not revoked, with what each has used."""
     return {"keys": [await _with_use(services, key) for key in services.key_admin.show_all()]}
 
 
@@ -48,7 +48,7 @@ async def revoke_key(id: str, services: Edge, who: Author) -> Response:
 
 
 async def _with_use(services: Services, key: KeyShown) -> KeyListed:
-    """One query of the store for each limited key: 100 of them are some 30 ms."""
+    """The key with its use. Each limited key costs a query of the store: 100 keys take about 30 ms."""
     used, spent = await _use(services, key["id"], {**key["limits"], **key["budget"]})
     by_model: dict[str, dict[str, float]] = {}
     for model, limits in key["model_limits"].items():
@@ -60,7 +60,7 @@ async def _with_use(services: Services, key: KeyShown) -> KeyListed:
 async def _use(
     services: Services, key_id: str, limits: Mapping[str, float], model: str | None = None
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """What is used of a key's limits, and spent of its budget."""
+    """The used part of a key's limits, and the spent part of its budget."""
     used = await services.limiter.used(key_id, limits_of(limits), model)
     budget = budget_of(limits.get("usd_per_day"), limits.get("usd_per_month"))
     spent = await services.limiter.spent(key_id, budget, model)

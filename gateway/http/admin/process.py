@@ -11,11 +11,11 @@ router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
 
 @router.get("/admission")
 async def show_admission(services: Edge) -> AdmissionBody:
-    """Queues, limits, last decisions."""
+    """This process' queues, limits and last admission decisions."""
     return services.admission.show()
 
 
 @router.post("/drain")
 async def drain(services: Edge, who: Author) -> DrainBody:
-    """Take this process out of service."""
+    """Drain this process: it takes no new requests."""
     return await services.drain.begin(who)

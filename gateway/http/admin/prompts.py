@@ -1,4 +1,4 @@
-"""``/admin/prompts`` and ``/admin/budget/preview``: registered prompt versions, and what would be sent."""
+"""``/admin/prompts`` and ``/admin/budget/preview``: prompt versions, and the prompt of a request."""
 
 from typing import Annotated
 
@@ -23,25 +23,25 @@ class NoSuchPrompt(UnknownPromptVersion, status=404, code="unknown_prompt_versio
 
 
 class PreviewRoute(OperatorRoute):
-    """A preview changes nothing, so it ends when the operator leaves."""
+    """An operator's route whose work is cancelled on a disconnect: a preview changes nothing."""
 
     ends_with_caller = frozenset({"GET", "POST"})
 
 
 class PromptsBody(TypedDict):
-    """By id."""
+    """The registered prompt versions, ordered by id."""
 
     prompts: list[PromptListed]
 
 
 class ChatPreview(Body):
-    """OpenAI's chat request under its only key."""
+    """A body with OpenAI's chat request as its only field."""
 
     openai: ChatRequest
 
 
 def _preview(raw: bytes) -> NativeRequest | ChatPreview:
-    """A native request, or OpenAI's chat under the only key ``openai``; refused as its contract does."""
+    """Parse a native request, or OpenAI's chat in the only field ``openai``; raises as its contract does."""
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -76,7 +76,7 @@ async def preview_budget(
     services: Edge,
     caller: Asking,
 ) -> PreviewBody:
-    """What would be sent for a request; generates nothing and bills nothing."""
+    """The prompt that would be sent for a request; generates nothing and bills nothing."""
     origin = origin_of(services, Exchange.of(request.scope), caller)
     if isinstance(given, ChatPreview):
         return await services.prompts.preview(chat_request(given.openai, origin).request)

@@ -24,7 +24,7 @@ Revision = Annotated[int, Query(ge=1, le=10**9, description="A revision's number
 
 
 class RevisionsBody(TypedDict):
-    """Newest first."""
+    """Routing revisions, newest first."""
 
     revisions: list[RevisionBody]
 
@@ -36,14 +36,14 @@ class ChangesBody(TypedDict):
 
 
 class AuditBody(TypedDict):
-    """Newest first; with ``after`` oldest first."""
+    """Entries of the audit log, newest first; with ``after``, oldest first."""
 
     entries: list[AuditEntry]
 
 
 @router.get("/routing")
 async def show_routing(services: Edge) -> RevisionInForceBody:
-    """The routing revision in force."""
+    """The current routing revision."""
     return services.routing.show()
 
 
@@ -61,13 +61,13 @@ async def set_weight(given: Json[RouteWeightBody], services: Edge, who: Author) 
 
 @router.post("/routing/promote")
 async def promote_backend(given: Json[RoutePromoteBody], services: Edge, who: Author) -> RevisionMadeBody:
-    """Give a backend the whole route."""
+    """Give a backend all of a route's traffic."""
     return await services.routing.promote(given, who=who)
 
 
 @router.post("/routing/rollback")
 async def roll_routing_back(given: Json[RouteRollbackBody], services: Edge, who: Author) -> RevisionMadeBody:
-    """Make an earlier configuration the next revision."""
+    """Apply an earlier revision's configuration as a new revision."""
     return await services.routing.roll_back(given, who=who)
 
 
@@ -89,5 +89,5 @@ async def list_audit(
     limit: Limit = 50,
     after: Annotated[int | None, Query(ge=0, le=10**9, description="Those after this number.")] = None,
 ) -> AuditBody:
-    """The actions of operators, newest first; each record holds the hash of the one before."""
+    """The operators' actions, newest first; each record contains the hash of the previous one."""
     return {"entries": await services.routing.audit(limit, after)}

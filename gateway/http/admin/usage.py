@@ -1,4 +1,4 @@
-"""``/admin/usage`` and ``/admin/shadow``: what the ledger's database holds, for operators."""
+"""``/admin/usage`` and ``/admin/shadow``: reports from the ledger's database, for operators."""
 
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
 
 @router.get("/usage")
 async def sum_usage(query: Annotated[SumsQuery, Query()], services: Edge) -> UsageSumsBody:
-    """Sums of the ledger."""
+    """Sums of the ledger's rows."""
     return await services.usage.report(query)
 
 
@@ -25,11 +25,11 @@ async def list_usage(query: Annotated[RowsQuery, Query()], services: Edge) -> Us
 
 @router.get("/usage/reconcile")
 async def reconcile_usage(query: Annotated[SpanQuery, Query()], services: Edge) -> UsageSumsBody:
-    """The ledger next to the engines' own counters."""
+    """A comparison of the ledger with the engines' own counters."""
     return await services.usage.reconcile(query)
 
 
 @router.get("/shadow")
 async def compare_shadow(query: Annotated[ShadowQuery, Query()], services: Edge) -> dict[str, Any]:
-    """How shadowed requests compare."""
+    """A comparison of shadowed requests with the originals."""
     return await services.shadow.report(query)
