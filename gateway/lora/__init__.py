@@ -1,1 +1,1 @@
-"""LoRA adapters inside the gateway: registry, fetch, import, loader."""
+"""LoRA adapters in the gateway: registry, fetch, import, loader, preload orders, model cards."""

@@ -1,4 +1,4 @@
-"""Brings adapters from a folder, an archive or ``s3://``, checked, into this machine's store."""
+"""Copies adapters from a folder, an archive or ``s3://``, after a check, into this machine's store."""
 
 import asyncio
 import threading
@@ -23,11 +23,11 @@ S3 = "s3://"
 
 
 class AdapterSource:
-    """Brings adapters into the store; each content once at a time.
+    """Brings adapters into the store; a registered adapter is brought by only one task at a time.
 
     Args:
-        fetcher: for ``s3://``; ``cache`` is its folder.
-        s3_prefixes: where new adapters may come from. Registered ones are brought by their SHA-256.
+        fetcher: downloads from ``s3://`` into the folder ``cache``.
+        s3_prefixes: where new adapters may come from; registered ones are identified by their SHA-256.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class AdapterSource:
 
     @property
     def progress(self) -> Mapping[str, Progress]:
-        """The progress of current fetches, by address."""
+        """The progress of current fetches, by location."""
         return dict(self._progress)
 
     async def take(self, location: str, *, sha256: str | None = None) -> Verified:
@@ -77,8 +77,8 @@ class AdapterSource:
         )
 
     async def fingerprint(self, location: str) -> str | None:
-        """The SHA-256 of a folder's content, unchecked; ``None`` when it must be fetched first. Raises
-        AdapterRejected."""
+        """The SHA-256 of a folder's unchecked content; ``None`` for an archive or ``s3://``. Raises as
+        :meth:`take`."""
         path = Path(location)
         if location.startswith(S3) or is_archive(path):
             return None
@@ -106,7 +106,7 @@ class AdapterSource:
         return await self._work(location, lambda path: self._store.take(path, self._base, sha256=sha256))
 
     def _check_allowed(self, location: str) -> None:
-        """With the gateway's credentials an operator must not read any bucket that these open."""
+        """Refuse ``s3://`` outside the prefixes, which the credentials may open. Raises AdapterRejected."""
         if not location.startswith(S3):
             return
         try:
@@ -134,7 +134,7 @@ class AdapterSource:
             self._progress.pop(location, None)
 
     def _run(self, location: str, work: Callable[[Path], T], stop: threading.Event) -> T:
-        """The blocking part, in a thread."""
+        """Fetch the location if needed and call ``work``; blocks, so it runs in a thread."""
         try:
             path = self._fetched(location, stop) if location.startswith(S3) else Path(location)
             return work(path)

@@ -1,4 +1,4 @@
-"""Registers the adapters of ``adapters.file``; what is registered already is not changed."""
+"""Registers the adapters of ``adapters.file``; adapters that are already registered are not changed."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ from gateway.lora.fetch import AdapterSource
 from gateway.lora.registry import AdapterProjection
 
 AUTHOR = "adapters.file"
-# How often it is tried again while the state store is unreachable.
+# Pause between attempts while the state store is unreachable.
 AGAIN_S = 5.0
 
 
 class AdapterImport:
-    """Registers what the file lists and makes it active; new aliases point where the file says.
+    """Registers the adapters that the file lists, makes them active, and creates the file's new aliases.
 
-    The file does not undo what operators did since: an existing alias stays, a retired version stays retired.
-    Changed content under a registered name is refused, and adapters of other base models are left out.
+    The file does not undo operators' changes: an existing alias stays, a retired version stays retired.
+    Changed content of a registered id is refused, and adapters of other base models are left out.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class AdapterImport:
         self._projection = projection
         self._source = source
         self._log = structlog.get_logger("adapters")
-        # Whether the whole file was tried once; the state store may have been unreachable.
+        # Whether the import of the whole file was tried once, even if the state store was unreachable.
         self.tried = False
 
     async def run(self) -> None:
-        """Import; ends when everything was tried successfully or refused."""
+        """Import the file; returns when each of its entries is registered or refused."""
         pending: Sequence[Adapter] = [one for one in self._content.adapters if self._fits(one)]
         while True:
             pending = [adapter for adapter in pending if not await self._registered(adapter)]
@@ -69,7 +69,7 @@ class AdapterImport:
         return False
 
     async def _registered(self, adapter: Adapter) -> bool:
-        """Register one; ``False``: the state store cannot be reached."""
+        """Register an adapter; ``False`` if the state store cannot be reached."""
         name = adapter.adapter_id
         try:
             await self._register(adapter)
@@ -110,7 +110,7 @@ class AdapterImport:
             )
 
     async def _aliased(self) -> bool:
-        """Create missing aliases; ``False``: the state store cannot be reached."""
+        """Create missing aliases; ``False`` if the state store cannot be reached."""
         for alias, target in self._content.aliases.items():
             if target not in self._projection.catalogue.versions:
                 self._log.warning("alias of adapters.file left out", alias=alias, target=target)

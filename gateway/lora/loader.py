@@ -1,4 +1,4 @@
-"""Keeps the engine's adapters: pinned and most requested ones are loaded ahead, retired ones unloaded."""
+"""Loads pinned and frequently requested adapters into the engine in advance, and unloads retired ones."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -18,36 +18,36 @@ from gateway.lora.registry import IN_FORCE_S, AdapterProjection
 from gateway.weights.records import read_json, write_json
 from resilience.failures import BackendFailure, FailureKind
 
-# How often adapters are checked, in addition to each change of the registry.
+# Interval of checks of the engine's adapters, besides those at each change of the registry.
 TICK_S = 0.5
-# How often the workers' are checked; a pin, and a returned worker, may wait this long.
+# Interval of checks of the workers' adapters: a pin, or a worker that returns, may wait this long.
 WORKERS_TICK_S = 2.0
-# How often the demand is stored; a kill loses at most this much of it.
+# Interval at which the demand is stored; a kill loses at most this much of it.
 SAVE_S = 30.0
 DEMAND_FILE = "heat.json"
 
 
 class LoadsElsewhere(Protocol):
-    """A worker that adapters are loaded on while it serves."""
+    """A worker on which this gateway loads adapters while it serves."""
 
     @property
     def places(self) -> int:
-        """Most adapters that this gateway loads there."""
+        """Most adapters that this gateway loads on the worker at once."""
 
     async def preload(self, adapter: Adapter) -> None:
-        """Load it now. Raises BackendFailure."""
+        """Load an adapter now. Raises BackendFailure."""
 
     async def keep(self, known: Sequence[Adapter], pinned: Collection[str], retired: Collection[str]) -> None:
-        """Keep the pinned ones loaded and unload the retired. Raises BackendFailure."""
+        """Keep the pinned adapters loaded and unload the retired ones. Raises BackendFailure."""
 
 
 class LoraLoader:
     """Loads adapters into the slots of the running engine, and on the workers.
 
     Args:
-        registry: what requests lease from.
-        demand: stored in ``folder``, so that a restart keeps it.
-        preload_timeout_s: longest that readiness waits for preloading.
+        registry: the registry from which requests lease adapters.
+        demand: the demand for each adapter; stored in ``folder``, so that a restart keeps it.
+        preload_timeout_s: longest time for which readiness waits for preloading.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class LoraLoader:
         projection.on_change(self.wake)
 
     def attach_workers(self, workers: Callable[[], Sequence[LoadsElsewhere]]) -> None:
-        """Load adapters on these too: the workers in service that are loaded from here."""
+        """Load adapters also on ``workers``: those in service on which this gateway loads adapters."""
         self._workers = workers
 
     @property
@@ -89,20 +89,20 @@ class LoraLoader:
 
     @property
     def places(self) -> int:
-        """Most adapters that the engine holds; 0 without an engine in process."""
+        """Most adapters that the engine in process holds; 0 without such an engine."""
         return self._slots.places if self._slots is not None else 0
 
     @property
     def least_places(self) -> int:
-        """The smallest number of adapters that the engine or a worker holds; 0: nothing holds any."""
+        """The smallest ``places`` of the engine and the workers that hold adapters; 0 if none does."""
         return min(filter(None, [self.places, *(one.places for one in self._workers())]), default=0)
 
     def demand_of(self, adapter_id: str) -> float:
-        """How much it is requested."""
+        """The current demand for an adapter."""
         return self._demand.of(adapter_id, self._clock())
 
     def make_slots(self, engine: AdapterHolder, places: int) -> LoraSlots:
-        """The slots of an engine; the latest engine's are used."""
+        """Make the slots of a new engine; they replace those of an earlier engine."""
         self._slots = LoraSlots(
             engine, places, demand=self._demand, bring=self._bring, emit=self._emit, clock=self._clock
         )
@@ -114,8 +114,8 @@ class LoraLoader:
         self._changed.set()
 
     async def preload(self, adapter: Adapter) -> None:
-        """Load an adapter now, in the engine in process and on the workers. Raises BackendFailure if one
-        cannot, or there is none."""
+        """Load an adapter now, in the engine in process and on all workers. Raises BackendFailure if one of
+        them cannot load it, or if there is none."""
         slots, workers, failures = self._slots, self._workers(), list[BackendFailure]()
         in_process = slots is not None and slots.places
         if not in_process and not workers:
@@ -149,7 +149,7 @@ class LoraLoader:
             raise failures[0]
 
     async def preload_ordered(self, adapter_id: str, number: int) -> None:
-        """The same, ordered by another process whose registry is at ``number``. Raises AdapterError,
+        """Preload by order of another process, whose registry is at ``number``. Raises AdapterError,
         BackendFailure."""
         await self._projection.caught_up_to(number, IN_FORCE_S)
         if self._projection.catalogue.version(adapter_id).state is not AdapterState.RETIRED:
@@ -206,7 +206,7 @@ class LoraLoader:
                 while await slots.load_next(self._registry.known):
                     await slots.pin(self._pinned())
         except EngineError as error:
-            # It is gone, and the next one gets a slots of its own.
+            # The engine has ended; the next one gets its own slots.
             self._log.warning("adapters not updated", reason=error.code)
         self.warm = True
 

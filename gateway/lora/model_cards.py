@@ -1,4 +1,4 @@
-"""The models shown to callers: base models and their aliases, adapters and theirs, backends."""
+"""The models that callers can name: base models, adapters, backends, and aliases of these."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from gateway.backends.port import Fleet
 from gateway.contracts.model_card import CardKind, ModelCard
 
 POOLING: Final[Mapping[str, str]] = {"embedded": "mean"}
-"""How engines in process make vectors, by their kind."""
+"""How an engine in process makes vectors, by the backend's kind."""
 
 
 def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str], int]) -> Sequence[ModelCard]:
@@ -27,7 +27,7 @@ def model_cards(fleet: Fleet, adapters: AdapterRegistry, length: Callable[[str],
     cards += [
         ModelCard(name, backend.model, backend.model, length(backend.model), CardKind.BACKEND)
         for name, backend in sorted(fleet.backends.items())
-        if name not in base_models  # one card a name
+        if name not in base_models  # only one card per name
     ]
     cards += [
         ModelCard(alias, model, None, length(model), CardKind.ALIAS)

@@ -1,7 +1,7 @@
-"""Orders to load an adapter now, for every gateway process: records of the stream ``adapters-preload``.
+"""Orders to all gateway processes to load an adapter now: records of the stream ``adapters-preload``.
 
-An order is for the processes that run when it is given, so old orders are deleted: a process that starts
-later loads the pinned and most requested adapters, and a lost order costs the first request a load.
+An order is for the processes that run when it is sent, so old orders are deleted. A process that starts later
+loads the pinned and most requested adapters. If an order is lost, the first request waits for the load.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from resilience.failures import BackendFailure
 
 STREAM: Final = "adapters-preload"
 MAX_ORDERS: Final = 100
-"""Most orders that are stored, and of one read."""
+"""Most orders that are stored, and that one read returns."""
 
 
 class AdapterOrders:
     """Sends orders to the other processes, and executes theirs, one after the other.
 
-    ``me`` is this process' unique name; ``load`` loads a version once this process' registry is at a number.
-    ``head`` is the last known order; ``None`` until the stream was read.
+    ``me``: this process' unique name. ``load``: loads a version once this process' registry is at a number.
+    ``head``: the number of the last known order; ``None`` until the stream was read.
     """
 
     def __init__(self, store: StateStore, *, me: str, load: Callable[[str, int], Awaitable[None]]) -> None:
@@ -40,7 +40,7 @@ class AdapterOrders:
         store.listen(STREAM, self._on_head)
 
     async def send(self, adapter_id: str, number: int, *, author: str) -> bool:
-        """Order a version of the registry's ``number`` to be loaded; whether the order was written."""
+        """Order to load a version that the registry has at ``number``; ``False`` if it could not be sent."""
         data = orjson.dumps({"load": adapter_id, "number": number, "by": self._me})
         try:
             record = await self._store.append(STREAM, data, author=author)
@@ -54,7 +54,7 @@ class AdapterOrders:
         return True
 
     async def run(self) -> None:
-        """Execute the orders of others, until cancelled."""
+        """Execute the other processes' orders, until cancelled."""
         while True:
             await self._ordered.wait()
             self._ordered.clear()
@@ -67,7 +67,7 @@ class AdapterOrders:
                 await self._execute(record)
 
     def _on_head(self, head: int) -> None:
-        """Orders before the first known head are not for this process; a stream may begin again."""
+        """Note the stream's head; skip orders from before the first known head or a restart of the stream."""
         if self.head is None or head < self.head:
             self._done = head
         self.head = head

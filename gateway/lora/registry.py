@@ -1,4 +1,4 @@
-"""The registry in force in this process, computed from the stream ``adapters``, and changes of it."""
+"""This process' adapter registry, computed from the stream ``adapters``, and changes to it."""
 
 import asyncio
 from collections.abc import Callable, Collection
@@ -15,16 +15,16 @@ from gateway.state.port import Record, StateStore
 from gateway.state.projection import FollowedStream
 
 STREAM = "adapters"
-# Most attempts to append; each failed one means that another process was first.
+# Most attempts to append a change; one fails if another process was first.
 MAX_TRIES = 20
-# Longest wait for a change to be in force in the process that made it.
+# Longest wait until a change is applied in the process that made it.
 IN_FORCE_S = 10.0
 
 
 class AdapterProjection(FollowedStream):
-    """Applies the stream's records, and appends records. Lives on the event loop.
+    """Applies the stream's records, and appends new ones. Must be used on the event loop.
 
-    Versions for other base models than the served ones are not offered; ``folder_of`` is by SHA-256.
+    Only versions for the served base models are offered. ``folder_of`` maps a SHA-256 to a folder.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class AdapterProjection(FollowedStream):
         self.catalogue = Catalogue()
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` whenever other adapters are offered."""
+        """Call ``listener`` whenever the offered adapters have changed."""
         self._changed = listener
 
     def take(self, record: Record) -> None:
@@ -55,7 +55,7 @@ class AdapterProjection(FollowedStream):
             self.catalogue, record.data, number=record.number, author=record.author, at=record.at
         )
         if not self._stale:
-            # Once for all records that arrive together; thousands at a start.
+            # Once for all records that arrive together: at a start there may be thousands.
             self._stale = True
             asyncio.get_running_loop().call_soon(self._offer)
 
@@ -69,10 +69,10 @@ class AdapterProjection(FollowedStream):
         return self._adapter(self.catalogue.version(adapter_id))
 
     async def change(self, decide: Callable[[Catalogue], bytes | None], *, author: str) -> bool:
-        """Append the change that ``decide`` returns for the registry; ``False`` when there is none.
+        """Append the change that ``decide`` returns for the registry; ``False`` if it returns none.
 
-        ``decide`` is called again when another process was first; it may raise AdapterError. Raises
-        BackendUnavailable when the state store cannot be reached, or too many other changes came first.
+        ``decide`` is called again if another process was first; it may raise AdapterError. Raises
+        BackendUnavailable: the state store cannot be reached, or too many other changes came first.
         """
         try:
             for _ in range(MAX_TRIES):
