@@ -1,1 +1,1 @@
-"""Vectors of texts: their own short journey, through the same keys, admission, workers and ledger."""
+"""The journey of requests without generation, with the same keys, admission, workers and ledger."""

@@ -60,15 +60,15 @@ from resilience.turns import Turns
 
 PART_TOKENS: Final = 8_192
 PART_INPUTS: Final = 64
-"""Most of one call to a worker, so that the parts of one request spread over workers."""
+"""Most tokens and inputs of one call to a worker, so that a request's parts spread over workers."""
 AT_ONCE: Final = 8
-"""Most parts of one request at work at the same time."""
+"""Most parts of one request in progress at a time."""
 PRIORITY: Final = -1
-"""Behind every chat: a person waits for that."""
+"""The lowest priority, because a person waits for a chat."""
 MAX_WAIT_S: Final = 60.0
-"""Longest that a part waits. Parts of one large request wait for each other, and nobody reads along."""
+"""Longest wait of a part: a large request's parts wait for each other, and nobody reads along."""
 BYTES_PER_TOKEN: Final = 16
-"""What a waiting part keeps in memory for each token."""
+"""Memory that a waiting part takes per token."""
 
 
 Backed = TypeVar("Backed", bound=TakesParts)
@@ -79,9 +79,9 @@ Asked = TypeVar("Asked", bound=PooledRequest)
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingJourney:
-    """Makes vectors, scores and transcripts. Every part of a request is paid for once, whatever was tried.
+    """Makes vectors, scores and transcripts. Each part of a request is billed once, even after retries.
 
-    ``limits`` are admission's for all parts.
+    ``limits``: the admission limits of each part.
     """
 
     in_flight: InFlightRequests
@@ -126,7 +126,7 @@ class EmbeddingJourney:
     async def _run(
         self, kind: "_Kind[Asked, Backed, One]", request: Asked, parts: Sequence["InputPart"]
     ) -> "tuple[str, Sequence[One], int]":
-        """What answered, the results in order, and the tokens."""
+        """The model that answered, the results in order, and the number of input tokens."""
         span = self.tracing.begin(
             request.trace_parent,
             trace_id=request.trace_id,
@@ -145,7 +145,7 @@ class EmbeddingJourney:
             status = sent_status(public, Contract.CHAT)
             self._report(kind.contract, request, span, bills, status, public.code, public.message)
             raise
-        # The caller does not wait for metrics and log: the answer is sent before the next turn of the loop.
+        # Metrics and log are written in the loop's next turn, after the answer is sent.
         loop = asyncio.get_running_loop()
         loop.call_soon(self._report, kind.contract, request, span, bills, 200, None, None)
         return answer
@@ -192,7 +192,7 @@ class EmbeddingJourney:
     def _backends(
         self, kind: "_Kind[Asked, Backed, One]", request: Asked, revision: Revision
     ) -> Sequence[Backed]:
-        """Those that may answer, in the order of the configuration. Raises UnknownModel."""
+        """The backends that may answer, in the configuration's order. Raises UnknownModel."""
         caller, named = request.caller, request.model
         if caller.aliases:
             named = dict(caller.aliases).get(named, named)
@@ -223,7 +223,7 @@ class EmbeddingJourney:
         parts: Sequence["InputPart"],
         backends: Sequence[Backed],
     ) -> "list[PartResults[Backed, One]]":
-        """The results of each part, in order; the first failure ends the others."""
+        """The results of each part, in order; the first failure cancels the other parts."""
         at_once = asyncio.Semaphore(AT_ONCE)
 
         async def one(part: InputPart) -> PartResults[Backed, One]:
@@ -244,9 +244,9 @@ class EmbeddingJourney:
         part: "InputPart",
         backends: Sequence[Backed],
     ) -> "PartResults[Backed, One]":
-        """The results of a part, by the first backend that can."""
+        """The results of a part, from the first backend that can make them."""
         failure: Refused | BackendFailure | None = None
-        if len(backends) > 1:  # those that are not ready come last: they say why
+        if len(backends) > 1:  # unready ones come last; their errors tell why
             backends = sorted(backends, key=lambda one: one.state is not BackendState.READY)
         for backend in backends:
             try:
@@ -257,7 +257,7 @@ class EmbeddingJourney:
                         if isinstance(error, RateLimited) or not error.counts:
                             slot.ignored()  # a fault of the request says nothing about the backend
                         raise
-                    # All that a worker does for vectors is what it does before a first token.
+                    # For a worker the whole request is like a prompt's work before the first token.
                     slot.first_token(None)
             except (Refused, BackendFailure) as error:
                 failure = error
@@ -351,7 +351,7 @@ class EmbeddingJourney:
 
 @dataclass(frozen=True, slots=True)
 class InputPart:
-    """Inputs that go to a worker together; ``tokens`` are estimated, ``first`` is the number of the first."""
+    """Inputs of one call to a worker; ``tokens`` is an estimate, ``first`` the index of the first input."""
 
     inputs: tuple[Any, ...]
     tokens: int
@@ -360,7 +360,7 @@ class InputPart:
 
 @dataclass(frozen=True, slots=True)
 class PartResults(Generic[Backed, One]):
-    """The results of a part, and what made them."""
+    """The results of a part, and the backend that made them."""
 
     backend: Backed
     results: Sequence[One]
@@ -369,7 +369,7 @@ class PartResults(Generic[Backed, One]):
 
 
 def joined(made: Sequence[PartResults[Backed, One]]) -> PartResults[Backed, One]:
-    """The results of all parts, in order, by what made the last one."""
+    """The results of all parts, in order, as from the backend of the last part."""
     return PartResults(
         made[-1].backend,
         [one for part in made for one in part.results],
@@ -380,10 +380,9 @@ def joined(made: Sequence[PartResults[Backed, One]]) -> PartResults[Backed, One]
 
 @dataclass(frozen=True, slots=True)
 class _Kind(Generic[Asked, Backed, One]):
-    """What is wanted of a backend, which ones can give it, and how one is asked.
+    """A kind of work: which backends are able to do it, and how one is called.
 
-    Args:
-        so_far: bills a request that failed; without it nothing.
+    ``does`` names the work. ``so_far``: bills a failed request; nothing is billed if it returns ``None``.
     """
 
     contract: str
@@ -434,7 +433,7 @@ def _transcript(
         return PartResults(backend, [made.body], made.input_tokens, made.output_tokens)
 
     def so_far(row: UsageRow) -> Callable[[BaseException], PartialUsage]:
-        """A stream that broke off costs the recording by estimate."""
+        """Bill a stream that failed after it began by the recording's estimated tokens."""
 
         def partial_usage(error: BaseException) -> PartialUsage:
             if not streaming:
@@ -448,7 +447,7 @@ def _transcript(
 
 
 async def _nowhere(event: bytes) -> None:
-    """Events of a request that does not run."""
+    """Receives no events: it is for a request that does not run."""
 
 
 def _by(row: UsageRow, backend: TakesParts) -> UsageRow:
@@ -460,12 +459,12 @@ def _text_tokens(text: str) -> int:
 
 
 def input_tokens(one: EmbeddingInput) -> int:
-    """An estimate."""
+    """The number of tokens of an input; an estimate for a text."""
     return _text_tokens(one) if isinstance(one, str) else len(one)
 
 
 def split(inputs: Sequence[Input], tokens_of: Callable[[Input], int]) -> Iterator[InputPart]:
-    """The inputs in parts, in order: a part ends before it passes a bound, and has at least one."""
+    """The inputs in parts, in order; a part ends before it exceeds a bound, but has at least one input."""
     part: list[Input] = []
     part_tokens = 0
     for index, one in enumerate(inputs):
@@ -479,5 +478,5 @@ def split(inputs: Sequence[Input], tokens_of: Callable[[Input], int]) -> Iterato
 
 
 def _reached(routes: Collection[str], revision: Revision) -> set[str]:
-    """The backends that a key limited to these routes reaches."""
+    """The names of the backends that a key limited to these routes can use."""
     return {name for route in routes if route in revision.routes for name in revision.routes[route].backends}

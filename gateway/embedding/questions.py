@@ -1,4 +1,4 @@
-"""Vectors of the response cache's questions, by the journey of all requests for vectors."""
+"""Makes the vectors of the response cache's questions with the journey of embedding requests."""
 
 from base64 import b64decode
 from collections.abc import Callable, Sequence
@@ -11,14 +11,14 @@ from gateway.embedding.journey import EmbeddingJourney
 from resilience.response_cache_values import EmbedderError
 
 KEY_ID: Final = "response_cache"
-"""In the ledger's rows, where a request has the id of its key."""
+"""The key id in the ledger's rows of these requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionEmbedder:
     """Implements :class:`resilience.response_cache_values.Embedder`.
 
-    Rows of the ledger name the tenant who asked, and are billed to nobody. No limit of a key holds for them.
+    The ledger's rows name the tenant that asked but are billed to nobody. No key's limits apply to them.
     """
 
     journey: EmbeddingJourney
