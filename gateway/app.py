@@ -85,10 +85,10 @@ _ROUTERS: Final = (
 
 
 class GatewayApp(FastAPI):
-    """FastAPI, and raw ASGI for the paths that generate.
+    """FastAPI, with raw ASGI for the paths in ``hot``, such as those that generate.
 
-    A post to a path of ``hot`` goes straight to its endpoint, past the framework's six layers, of which the
-    endpoint uses none. HEAD is answered as GET; the server leaves the body out.
+    A POST to such a path goes straight to its endpoint and skips the framework's six layers, none of which
+    the endpoint uses. HEAD is handled as GET; the server leaves the body out.
     """
 
     def __init__(
@@ -103,18 +103,18 @@ class GatewayApp(FastAPI):
         self._document: tuple[str, bytes] | None = None
         self._describing = asyncio.Lock()
         self._hot = hot
-        # What a server calls: less by a coroutine, which every wait of a request would resume.
+        # For servers. ``__call__`` adds a coroutine, which would be resumed after every wait of a request.
         self.entry: ASGIApp = with_cors(self._dispatch, cors_origins) if cors_origins else self._dispatch
 
     def openapi(self) -> dict[str, Any]:
-        """The document, made once, of the paths here and those that it describes for another port."""
+        """The OpenAPI document, made once: this app's paths, and those described for another port."""
         if not self.openapi_schema:
             routes = [*self._described, *self.routes]
             self.openapi_schema = get_openapi(title=self.title, version=self.version, routes=routes)
         return self.openapi_schema
 
     def setup(self) -> None:
-        """The document's route. FastAPI's own writes all of the document's JSON for each request."""
+        """Add the OpenAPI document's route. FastAPI's own serializes the document for each request."""
         if self.openapi_url:
             self.add_route(self.openapi_url, self._describe, include_in_schema=False)
 
@@ -123,7 +123,7 @@ class GatewayApp(FastAPI):
         async with self._describing:
             document = self._document
             if document is None or document[0] != root:
-                # Over a second of work, which other requests do not wait for.
+                # In a thread, because it takes over a second.
                 document = self._document = root, await asyncio.to_thread(self._written, root)
         return Response(document[1], media_type="application/json")
 
@@ -152,11 +152,10 @@ def create_app(
     shown: Shown = everything,
     described: Shown = nothing,
 ) -> GatewayApp:
-    """The app over ``services``; ``lifespan`` owns everything that must start and stop with it.
+    """Create the app on ``services``; ``lifespan`` owns everything that must start and stop with it.
 
-    ``shown`` says which paths it has; others do not exist on it, though its document tells of those that are
-    ``described``. Further routers may be included in the usual way: what they raise is answered in the same
-    shapes.
+    ``shown`` selects the paths that the app serves; its OpenAPI document also has those that ``described``
+    selects. More routers may be included in the usual way; their errors are answered in the same formats.
     """
     idempotency = Idempotency(services.idempotency, wait_s=services.limits.request_timeout_seconds)
     routers = _ROUTERS if services.chaos is None else (*_ROUTERS, chaos.router)
@@ -188,7 +187,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    # The routes are the same for every app; they find what is its own here.
+    # All apps share the same routes, which find the state of their app here.
     app.state.services = services
     app.state.idempotency = idempotency
     app.state.direct = endpoints
@@ -209,7 +208,7 @@ async def _known_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """The framework's own refusals: an unknown path, a wrong method."""
+    """Answer an error that the framework raises, such as for an unknown path or method."""
     assert isinstance(error, HTTPException)
     path, headers = request.url.path, error.headers
     if error.status_code == 404 and path == GENERATE_SOCKET and _served(request.app, path):
@@ -232,7 +231,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods of all routes at the request's path; the framework names those of the first one alone."""
+    """The methods of all routes at the request's path; the framework only names the first route's."""
     return sorted(
         {
             method
@@ -248,7 +247,7 @@ def _served(app: FastAPI, path: str) -> bool:
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
-    """A body or parameter of a framework's endpoint; the place ("body", "query") is not part of the path."""
+    """Answer an invalid body or parameter; the field's path omits its location ("body", "query")."""
     assert isinstance(error, RequestValidationError)
     errors = [
         {**one, "loc": one["loc"][1:], "input": QueryValue(one["input"])}

@@ -1,6 +1,6 @@
-"""Errors that callers see, and the one table that turns every error into an HTTP answer.
+"""Errors that callers see, and their conversion to HTTP answers.
 
-The errors of the other packages are no subclasses of :class:`GatewayError`; :data:`LEAF_ERRORS` lists them.
+Errors of other packages are no subclasses of :class:`GatewayError`; the table :data:`LEAF_ERRORS` lists them.
 """
 
 import math
@@ -28,7 +28,7 @@ from resilience.failures import BackendFailure, FailureKind
 
 @dataclass(frozen=True, slots=True)
 class PublicError:
-    """What a caller receives: an HTTP status, a stable code, a message, the field at fault."""
+    """An error as callers receive it: HTTP status, stable code, message, and the field at fault."""
 
     status: int
     code: str
@@ -38,7 +38,7 @@ class PublicError:
 
     @property
     def retry_after_s(self) -> int | None:
-        """Whole seconds, at least 1, for ``Retry-After``, which every 429 and 503 has."""
+        """The value of ``Retry-After`` in whole seconds, at least 1; every 429 and 503 has one."""
         if self.retry_after_ms is None:
             return 1 if self.status in (429, 503) else None
         return max(1, math.ceil(self.retry_after_ms / 1000))
@@ -61,7 +61,7 @@ class GatewayError(Exception):
 
 
 class InvalidRequest(GatewayError, status=422, code="invalid_request"):
-    """A field is missing, of the wrong type, out of range, or cannot be honoured."""
+    """A field is missing, has a wrong type, is out of range, or asks for something unsupported."""
 
 
 class InvalidJson(InvalidRequest, status=400, code="invalid_json"):
@@ -69,7 +69,7 @@ class InvalidJson(InvalidRequest, status=400, code="invalid_json"):
 
 
 class GrammarTooComplex(GatewayError, status=400, code="grammar_too_complex"):
-    """The shape that the answer must have is over a bound: of size, or of time or memory to compile."""
+    """The answer's requested shape exceeds a bound: of its size, or of the time or memory to compile it."""
 
 
 class UnknownPromptVersion(GatewayError, status=422, code="unknown_prompt_version"):
@@ -81,7 +81,7 @@ class NoSuchAdapter(GatewayError, status=404, code="unknown_adapter"):
 
 
 class NoSuchKey(GatewayError, status=404, code="unknown_key"):
-    """An admin names a key that was not made, or that is revoked."""
+    """An admin's request names a key that does not exist or is revoked."""
 
 
 class MissingKey(GatewayError, status=401, code="missing_key"):
@@ -113,23 +113,23 @@ class UnknownBatch(GatewayError, status=404, code="not_found"):
 
 
 class UnknownRequest(GatewayError, status=404, code="not_found"):
-    """This process does not remember a request of that id."""
+    """This process has no record of a request with that id."""
 
 
 class UnknownModel(GatewayError, status=404, code="unknown_model"):
-    """Neither a base model, nor an adapter, nor a backend has that name."""
+    """No model, adapter or backend of that name is served, or none that can do what the request needs."""
 
 
 class DuplicateRequest(GatewayError, status=409, code="duplicate_request"):
-    """The tenant has a request of the same id in flight."""
+    """The tenant has a request with the same id or idempotency key in flight."""
 
 
 class IdempotencyConflict(GatewayError, status=409, code="idempotency_conflict"):
-    """The idempotency key was used with another body."""
+    """The idempotency key was used with another path or body."""
 
 
 class RevisionConflict(GatewayError, status=409, code="revision_conflict"):
-    """Another routing revision came first."""
+    """Another routing revision came first, or the canary's state does not allow the change."""
 
 
 class FileInUse(GatewayError, status=409, code="file_in_use"):
@@ -137,7 +137,7 @@ class FileInUse(GatewayError, status=409, code="file_in_use"):
 
 
 class WindowTooShort(GatewayError, status=409, code="window_too_short"):
-    """A batch cannot be done in the time that its caller asks for."""
+    """A batch cannot be completed within the requested time."""
 
 
 class BodyTooLarge(GatewayError, status=413, code="body_too_large"):
@@ -145,31 +145,31 @@ class BodyTooLarge(GatewayError, status=413, code="body_too_large"):
 
 
 class RateLimited(GatewayError, status=429, code="rate_limited"):
-    """The key's requests or tokens of a minute are used up."""
+    """A rate or concurrency limit is reached, such as the key's requests or tokens per minute."""
 
 
 class QuotaExceeded(GatewayError, status=429, code="quota_exceeded"):
-    """The key's tokens of a day are used up."""
+    """The key's tokens of a day, or the tenant's space for files, are used up."""
 
 
 class BudgetExceeded(GatewayError, status=429, code="budget_exceeded"):
-    """The money of a day or a month is spent, the key's or its tenant's."""
+    """The daily or monthly budget of the key or its tenant is spent."""
 
 
 class BackendUnavailable(GatewayError, status=503, code="backend_unavailable"):
-    """No backend of the route can take the request."""
+    """No backend of the route can take the request, or a store that the request needs is unavailable."""
 
 
 class Draining(GatewayError, status=503, code="draining"):
-    """The gateway is stopping and takes nothing new."""
+    """The gateway is stopping and takes no new requests."""
 
 
 class DeadlineExceeded(GatewayError, status=504, code="deadline_exceeded"):
-    """The caller's deadline passed before the first token."""
+    """The caller's deadline, or the gateway's time limit for a request, has passed."""
 
 
 class Internal(GatewayError, status=500, code="internal"):
-    """A defect of ours; the details are in the log under the request id."""
+    """A defect of the gateway; the details are in the log under the request id."""
 
 
 def _ms(seconds: float | None) -> int | None:
@@ -198,12 +198,12 @@ _FAILURE_STATUS: Mapping[FailureKind, tuple[int, str]] = {
 
 def _backend_failure(error: BackendFailure) -> PublicError:
     status, code = _FAILURE_STATUS.get(error.kind, (503, "backend_unavailable"))
-    # The kind says where to look; what the caller got wrong needs no such word.
+    # The kind tells operators where to look; for a caller's own mistake it is left out.
     message = str(error) if status < 500 else f"{error.kind.value}: {error}"
     return PublicError(status, code, message, error.param, retry_after_ms=_ms(error.retry_after_s))
 
 
-# One row per error class of the leaves; a test walks the leaves' trees against it.
+# One row per public error class of the other packages; a test checks that none is missing.
 LEAF_ERRORS: Mapping[type[Exception], Callable[[Any], PublicError]] = {
     ContextTooLong: lambda e: PublicError(422, "context_too_long", str(e), "messages"),
     EmptyPrompt: lambda e: PublicError(422, "invalid_request", str(e), "prompt"),
@@ -230,7 +230,7 @@ LEAF_ERRORS: Mapping[type[Exception], Callable[[Any], PublicError]] = {
 
 
 def public_error(error: BaseException) -> PublicError:
-    """What the caller receives for ``error``; anything unknown is ``internal`` without a detail."""
+    """The error that the caller receives for ``error``; an unknown one is ``internal`` without details."""
     if isinstance(error, GatewayError):
         return PublicError(error.status, error.code, error.message, error.param, error.retry_after_ms)
     for cls in type(error).__mro__:

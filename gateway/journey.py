@@ -5,8 +5,8 @@
     HTTP → value → canonicalize → lease adapter → rank backends → plan budget → admit
          → generate, guarded → respond → account
 
-The journey is a coroutine that pushes into a sink: a slow reader slows its own request only. When a caller
-leaves, one cancellation runs through the frames that hold slot, lease and sequence, and each is given back.
+The journey is a coroutine that pushes into a sink, so a slow reader only slows its own request. If a caller
+disconnects, one cancellation unwinds the frames that hold slot, lease and sequence, and each is released.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ from resilience.turns import Turns, Urgent
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """Every stage, in the order in which a request meets them; ``time_limit`` is for all of them together."""
+    """Runs the stages of a request in order; ``time_limit`` applies to all of them together."""
 
     in_flight: InFlightRequests
     revision: Callable[[], Revision]
@@ -140,7 +140,7 @@ class Journey:
             expected = self.admission.expected_output(demand)
             cost = partial(estimated_cost, row, backend, demand.input_tokens, expected, self.accounts.price)
             tokens_held = demand.input_tokens + expected
-            urgent.over()  # it may wait now, and is handed on without another turn of the loop
+            urgent.over()  # the request may wait now; otherwise no turn of the loop passes
             reservation = await self.limiter.reserve(request.caller, tokens_held, cost, backend.model)
             with (
                 Settling(reservation, demand.input_tokens, stream) as tokens,

@@ -1,4 +1,4 @@
-"""What the HTTP edge needs of the gateway's inside."""
+"""The interfaces of the gateway's core that the HTTP edge uses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,33 +45,33 @@ class JourneyRunner(Protocol):
     """Runs one request to its end; raises nothing but cancellation."""
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
-        """Every failure reaches ``sink.fail``; cancelling frees all the request holds."""
+        """Run a request. Every failure reaches ``sink.fail``; cancellation releases all that it holds."""
 
 
 class EmbeddingRunner(Protocol):
-    """Makes vectors."""
+    """Makes vectors, scores and transcripts."""
 
     def may_ask(self, request: PooledRequest) -> bool:
-        """Whether the key may use what the request names now, and it is there."""
+        """Whether the key may now use the model that the request names, and a backend serves it."""
 
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
-        """The vectors. Raises what callers see."""
+        """The vectors. Raises errors that callers see."""
 
     async def score(self, request: ScoreRequest) -> ScoreAnswer:
-        """The scores. Raises the same."""
+        """The scores. Raises as :meth:`run`."""
 
     async def transcribe(self, request: AudioRequest, out: EventSink) -> TranscriptAnswer:
-        """The text of a recording; the data of a stream's events goes to ``out``. Raises the same."""
+        """The text of a recording; the data of a stream's events goes to ``out``. Raises as :meth:`run`."""
 
 
 class KeyAuthority(Protocol):
     """Finds the caller that a key belongs to."""
 
     def authenticate(self, bearer: str | None) -> Caller:
-        """``bearer`` is the key as sent, without the scheme. Raises MissingKey or InvalidKey."""
+        """The caller of ``bearer``, the sent key without its scheme. Raises MissingKey or InvalidKey."""
 
     def by_id(self, key_id: str) -> Caller:
-        """Who has a key, with its present rights. Raises InvalidKey."""
+        """The caller of the key with this id, with its current rights. Raises InvalidKey."""
 
 
 class HealthService(Protocol):
@@ -81,10 +81,10 @@ class HealthService(Protocol):
         """Liveness; touches nothing."""
 
     def ready(self) -> tuple[bool, Mapping[str, object]]:
-        """Readiness and its checks."""
+        """Whether the gateway is ready, and the results of the checks."""
 
     async def deep(self) -> tuple[bool, Mapping[str, object]]:
-        """A tiny real generation, and the engine's figures."""
+        """Whether a tiny real generation succeeded, and the engine's metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,15 @@ class Services:
     """All that the HTTP edge uses.
 
     Args:
-        may_use: whether the request would get past its route, model and adapter now.
-        emit_edge: is called with each request that never reached the journey.
-        counted_by: how a model's prompts are counted, in words.
-        recordings: the files of ``/v1/audio``, which lie on the disk.
-        uploads: those of ``/v1/files``, until they are stored.
-        open_metrics: ``/metrics`` asks for no key.
-        reasoning_fields: the fields that carry a chat's reasoning.
+        may_use: whether the caller may now use the route, model and adapter of the request.
+        emit_edge: is called with the outcome of each request that no journey reports.
+        counted_by: describes how a model's prompt tokens are counted.
+        recordings: counts the bytes of the files of ``/v1/audio``, which are on disk.
+        uploads: counts the bytes of the files of ``/v1/files`` until they are stored.
+        open_metrics: whether ``/metrics`` needs no key.
+        reasoning_fields: the fields that contain a chat's reasoning.
         chaos: ``None`` unless deliberate faults are enabled.
-        seal: ``None`` without a key that reasoning is sealed with.
+        seal: encrypts reasoning; ``None`` without a key for that.
     """
 
     journey: JourneyRunner

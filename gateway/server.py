@@ -27,33 +27,33 @@ from gateway.http.socket_protocol import SocketProtocol
 from gateway.http.surfaces import ByPort, everything, for_callers, for_operators, without_admin
 from gateway.wiring.running import Gateway
 
-# Open connections have this long after a second signal or the end of the drain.
+# Time until open connections are closed after a second signal or the end of the drain.
 FORCE_CLOSE_S = 1
 # Longer than the 60 s that load balancers keep idle connections, so that they close first.
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
-# Files that are open besides callers' connections: to workers and stores, the ledger's, the engine's.
+# Open files besides callers' connections: those to workers and stores, the ledger's files, the engine's.
 OTHER_FILES = 2_048
-# Requests cut at the end of the drain have this long to tell their callers: the usage row is written first,
-# for which the ledger waits at most a second (`accounting.journal.WAIT_S`).
+# Time for requests that are cut at the end of the drain to send their error. Their usage rows are written
+# first, for which the ledger waits at most a second (`accounting.journal.WAIT_S`).
 CUT_TIMEOUT_S = 3.0
-# Garbage is collected while no request is in flight: then what is young is little, some entries of bounded
-# caches for each request since the last time, and nobody waits. So often it is looked whether that is so, and
-# with fewer new container objects it is left for later.
+# Garbage is collected while no request is in flight: then nobody waits, and there are few young objects, some
+# cache entries per request since the last collection. This is checked every GC_LOOK_S; with fewer than
+# GC_WORTH_OBJECTS new container objects, nothing is collected.
 GC_LOOK_S = 0.05
 GC_WORTH_OBJECTS = 200
-# A gateway that is never idle collects by Python's own rule, after so many new objects: more than those of 64
-# requests in flight, some 180 each, whose coming and going would else set off a collection every 15 requests,
-# for nothing. One of them takes 7 ms of the event loop, once in some 3,000 requests. A full one, of all that
-# came since the start, comes where that has grown by a quarter.
+# Thresholds of Python's own collector, for a gateway that is never idle. The first one is above the number of
+# objects of 64 requests in flight, about 180 each; else a useless collection would run every 15 requests.
+# A collection blocks the event loop for 7 ms, about once in 3,000 requests. A full collection, of all objects
+# made since the start, only runs if their number has grown by a quarter.
 GC_ALLOCATIONS = 20_000
 GC_YOUNG_PER_MIDDLE = 5
 GC_MIDDLE_PER_FULL = 1_000
 # How long a thread that computes keeps the event loop waiting, each time that both want to run. A request
 # runs some ten times, so with Python's 5 ms it waits 50 ms while another thread writes a large answer.
 SWITCH_INTERVAL_S = 0.0005
-# A larger block of memory goes back to the system when it is freed. glibc raises its own bound, up to 32 MB,
-# when it frees a large block, and keeps twice as much from then on.
+# Larger blocks of memory are returned to the system when they are freed. By default, glibc raises this bound,
+# up to 32 MB, when it frees a large block, and from then on keeps twice as much.
 MAPPED_BYTES = 1 << 20
 _M_MMAP_THRESHOLD = -3
 _MADV_COLLAPSE = 25
@@ -63,11 +63,11 @@ Around = Callable[[], contextlib.AbstractAsyncContextManager[None]]
 
 
 class InFlight(Protocol):
-    """What is asked of the requests in flight."""
+    """The requests in flight, as the garbage collection needs them."""
 
     @property
     def in_flight(self) -> int:
-        """How many there are."""
+        """The number of requests in flight."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -82,7 +82,7 @@ class DrainingServer(uvicorn.Server):
         self.stop_asked = asyncio.Event()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: drain. Second: cut the requests in flight and stop."""
+        """Drain at the first signal; at the second one, cut the requests in flight and stop."""
         if self.stop_asked.is_set():
             self._on_second_signal()
             self.should_exit = True
@@ -111,7 +111,7 @@ async def _drain(server: DrainingServer, gateway: Gateway) -> None:
 
 
 def _app(gateway: Gateway, admin: socket.socket | None) -> ASGIApp:
-    """One application, or one for each port."""
+    """The application; with a separate operators' port, one application per port."""
     if admin is None:
         return create_app(gateway.services).entry
     public = gateway.settings.server.public_metrics
@@ -143,14 +143,14 @@ async def _serve(
         http=protocol,
         ws=SocketProtocol,
         lifespan="off",
-        # Connections are counted by the peer's address; what a proxy tells of its callers is not used.
+        # Connections are counted by the peer's address; headers in which a proxy names clients are ignored.
         proxy_headers=False,
         access_log=False,
         log_config=None,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=FORCE_CLOSE_S,
-        # Above our own bound, so that a too large frame gets our error, not a bare close.
+        # Above the gateway's own bound, so that a frame that is too large gets an error, not a bare close.
         ws_max_size=2 * gateway.settings.server.max_body_bytes,
     )
     server = DrainingServer(
@@ -174,7 +174,7 @@ async def _serve(
 
 
 async def collect_when_idle(requests: InFlight, every_s: float = GC_LOOK_S) -> None:
-    """Collect what has become garbage, whenever no request is in flight."""
+    """Collect garbage whenever no request is in flight, until cancelled."""
     while True:
         await asyncio.sleep(every_s)
         if not requests.in_flight and gc.get_count()[0] >= GC_WORTH_OBJECTS:
@@ -182,16 +182,16 @@ async def collect_when_idle(requests: InFlight, every_s: float = GC_LOOK_S) -> N
 
 
 def _give_large_blocks_back() -> None:
-    tune = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's alone
+    tune = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
     if tune is not None:
         tune(_M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
 def use_huge_pages(maps: Path = Path("/proc/self/maps")) -> None:
-    """Move the memory of the start into pages of 2 MiB, where the kernel can: Linux, from 6.1 on.
+    """Move the memory allocated at the start into pages of 2 MiB, if the kernel can: Linux from 6.1 on.
 
-    A request touches so many places of it that finding their small pages took an eighth of its CPU in a
-    virtual machine (docs/performance.md). It takes no more memory, and 0.1 s.
+    A request accesses so many small pages of it that their address translation took an eighth of its CPU time
+    in a virtual machine (docs/performance.md). The move takes 0.1 s and no additional memory.
     """
     advise = getattr(ctypes.CDLL(None), "madvise", None)
     if advise is None or not maps.exists():
@@ -202,12 +202,12 @@ def use_huge_pages(maps: Path = Path("/proc/self/maps")) -> None:
             continue  # code, files and stacks
         start, end = (int(number, 16) for number in span.split("-"))
         start, end = -(-start // _HUGE_BYTES) * _HUGE_BYTES, end // _HUGE_BYTES * _HUGE_BYTES
-        if start < end:  # what cannot be moved stays as it is: its error changes nothing
+        if start < end:  # an error is ignored: memory that cannot be moved stays as it is
             advise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_COLLAPSE)
 
 
 def _raise_file_limit(connections: int) -> None:
-    """Ask for as many open files as the configured connections need; a shell's usual limit is 1,024."""
+    """Raise the limit of open files to what the connections need; a shell's usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = connections + RESERVE + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -221,7 +221,7 @@ def _raise_file_limit(connections: int) -> None:
 
 
 def _tune_garbage_collector() -> None:
-    """Exclude the objects of the start from garbage collection, and collect less often.
+    """Exclude the objects made at the start from garbage collection, and collect less often.
 
     A request creates hundreds of objects and hardly a cycle; Python by default collects after every 700.
     """
@@ -231,9 +231,9 @@ def _tune_garbage_collector() -> None:
 
 
 def listen(host: str, port: int, *, keys: str = "server.host, server.port") -> socket.socket:
-    """Bind the port before anything is loaded, so that a taken one is reported at once, by its ``keys``.
+    """Bind the port before anything is loaded, so that a port in use is reported at once.
 
-    Raises ConfigError: the address cannot be bound.
+    Raises ConfigError: the address cannot be bound; ``keys`` are the settings that the message names.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -257,15 +257,15 @@ def run(
     """Serve until a signal, then drain.
 
     Args:
-        admin: the operators' port, if it is a separate one.
-        around: what runs from before the start to after the drain.
+        admin: the socket of the operators' port, if that is separate.
+        around: a context that is entered before the start and left after the drain.
 
-    Raises BaseExceptionGroup: something that must not fail did; holds an EngineStartError when the engine
-    could not start.
+    Raises BaseExceptionGroup: something that must not fail has failed; it contains an EngineStartError if the
+    engine could not start.
     """
     signals: list[int] = []
     if threading.current_thread() is threading.main_thread():
-        # A handler that raises, as that of the start does, would raise inside the event loop while it begins.
+        # The start's handler raises an exception, which would now be raised inside the beginning event loop.
         signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(gateway, listener, admin, around, signals))

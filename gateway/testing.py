@@ -75,11 +75,11 @@ def answer_for(request: GenerateRequest, text: str, **changes: Any) -> Answer:
 
 @dataclass
 class FakeJourney:
-    """Pushes ``pieces``, then finishes, or fails with ``error``; counts what happened.
+    """Pushes ``pieces``, then finishes or fails with ``error``; counts its requests by their outcome.
 
-    ``plan`` is given to the sink first. ``holds`` waits, before the end, for ``resume``; ``changes`` replace
-    fields of the answer; ``defect`` is raised instead of an end; ``silent`` ends without one; ``endless``
-    never ends.
+    ``plan`` is passed to the sink first. With ``holds`` it waits for ``resume`` before the end; ``changes``
+    replace fields of the answer; ``defect`` is raised instead of an end; with ``silent`` it returns without
+    an end; with ``endless`` it pushes until it is cancelled.
     """
 
     pieces: Sequence[str] = ("Hello", ", ", "world")
@@ -98,11 +98,11 @@ class FakeJourney:
     _resumed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def arrived(self, count: int) -> bool:
-        """Whether as many requests have come."""
+        """Whether at least ``count`` requests have arrived."""
         return len(self.requests) >= count
 
     def resume(self) -> None:
-        """Let held requests end."""
+        """Let requests that wait because of ``holds`` end."""
         self._resumed.set()
 
     async def run(self, request: GenerateRequest, sink: Sink) -> None:
@@ -142,7 +142,7 @@ class FakeJourney:
 
 
 class FakeKeys:
-    """Three keys: two callers of different tenants, and an admin."""
+    """Four keys: of two callers of different tenants, an admin and an operator."""
 
     def __init__(self) -> None:
         self._callers = {
@@ -178,7 +178,7 @@ class FakeEmbeddings:
         return self.usable
 
     async def run(self, request: EmbeddingsRequest) -> EmbeddingsAnswer:
-        """Any model."""
+        """Make vectors, whatever the model."""
         self.asked.append(request)
         vectors = [b64encode(struct.pack("<f", len(one))).decode() for one in request.inputs]
         return EmbeddingsAnswer(request.model, vectors, len(vectors))
@@ -202,7 +202,7 @@ class FakeEmbeddings:
 
 
 class FakeText(TokenizerText):
-    """A tokenizer of one token a byte."""
+    """A tokenizer with one token per byte."""
 
     def __init__(self) -> None:
         self.max_model_len = 4096
@@ -216,16 +216,16 @@ class FakeText(TokenizerText):
         tools: tuple[Tool, ...] = (),
         kwargs: Mapping[str, object] = NO_KWARGS,
     ) -> tuple[int, ...]:
-        """``role:content`` lines, and ``assistant:`` to generate after."""
+        """Encode ``role:content`` lines, and ``assistant:`` as the prompt for an answer."""
         text = "".join(f"{one.role.value}:{one.content}\n" for one in messages)
         return tuple((text + ("assistant:" if add_generation_prompt else "")).encode())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """The bytes, after token 1 as the beginning."""
+        """Token 1 as the beginning, unless not wanted, and a token for each byte."""
         return ((1,) if add_special_tokens else ()) + tuple(text.encode())
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Raises ValueError for what is no byte."""
+        """Decode bytes. Raises ValueError for an id that is not a byte."""
         return bytes(token_ids).decode(errors="replace")
 
     def tokens(self, token_ids: Sequence[int]) -> list[str]:
@@ -257,7 +257,7 @@ class FakeHealth:
 
 @dataclass
 class MemoryIdempotency:
-    """Keeps replies in a dict; ``broken`` makes it fail."""
+    """Stores replies in a dict; fails if ``broken_get`` or ``broken_put`` is set."""
 
     kept: dict[tuple[str, str], tuple[str, StoredReply]] = field(default_factory=dict)
     broken_get: bool = False
@@ -334,7 +334,7 @@ def serving(
     http: type[asyncio.Protocol] | Literal["httptools"] = GatewayProtocol,
     shown: Shown = everything,
 ) -> Iterator[str]:
-    """A real server on a free port of this machine, in a thread; yields its base URL."""
+    """Run a real server on a free local port, in a thread, and yield its base URL."""
     config = uvicorn.Config(
         create_app(services, shown=shown),
         host="127.0.0.1",
