@@ -27,7 +27,7 @@ class ParsedRequest(Struct, frozen=True):
     further: tuple[GenerateRequest, ...] = ()
 
 
-Cuts = Plan | BudgetReport
+TrimReport = Plan | BudgetReport
 """Reports which parts of the conversation the prompt leaves out."""
 
 
@@ -70,7 +70,7 @@ class ContractDialect(Protocol):
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
         """The JSON body of an answer that is not streamed."""
 
-    def headers(self, cuts: Cuts) -> Sequence[Header]:
+    def headers(self, report: TrimReport) -> Sequence[Header]:
         """Headers that the contract adds to an answer, whole or streamed."""
 
     def frames(

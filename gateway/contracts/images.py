@@ -158,12 +158,12 @@ def with_parts(message: Message, parts: Sequence[str | ImageContent]) -> Message
     return replace(message, parts=tuple([part for part in parts if part]))
 
 
-def said(parts: Sequence[str | ImageContent]) -> Message:
+def user_message(parts: Sequence[str | ImageContent]) -> Message:
     """A user's message made of these parts."""
     return with_parts(Message(Role.USER, "".join([part for part in parts if isinstance(part, str)])), parts)
 
 
-def joined(first: Message, second: Message, gap: str) -> Message:
+def join_messages(first: Message, second: Message, gap: str) -> Message:
     """Two user messages as one, with ``gap`` between them."""
     content = f"{first.content}{gap}{second.content}"
     if not (first.parts or second.parts):

@@ -123,7 +123,7 @@ _FIELDS: Final[Mapping[str, str]] = {name: f"sampling.{name}" for name in Native
 """Internal errors name these fields without a prefix; in this contract they are in ``sampling``."""
 
 
-def request_of(
+def build_request(
     origin: RequestOrigin,
     contract: Contract,
     native: SluiceFields,
@@ -180,7 +180,7 @@ def to_request(body: NativeRequest, origin: RequestOrigin) -> GenerateRequest:
     check_latest(messages)
     tools, needs = tool_request(body, in_history=holds_calls(messages))
     sampling = body.sampling or NativeSampling()
-    return request_of(
+    return build_request(
         origin,
         Contract.NATIVE,
         body,

@@ -9,7 +9,7 @@ import orjson
 from typing_extensions import TypedDict
 
 from budgeting.values import Plan, ToolCall, ToolKind
-from gateway.contracts.dialect import Cuts, Header, ParsedRequest
+from gateway.contracts.dialect import Header, ParsedRequest, TrimReport
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.native import NativeRequest, to_request
 from gateway.contracts.origin import RequestOrigin
@@ -190,7 +190,7 @@ class NativeDialect:
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
         return answer_json(answer)
 
-    def headers(self, cuts: Cuts) -> Sequence[Header]:
+    def headers(self, report: TrimReport) -> Sequence[Header]:
         """No headers: the body contains everything."""
         return ()
 

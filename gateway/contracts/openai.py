@@ -25,7 +25,7 @@ from gateway.contracts.fields import (
     no_null,
 )
 from gateway.contracts.images import ImageDetail, read_content, with_parts
-from gateway.contracts.native import SluiceFields, request_of
+from gateway.contracts.native import SluiceFields, build_request
 from gateway.contracts.openai_body import MessagePart, OpenAIBody, check_known
 from gateway.contracts.openai_sampling import MAX_LOGPROBS, sampling_of, shape_of
 from gateway.contracts.origin import RequestOrigin
@@ -272,7 +272,7 @@ def _asked(
     shaper, shape = shape_of(body)
     extra, needs = body.extra(in_messages)
     given = body.__pydantic_extra__ or {}
-    request = request_of(
+    request = build_request(
         origin,
         contract,
         native,

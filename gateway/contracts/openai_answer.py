@@ -7,7 +7,7 @@ import orjson
 from typing_extensions import TypedDict
 
 from budgeting.values import ToolCall, ToolKind
-from gateway.contracts.dialect import Cuts, Header
+from gateway.contracts.dialect import Header, TrimReport
 from gateway.contracts.native_answer import budget_body
 from gateway.contracts.openai_logprobs import ChatLogprobs, CompletionLogprobs
 from gateway.contracts.values import Answer, BudgetReport, Contract, Fallback, FinishReason, Timings, Usage
@@ -259,13 +259,13 @@ def error_json(error: PublicError, request_id: str) -> tuple[int, bytes]:
     return sent_status(error, Contract.CHAT), orjson.dumps(error_body(error))
 
 
-def trimmed_headers(cuts: Cuts) -> Sequence[Header]:
+def trimmed_headers(report: TrimReport) -> Sequence[Header]:
     """The header ``x-sluice-trimmed`` with the numbers of turns and chunks left out; none if nothing was.
 
     Chunk ids are the caller's text and stay in the body (``sluice.budget``).
     """
-    if not (cuts.dropped_turns or cuts.dropped_chunks or cuts.cut_chunks):
+    if not (report.dropped_turns or report.dropped_chunks or report.cut_chunks):
         return ()
-    cut = f", cut={len(cuts.cut_chunks)}" if cuts.cut_chunks else ""
-    trimmed = f"turns={cuts.dropped_turns}, chunks={len(cuts.dropped_chunks)}{cut}"
+    cut = f", cut={len(report.cut_chunks)}" if report.cut_chunks else ""
+    trimmed = f"turns={report.dropped_turns}, chunks={len(report.dropped_chunks)}{cut}"
     return ((b"x-sluice-trimmed", trimmed.encode()),)

@@ -60,7 +60,8 @@ class Offsets:
 def chat_logprobs(entries: Iterable[TokenLogprob]) -> ChatLogprobs:
     """``logprobs`` of a chat's choice, or of one piece of it."""
     content: list[ChatLogprob] = [
-        {**_told(entry), "top_logprobs": [_told(one) for one in entry.top]} for entry in entries
+        {**_logprob_body(entry), "top_logprobs": [_logprob_body(one) for one in entry.top]}
+        for entry in entries
     ]
     return {"content": content, "refusal": None}
 
@@ -86,5 +87,5 @@ def _by_text(entry: TokenLogprob) -> dict[str, float]:
     return {**likely, entry.text: entry.logprob}
 
 
-def _told(entry: TokenLogprob) -> TopLogprob:
+def _logprob_body(entry: TokenLogprob) -> TopLogprob:
     return {"token": entry.text, "logprob": entry.logprob, "bytes": list(entry.data)}

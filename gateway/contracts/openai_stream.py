@@ -6,7 +6,7 @@ from typing import Final
 import orjson
 
 from budgeting.values import Plan, ToolCall, ToolChoiceMode, ToolKind
-from gateway.contracts.dialect import Cuts, Header, ParsedRequest
+from gateway.contracts.dialect import Header, ParsedRequest, TrimReport
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin
 from gateway.contracts.openai import ChatRequest, CompletionRequest, chat_request, completion_request
 from gateway.contracts.openai_answer import (
@@ -210,9 +210,9 @@ class OpenAIDialect:
             ],
         )
 
-    def headers(self, cuts: Cuts) -> Sequence[Header]:
+    def headers(self, report: TrimReport) -> Sequence[Header]:
         """``x-sluice-trimmed`` when something was left out."""
-        return trimmed_headers(cuts)
+        return trimmed_headers(report)
 
     def frames(
         self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0

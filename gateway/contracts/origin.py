@@ -39,7 +39,7 @@ class RequestOrigin(Struct, frozen=True):
     """What every contract needs besides the body's fields.
 
     ``request_id`` is for bodies without one. ``arrived_at`` is on the injected clock, ``created`` is Unix
-    time. ``session_id`` and ``auxiliary`` come from coding agents' headers.
+    time. ``session_id`` and ``is_auxiliary`` come from coding agents' headers.
     """
 
     request_id: str
@@ -53,14 +53,14 @@ class RequestOrigin(Struct, frozen=True):
     allow_fallback: bool = True
     max_messages: int = 2_048
     session_id: str | None = None
-    auxiliary: bool = False
+    is_auxiliary: bool = False
 
     def priority(self, asked: int) -> int:
         """The requested priority, capped without an error by what the key allows.
 
         Auxiliary requests have at most the lowest priority, because nobody waits for them.
         """
-        return min(asked, self.caller.max_priority, -1 if self.auxiliary else 1)
+        return min(asked, self.caller.max_priority, -1 if self.is_auxiliary else 1)
 
     def deadline(self, deadline_ms: int | None) -> float | None:
         """The deadline in seconds on the injected clock; ``deadline_ms`` counts from the arrival."""

@@ -16,7 +16,7 @@ from gateway.contracts.refusals import not_allowed
 MAX_DOCUMENTS: Final = 2_048
 """Most documents of one request; Cohere has 1,000, and advises fewer."""
 CONTRACT: Final = "rerank"
-Lengths = Annotated[int, Field(ge=1, le=1 << 24)]
+TokenLimit = Annotated[int, Field(ge=1, le=1 << 24)]
 
 
 class Document(Body):
@@ -42,8 +42,8 @@ class RerankBody(Body):
     documents: list[Text | Document]
     top_n: Annotated[int, Field(ge=0)] | None = None
     return_documents: bool | None = None
-    max_tokens_per_doc: Lengths | None = None
-    max_tokens_per_query: Lengths | None = None
+    max_tokens_per_doc: TokenLimit | None = None
+    max_tokens_per_query: TokenLimit | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=1 << 24)] | None = None
     instruction: Text | None = None
     user: Label | None = None

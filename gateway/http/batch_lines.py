@@ -141,7 +141,7 @@ class BatchLines:
             trace_id=(services.new_id("")[1:] * 2)[:32],
             allow_fallback=False,
             max_messages=services.limits.max_messages,
-            auxiliary=True,
+            is_auxiliary=True,
         )
 
     def _failed(self, batch: BatchRow, request_id: str, error: PublicError) -> LineOutcome:

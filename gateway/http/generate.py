@@ -92,7 +92,7 @@ async def in_time(services: Services, work: Awaitable[T]) -> T:
 
 def origin_of(services: Services, exchange: Exchange, caller: Caller) -> RequestOrigin:
     """What the edge knows of a generation besides its body."""
-    session_id, auxiliary = agent_turn(exchange.headers)
+    session_id, is_auxiliary = agent_turn(exchange.headers)
     return RequestOrigin(
         request_id=exchange.request_id,
         generation_id=services.new_id("gen"),
@@ -105,7 +105,7 @@ def origin_of(services: Services, exchange: Exchange, caller: Caller) -> Request
         allow_fallback=exchange.allow_fallback,
         max_messages=services.limits.max_messages,
         session_id=session_id,
-        auxiliary=auxiliary,
+        is_auxiliary=is_auxiliary,
     )
 
 

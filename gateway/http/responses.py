@@ -20,7 +20,7 @@ from gateway.contracts.dialect import Frames, ParsedRequest
 from gateway.contracts.openai_answer import PageBody
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, parse
-from gateway.contracts.responses.answer import ResponseBody, ended, output_of
+from gateway.contracts.responses.answer import ResponseBody, ended_response, output_of
 from gateway.contracts.responses.body import InputItem, ResponsesBody
 from gateway.contracts.responses.request import ResponsesRequest, responses_request
 from gateway.contracts.responses.stream import ResponseFrames, ResponsesDialect
@@ -119,7 +119,7 @@ async def _with_items(services: Services, body: ResponsesBody, tenant: str) -> R
 
 async def body_of(services: Services, asked: ResponsesRequest, answer: Answer) -> bytes:
     """Store the response if requested, and return it as JSON."""
-    response = ended(asked, answer, output_of(asked, answer))
+    response = ended_response(asked, answer, output_of(asked, answer))
     if asked.store:
         await services.responses.keep(asked, response)
     return orjson.dumps(response)
@@ -186,7 +186,7 @@ class ResponsesRerun:
             allow_fallback=again.allow_fallback,
             max_messages=services.limits.max_messages,
             session_id=again.session_id,
-            auxiliary=again.auxiliary,
+            is_auxiliary=again.auxiliary,
         )
         return await asked_of(services, parse(ResponsesBody, again.body), origin)
 

@@ -13,7 +13,7 @@ from accounting.errors import LedgerUnavailable
 from accounting.stored_responses import CANCELLED, StoredResponse
 from budgeting.values import Plan
 from gateway.contracts.events import Delta
-from gateway.contracts.responses.answer import failed
+from gateway.contracts.responses.answer import failed_response
 from gateway.contracts.responses.request import ResponsesRequest
 from gateway.contracts.responses.stream import ResponseFrames
 from gateway.contracts.values import Answer
@@ -313,4 +313,4 @@ def number_of(event: bytes) -> int:
 
 
 def _why(asked: ResponsesRequest, error: PublicError) -> dict[str, Any]:
-    return {"error": failed(asked, error, "", ())["error"]}
+    return {"error": failed_response(asked, error, "", ())["error"]}

@@ -7,7 +7,7 @@ from pydantic_core import to_json
 
 from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode
 from gateway.contracts.formats import bounded_schema
-from gateway.contracts.images import joined, said
+from gateway.contracts.images import join_messages, user_message
 from gateway.contracts.messages.answer import own_call_id
 from gateway.contracts.messages.body import (
     BlockMessage,
@@ -47,7 +47,7 @@ def conversation(body: CountRequest) -> tuple[Message, ...]:
         for message in (_assistant(one, at),) if one.role == "assistant" else _words_and_results(one, at):
             last = messages[-1] if messages else None
             if message.role is Role.USER and last is not None and last.role is Role.USER:
-                message = joined(messages.pop(), message, "\n\n")
+                message = join_messages(messages.pop(), message, "\n\n")
             messages.append(message)
     _check_latest(body.messages, messages)
     return tuple(messages)
@@ -92,13 +92,13 @@ def _words_and_results(message: BlockMessage, at: str) -> Iterator[Message]:
             parts.append(_image(required(block.source, f"{where}.source"), f"{where}.source"))
         elif block.type == "tool_result":
             if any(parts):
-                yield said(parts)
+                yield user_message(parts)
             parts = []
             yield _result(block, where)
         else:
             _not_served(block, where, "'text', 'image' or 'tool_result'")
     if any(parts):
-        yield said(parts)
+        yield user_message(parts)
 
 
 def _image(source: ImageSource, at: str) -> ImageContent:

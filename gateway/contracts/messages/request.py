@@ -10,7 +10,7 @@ from gateway.contracts.fields import label_or_none
 from gateway.contracts.formats import schema_shape
 from gateway.contracts.messages.body import MAX_DROPPED, CountRequest, MessagesRequest
 from gateway.contracts.messages.conversation import chosen, conversation, input_tools
-from gateway.contracts.native import SluiceFields, request_of
+from gateway.contracts.native import SluiceFields, build_request
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed, path_of
 from gateway.contracts.tools import asked_tools, holds_calls
@@ -66,7 +66,7 @@ def _request(body: CountRequest, origin: RequestOrigin, *, user: str | None, **o
     shaped = config.format if config is not None else None
     shape = schema_shape(shaped.json_schema, "output_config.format.schema") if shaped is not None else None
     unknown = body.unknown
-    return request_of(
+    return build_request(
         origin,
         Contract.MESSAGES,
         native,

@@ -6,7 +6,7 @@ from typing import Any, Final
 import orjson
 
 from budgeting.values import Plan
-from gateway.contracts.dialect import Cuts, Header, ParsedRequest
+from gateway.contracts.dialect import Header, ParsedRequest, TrimReport
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.messages.answer import (
     message_head,
@@ -135,9 +135,9 @@ class MessagesDialect:
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
         return message_json(asked, answer)
 
-    def headers(self, cuts: Cuts) -> Sequence[Header]:
+    def headers(self, report: TrimReport) -> Sequence[Header]:
         """``x-sluice-trimmed`` when something was left out."""
-        return trimmed_headers(cuts)
+        return trimmed_headers(report)
 
     def frames(
         self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0

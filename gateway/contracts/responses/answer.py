@@ -76,7 +76,7 @@ def response_body(
     }
 
 
-def ended(asked: ResponsesRequest, answer: Answer, output: Sequence[Item]) -> dict[str, Any]:
+def ended_response(asked: ResponsesRequest, answer: Answer, output: Sequence[Item]) -> dict[str, Any]:
     """The response object of an answer."""
     status = STATUS[answer.finish_reason]
     own: dict[str, Any] = {"usage": usage_body(answer.usage), "sluice": sluice_body(answer)}
@@ -90,7 +90,9 @@ def ended(asked: ResponsesRequest, answer: Answer, output: Sequence[Item]) -> di
     return response_body(asked, status, answer.model, output, **own)
 
 
-def failed(asked: ResponsesRequest, error: PublicError, model: str, output: Sequence[Item]) -> dict[str, Any]:
+def failed_response(
+    asked: ResponsesRequest, error: PublicError, model: str, output: Sequence[Item]
+) -> dict[str, Any]:
     """The response object of an answer that failed."""
     detail = error_body(error)["error"]
     code = detail["code"] if error.status < 500 else "server_error"

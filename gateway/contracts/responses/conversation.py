@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice, ToolChoiceMode, ToolKind
-from gateway.contracts.images import said
+from gateway.contracts.images import user_message
 from gateway.contracts.refusals import not_allowed, required
 from gateway.contracts.responses.body import (
     ChoiceObject,
@@ -18,17 +18,17 @@ from gateway.contracts.tool_fields import CustomToolBody, FunctionBody
 
 NAMESPACE_JOINT = "__"
 """Separates a namespace and its member in the tool name that the model gets."""
-Opened = Callable[[str], str | None]
+OpenSeal = Callable[[str], str | None]
 """Returns the text of sealed reasoning; ``None`` if it was not sealed here for this tenant and model."""
 
 
 def conversation(
-    body: ResponsesBody, before: Sequence[InputItem], opened: Opened | None
+    body: ResponsesBody, before: Sequence[InputItem], open_seal: OpenSeal | None
 ) -> Iterator[Message]:
     """The items as messages; an assistant's consecutive reasoning, text and calls are one message.
 
     Raises InvalidRequest: an item lacks a field, or reasoning has no readable content and cannot be opened,
-    as without ``opened``.
+    as without ``open_seal``.
     """
     if body.instructions:
         yield Message(Role.SYSTEM, body.instructions)
@@ -45,7 +45,7 @@ def conversation(
             case "reasoning":
                 if turn.content is not None or turn.calls:
                     yield turn.taken()
-                turn.reasoning.append(_reasoning(item, at, opened))
+                turn.reasoning.append(_reasoning(item, at, open_seal))
             case "item_reference":
                 raise not_allowed(f"{at}.type", "is 'item_reference'", "the item itself")
             case "function_call" | "custom_tool_call":
@@ -99,9 +99,9 @@ def _text(part: ItemPart, at: str) -> str:
     return required(part.refusal if part.type == "refusal" else part.text, f"{at}.text")
 
 
-def _said(given: Sequence[ItemPart], at: str) -> Message:
+def _user_message(given: Sequence[ItemPart], at: str) -> Message:
     """A user's message with these texts and images."""
-    return said(
+    return user_message(
         [
             ImageContent(required(part.image_url, f"{where}.image_url"), part.detail, f"{where}.image_url")
             if part.type == "input_image"
@@ -111,10 +111,10 @@ def _said(given: Sequence[ItemPart], at: str) -> Message:
     )
 
 
-def _reasoning(item: InputItem, at: str, opened: Opened | None) -> str:
+def _reasoning(item: InputItem, at: str, open_seal: OpenSeal | None) -> str:
     """An item's reasoning. The sealed text takes precedence, since clients shorten or drop the content."""
     sealed = item.encrypted_content
-    if sealed and opened is not None and (text := opened(sealed)) is not None:
+    if sealed and open_seal is not None and (text := open_seal(sealed)) is not None:
         return text
     words = _words(item.content or (), f"{at}.content") or _words(item.summary or (), f"{at}.summary")
     if sealed and not words:
@@ -141,7 +141,7 @@ def _other(item: InputItem, at: str) -> Message:
         return Message(Role.TOOL, output, tool_call_id=required(item.call_id, f"{at}.call_id"))
     role = required(item.role, f"{at}.role")
     if role == "user" and item.content is not None and not isinstance(item.content, str):
-        return _said(item.content, f"{at}.content")
+        return _user_message(item.content, f"{at}.content")
     content = _words(item.content, f"{at}.content")
     return Message(Role.SYSTEM if role == "developer" else Role(role), content)
 

@@ -10,7 +10,7 @@ from gateway.contracts.dialect import ParsedRequest
 from gateway.contracts.fields import Body
 from gateway.contracts.formats import FormatBody, from_format
 from gateway.contracts.images import holds_data
-from gateway.contracts.native import SluiceFields, request_of
+from gateway.contracts.native import SluiceFields, build_request
 from gateway.contracts.origin import RequestOrigin
 from gateway.contracts.refusals import not_allowed
 from gateway.contracts.responses.body import InputItem, ResponsesBody, TextFormat
@@ -74,8 +74,8 @@ def responses_request(
     continues.
     """
     bound = origin.caller.tenant, body.model
-    opened = None if seal is None else partial(seal.opened, *bound)
-    messages = tuple(conversation(body, [InputItem.model_validate(dict(one)) for one in before], opened))
+    open_seal = None if seal is None else partial(seal.opened, *bound)
+    messages = tuple(conversation(body, [InputItem.model_validate(dict(one)) for one in before], open_seal))
     store = _stores(body, stores, holds_data(messages))
     namespaces: dict[str, tuple[str, str]] = {}
     tools = named_tools(flat_tools(body.tools or (), namespaces))
@@ -97,7 +97,7 @@ def responses_request(
         check_latest(messages)
     except InvalidRequest as error:
         raise InvalidRequest(error.message.replace("messages", "input", 1), param="input") from None
-    request = request_of(
+    request = build_request(
         origin,
         Contract.RESPONSES,
         native,

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 import orjson
 
 from budgeting.values import Plan, ToolCall, ToolKind
-from gateway.contracts.dialect import Cuts, Header, ParsedRequest
+from gateway.contracts.dialect import Header, ParsedRequest, TrimReport
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
 from gateway.contracts.openai_answer import error_json, trimmed_headers
 from gateway.contracts.origin import RequestOrigin
@@ -17,8 +17,8 @@ from gateway.contracts.responses.answer import (
     Item,
     call_item,
     call_prefix,
-    ended,
-    failed,
+    ended_response,
+    failed_response,
     message_item,
     output_of,
     own_id,
@@ -104,7 +104,7 @@ class ResponseFrames:
         if self._ended is None:
             status = STATUS[answer.finish_reason]
             self._closing = self._close("completed" if status == "completed" else "incomplete")
-            self._ended = ended(self._asked, answer, self._items)
+            self._ended = ended_response(self._asked, answer, self._items)
         return self._ended
 
     def finish(self, answer: Answer) -> bytes:
@@ -123,7 +123,7 @@ class ResponseFrames:
 
     def fail(self, error: PublicError, request_id: str, *, partial: bool) -> bytes:
         closing = self._close("incomplete")
-        broken = failed(self._asked, error, self._model, self._items)
+        broken = failed_response(self._asked, error, self._model, self._items)
         return closing + _frame("response.failed", self._next(), response=broken)
 
     def _next(self) -> int:
@@ -238,11 +238,11 @@ class ResponsesDialect:
 
     def whole(self, asked: ParsedRequest, answer: Answer) -> bytes:
         own = cast("ResponsesRequest", asked)
-        return orjson.dumps(ended(own, answer, output_of(own, answer)))
+        return orjson.dumps(ended_response(own, answer, output_of(own, answer)))
 
-    def headers(self, cuts: Cuts) -> Sequence[Header]:
+    def headers(self, report: TrimReport) -> Sequence[Header]:
         """``x-sluice-trimmed`` when something was left out."""
-        return trimmed_headers(cuts)
+        return trimmed_headers(report)
 
     def frames(
         self, asked: ParsedRequest, model: str | None = None, plan: Plan | None = None, cached_tokens: int = 0
