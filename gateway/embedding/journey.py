@@ -124,7 +124,7 @@ class EmbeddingJourney:
         return TranscriptAnswer(model, body)
 
     async def _run(
-        self, kind: "_Kind[Asked, Backed, One]", request: Asked, parts: Sequence["InputPart"]
+        self, kind: "_WorkKind[Asked, Backed, One]", request: Asked, parts: Sequence["InputPart"]
     ) -> "tuple[str, Sequence[One], int]":
         """The model that answered, the results in order, and the number of input tokens."""
         span = self.tracing.begin(
@@ -152,7 +152,7 @@ class EmbeddingJourney:
 
     async def _stages(
         self,
-        kind: "_Kind[Asked, Backed, One]",
+        kind: "_WorkKind[Asked, Backed, One]",
         request: Asked,
         parts: Sequence["InputPart"],
         trace_id: str,
@@ -171,11 +171,11 @@ class EmbeddingJourney:
                 if len(parts) == 1:
                     made = await self._part(kind, request, parts[0], backends)
                 else:
-                    made = joined(await self._made(kind, request, parts, backends))
+                    made = join_parts(await self._made(kind, request, parts, backends))
                 by = made.backend
                 account.settle(
                     structs.replace(
-                        _by(row, by),
+                        _with_backend(row, by),
                         input_tokens=made.input_tokens,
                         output_tokens=made.output_tokens,
                         finish_reason="stop",
@@ -190,7 +190,7 @@ class EmbeddingJourney:
         return by.model, made.results, made.input_tokens
 
     def _backends(
-        self, kind: "_Kind[Asked, Backed, One]", request: Asked, revision: Revision
+        self, kind: "_WorkKind[Asked, Backed, One]", request: Asked, revision: Revision
     ) -> Sequence[Backed]:
         """The backends that may answer, in the configuration's order. Raises UnknownModel."""
         caller, named = request.caller, request.model
@@ -218,7 +218,7 @@ class EmbeddingJourney:
 
     async def _made(
         self,
-        kind: "_Kind[Asked, Backed, One]",
+        kind: "_WorkKind[Asked, Backed, One]",
         request: Asked,
         parts: Sequence["InputPart"],
         backends: Sequence[Backed],
@@ -239,7 +239,7 @@ class EmbeddingJourney:
 
     async def _part(
         self,
-        kind: "_Kind[Asked, Backed, One]",
+        kind: "_WorkKind[Asked, Backed, One]",
         request: Asked,
         part: "InputPart",
         backends: Sequence[Backed],
@@ -312,7 +312,9 @@ class EmbeddingJourney:
         )
 
     def _cost(self, row: UsageRow, backend: TakesParts, tokens: int) -> int:
-        return self.accounts.price(structs.replace(_by(row, backend), input_tokens=tokens)).cost_nanousd
+        return self.accounts.price(
+            structs.replace(_with_backend(row, backend), input_tokens=tokens)
+        ).cost_nanousd
 
     def _report(
         self,
@@ -368,7 +370,7 @@ class PartResults(Generic[Backed, One]):
     output_tokens: int = 0
 
 
-def joined(made: Sequence[PartResults[Backed, One]]) -> PartResults[Backed, One]:
+def join_parts(made: Sequence[PartResults[Backed, One]]) -> PartResults[Backed, One]:
     """The results of all parts, in order, as from the backend of the last part."""
     return PartResults(
         made[-1].backend,
@@ -379,7 +381,7 @@ def joined(made: Sequence[PartResults[Backed, One]]) -> PartResults[Backed, One]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind(Generic[Asked, Backed, One]):
+class _WorkKind(Generic[Asked, Backed, One]):
     """A kind of work: which backends are able to do it, and how one is called.
 
     ``does`` names the work. ``so_far``: bills a failed request; nothing is billed if it returns ``None``.
@@ -412,13 +414,13 @@ async def _scores(request: ScoreRequest, backend: Ranks, part: InputPart) -> Par
     return PartResults(backend, made.scores, made.input_tokens)
 
 
-_VECTORS: Final = _Kind(EMBEDDINGS, "makes vectors", makes_vectors, _vectors)
-_SCORES: Final = _Kind(RERANK, "scores texts", scores_texts, _scores)
+_VECTORS: Final = _WorkKind(EMBEDDINGS, "makes vectors", makes_vectors, _vectors)
+_SCORES: Final = _WorkKind(RERANK, "scores texts", scores_texts, _scores)
 
 
 def _transcript(
     request: AudioRequest, out: EventSink
-) -> _Kind[AudioRequest, Transcribes, Mapping[str, Any] | None]:
+) -> _WorkKind[AudioRequest, Transcribes, Mapping[str, Any] | None]:
     streaming: list[Transcribes] = []
 
     async def ask(
@@ -438,19 +440,19 @@ def _transcript(
         def partial_usage(error: BaseException) -> PartialUsage:
             if not streaming:
                 return PartialUsage(row, delivered=False)
-            used = structs.replace(_by(row, streaming[0]), input_tokens=request.recording.tokens)
+            used = structs.replace(_with_backend(row, streaming[0]), input_tokens=request.recording.tokens)
             return PartialUsage(used, delivered=True)
 
         return partial_usage
 
-    return _Kind(AUDIO, "transcribes speech", transcribes, ask, so_far)
+    return _WorkKind(AUDIO, "transcribes speech", transcribes, ask, so_far)
 
 
 async def _nowhere(event: bytes) -> None:
     """Receives no events: it is for a request that does not run."""
 
 
-def _by(row: UsageRow, backend: TakesParts) -> UsageRow:
+def _with_backend(row: UsageRow, backend: TakesParts) -> UsageRow:
     return structs.replace(row, backend=backend.kind, backend_name=backend.name, model=backend.model)
 
 
