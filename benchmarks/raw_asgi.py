@@ -34,7 +34,7 @@ from gateway.errors import PublicError
 from gateway.http.client_disconnect import SCOPE_KEY, ClientDisconnect
 from gateway.http.exchange import Exchange
 from gateway.http.generate import origin_of, run_journey
-from gateway.http.routes import Asking, CallerRoute, Edge, Json
+from gateway.http.routes import AuthenticatedCaller, CallerRoute, Json, ServicesDep
 from gateway.http.sinks import WholeSink
 from gateway.ports import Services
 from gateway.testing import CALLER_KEY, FakeJourney, fake_services
@@ -72,7 +72,9 @@ class QueueSink:
 
 
 @router.post(ROUTED, response_model=AnswerBody)
-async def generate(given: Json[NativeRequest], request: Request, services: Edge, caller: Asking) -> Any:
+async def generate(
+    given: Json[NativeRequest], request: Request, services: ServicesDep, caller: AuthenticatedCaller
+) -> Any:
     """A generation as a FastAPI route."""
     asked = to_request(given, origin_of(services, Exchange.of(request.scope), caller))
     if asked.stream:

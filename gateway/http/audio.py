@@ -20,7 +20,7 @@ from gateway.http.forms import read_form
 from gateway.http.generate import in_time, origin_of
 from gateway.http.repeats import Repeatable, Repeats
 from gateway.http.respond import CALLER_ERRORS, response_of
-from gateway.http.routes import Asking, Edge, callers_router
+from gateway.http.routes import AuthenticatedCaller, ServicesDep, callers_router
 from gateway.http.sinks import STREAM_HEADERS
 from gateway.ports import Services
 
@@ -31,13 +31,17 @@ router = callers_router(UploadRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504
 
 
 @router.post("/transcriptions")
-async def transcriptions(request: Request, services: Edge, caller: Asking, repeats: Repeats) -> Response:
+async def transcriptions(
+    request: Request, services: ServicesDep, caller: AuthenticatedCaller, repeats: Repeats
+) -> Response:
     """Text of a recording in its own language; the body is a form with ``file``, ``model``, and options."""
     return await _answer("transcriptions", request, services, caller, repeats)
 
 
 @router.post("/translations")
-async def translations(request: Request, services: Edge, caller: Asking, repeats: Repeats) -> Response:
+async def translations(
+    request: Request, services: ServicesDep, caller: AuthenticatedCaller, repeats: Repeats
+) -> Response:
     """The text of a recording in English, or in ``to_language``."""
     return await _answer("translations", request, services, caller, repeats)
 

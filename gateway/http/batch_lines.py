@@ -31,7 +31,7 @@ EMBEDDINGS: Final = "/v1/embeddings"
 RESPONSES: Final = "/v1/responses"
 PAUSE_S: Final = 2.0
 """Pause before a retry of a line that was refused without a retry time."""
-_DEATHS: Final = frozenset(
+_ENGINE_DEATHS: Final = frozenset(
     {
         FailureKind.CUDA_OOM,
         FailureKind.CUDA_DRIVER_ERROR,
@@ -39,7 +39,7 @@ _DEATHS: Final = frozenset(
         FailureKind.WORKER_RESTARTED,
     }
 )
-_LATER: Final = frozenset({FailureKind.BACKEND_UNAVAILABLE, FailureKind.THROTTLED, FailureKind.PREEMPTED})
+_RETRYABLE: Final = frozenset({FailureKind.BACKEND_UNAVAILABLE, FailureKind.THROTTLED, FailureKind.PREEMPTED})
 
 
 class BatchLines:
@@ -150,9 +150,11 @@ class BatchLines:
         status, body = tell(error, request_id)
         outcome = LineOutcome(status, request_id, body)
         kind = error.message.partition(":")[0]
-        if kind in _DEATHS:
+        if kind in _ENGINE_DEATHS:
             return replace(outcome, engine_died=True)
-        if error.status == 429 or (error.status == 503 and (kind in _LATER or kind not in set(FailureKind))):
+        if error.status == 429 or (
+            error.status == 503 and (kind in _RETRYABLE or kind not in set(FailureKind))
+        ):
             pause_s = PAUSE_S if error.retry_after_ms is None else error.retry_after_ms / 1000
             return replace(outcome, retry_s=pause_s)
         return replace(outcome, failed_here=error.status >= 500)

@@ -10,7 +10,15 @@ from gateway.errors import Forbidden
 from gateway.http.exchange import Reply
 from gateway.http.repeats import Repeats
 from gateway.http.respond import json_of, page_of, response_of
-from gateway.http.routes import Asking, CallerRoute, CreationRoute, Edge, Json, Raw, callers_router
+from gateway.http.routes import (
+    AuthenticatedCaller,
+    CallerRoute,
+    CreationRoute,
+    Json,
+    Raw,
+    ServicesDep,
+    callers_router,
+)
 
 router = callers_router(CallerRoute, 400, 401, 403, 404, 409, 503, prefix="/v1/batches")
 creation = callers_router(CreationRoute, 400, 401, 403, 404, 409, 413, 429, 503)
@@ -18,7 +26,7 @@ creation = callers_router(CreationRoute, 400, 401, 403, 404, 409, 413, 429, 503)
 
 @creation.post("/v1/batches", response_model=BatchObject)
 async def create_batch(
-    given: Json[BatchBody], services: Edge, caller: Asking, raw: Raw, repeats: Repeats
+    given: Json[BatchBody], services: ServicesDep, caller: AuthenticatedCaller, raw: Raw, repeats: Repeats
 ) -> Response:
     """Begin a batch; its file is checked first."""
     if caller.by_front:
@@ -33,8 +41,8 @@ async def create_batch(
 
 @router.get("", response_model=BatchesBody)
 async def list_batches(
-    services: Edge,
-    caller: Asking,
+    services: ServicesDep,
+    caller: AuthenticatedCaller,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     after: str | None = None,
 ) -> Response:
@@ -44,12 +52,12 @@ async def list_batches(
 
 
 @router.get("/{batch_id}", response_model=BatchObject)
-async def show_batch(batch_id: str, services: Edge, caller: Asking) -> Response:
+async def show_batch(batch_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> Response:
     """A batch."""
     return json_of(await services.batches.show(caller.tenant, batch_id))
 
 
 @router.post("/{batch_id}/cancel", response_model=BatchObject)
-async def cancel_batch(batch_id: str, services: Edge, caller: Asking) -> Response:
+async def cancel_batch(batch_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> Response:
     """Cancel a batch: no further line starts; the result files contain the lines that have ended."""
     return json_of(await services.batches.cancel(caller.tenant, batch_id))

@@ -15,7 +15,7 @@ from gateway.requests.body_memory import UNCOUNTED_BYTES
 
 BODY_TIMEOUT_S: Final = 30.0
 """Longest time a body may take to arrive: 4 MiB at 1 Mbit/s."""
-LINGER_FACTOR: Final = 4
+DISCARD_FACTOR: Final = 4
 """A body that is too large is read and discarded up to this many times the limit, so that a client that sends
 first and reads afterwards gets its 413 rather than a reset connection."""
 
@@ -85,7 +85,7 @@ async def _read(exchange: Exchange, receive: Receive, limit: int) -> bytes:
             too_large = True
         if too_large:
             body = BytesIO()
-            if size > LINGER_FACTOR * limit:
+            if size > DISCARD_FACTOR * limit:
                 raise _too_large(limit)
         elif piece:
             exchange.hold_body(size)

@@ -15,7 +15,7 @@ from gateway.contracts.values import Caller, GenerateRequest
 from gateway.http.exchange import Exchange
 from gateway.http.generate import in_time, origin_of
 from gateway.http.responses import asked_of
-from gateway.http.routes import Asking, CountedRoute, Edge, Json, callers_router
+from gateway.http.routes import AuthenticatedCaller, CountedRoute, Json, ServicesDep, callers_router
 from gateway.http.tokenize import BYTES_PER_TOKEN
 from gateway.ports import Services
 
@@ -41,7 +41,7 @@ responses = callers_router(CountedRoute, 400, 401, 403, 404, 413, 429, 504)
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(
-    given: Json[CountRequest], request: Request, services: Edge, caller: Asking
+    given: Json[CountRequest], request: Request, services: ServicesDep, caller: AuthenticatedCaller
 ) -> MessageTokens:
     """The number of tokens of a prompt."""
     asked = counted_request(given, origin_of(services, Exchange.of(request.scope), caller))
@@ -50,7 +50,7 @@ async def count_tokens(
 
 @responses.post("/v1/responses/input_tokens")
 async def input_tokens(
-    given: Json[ResponsesBody], request: Request, services: Edge, caller: Asking
+    given: Json[ResponsesBody], request: Request, services: ServicesDep, caller: AuthenticatedCaller
 ) -> ResponseTokens:
     """The number of tokens of a prompt; the body is that of ``/v1/responses``."""
     asked = await asked_of(services, given, origin_of(services, Exchange.of(request.scope), caller))

@@ -16,7 +16,7 @@ from gateway.contracts.openai_answer import OpenAIErrorBody
 from gateway.http.exchange import Reply
 from gateway.http.generate import in_time, origin_of
 from gateway.http.repeats import Repeats
-from gateway.http.routes import KEY, Asking, DirectRoute, Edge, Json, Raw, errors
+from gateway.http.routes import KEY, AuthenticatedCaller, DirectRoute, Json, Raw, ServicesDep, errors
 
 INLINE_NUMBERS: Final = 65_536
 """Most characters of base64 that are written as numbers on the event loop; 1 MB takes 20 ms."""
@@ -33,7 +33,11 @@ router = APIRouter(
 
 @router.post("/v1/embeddings", response_model=EmbeddingsAnswerBody)
 async def embeddings(
-    given: Json[EmbeddingsBody], services: Edge, caller: Asking, raw: Raw, repeats: Repeats
+    given: Json[EmbeddingsBody],
+    services: ServicesDep,
+    caller: AuthenticatedCaller,
+    raw: Raw,
+    repeats: Repeats,
 ) -> Reply:
     """Vectors of texts or token ids."""
     asked = embeddings_request(given, origin_of(services, repeats.exchange, caller))

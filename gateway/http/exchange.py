@@ -46,7 +46,7 @@ class Exchange(Struct, eq=False):
     the send in progress began: a client that reads nothing is noticed without a timer per send. ``bodies``
     counts large bodies. ``disconnect`` is given if the server itself reports the caller's disconnect.
     ``reported``: a journey reports the request's outcome; if not, the edge does, from ``status``, ``error``
-    and others. ``anthropics``: the client uses Anthropic's contract.
+    and others. ``is_anthropic``: the client uses Anthropic's contract.
     """
 
     raw_send: Send
@@ -74,7 +74,7 @@ class Exchange(Struct, eq=False):
     sending_since: float | None = None
     held_bytes: int = 0
     held_by: str = ""
-    anthropics: bool = False
+    is_anthropic: bool = False
 
     @staticmethod
     def open(
@@ -104,7 +104,7 @@ class Exchange(Struct, eq=False):
             bodies,
         )
         path: str = scope.get("path", "")
-        exchange.anthropics = path.startswith("/v1/messages") or (
+        exchange.is_anthropic = path.startswith("/v1/messages") or (
             b"anthropic-version" in exchange.headers and path.startswith("/v1/models")
         )
         return exchange
@@ -200,7 +200,7 @@ class Exchange(Struct, eq=False):
             (b"x-trace-id", self.trace_id.encode()),
             *SECURITY_HEADERS,
         ]
-        return [(b"request-id", shown.encode()), *shared] if self.anthropics else shared
+        return [(b"request-id", shown.encode()), *shared] if self.is_anthropic else shared
 
     @property
     def key(self) -> str | None:

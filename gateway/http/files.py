@@ -18,7 +18,7 @@ from gateway.http.exchange import Reply
 from gateway.http.forms import read_form
 from gateway.http.repeats import Repeats
 from gateway.http.respond import json_of, page_of, response_of
-from gateway.http.routes import Asking, CallerRoute, Edge, EdgeRoute, callers_router
+from gateway.http.routes import AuthenticatedCaller, CallerRoute, EdgeRoute, ServicesDep, callers_router
 from gateway.ports import Services
 
 MAX_FILENAME: Final = 255
@@ -38,7 +38,9 @@ uploads = callers_router(UploadRoute, 400, 401, 403, 409, 413, 429, 503)
 
 
 @uploads.post("/v1/files", response_model=FileBody)
-async def upload(request: Request, services: Edge, caller: Asking, repeats: Repeats) -> Response:
+async def upload(
+    request: Request, services: ServicesDep, caller: AuthenticatedCaller, repeats: Repeats
+) -> Response:
     """Store a file; the body is a form with ``file``, ``purpose`` and optionally ``expires_after``."""
     most = services.files.section.max_file_bytes
     services.files.store  # noqa: B018 - refuses the upload before it is read if files are off
@@ -82,8 +84,8 @@ async def _stored(services: Services, tenant: str, form: FormData) -> FileRow:
 
 @router.get("", response_model=FilesBody)
 async def list_files(
-    services: Edge,
-    caller: Asking,
+    services: ServicesDep,
+    caller: AuthenticatedCaller,
     purpose: str | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Literal["asc", "desc"] = "desc",
@@ -97,13 +99,13 @@ async def list_files(
 
 
 @router.get("/{file_id}", response_model=FileBody)
-async def show_file(file_id: str, services: Edge, caller: Asking) -> Response:
+async def show_file(file_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> Response:
     """One file's object, without its content."""
     return json_of(file_body(await services.files.get(caller.tenant, file_id)))
 
 
 @router.get("/{file_id}/content", response_class=StreamingResponse)
-async def file_content(file_id: str, services: Edge, caller: Asking) -> Response:
+async def file_content(file_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> Response:
     """One file's content."""
     row = await services.files.get(caller.tenant, file_id)
     chunks = services.files.chunks(row.file_id)
@@ -112,7 +114,7 @@ async def file_content(file_id: str, services: Edge, caller: Asking) -> Response
 
 
 @router.delete("/{file_id}", response_model=DeletedFileBody)
-async def delete_file(file_id: str, services: Edge, caller: Asking) -> DeletedFileBody:
+async def delete_file(file_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> DeletedFileBody:
     """Delete a file; refused while a batch that has not ended reads it."""
     await services.files.delete(caller.tenant, file_id)
     return {"id": file_id, "object": "file", "deleted": True}

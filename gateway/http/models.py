@@ -19,7 +19,7 @@ from gateway.contracts.values import Caller
 from gateway.errors import UnknownModel
 from gateway.http.exchange import Exchange
 from gateway.http.respond import json_of
-from gateway.http.routes import Asking, CallerRoute, Edge, callers_router, errors
+from gateway.http.routes import AuthenticatedCaller, CallerRoute, ServicesDep, callers_router, errors
 from gateway.ports import Services
 
 
@@ -60,23 +60,23 @@ async def _created(request: Request) -> int:
 Created = Annotated[int, Depends(_created)]
 
 
-async def _is_anthropics(
+async def _is_anthropic(
     request: Request,
     anthropic_version: Annotated[str | None, Header(description="Asks for Anthropic's shape.")] = None,
 ) -> bool:
     """Whether the client uses Anthropic's contract; such clients send ``anthropic-version``."""
-    return Exchange.of(request.scope).anthropics
+    return Exchange.of(request.scope).is_anthropic
 
 
-ToAnthropics = Annotated[bool, Depends(_is_anthropics)]
+IsAnthropic = Annotated[bool, Depends(_is_anthropic)]
 
 
 @router.get("", response_model=ModelListBody | AnthropicModels)
 async def list_models(
-    services: Edge,
-    caller: Asking,
+    services: ServicesDep,
+    caller: AuthenticatedCaller,
     created: Created,
-    to_anthropics: ToAnthropics,
+    is_anthropic: IsAnthropic,
     client_version: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 20,
     after_id: str | None = None,
@@ -86,7 +86,7 @@ async def list_models(
     ``client_version``, Codex's list in addition.
     """
     cards = services.models(caller)
-    if to_anthropics:
+    if is_anthropic:
         return json_of(anthropic_models(cards, created, limit, after_id, before_id))
     data = [_body(card, created, services) for card in cards]
     body: ModelListBody = {"object": "list", "sluice_role": caller.role.value, "data": data}
@@ -97,11 +97,11 @@ async def list_models(
     "/{id:path}", response_model=ModelBody | AnthropicModel, responses=errors(404, model=OpenAIErrorBody)
 )
 async def show_model(
-    id: str, services: Edge, caller: Asking, created: Created, to_anthropics: ToAnthropics
+    id: str, services: ServicesDep, caller: AuthenticatedCaller, created: Created, is_anthropic: IsAnthropic
 ) -> ModelBody | Response:
     """One served model; its id may contain slashes."""
     card = card_of(services, caller, id)
-    return json_of(anthropic_model(card, created)) if to_anthropics else _body(card, created, services)
+    return json_of(anthropic_model(card, created)) if is_anthropic else _body(card, created, services)
 
 
 def card_of(services: Services, caller: Caller, model: str) -> ModelCard:

@@ -9,7 +9,7 @@ from gateway.contracts.values import CallerRole
 from gateway.errors import BackendUnavailable
 from gateway.http.authorize import require_role
 from gateway.http.exchange import Exchange
-from gateway.http.routes import KEY, AdminRoute, Edge, errors
+from gateway.http.routes import KEY, AdminRoute, ServicesDep, errors
 
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of Prometheus' text format, the version that every scraper reads."""
@@ -24,13 +24,13 @@ deep_router = APIRouter(tags=["monitors"], route_class=AdminRoute, dependencies=
 @router.get("/api/hello", summary="Liveness, as Claude Code warms its connection up")
 @router.get("/ping")
 @router.get("/health", summary="Liveness, by the name that vLLM's clients know")
-async def ping(services: Edge) -> dict[str, Any]:
+async def ping(services: ServicesDep) -> dict[str, Any]:
     """Liveness."""
     return dict(services.health.ping())
 
 
 @router.get("/ready", responses={503: {"description": "Not ready"}})
-async def ready(response: Response, services: Edge) -> dict[str, Any]:
+async def ready(response: Response, services: ServicesDep) -> dict[str, Any]:
     """Readiness."""
     is_ready, body = services.health.ready()
     _set_status(response, is_ready)
@@ -38,7 +38,7 @@ async def ready(response: Response, services: Edge) -> dict[str, Any]:
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def metrics(request: Request, services: Edge) -> Response:
+async def metrics(request: Request, services: ServicesDep) -> Response:
     """Prometheus metrics; the configuration may require an operator's or a front's key."""
     if not services.open_metrics:
         require_role(services, Exchange.of(request.scope), CallerRole.OPERATOR, CallerRole.FRONT)
@@ -46,7 +46,7 @@ async def metrics(request: Request, services: Edge) -> Response:
 
 
 @deep_router.get("/health/deep", responses={**errors(401, 403), 503: {"description": "Not healthy"}})
-async def deep(response: Response, services: Edge) -> dict[str, Any]:
+async def deep(response: Response, services: ServicesDep) -> dict[str, Any]:
     """Check health with a tiny real generation."""
     try:
         async with asyncio.timeout(DEEP_TIMEOUT_S) as bound:

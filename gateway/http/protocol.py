@@ -99,7 +99,7 @@ class GatewayProtocol(HttpToolsProtocol):
     _in_message = False
     _in_head = False
     # If true, nothing more is read, and the connection ends after the answer to the last request.
-    _last = False
+    _ends_after_answer = False
     _refusal = _NOT_HTTP
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -138,7 +138,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
-        if self._last or self.transport.is_closing():
+        if self._ends_after_answer or self.transport.is_closing():
             return
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
@@ -245,7 +245,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """The answer is sent; the caller has ``linger_s`` to send the rest of an unread body."""
         if self.pipeline:
             self._running = self.pipeline[-1][0]
-        elif self._last:
+        elif self._ends_after_answer:
             self.transport.close()
         super().on_response_complete()
         if self.transport.is_closing():
@@ -335,7 +335,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """
         self._cancel_head_timer()
         self._unset_keepalive_if_required()
-        self._last = True
+        self._ends_after_answer = True
         cycle: RequestResponseCycle | None = self.cycle
         if self._in_message and not self._in_head and cycle is not None and not cycle.response_complete:
             if self.pipeline:

@@ -18,7 +18,7 @@ from gateway.contracts.values import Caller
 from gateway.http.exchange import Reply
 from gateway.http.generate import in_time, origin_of
 from gateway.http.repeats import Repeatable, Repeats
-from gateway.http.routes import Asking, DirectRoute, Edge, Json, Raw, callers_router
+from gateway.http.routes import AuthenticatedCaller, DirectRoute, Json, Raw, ServicesDep, callers_router
 from gateway.ports import Services
 
 router = callers_router(DirectRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504)
@@ -26,7 +26,7 @@ router = callers_router(DirectRoute, 400, 401, 403, 404, 409, 413, 429, 503, 504
 
 @router.post("/v1/rerank", response_model=RerankAnswerBody)
 async def rerank(
-    given: Json[RerankBody], services: Edge, caller: Asking, raw: Raw, repeats: Repeats
+    given: Json[RerankBody], services: ServicesDep, caller: AuthenticatedCaller, raw: Raw, repeats: Repeats
 ) -> Reply:
     """The documents in the order of their relevance, with their texts."""
     return await _rerank(given, services, caller, raw, repeats, documents=True)
@@ -34,14 +34,16 @@ async def rerank(
 
 @router.post("/v2/rerank", response_model=RerankAnswerBody)
 async def rerank_v2(
-    given: Json[RerankBody], services: Edge, caller: Asking, raw: Raw, repeats: Repeats
+    given: Json[RerankBody], services: ServicesDep, caller: AuthenticatedCaller, raw: Raw, repeats: Repeats
 ) -> Reply:
     """The documents in the order of their relevance, without texts, as in Cohere's second version."""
     return await _rerank(given, services, caller, raw, repeats, documents=False)
 
 
 @router.post("/v1/score", response_model=ScoreAnswerBody)
-async def score(given: Json[ScoreBody], services: Edge, caller: Asking, raw: Raw, repeats: Repeats) -> Reply:
+async def score(
+    given: Json[ScoreBody], services: ServicesDep, caller: AuthenticatedCaller, raw: Raw, repeats: Repeats
+) -> Reply:
     """The scores of pairs of texts."""
     asked = score_request(given, origin_of(services, repeats.exchange, caller))
     return await _scored(services, raw, repeats, asked, lambda answer: score_body(asked, answer))

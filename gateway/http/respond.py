@@ -28,7 +28,7 @@ _log = logging.getLogger("gateway.http")
 
 def shape_of(exchange: Exchange, path: str) -> ErrorShape:
     """The error format of the path's contract; OpenAI's also on unknown paths below ``/v1``."""
-    if exchange.anthropics:
+    if exchange.is_anthropic:
         return messages_error_json
     if path.startswith(_OPENAI_PATHS) and not path.startswith(_NATIVE_PATHS):
         return openai_answer.error_json

@@ -31,7 +31,7 @@ from gateway.http.exchange import Exchange, Reply
 from gateway.http.generate import GenerationEndpoint, origin_of, run_journey
 from gateway.http.idempotency import Idempotency, ReplayableReply
 from gateway.http.respond import json_of, page_of
-from gateway.http.routes import Asking, CallerRoute, Edge, callers_router
+from gateway.http.routes import AuthenticatedCaller, CallerRoute, ServicesDep, callers_router
 from gateway.http.sinks import STREAM_HEADERS
 from gateway.ports import Services
 from gateway.requests.background import number_of, split
@@ -216,8 +216,8 @@ router = callers_router(CallerRoute, 400, 401, 404, 503, prefix=PATH)
 @router.get("/{response_id}", response_model=ResponseBody)
 async def show_response(
     response_id: str,
-    services: Edge,
-    caller: Asking,
+    services: ServicesDep,
+    caller: AuthenticatedCaller,
     stream: bool = False,
     starting_after: Annotated[int, Query(ge=-1)] = -1,
 ) -> Response:
@@ -240,14 +240,16 @@ async def show_response(
 
 
 @router.delete("/{response_id}", response_model=DeletedBody)
-async def delete_response(response_id: str, services: Edge, caller: Asking) -> DeletedBody:
+async def delete_response(
+    response_id: str, services: ServicesDep, caller: AuthenticatedCaller
+) -> DeletedBody:
     """Delete a stored response; if it still runs, it is cancelled."""
     await services.responses.delete(caller.tenant, response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
 @router.post("/{response_id}/cancel", response_model=ResponseBody)
-async def cancel_response(response_id: str, services: Edge, caller: Asking) -> Response:
+async def cancel_response(response_id: str, services: ServicesDep, caller: AuthenticatedCaller) -> Response:
     """Cancel a background response; one that has ended is returned unchanged."""
     row = await services.responses.get(caller.tenant, response_id)
     if not response_of(row)["background"]:
@@ -260,8 +262,8 @@ async def cancel_response(response_id: str, services: Edge, caller: Asking) -> R
 @router.get("/{response_id}/input_items", response_model=InputItemsBody)
 async def list_input_items(
     response_id: str,
-    services: Edge,
-    caller: Asking,
+    services: ServicesDep,
+    caller: AuthenticatedCaller,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: str = "desc",
     after: str | None = None,

@@ -191,8 +191,8 @@ async def _author(request: Request) -> str:
     return (await _caller(request)).key_id
 
 
-Edge = Annotated[Services, Depends(services_of)]
-Asking = Annotated[Caller, Depends(_caller)]
+ServicesDep = Annotated[Services, Depends(services_of)]
+AuthenticatedCaller = Annotated[Caller, Depends(_caller)]
 Raw = Annotated[bytes, Depends(_raw)]
 Author = Annotated[str, Depends(_author)]
 """The id of the caller's key, for the audit log."""

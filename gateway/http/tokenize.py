@@ -26,7 +26,7 @@ from gateway.http.exchange import Reply
 from gateway.http.generate import in_time
 from gateway.http.models import card_of
 from gateway.http.respond import response_of
-from gateway.http.routes import Asking, CountedRoute, Edge, Json, callers_router
+from gateway.http.routes import AuthenticatedCaller, CountedRoute, Json, ServicesDep, callers_router
 from gateway.ports import Services
 from gateway.prompts.text import TokenizerText
 
@@ -44,7 +44,7 @@ router = callers_router(CountedRoute, 400, 401, 404, 413, 429, 503)
 
 @router.post("/tokenize", response_model=TokenizeBody)
 async def tokenize(
-    given: Json[TokenizeRequest], request: Request, services: Edge, caller: Asking
+    given: Json[TokenizeRequest], request: Request, services: ServicesDep, caller: AuthenticatedCaller
 ) -> Response:
     """Convert a text or messages to token ids."""
     most = services.limits.max_messages
@@ -53,7 +53,7 @@ async def tokenize(
 
 @router.post("/detokenize", response_model=DetokenizeBody)
 async def detokenize(
-    given: Json[DetokenizeRequest], request: Request, services: Edge, caller: Asking
+    given: Json[DetokenizeRequest], request: Request, services: ServicesDep, caller: AuthenticatedCaller
 ) -> Response:
     """Convert token ids to text."""
     return await _answer(request, services, caller, given.model, lambda text: _text_of(text, given))

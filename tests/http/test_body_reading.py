@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import BodyTooLarge
-from gateway.http.body import LINGER_FACTOR, BodyTooSlow, read_body
+from gateway.http.body import DISCARD_FACTOR, BodyTooSlow, read_body
 from gateway.http.client_disconnect import ClientGone
 from gateway.http.exchange import Exchange
 from gateway.testing import ADMIN_KEY, fake_services
@@ -69,7 +69,7 @@ async def test_but_only_up_to_a_bound() -> None:
     body = Arriving([b"x" * 10] * 1_000)
     with pytest.raises(BodyTooLarge):
         await read_body(exchange(), body, 10)
-    assert body.taken == LINGER_FACTOR + 1
+    assert body.taken == DISCARD_FACTOR + 1
 
 
 async def test_a_client_who_asks_before_sending_is_told_at_once() -> None:

@@ -18,7 +18,7 @@ from gateway.contracts.fields import Body
 from gateway.contracts.values import CallerRole
 from gateway.http.authorize import require_role
 from gateway.http.exchange import Exchange
-from gateway.http.routes import OPERATORS, Author, Edge, Json, OperatorRoute
+from gateway.http.routes import OPERATORS, Author, Json, OperatorRoute, ServicesDep
 
 
 class AdapterRoute(OperatorRoute):
@@ -33,14 +33,14 @@ router = APIRouter(prefix="/admin/adapters", route_class=AdapterRoute, **OPERATO
 
 
 @router.get("")
-async def list_adapters(services: Edge) -> AdaptersBody:
+async def list_adapters(services: ServicesDep) -> AdaptersBody:
     """Versions, aliases, and what this process has loaded."""
     return services.adapters.show_all()
 
 
 @router.post("", status_code=201, responses={200: {"model": AdapterOrAlias, "description": "A dry run"}})
 async def add_adapter(
-    given: Json[AddBody], response: Response, services: Edge, who: Author
+    given: Json[AddBody], response: Response, services: ServicesDep, who: Author
 ) -> AdapterOrAlias:
     """Add a version, or only check it with ``dry_run``."""
     if given.dry_run:
@@ -49,26 +49,30 @@ async def add_adapter(
 
 
 @router.get("/{id}")
-async def show_adapter(id: str, services: Edge) -> AdapterOrAlias:
+async def show_adapter(id: str, services: ServicesDep) -> AdapterOrAlias:
     """One version or alias."""
     return services.adapters.show(id)
 
 
 @router.post("/{id}/verify")
-async def verify_adapter(id: str, services: Edge, who: Author, _: Json[Body] = NOTHING) -> VerifiedBody:
+async def verify_adapter(
+    id: str, services: ServicesDep, who: Author, _: Json[Body] = NOTHING
+) -> VerifiedBody:
     """Check a version's copy on this machine again."""
     return await services.adapters.verify(id, who=who)
 
 
 @router.post("/{id}/preload")
-async def preload_adapter(id: str, services: Edge, who: Author, _: Json[Body] = NOTHING) -> AdapterBody:
+async def preload_adapter(
+    id: str, services: ServicesDep, who: Author, _: Json[Body] = NOTHING
+) -> AdapterBody:
     """Load a version in every gateway."""
     return await services.adapters.preload(id, who=who)
 
 
 @router.post("/{id}/promote")
 async def promote_adapter(
-    id: str, given: Json[PromoteBody], request: Request, services: Edge, who: Author
+    id: str, given: Json[PromoteBody], request: Request, services: ServicesDep, who: Author
 ) -> AdapterOrAlias:
     """Promote a version."""
     if given.force:
@@ -77,42 +81,54 @@ async def promote_adapter(
 
 
 @router.post("/{id}/retire")
-async def retire_adapter(id: str, given: Json[CommentBody], services: Edge, who: Author) -> AdapterOrAlias:
+async def retire_adapter(
+    id: str, given: Json[CommentBody], services: ServicesDep, who: Author
+) -> AdapterOrAlias:
     """Stop serving a version."""
     return await services.adapters.retire(id, given, who=who)
 
 
 @router.post("/{id}/pin")
-async def pin_adapter(id: str, services: Edge, who: Author, _: Json[Body] = NOTHING) -> AdapterOrAlias:
+async def pin_adapter(id: str, services: ServicesDep, who: Author, _: Json[Body] = NOTHING) -> AdapterOrAlias:
     """Keep a version loaded."""
     return await services.adapters.pin(id, True, who=who)
 
 
 @router.post("/{id}/unpin")
-async def unpin_adapter(id: str, services: Edge, who: Author, _: Json[Body] = NOTHING) -> AdapterOrAlias:
+async def unpin_adapter(
+    id: str, services: ServicesDep, who: Author, _: Json[Body] = NOTHING
+) -> AdapterOrAlias:
     """Remove a version's pin."""
     return await services.adapters.pin(id, False, who=who)
 
 
 @router.post("/{id}/labels")
-async def label_adapter(id: str, given: Json[LabelsBody], services: Edge, who: Author) -> AdapterOrAlias:
+async def label_adapter(
+    id: str, given: Json[LabelsBody], services: ServicesDep, who: Author
+) -> AdapterOrAlias:
     """Replace a version's labels."""
     return await services.adapters.label(id, given, who=who)
 
 
 @router.post("/{id}/evaluation")
-async def report_evaluation(id: str, given: Json[ReportBody], services: Edge, who: Author) -> AdapterOrAlias:
+async def report_evaluation(
+    id: str, given: Json[ReportBody], services: ServicesDep, who: Author
+) -> AdapterOrAlias:
     """Store an evaluation's report with a version."""
     return await services.adapters.evaluated(id, given, who=who)
 
 
 @router.post("/aliases/{id}/rollback")
-async def roll_alias_back(id: str, given: Json[RollbackBody], services: Edge, who: Author) -> AdapterOrAlias:
+async def roll_alias_back(
+    id: str, given: Json[RollbackBody], services: ServicesDep, who: Author
+) -> AdapterOrAlias:
     """Point an alias to its previous version, or to a given one."""
     return await services.adapters.roll_back(id, given, who=who)
 
 
 @router.post("/aliases/{id}/end-canary")
-async def end_alias_canary(id: str, given: Json[CommentBody], services: Edge, who: Author) -> AdapterOrAlias:
+async def end_alias_canary(
+    id: str, given: Json[CommentBody], services: ServicesDep, who: Author
+) -> AdapterOrAlias:
     """End an alias' canary."""
     return await services.adapters.end_canary(id, given, who=who)

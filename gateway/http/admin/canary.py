@@ -6,20 +6,20 @@ from gateway.admin.canary import CanaryAbortBody, CanaryBody, CanaryShownBody, C
 from gateway.contracts.values import CallerRole
 from gateway.http.authorize import require_role
 from gateway.http.exchange import Exchange
-from gateway.http.routes import OPERATORS, Author, Edge, Json, OperatorRoute
+from gateway.http.routes import OPERATORS, Author, Json, OperatorRoute, ServicesDep
 
 router = APIRouter(prefix="/admin/canary", route_class=OperatorRoute, **OPERATORS)
 
 
 @router.get("")
-async def show_canary(services: Edge) -> CanaryShownBody:
+async def show_canary(services: ServicesDep) -> CanaryShownBody:
     """The current or last canary."""
     return services.canary.show()
 
 
 @router.post("/start")
 async def start_canary(
-    given: Json[CanaryStartBody], request: Request, services: Edge, who: Author
+    given: Json[CanaryStartBody], request: Request, services: ServicesDep, who: Author
 ) -> CanaryShownBody:
     """Start a canary: shift a route's traffic to a backend, step by step."""
     if given.force:
@@ -28,18 +28,18 @@ async def start_canary(
 
 
 @router.post("/pause")
-async def pause_canary(given: Json[CanaryBody], services: Edge, who: Author) -> CanaryShownBody:
+async def pause_canary(given: Json[CanaryBody], services: ServicesDep, who: Author) -> CanaryShownBody:
     """Pause the canary: its share stays, and it is not judged."""
     return await services.canary.pause(given, who=who)
 
 
 @router.post("/resume")
-async def resume_canary(given: Json[CanaryBody], services: Edge, who: Author) -> CanaryShownBody:
+async def resume_canary(given: Json[CanaryBody], services: ServicesDep, who: Author) -> CanaryShownBody:
     """Resume judging the canary."""
     return await services.canary.resume(given, who=who)
 
 
 @router.post("/abort")
-async def abort_canary(given: Json[CanaryAbortBody], services: Edge, who: Author) -> CanaryShownBody:
+async def abort_canary(given: Json[CanaryAbortBody], services: ServicesDep, who: Author) -> CanaryShownBody:
     """End the canary and restore the previous weights."""
     return await services.canary.abort(given, who=who)

@@ -5,12 +5,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from gateway.admin.chaos import ChaosAdmin, FaultsBody, FaultsRequest
-from gateway.http.routes import OPERATORS, AdminRoute, Author, Edge, Json
+from gateway.http.routes import OPERATORS, AdminRoute, Author, Json, ServicesDep
 
 router = APIRouter(prefix="/admin/chaos", route_class=AdminRoute, **OPERATORS)
 
 
-async def _chaos(services: Edge) -> ChaosAdmin:
+async def _chaos(services: ServicesDep) -> ChaosAdmin:
     assert services.chaos is not None
     return services.chaos
 

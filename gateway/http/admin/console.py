@@ -6,14 +6,14 @@ from fastapi import APIRouter, Query
 
 from gateway.admin.console import RequestsBody
 from gateway.errors import UnknownRequest
-from gateway.http.routes import OPERATORS, Edge, OperatorRoute
+from gateway.http.routes import OPERATORS, OperatorRoute, ServicesDep
 
 router = APIRouter(prefix="/admin/console", route_class=OperatorRoute, **OPERATORS)
 
 
 @router.get("/requests")
 async def requests(
-    services: Edge,
+    services: ServicesDep,
     text: Annotated[str | None, Query(max_length=128)] = None,
     errors: bool = False,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
@@ -23,7 +23,7 @@ async def requests(
 
 
 @router.get("/requests/{id}")
-async def request(id: str, services: Edge) -> dict[str, Any]:
+async def request(id: str, services: ServicesDep) -> dict[str, Any]:
     """One of the last requests, with each stage; its texts are not stored."""
     found = services.console.request(id)
     if found is None:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 from typing_extensions import TypedDict
 
 from gateway.admin.keys import KeyBody, KeyMadeBody, KeyShown, limits_of
-from gateway.http.routes import OPERATORS, AdminRoute, Author, Edge, Json
+from gateway.http.routes import OPERATORS, AdminRoute, Author, Json, ServicesDep
 from gateway.keys.ceilings import NANOUSD
 from gateway.keys.rate_limits import budget_of
 from gateway.ports import Services
@@ -29,19 +29,19 @@ class KeysBody(TypedDict):
 
 
 @router.get("")
-async def list_keys(services: Edge) -> KeysBody:
+async def list_keys(services: ServicesDep) -> KeysBody:
     """All keys that are not revoked, with what each has used."""
     return {"keys": [await _with_use(services, key) for key in services.key_admin.show_all()]}
 
 
 @router.post("", status_code=201)
-async def make_key(given: Json[KeyBody], services: Edge, who: Author) -> KeyMadeBody:
+async def make_key(given: Json[KeyBody], services: ServicesDep, who: Author) -> KeyMadeBody:
     """Make a key."""
     return await services.key_admin.create(given, who=who)
 
 
 @router.delete("/{id}", status_code=204)
-async def revoke_key(id: str, services: Edge, who: Author) -> Response:
+async def revoke_key(id: str, services: ServicesDep, who: Author) -> Response:
     """Revoke a key."""
     await services.key_admin.revoke(id, who=who)
     return Response(status_code=204)

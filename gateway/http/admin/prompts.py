@@ -15,7 +15,7 @@ from gateway.contracts.refusals import parse
 from gateway.errors import UnknownPromptVersion
 from gateway.http.exchange import Exchange
 from gateway.http.generate import origin_of
-from gateway.http.routes import OPERATORS, Asking, Edge, OperatorRoute
+from gateway.http.routes import OPERATORS, AuthenticatedCaller, OperatorRoute, ServicesDep
 
 
 class NoSuchPrompt(UnknownPromptVersion, status=404, code="unknown_prompt_version"):
@@ -55,13 +55,13 @@ router = APIRouter(prefix="/admin", route_class=PreviewRoute, **OPERATORS)
 
 
 @router.get("/prompts")
-async def list_prompts(services: Edge) -> PromptsBody:
+async def list_prompts(services: ServicesDep) -> PromptsBody:
     """Registered prompt versions."""
     return {"prompts": services.prompts.versions()}
 
 
 @router.get("/prompts/{id}")
-async def show_prompt(id: str, services: Edge) -> PromptBody:
+async def show_prompt(id: str, services: ServicesDep) -> PromptBody:
     """One prompt version."""
     try:
         return services.prompts.version(id)
@@ -73,8 +73,8 @@ async def show_prompt(id: str, services: Edge) -> PromptBody:
 async def preview_budget(
     given: Annotated[NativeRequest | ChatPreview, BeforeValidator(_preview)],
     request: Request,
-    services: Edge,
-    caller: Asking,
+    services: ServicesDep,
+    caller: AuthenticatedCaller,
 ) -> PreviewBody:
     """The prompt that would be sent for a request; generates nothing and bills nothing."""
     origin = origin_of(services, Exchange.of(request.scope), caller)

@@ -15,7 +15,7 @@ from gateway.admin.routing import (
     RouteRollbackBody,
     RouteWeightBody,
 )
-from gateway.http.routes import OPERATORS, Author, Edge, Json, OperatorRoute
+from gateway.http.routes import OPERATORS, Author, Json, OperatorRoute, ServicesDep
 from gateway.routing.change import ConfigChange
 
 router = APIRouter(prefix="/admin", route_class=OperatorRoute, **OPERATORS)
@@ -42,50 +42,54 @@ class AuditBody(TypedDict):
 
 
 @router.get("/routing")
-async def show_routing(services: Edge) -> RevisionInForceBody:
+async def show_routing(services: ServicesDep) -> RevisionInForceBody:
     """The current routing revision."""
     return services.routing.show()
 
 
 @router.put("/routing")
-async def apply_routing(given: Json[RouteApplyBody], services: Edge, who: Author) -> RevisionMadeBody:
+async def apply_routing(given: Json[RouteApplyBody], services: ServicesDep, who: Author) -> RevisionMadeBody:
     """Apply a configuration."""
     return await services.routing.apply(given, who=who)
 
 
 @router.post("/routing/weights")
-async def set_weight(given: Json[RouteWeightBody], services: Edge, who: Author) -> RevisionMadeBody:
+async def set_weight(given: Json[RouteWeightBody], services: ServicesDep, who: Author) -> RevisionMadeBody:
     """Set a backend's share of a route."""
     return await services.routing.set_weight(given, who=who)
 
 
 @router.post("/routing/promote")
-async def promote_backend(given: Json[RoutePromoteBody], services: Edge, who: Author) -> RevisionMadeBody:
+async def promote_backend(
+    given: Json[RoutePromoteBody], services: ServicesDep, who: Author
+) -> RevisionMadeBody:
     """Give a backend all of a route's traffic."""
     return await services.routing.promote(given, who=who)
 
 
 @router.post("/routing/rollback")
-async def roll_routing_back(given: Json[RouteRollbackBody], services: Edge, who: Author) -> RevisionMadeBody:
+async def roll_routing_back(
+    given: Json[RouteRollbackBody], services: ServicesDep, who: Author
+) -> RevisionMadeBody:
     """Apply an earlier revision's configuration as a new revision."""
     return await services.routing.roll_back(given, who=who)
 
 
 @router.get("/routing/history")
-async def list_revisions(services: Edge, limit: Limit = 50) -> RevisionsBody:
+async def list_revisions(services: ServicesDep, limit: Limit = 50) -> RevisionsBody:
     """Revisions, newest first."""
     return {"revisions": await services.routing.history(limit)}
 
 
 @router.get("/routing/diff")
-async def compare_revisions(a: Revision, b: Revision, services: Edge) -> ChangesBody:
+async def compare_revisions(a: Revision, b: Revision, services: ServicesDep) -> ChangesBody:
     """The differences of two revisions."""
     return {"changes": await services.routing.diff(a, b)}
 
 
 @router.get("/audit")
 async def list_audit(
-    services: Edge,
+    services: ServicesDep,
     limit: Limit = 50,
     after: Annotated[int | None, Query(ge=0, le=10**9, description="Those after this number.")] = None,
 ) -> AuditBody:
