@@ -1,4 +1,4 @@
-"""A worker's stream of chunks as the port's deltas and completion; sans-I/O."""
+"""Converts a worker's stream of chunks to the port's deltas and completion; sans-I/O."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -85,7 +85,7 @@ class _Chunk(msgspec.Struct):
     metrics: _Metrics | None = None
 
 
-# Stands for a chunk's events where its tokens are counted as those of a text.
+# Replaces a message whose events have been read, so that its tokens are counted like those of a text.
 _COUNTED = _Message("-")
 _WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS)
 _chunk = msgspec.json.Decoder(_Chunk).decode
@@ -100,7 +100,7 @@ class CompletionReader:
     ids or log-probabilities, else as one. Tokens that only the worker's usage reports come with a last, empty
     delta. Chunks without text make no delta, since a delta counts as delivered output; their ids come with
     the next text.
-    ``started`` turns true with the first chunk of an answer, ``done`` when the stream says that it is over.
+    ``started`` turns true with the first chunk of an answer, ``done`` with the stream's ``[DONE]``.
 
     Args:
         running_counts: each chunk's usage reports the number of tokens of its text so far.
@@ -165,7 +165,7 @@ class CompletionReader:
             events = events[: events.index(DONE)]
         chunks: list[_Chunk] = []
         try:
-            chunks.extend(map(_chunk, events))  # those before one that is none are kept
+            chunks.extend(map(_chunk, events))  # the chunks before a malformed one are kept
         except (msgspec.DecodeError, UnicodeDecodeError):
             self.done = False
             self.fault = BadHttp("an event of the stream is not a chunk of OpenAI's contract")
@@ -202,7 +202,7 @@ class CompletionReader:
         return deltas
 
     def _after_calls(self, deltas: list[Delta]) -> list[Delta]:
-        """The deltas; before a text its choice's open call ends."""
+        """The deltas; each text comes after the end of its choice's open tool call."""
         if not self._tools.began:
             return deltas
         return [
@@ -210,7 +210,7 @@ class CompletionReader:
         ]
 
     def _with_events(self, chunk: _Chunk) -> list[Delta]:
-        """The deltas of a chunk with reasoning or tool calls; its tokens come with the first of a choice."""
+        """The deltas of a chunk with reasoning or tool calls; a choice's first delta has all its tokens."""
         events: dict[int, list[Delta]] = {}
         for choice in chunk.choices or ():
             message, index = choice.delta, choice.index
@@ -243,13 +243,13 @@ class CompletionReader:
         return deltas
 
     def _is_cut(self, choice: _Choice) -> bool:
-        """Whether a choice ends here in the middle of what it was saying."""
+        """Whether the token limit or a stop string ends the choice with this chunk."""
         return choice.finish_reason == FinishReason.LENGTH or choice.stop_reason in self._work.sampling.stop
 
     def _joined(self, chunks: list[_Chunk]) -> list[Delta]:
         texts: dict[int, list[str]] = {}
         logprobs: dict[int, list[TokenLogprob]] = {}
-        # By how much the tokens of a choice are more than its pieces of text.
+        # Tokens of a choice minus its pieces of text.
         more: dict[int, int] = {}
         reported: dict[int, int] = {}
         running = self._running_counts
@@ -323,12 +323,12 @@ class CompletionReader:
             raise ConnectionLost("the stream ended before the answer did")
         if "error" in self._reasons.values():
             raise failure_in_stream(b'{"message": "a text ended with finish_reason error"}')
-        if "abort" in self._reasons.values():  # not by this gateway, which no longer reads then
+        if "abort" in self._reasons.values():  # not by this gateway, which stops reading before it aborts
             raise BackendFailure(FailureKind.PREEMPTED, "the worker aborted the request")
         usage = self._usage
         ids = list(chain.from_iterable(self._ids.get(index, ()) for index in range(n))) if self._ids else []
         output_tokens, cached_tokens, reasoning = self._counted + len(ids), 0, 0
-        # With a partial answer the worker counts that as prompt.
+        # The worker counts the tokens of a partial answer as prompt tokens.
         counted = usage if self._work.partial is None else None
         input_tokens = self._work.input_tokens if counted is None else counted.prompt_tokens
         if usage is not None:
@@ -358,8 +358,8 @@ class CompletionReader:
     def _reason(self, index: int) -> FinishReason:
         """A choice's finish reason.
 
-        A whole one ends for its calls if it has any. Workers say ``stop`` for a call that was named, and for
-        one that a stop string has cut.
+        A complete choice with calls has the reason ``tool_calls``. Workers report ``stop`` for it when the
+        request named the tool, and also when a stop string has cut the call (``length`` here).
         """
         reason = _REASONS.get(self._reasons[index], FinishReason.STOP)
         if reason not in _WHOLE:
@@ -369,7 +369,7 @@ class CompletionReader:
         return FinishReason.TOOL_CALLS if self._tools.has_calls(index) else FinishReason.STOP
 
     def _of_sluice(self, reported: _Sluice, first: FinishReason) -> tuple[FinishReason, float]:
-        """Finish reason and queue wait from another Sluice's extension; degraded when a fallback answered."""
+        """Finish reason and queue wait, in seconds, as another Sluice reports; degraded for a fallback."""
         wait_s = (reported.timings.queue_wait_ms or 0.0) / 1000 if reported.timings is not None else 0.0
         if reported.fallback != _NULL:
             return FinishReason.DEGRADED, wait_s
@@ -390,7 +390,7 @@ def _have_events(chunks: Sequence[_Chunk]) -> bool:
 
 
 def _plain_choice(chunk: _Chunk) -> _Choice | None:
-    """The choice of a chunk that has a text of the first choice and nothing else; ``None`` for any other."""
+    """The choice of a chunk that has only text of the first choice; ``None`` for any other chunk."""
     choices = chunk.choices
     if not choices or len(choices) > 1 or chunk.usage is not None or chunk.sluice is not None:
         return None

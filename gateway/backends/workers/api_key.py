@@ -1,17 +1,17 @@
-"""The key that workers ask for."""
+"""The API key that the gateway sends to workers."""
 
 import asyncio
 from pathlib import Path
 
 import structlog
 
-# Time between two looks at the file, seconds. A service accepts the old key for longer than that.
+# Time between two reads of the key's file, seconds. A service accepts an old key for longer than that.
 LOOK_S = 5.0
 MAX_KEY_BYTES = 16 * 1024
 
 
 class UnusableKey(Exception):
-    """There is no key, or no header may have it. The message does not contain it."""
+    """The key is missing, or not allowed in a header. The message does not contain the key."""
 
 
 class ApiKey:
@@ -28,11 +28,11 @@ class ApiKey:
             self._line = _line(_read(path))
 
     def line(self) -> bytes:
-        """``Authorization`` with its CRLF; empty without a key."""
+        """The ``Authorization`` header line with its CRLF; empty without a key."""
         return self._line
 
     async def watch(self) -> None:
-        """Read the file again and again until cancelled; a file that cannot be used changes nothing."""
+        """Read the file periodically until cancelled; with an unusable file the last key stays in use."""
         usable, log = True, structlog.get_logger("gateway.workers")
         while self._path is not None:
             await asyncio.sleep(self._look_s)

@@ -18,17 +18,17 @@ from gateway.contracts.sse import EventReader, EventTooLarge
 from resilience.failures import BackendFailure
 
 READ_BYTES: Final = 256 * 1024
-"""What is held of a file at a time."""
+"""Most bytes of the file in memory at a time."""
 MAX_ANSWER_BYTES: Final = 16 << 20
-"""Ten hours of speech with segments are some 8 MB."""
+"""Longest whole answer that is read: ten hours of speech with segments are some 8 MB."""
 EVENT_STREAM: Final = "text/event-stream"
 DONE: Final = b"[DONE]"
 LAST_TYPE: Final = "transcript.text.done"
-"""OpenAI's last event, after which its stream just ends."""
+"""Type of OpenAI's last event. OpenAI's stream ends after it without ``[DONE]``."""
 
 
 class _Usage(msgspec.Struct):
-    """OpenAI's and vLLM's, of a whole answer and of a stream."""
+    """The usage fields of OpenAI and of vLLM, in whole answers and in streams."""
 
     seconds: float | None = None
     prompt_tokens: int | None = None
@@ -44,7 +44,7 @@ class _Segment(msgspec.Struct):
 
 
 class _Whole(msgspec.Struct):
-    """What must be right in a whole answer."""
+    """The fields that are validated in a whole answer."""
 
     text: str
     segments: list[_Segment] | None = None
@@ -64,7 +64,7 @@ _read_body = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def upload_of(model: str, recording: Recording) -> Upload:
-    """The form, the file last. Its names come from the caller: they are quoted as browsers do."""
+    """The multipart form, the file last. The caller chose the file's name: it is escaped as in browsers."""
     fields = {
         "model": model,
         **({"stream": "true", "stream_include_usage": "true"} if recording.stream else {}),
@@ -96,7 +96,7 @@ def upload_of(model: str, recording: Recording) -> Upload:
 async def transcript_of(
     client: WorkerClient, model: str, recording: Recording, headers: bytes, out: EventSink
 ) -> Transcript:
-    """Ask. Raises TransportError; BackendFailure, which is final once a part of the text was pushed."""
+    """Transcribe on a worker. Raises TransportError; BackendFailure, final once text was pushed."""
     pushed = False
 
     async def push(event: bytes) -> None:
@@ -164,7 +164,7 @@ async def _streamed(connection: Connection, recording: Recording, out: EventSink
 
 
 def _tokens(figures: _Figures, recording: Recording) -> tuple[int, int]:
-    """Of the recording, and of the text; the estimate where the worker reports no tokens and no length."""
+    """Tokens of the recording and the text; the estimate if the worker reports no tokens and no length."""
     usage = figures.usage or _Usage()
     counted = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
     made = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens

@@ -1,4 +1,4 @@
-"""A model of a pool of workers as one backend."""
+"""A backend for one model of a pool of workers."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ class WorkersBackend:
     workers are those of a :class:`gateway.backends.workers.serving_pool.ServingPool` that list the model.
 
     Args:
-        block_tokens: tokens of a block of the fingerprint.
+        block_tokens: tokens per block of a prompt's fingerprint.
         max_attempts: most workers that one request is tried on.
         incapable: the features that a model lacks, whatever the workers support.
-        check: of the model's tokenizer; ``None``: prompts are not sent as ids.
+        check: compares the workers' tokenizer with the gateway's, for ``prompt_auto``.
         prompt_auto: send prompts as token ids while every worker has the gateway's tokenizer.
         hedging: when a late request is sent to a second worker too; ``None``: never.
     """
@@ -163,14 +163,12 @@ class WorkersBackend:
 
     @property
     def generates(self) -> bool:
-        """Whether a worker may generate text; false once all are known to make vectors, scores or texts of
-        speech alone.
-        """
+        """Whether a worker may generate text; false once all are known to only embed, score or transcribe."""
         return any(map(_generates, self._workers.values()))
 
     @property
     def ready_in_s(self) -> float | None:
-        """Seconds until a worker is expected back: the estimate is the length of the outage so far.
+        """Seconds until a worker is expected back, estimated as the length of the outage so far.
 
         ``None`` while one is in service, and before the first one has been.
         """
@@ -191,7 +189,7 @@ class WorkersBackend:
         )
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until a worker is in service; whether one is."""
+        """Wait at most ``timeout_s`` until a worker is in service; returns whether one is."""
         if not self._stopped:
             await self.presence.wait(timeout_s)
         return self.state is BackendState.READY
@@ -203,11 +201,11 @@ class WorkersBackend:
 
     @property
     def known(self) -> bool:
-        """Whether it has a model; else it has the first one that a worker lists."""
+        """Whether the model is known; until then it is to be the first one that a worker lists."""
         return self._model.known
 
     def serve_by(self, workers: Sequence[Worker]) -> None:
-        """The workers that serve the model from now on."""
+        """Replace the workers that serve the model."""
         if list(self._workers) == [worker.url for worker in workers]:
             return
         for url in self._workers.keys() - {worker.url for worker in workers}:
@@ -217,7 +215,7 @@ class WorkersBackend:
         self._pool.resize(workers)
 
     async def listed(self, url: str, found: ServedModel) -> None:
-        """A worker lists the model."""
+        """Record that a worker lists the model."""
         before = self._model.lengths
         asks = None if self._writer.dialect is Dialect.OPENAI else self.ask
         await self._model.listed(url, found, asks)
@@ -234,7 +232,7 @@ class WorkersBackend:
             self._take(reading)
 
     async def ask(self, path: str, body: bytes, timeout_s: float) -> Whole | None:
-        """The answer of one of the workers in service, ``None`` when there is none."""
+        """The answer of a random worker in service; ``None`` when no worker is."""
         serving = [one for one in self._workers.values() if one.health.in_service]
         return (
             await random.choice(serving).client.get(path, timeout_s=timeout_s, body=body) if serving else None
@@ -247,7 +245,7 @@ class WorkersBackend:
         if reading.learn is None:
             self._writer = replace(self._writer, knows_vocabulary=True)
         else:
-            # The ids of its prompts may stand for nothing.
+            # The gateway cannot read the model's tokenizer: its token ids may be mere estimates.
             self._writer = replace(self._writer, knows_vocabulary=False, token_ids=False)
             self.continues = self._writer.continues
 
@@ -268,7 +266,7 @@ class WorkersBackend:
         return [one.result() for one in asked]
 
     def detected(self, url: str, is_sluice: bool, *, same_tokenizer: bool) -> None:
-        """A worker was detected: write requests for a Sluice from now on if it is one.
+        """Take what was detected about a worker: requests are written for a Sluice from now on if it is one.
 
         Prompts go as token ids while all workers detected so far have the gateway's tokenizer.
         """
@@ -281,7 +279,7 @@ class WorkersBackend:
         self._writer, self.continues = writer, writer.continues
 
     def stop(self) -> None:
-        """No worker will come into service any more: end every wait."""
+        """End every wait: no worker will come into service any more."""
         self._stopped = True
         self.presence.close()
 
@@ -309,7 +307,7 @@ class WorkersBackend:
         partial = check_partial(work, self._writer.ways(work), self.name) or work.partial
         return generate_rest(self._writer.splice(work, partial), self._generate, work, out)
 
-    # Not coroutines of their own, which every wait of a request would resume.
+    # These methods return the coroutine of `_posted`: one of their own would be resumed at every wait.
 
     def embed(self, part: EmbedPart) -> Coroutine[Any, Any, Vectors]:
         """The vectors of some inputs."""
@@ -320,7 +318,7 @@ class WorkersBackend:
         return self._posted(part, SCORES[part.endpoint], score_request_body(self.model, part), scores_of)
 
     async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> Transcript:
-        """The text of a recording; once a part of it was pushed no other worker is asked."""
+        """The text of a recording; no other worker is asked once a part of the text was pushed."""
         return await self._pooled(
             caller,
             recording.tokens,
@@ -330,7 +328,7 @@ class WorkersBackend:
     def _posted(
         self, part: Part, path: str, body: bytes, read: Callable[[Part, bytes], Pooled]
     ) -> Coroutine[Any, Any, Pooled]:
-        """Ask a worker; the answers of its batch arrive together, and are read in turn."""
+        """Post to a worker. The answers of a worker's batch arrive together, so they are read in turn."""
 
         async def ask(client: WorkerClient, headers: bytes) -> Pooled:
             data = await answer_of(client, self.model, path, body, headers)
@@ -342,7 +340,7 @@ class WorkersBackend:
     async def _pooled(
         self, caller: Caller, tokens: int, ask: Callable[[WorkerClient, bytes], Awaitable[Pooled]]
     ) -> Pooled:
-        """Ask a worker; one that fails is replaced by another, each is tried once."""
+        """Ask a worker; after a failure ask another one. Each worker is tried at most once."""
         headers = b""
         if self._writer.dialect is Dialect.SLUICE:
             headers = front_headers(caller.tenant, caller.org, SHARED_SALT)
@@ -383,7 +381,7 @@ class WorkersBackend:
         failure: BackendFailure | None = None
         while len(tried) < most:
             worker = self._pool.pick(request.wish, tried, self._clock())
-            # The first call is paid for by the caller.
+            # The caller has taken the first call out of the budget.
             if worker is None or (failure is not None and not work.call_budget.take_extra()):
                 break
             tried.add(worker.url)
@@ -404,7 +402,7 @@ class WorkersBackend:
         raise failure or self._none_in_service()
 
     def _without(self, adapter: Adapter | None) -> set[str]:
-        """The workers that do not list an adapter that workers have of their own."""
+        """The URLs of the workers without ``adapter``, if it is one that workers list as their own."""
         if adapter is None or adapter.at is None:
             return set()
         return {url for url, one in self._workers.items() if adapter.adapter_id not in one.own_loras}
@@ -500,7 +498,7 @@ class WorkersBackend:
                 throttled = failure.kind is FailureKind.THROTTLED and asked_to_wait
                 if throttled and self._writer.dialect is not Dialect.SLUICE:
                     worker.health.rest(self._clock(), failure.retry_after_s or 0.0)
-                    failure.isolated = True  # the rest keeps requests away; the circuit need not open
+                    failure.isolated = True  # the pause keeps requests away; the circuit need not open
                 if name is not None and failure.kind is FailureKind.MODEL_NOT_FOUND:
                     worker.lost(name)
                     self._pool.lost(worker.url, name)
@@ -546,7 +544,7 @@ class WorkersBackend:
         if len(self._workers) == 1:
             return NO_WISH
         adapter = self._writer.adapter_name(work)
-        # The workers' indexes are of all models of the pool.
+        # A worker's index of sent blocks covers all models of the pool, so the salt names the model.
         salt = salt_number(self._writer.cache_salt(work), adapter or self.model)
         chain = chain_of(joined(work.token_ids), self._block_tokens, salt)
         return Wish(chain, work.prefix_tokens // self._block_tokens, adapter)
@@ -556,7 +554,7 @@ class WorkersBackend:
 
     def _none_in_service(self) -> BackendFailure:
         serving = [one.health for one in self._workers.values() if one.health.in_service]
-        if serving:  # each is resting, or there is one that was tried
+        if serving:  # each of them asked for a pause or was tried
             rest_s = min(one.resting_until for one in serving) - self._clock()
             return BackendFailure(
                 FailureKind.THROTTLED,
@@ -572,7 +570,7 @@ class WorkersBackend:
 
 
 class _Request(Struct, frozen=True):
-    """The work as it is sent to a worker; ``most`` is how many are tried, or lack its adapter."""
+    """The work as it is sent to a worker; ``most``: workers to try plus those that lack its adapter."""
 
     path: str
     body: bytes | Upload
@@ -583,7 +581,7 @@ class _Request(Struct, frozen=True):
 
 
 class _Attempt(Struct, eq=False):
-    """Forwards pieces and records whether there was one; ``headers`` are sent with the request."""
+    """Forwards deltas and records whether there was one; ``headers`` are sent with the request."""
 
     _out: DeltaSink
     delivered: bool = False

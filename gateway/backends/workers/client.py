@@ -11,9 +11,9 @@ from gateway.backends.workers.connection import Connection
 from gateway.backends.workers.errors import BadHttp, ConnectFailed, ConnectionLost, ConnectionsInUse
 from gateway.backends.workers.proxy import Proxy, connect_through
 
-# Longest answer that is read whole (an error, a list of models, metrics of tens of kilobytes).
+# Longest answer that is read whole, bytes (an error, a list of models, metrics of tens of kilobytes).
 MAX_WHOLE_BYTES = 4 * 1024 * 1024
-# A body up to this size goes out with its head in one packet or few.
+# A body up to this size, bytes, is joined with its head and sent in one packet or few.
 JOINED_BYTES = 64 * 1024
 
 
@@ -30,9 +30,9 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A request's body that is not in memory as one; ``pieces`` reads it from its start.
+    """A request's body that is not in memory as a whole; ``pieces`` reads it from its start.
 
-    ``answered_late``: the answer comes as a whole, so its first byte may take all of the time.
+    ``answered_late``: the answer comes as a whole, so its first byte may take up to ``total_s``.
     """
 
     content_type: bytes
@@ -57,7 +57,7 @@ class WorkerClient:
         timeouts: limits of an exchange.
         max_connections: most connections open at once.
         authorization: returns the header line with the key, which may change; never logged.
-        context: for ``https://``.
+        context: TLS settings for ``https://``.
         server_name: the name that the certificate must have, when it is not the host's.
         proxy: connections are tunnelled through it.
     """
@@ -102,11 +102,11 @@ class WorkerClient:
         return len(self._open)
 
     def post(self, path: str, body: bytes | Upload, headers: bytes = b"") -> Awaitable[Connection]:
-        """Send a request; its connection once the head of the answer has been received.
+        """Send a request; returns its connection once the head of the answer has been received.
 
         ``headers`` are further header lines, each with its CRLF. A connection that was closed while idle is
-        replaced by a new one, once. The caller releases the connection: before the answer's end that closes
-        it, which makes the worker stop. Raises TransportError.
+        replaced by a new one, once. The caller releases the connection; a release before the answer's end
+        closes it, which makes the worker stop. Raises TransportError.
         """
         timeouts, path = self._timeouts, self.prefix + path
         if isinstance(body, bytes):
@@ -117,7 +117,7 @@ class WorkerClient:
         return self._exchange((head,), first_s, timeouts.idle_s, timeouts.total_s, rest=body.pieces)
 
     async def get(self, path: str, *, timeout_s: float, body: bytes = b"") -> Whole:
-        """A small answer, by POST with a body; ``path`` is from the root. Raises TransportError."""
+        """Read a small answer, by POST with a body; ``path`` is from the root. Raises TransportError."""
         request = self._request(b"POST" if body else b"GET", path, body)
         connection = await self._exchange(request, timeout_s, timeout_s, timeout_s)
         try:
@@ -159,7 +159,7 @@ class WorkerClient:
         self._idle.clear()
 
     def _request(self, method: bytes, path: str, body: bytes, headers: bytes = b"") -> tuple[bytes, ...]:
-        """Head and body, as one unless the body is long: joining them would be one more copy."""
+        """Head and body, joined unless the body is long, since joining copies it."""
         if not body:
             return (self._head(method, path, headers),)
         head = self._head(method, path, headers + b"content-type: application/json\r\n", len(body))
@@ -227,7 +227,7 @@ async def whole_body(connection: Connection, limit: int = MAX_WHOLE_BYTES) -> by
 
 
 def _refused(error: OSError) -> bool:
-    """Whether the error is of the other side, unlike too few descriptors or a failed name lookup.
+    """Whether the worker's side refused, unlike an error here: too few descriptors, a failed name lookup.
 
     For a name with several addresses asyncio raises an OSError without errno.
     """

@@ -1,9 +1,9 @@
 """One HTTP/1.1 connection to a worker: one request at a time, the body read in pieces as received.
 
 The transport's callbacks append to a buffer and wake the reader, which takes the whole buffer: a burst of
-events costs one turn of the loop. A reader may also take pieces in the callback itself, and is not woken for
-them then: a token costs no turn of the loop at all. One timer serves all timeouts of a request; pieces do not
-rearm it.
+events costs one turn of the loop. With :meth:`Connection.pass_on` the callback itself hands over the pieces
+and does not wake the reader: a token costs no turn of the loop at all. One timer serves all timeouts of a
+request; pieces do not rearm it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gateway.backends.workers.errors import BadHttp, ConnectionLost, TimedOut, T
 
 # Unread bytes above which reading is paused: some 2,000 events of a stream.
 HIGH_WATER_BYTES = 512 * 1024
-# Longest head of an answer, and most headers.
+# Longest head of an answer, bytes.
 MAX_HEAD_BYTES = 64 * 1024
 # How long a connection may take to end an answer whose last event has come, before it is closed.
 LINGER_S = 1.0
@@ -29,9 +29,9 @@ class Connection(asyncio.Protocol):
     """Serves one exchange after another; :meth:`send`, :meth:`head`, :meth:`read`, then :meth:`release`.
 
     Args:
-        made: called once it is connected.
-        free: called when it can take another request.
-        gone: called once when it has closed.
+        made: called once, when the connection is made.
+        free: called when the connection can take another request.
+        gone: called once, when the connection has closed.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._take: Callable[[bytes], bool] | None = None
-        self._passes = False  # whether `_take` takes what comes
+        self._passes = False  # whether pieces go to `_take`
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._error: TransportError | None = None
@@ -60,7 +60,7 @@ class Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._body: list[bytes] = []
-        # The parser calls this with each piece of a body: a worker sends one a token.
+        # The parser calls this with each piece of a body; a worker sends one piece per token.
         self.on_body = self._body.append
         self._parser = httptools.HttpResponseParser(self)
         self._buffered = 0  # bytes received since the last read
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         self._keeps_alive = False
         self._done = False
         self._paused = False
-        self._full = False  # as much is unsent as the transport takes
+        self._full = False  # whether the transport's write buffer is full
         self._partly_sent = False
         self._lingering = False
         self._limits = (0.0, 0.0, 0.0)
@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
         self.retry_after: str | None = None
         self.retry_after_ms: str | None = None
 
-    # One exchange, in this order.
+    # The methods of an exchange, in the order of the calls.
 
     def send(self, *request: bytes, first_s: float, idle_s: float, total_s: float) -> None:
         """Send a whole request. Raises ConnectionLost when the connection closed while it was idle.
@@ -110,8 +110,8 @@ class Connection(asyncio.Protocol):
     async def send_more(self, pieces: AsyncGenerator[bytes | memoryview]) -> None:
         """Send the rest of a request, no faster than the worker takes it.
 
-        A worker that answers before it has all is sent no more; :meth:`release` then closes the connection.
-        Raises TransportError.
+        Sending stops if the worker answers before it has everything; :meth:`release` then closes the
+        connection. Raises TransportError.
         """
         self._partly_sent = True
         async with aclosing(pieces):
@@ -123,11 +123,11 @@ class Connection(asyncio.Protocol):
                 if self._head_done or self._transport is None:
                     return
                 self._transport.write(piece)
-                await asyncio.sleep(0)  # a fast worker's socket takes them all without a wait
+                await asyncio.sleep(0)  # let other tasks run: a fast worker never makes this loop wait
         self._partly_sent = False
 
     async def head(self) -> int:
-        """Wait for the head of the answer; its status. Raises TransportError."""
+        """Wait for the head of the answer; returns its status. Raises TransportError."""
         while not self._head_done:
             if self._error is not None:
                 raise self._error
@@ -149,10 +149,10 @@ class Connection(asyncio.Protocol):
         return data
 
     async def pass_on(self, take: Callable[[bytes], bool]) -> bool:
-        """Give each piece of the body to ``take`` as it arrives, until that returns False.
+        """Give each piece of the body to ``take`` as it arrives, until ``take`` returns False.
 
-        ``take`` runs in the transport's callback; it does not wait, and does not raise. False at the end of
-        the body. Raises TransportError.
+        ``take`` runs in the transport's callback: it must not wait or raise. Returns False at the end of the
+        body, else True. Raises TransportError.
         """
         if self._body and not take(await self.read()):
             return True
@@ -176,15 +176,15 @@ class Connection(asyncio.Protocol):
         return data
 
     def flowing(self) -> None:
-        """The first token has been received: from here on only the idle and total timeouts apply."""
+        """Note that the first token has come: from then on only the idle and total timeouts apply."""
         if self._first_by is not None:
             first_by, self._first_by = self._first_by, None
             idle_by = self._last_at + self._idle_s
-            if idle_by < first_by:  # else the timer that there is sets itself to it
+            if idle_by < first_by:  # else the running timer rearms itself for it
                 self._arm(min(idle_by, self._total_by))
 
     def release(self) -> None:
-        """End the exchange. An unfinished answer closes the connection at once, which the worker notices.
+        """End the exchange. If the answer is unfinished the connection closes, which the worker notices.
 
         After :meth:`linger` the connection stays open for the end of the body.
         """
@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def linger(self) -> None:
-        """The answer is complete; wait in the background for the end of the body."""
+        """Wait in the background for the end of the body, since the answer is complete."""
         self._lingering = True
         if not self._done:
             self._first_by, self._total_by = None, self._loop.time() + LINGER_S
@@ -213,11 +213,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it cannot be used again."""
+        """Whether the connection cannot be used again."""
         return self._error is not None or self._transport is None or self._transport.is_closing()
 
     def _free_when_over(self) -> None:
-        """The end of the body that :meth:`linger` waited for."""
+        """Free the connection once the body that :meth:`linger` waits for has ended."""
         if self._done:
             self._become_free()
 
@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the loop."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._made(self)
 
     def data_received(self, data: bytes) -> None:
@@ -312,7 +312,7 @@ class Connection(asyncio.Protocol):
         """Called by the parser."""
         self.status = self._parser.get_status_code()
         self._head_done = self.status >= 200
-        # Read here: once the answer is complete the parser is at the next one.
+        # Read here: after the answer's end the parser is at the next answer.
         self._keeps_alive = self._parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
@@ -323,7 +323,7 @@ class Connection(asyncio.Protocol):
     # Waiting.
 
     def _wait(self) -> asyncio.Future[None]:
-        """A future for the next change."""
+        """A future that is done at the next change."""
         self._waiter = self._loop.create_future()
         return self._waiter
 
@@ -368,9 +368,7 @@ class Connection(asyncio.Protocol):
             self._arm(min(self._last_at + idle_s, self._total_by))
 
     def _arm(self, at: float) -> None:
-        """Look at the limits at ``at``. A timer that ends before stays, also from one exchange to the next:
-        it then sets itself again.
-        """
+        """Check the limits at ``at``. An earlier timer, even of an old exchange, stays and rearms itself."""
         if self._timer is not None:
             if self._timer_at <= at:
                 return

@@ -33,12 +33,12 @@ STREAM_INTERVAL = 32
 # ids in its first chunk, up to 8 bytes each, and an event is at most 1 MiB (``sse``).
 MAX_ECHOED_PROMPT = 65_536
 # Most log-probabilities of an echoed prompt: prompt tokens * (logprobs + 1). vLLM sends them in one event,
-# 50 to 120 bytes for each, and they are read at one go.
+# 50 to 120 bytes for each, and the gateway parses them in one call.
 MAX_ECHOED_LOGPROBS = 32_768
 MAX_ECHO_BYTES = 8 * 1024 * 1024
-# The salt at another Sluice of a pool whose tenants share; no hash is this word.
+# The salt sent to another Sluice when the pool's tenants share prefixes; never equal to a hash.
 SHARED_SALT = "shared"
-# Tenants whose salts are kept.
+# Tenants whose salts are cached.
 MAX_SALTS = 1_024
 CHAT_PATH, TEXT_PATH = "/chat/completions", "/completions"
 
@@ -93,14 +93,14 @@ class CompletionWriter:
         model: the base model's name at the workers.
         dialect: whose extensions may be used.
         token_ids: send prompts as token ids to ``/completions`` instead of messages.
-        fields_in_chats: send requests with fields that are passed on as messages to a vLLM all the same. Its
+        fields_in_chats: despite ``token_ids`` send requests with passed-on fields to vLLM as messages. Its
             parsers, such as those of tools, work on chats alone.
         send_priority: vLLM refuses a priority unless its scheduling policy is ``priority``.
-        adapters: an adapter's name at the workers, where it is not its id.
-        loads: whether the gateway loads the other adapters there, under names that it makes.
+        adapters: the workers' name of an adapter, by adapter id, where the name is not the id.
+        loads: whether the gateway loads the other adapters on the workers, under names that it makes.
         folder: path of the gateway's adapter folder on the workers; ``None``: the same path.
-        share_prefixes: tenants find each other's cached prefixes.
-        templates: further headers with fields of the request.
+        share_prefixes: whether tenants share cached prefixes.
+        templates: further headers, with fields of the request.
         knows_vocabulary: whether the gateway knows which bytes a token id stands for.
     """
 
@@ -117,11 +117,11 @@ class CompletionWriter:
     knows_vocabulary: bool = True
 
     def cache_salt(self, work: Work) -> str | None:
-        """Only requests of one salt share cached prefixes; ``None``: all do."""
+        """The salt of the request: only requests of one salt share cached prefixes; ``None``: all do."""
         return None if self.share_prefixes else work.cache_salt
 
     def headers(self, work: Work) -> bytes:
-        """Header lines with values of the request: the operator's, and for another Sluice for whom it is."""
+        """The operator's header lines; for another Sluice also those with tenant, organization and salt."""
         lines = b"".join([template.line(work) for template in self.templates]) if self.templates else b""
         if self.dialect is not Dialect.SLUICE:
             return lines
@@ -148,7 +148,7 @@ class CompletionWriter:
     def path(self, work: Work) -> str:
         """The endpoint for this work. A raw prompt has no messages.
 
-        A Sluice tells the bytes of log-probabilities' tokens in chats alone.
+        A Sluice reports the bytes of tokens with log-probabilities in chats alone.
         """
         exact_bytes = self.dialect is Dialect.SLUICE and work.sampling.logprobs is not None
         as_ids = self.token_ids and not ((exact_bytes and work.partial is None) or self._needs_chat(work))
@@ -171,7 +171,7 @@ class CompletionWriter:
     def ways(self, work: Work) -> frozenset[Continue]:
         """How the workers can resume this answer: a raw prompt has no message to complete.
 
-        An echoed prompt is a part of the text, but none of what was generated.
+        An answer with an echoed prompt cannot be resumed: its text contains more than what was generated.
         """
         if work.sampling.echo:
             return frozenset()
@@ -196,11 +196,11 @@ class CompletionWriter:
         return TextSplice(partial.text, work.sampling.stop, trimmed)
 
     def running_counts(self, work: Work) -> bool:
-        """Whether each chunk has the number of tokens so far: it may have several, or the prompt's."""
+        """Whether chunks report the tokens so far; needed if one may have several tokens, or the prompt's."""
         return self.dialect is Dialect.VLLM and (not work.stream or work.sampling.echo)
 
     def request_body(self, work: Work, now: float = 0.0) -> bytes | Upload:
-        """What is sent; an image's base64 is written into it while it is sent."""
+        """The body to send; the base64 of images is written into it while it is sent."""
         body = self.body(work, now)
         if not work.images:
             return body
@@ -232,7 +232,7 @@ class CompletionWriter:
             body["prompt"] = joined(work.token_ids) + (work.partial.token_ids or ())
         else:
             body["prompt"] = joined(work.token_ids)
-        if not (chat and work.open_ended):  # the worker counts the messages itself, perhaps otherwise
+        if not (chat and work.open_ended):  # the worker counts the messages itself, perhaps differently
             limit = 0 if sampling.prompt_only else sampling.max_tokens
             body["max_completion_tokens" if chat and plain else "max_tokens"] = limit
         body["stream"] = True
@@ -313,7 +313,7 @@ class CompletionWriter:
             if count:
                 body["top_logprobs"] = count
         if self.dialect is Dialect.VLLM and self.knows_vocabulary:
-            # Its texts and bytes cannot tell the parts of a character apart; ids can.
+            # In vLLM's texts and bytes the parts of a character look alike; token ids differ.
             body["return_tokens_as_token_ids"] = True
 
     def _add_format(self, body: dict[str, Any], work: Work) -> None:

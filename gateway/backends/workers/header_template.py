@@ -10,7 +10,7 @@ from resilience.failures import BackendFailure, FailureKind
 # Longest value of a field, characters.
 MAX_FIELD_CHARS = 256
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-# Printable ASCII is sent as it is, except the sign that marks the other characters.
+# Printable ASCII is sent as it is, except ``%``, which marks encoded characters.
 _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 
@@ -22,10 +22,10 @@ class HeaderTemplate:
     value: str
 
     def line(self, work: Work) -> bytes:
-        """The header line with its CRLF; none when the request lacks a field.
+        """The header line with its CRLF; empty when the request lacks a field.
 
-        Characters other than ASCII are percent-encoded as UTF-8. Raises BackendFailure: a field has control
-        characters or is too long.
+        ``%`` and characters other than ASCII are percent-encoded as UTF-8. Raises BackendFailure: a field has
+        control characters or is too long.
         """
         values: dict[str, str] = {}
         for field in re.findall(r"\{(\w+)\}", self.value):

@@ -11,15 +11,15 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
-# Outcomes within this time count towards the error share, seconds; the share needs at least so many of them.
+# Outcomes within WINDOW_S seconds count towards the error share, if they are WINDOW_OUTCOMES or more.
 WINDOW_S = 30.0
 WINDOW_OUTCOMES = 10
 MAX_OUTCOMES = 1000
-# Probes in a row that must fail.
+# Failed probes in a row that eject a worker.
 PROBE_FAILURES = 2
-# Ejections are forgotten, one at a time, after so long in service, seconds.
+# Time in service, seconds, after which one ejection no longer lengthens the next one.
 FORGIVE_S = 300.0
-# Share of its place in the choice that a worker starts with after an ejection.
+# Weight of a worker in the choice when it returns from an ejection.
 FIRST_WEIGHT = 0.1
 
 
@@ -36,8 +36,8 @@ class HealthRules:
     """When a worker is ejected, and how it returns.
 
     Args:
-        eject_after: failures in a row.
-        error_share: share of failures among the last outcomes.
+        eject_after: failures in a row that eject a worker.
+        error_share: share of failures among the last outcomes that ejects a worker.
         eject_s: length of the first ejection, seconds; doubles each time.
         eject_max_s: longest ejection, seconds.
         slow_start_s: time after its return until a worker has its whole share, seconds.
@@ -63,17 +63,17 @@ class WorkerHealth:
         self._outcomes: deque[tuple[float, bool]] = deque(maxlen=MAX_OUTCOMES)
         self._since = 0.0
         self._until = 0.0
-        # It asked for no requests before then.
+        # The worker asked for no requests before this time.
         self.resting_until = 0.0
         self._returned_at: float | None = None
 
     @property
     def in_service(self) -> bool:
-        """Whether it may be given requests."""
+        """Whether the worker may get requests."""
         return self.state is WorkerState.IN_SERVICE
 
     def weight(self, now: float) -> float:
-        """Its share of the load against a worker in full service: 0 to 1."""
+        """The worker's share of the load relative to a worker in full service: 0 to 1."""
         if self.state is not WorkerState.IN_SERVICE or now < self.resting_until:
             return 0.0
         if self._returned_at is None or self._rules.slow_start_s <= 0:
@@ -89,11 +89,11 @@ class WorkerHealth:
         return max(0.0, self._until - now) if self.state is WorkerState.EJECTED else 0.0
 
     def rest(self, now: float, seconds: float) -> None:
-        """It asked for no requests for so long; it stays in service."""
+        """Send no requests for ``seconds``, as the worker asked; it stays in service."""
         self.resting_until = max(self.resting_until, now + seconds)
 
     def succeeded(self, now: float) -> None:
-        """A request got its answer."""
+        """Record a request that was answered."""
         self._failures = 0
         self._outcomes.append((now, True))
         if self.strikes and self.in_service and now - self._since >= FORGIVE_S:
@@ -101,7 +101,7 @@ class WorkerHealth:
             self._since = now
 
     def failed(self, now: float, *, last: bool = False) -> bool:
-        """A request failed at the worker; whether that ejects it.
+        """Record a request that failed at the worker; returns whether that ejects the worker.
 
         The ``last`` worker stays in service while its probes succeed: a request to it may still succeed.
         """
@@ -115,14 +115,14 @@ class WorkerHealth:
         return False
 
     def refused(self, now: float) -> bool:
-        """A connection was refused, which ejects it at once; whether it was in service."""
+        """Eject the worker at once, since it refused a connection; returns whether it was in service."""
         if not self.in_service:
             return False
         self._eject(now)
         return True
 
     def probe_succeeded(self, now: float, *, alone: bool = False) -> bool:
-        """A probe succeeded; whether that puts it in service, before its ejection's end when ``alone``."""
+        """Record a good probe; returns whether the worker enters service, if ``alone`` even while ejected."""
         self._probe_failures = 0
         if self.state is WorkerState.EJECTED and now < self._until and not alone:
             return False
@@ -137,7 +137,7 @@ class WorkerHealth:
         return True
 
     def probe_failed(self, now: float) -> bool:
-        """A probe failed; whether that ejects it. An ejected worker stays ejected for longer."""
+        """Record a failed probe; returns whether it ejects the worker. It renews an ejection that is over."""
         self._probe_failures += 1
         if self.state is WorkerState.EJECTED and now >= self._until:
             self._eject(now)

@@ -1,7 +1,7 @@
 """Hedged requests: a request whose first token is late is sent to a second worker too.
 
-The first of the two to give a token has the answer; the other is cancelled, which closes its connection and
-frees its sequence. :class:`HedgePolicy` decides, sans-I/O, when and how often; :func:`race` runs the two.
+The worker that sends a token first answers the request; the other call is cancelled, which closes its
+connection and frees its sequence. :class:`HedgePolicy` decides when and how often; :func:`race` runs both.
 
 Source: Dean and Barroso, "The Tail at Scale" (CACM 2013): waiting for the 95th percentile or later keeps the
 extra load at a few percent and takes most of the tail.
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from gateway.backends.port import Completion, DeltaSink
 from gateway.contracts.events import Delta
 
-# Times to the first token count for one to two of these, seconds: long enough for a p99, short enough to
-# follow the load.
+# Window of times to first token, seconds; each counts in its window and the next one: long enough for a p99,
+# short enough to follow the load.
 WINDOW_S = 60.0
-# Bounds of the histogram, seconds, and the ratio of one bucket's edge to the next: the error of a quantile.
+# Bounds of the histogram, seconds, and the ratio of a bucket's edges, which is the error of a quantile.
 SHORTEST_S, LONGEST_S, RATIO = 0.001, 600.0, 1.1
 _BUCKETS = math.ceil(math.log(LONGEST_S / SHORTEST_S) / math.log(RATIO)) + 1
 # Most extra requests that can be saved up while traffic is low.
@@ -31,7 +31,7 @@ class HedgeRules:
     """When a request is late, and how many may be sent twice.
 
     Args:
-        quantile: of the pool's times to the first token, from which a request is late.
+        quantile: a request is late after this quantile of the pool's times to first token.
         min_s: no request is late before this, seconds.
         max_share: most extra requests, as a share of all requests.
     """
@@ -44,8 +44,8 @@ class HedgeRules:
 class HedgePolicy:
     """Measures the times to first tokens; grants extra requests. ``now`` is any monotonic clock, seconds.
 
-    ``sent`` requests went to a second worker, which ``won`` so many of them; ``refused`` late ones were not
-    sent twice, because the share was used up.
+    Counters: ``sent``, requests sent to a second worker; ``won``, those that the second worker answered;
+    ``refused``, late requests that were not sent twice because the share was used up.
     """
 
     def __init__(self, rules: HedgeRules) -> None:
@@ -59,11 +59,11 @@ class HedgePolicy:
         self.sent = self.won = self.refused = 0
 
     def asked(self) -> None:
-        """A request begins; each earns its share of an extra one."""
+        """Record a new request, which earns ``max_share`` of an extra one."""
         self._saved = min(self._saved + self._rules.max_share, MOST_SAVED)
 
     def took(self, first_token_s: float, now: float) -> None:
-        """Record the time of a first token; a call that was cancelled counts with its time until then."""
+        """Record a time to first token; a cancelled call counts with its time until the cancellation."""
         self._turn(now)
         position = math.log(max(first_token_s, SHORTEST_S) / SHORTEST_S) / math.log(RATIO)
         self._recent[min(_BUCKETS - 1, math.ceil(position))] += 1
@@ -111,10 +111,10 @@ async def race(
     policy: HedgePolicy,
     clock: Callable[[], float],
 ) -> Completion:
-    """The answer of ``first``, or of the second run when that gives a token before it.
+    """The answer of ``first``, or of the second run if that sends a token before.
 
-    ``second`` is called once the first run's first piece is late, if ever; it may return ``None``. Raises the
-    failure of the run whose pieces went out, else the first run's.
+    ``second`` is called if the first run's first delta is late; it may return ``None``. Raises the failure of
+    the run whose deltas went out, else that of the first run.
     """
     match = _Match(out, policy, clock)
     async with asyncio.TaskGroup() as group:
@@ -128,7 +128,7 @@ async def race(
 
 
 class _Beaten(Exception):
-    """The other run has given a token already."""
+    """The other run has sent a token first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -159,7 +159,7 @@ class _Match:
         runner.task = group.create_task(self._run(runner, run))
 
     def _claim(self, runner: _Runner) -> None:
-        """``runner`` has output. Raises _Beaten when the other had some before."""
+        """Give ``runner`` the sink at its first output. Raises _Beaten when the other run has it."""
         if self._winner is runner:
             return
         if self._winner is not None:

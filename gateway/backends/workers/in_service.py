@@ -11,11 +11,11 @@ MAX_PROBES = 200.0
 
 
 class WorkersInService:
-    """Lives on one event loop."""
+    """Records which workers are in service, and waits for one. Lives on one event loop."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._looks: dict[str, Callable[[], None]] = {}  # by worker, so bounded as they are
+        self._looks: dict[str, Callable[[], None]] = {}  # by worker URL, so bounded by their number
         self._serving: set[str] = set()
         self._left_at: float | None = None
         self._any = asyncio.Event()
@@ -51,13 +51,13 @@ class WorkersInService:
             self.left(url)
 
     def came(self, url: str) -> None:
-        """The worker came into service."""
+        """Record that the worker came into service."""
         self._serving.add(url)
         self._left_at = None
         self._any.set()
 
     def left(self, url: str) -> None:
-        """The worker left service; when it was the last one, all are probed."""
+        """Record that the worker left service; if it was the last one, all workers are probed."""
         self._serving.discard(url)
         if self._serving or self._left_at is not None:
             return
@@ -67,7 +67,7 @@ class WorkersInService:
             look()
 
     def close(self) -> None:
-        """The pool stops: end every wait."""
+        """End every wait, since the pool stops."""
         self._any.set()
 
     async def wait(self, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Asks workers what they are: reachable, their model, its length and tokenizer, and one token.
+"""Inspects workers: whether they are reachable, their model, its length and tokenizer, and one token.
 
 The gateway inspects its workers every ``INSPECT_S`` without generating, so that ``/ready`` knows more than
 that a port answers; ``sluice doctor`` and ``/health/deep`` also ask for a token.
@@ -20,11 +20,11 @@ from gateway.contracts.front_headers import SPEAKING
 INSPECT_S = 30.0
 TIMEOUT_S = 10.0
 MAX_SHOWN = 10
-# Models of one pool: each has figures, a queue and a breaker of its own.
+# Most models of one pool: each has metrics, a queue and a circuit breaker of its own.
 MAX_MODELS = 256
 _GENERATING: Final = ("/chat/completions", "/completions")
 _OTHERS: Final = ("/embeddings", "/rerank", "/score", "/audio/transcriptions")
-# Splits differently in most tokenizers.
+# Most tokenizers split this text differently.
 SAMPLE = "Sluice asks: naïve café, 日本語 — 12,345 tokens?\n\tdef f(x): return x"
 
 
@@ -53,8 +53,8 @@ class Inspection:
 
     Args:
         faults: each is a line that says what to change; with ``unusable`` every request fails.
-        tokenizer: ``equal``, ``differs``, ``its own`` where none is readable here, or ``not known``.
-        latency_ms: of one token.
+        tokenizer: ``equal``, ``differs``, ``its own`` if the gateway cannot read it, or ``not known``.
+        latency_ms: time of a request for one token.
     """
 
     url: str
@@ -66,7 +66,7 @@ class Inspection:
     latency_ms: float | None = None
 
     def shown(self) -> dict[str, object]:
-        """As JSON values."""
+        """The fields as JSON values."""
         return asdict(self)
 
 
@@ -84,9 +84,9 @@ def offers_of(
 ) -> Sequence[ServedModel] | str | None:
     """The entries of a worker's list that a pool uses, or why there is none, as the end of a sentence.
 
-    ``None``: the worker has no such list, or one that does not have the configured model and may be partial:
-    those of hosted services report no lengths. Several names of one folder are one model, by the first of
-    them; those of a Sluice are the model and its aliases.
+    ``None``: the worker has no list, or a list that lacks the configured model and may be partial: lists of
+    hosted services have no lengths. Entries with one ``root`` are one model, named as the root, else as the
+    first of them; a Sluice lists a model and its aliases in this way.
     """
     bases = [one for one in models or () if one.parent is None]
     if configured is not None:
@@ -112,8 +112,8 @@ def offers_of(
 async def generates(client: WorkerClient, timeout_s: float) -> bool:
     """Whether the worker generates text. Raises TransportError.
 
-    A server that has a path for POST refuses a GET there with 405. One that has none of the paths, by that
-    rule, may follow another.
+    A server refuses a GET with 405 where it has a path for POST alone. A server that answers 405 for no path
+    may not follow this rule, so it counts as generating.
     """
 
     async def has(path: str) -> bool:
@@ -140,8 +140,8 @@ async def inspect(
     """Ask one worker; raises nothing.
 
     Args:
-        model: the configured one; ``None``: the one that it lists.
-        sample_ids: of ``SAMPLE``; ``None``: the model's tokenizer is not readable here.
+        model: the configured model; ``None``: the first one that the worker lists.
+        sample_ids: the gateway's token ids of ``SAMPLE``; ``None``: it cannot read the model's tokenizer.
     """
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -194,10 +194,10 @@ def _unusable(url: str, fault: str) -> Inspection:
 
 
 async def _one_token(client: WorkerClient, model: str) -> int:
-    """The status of a test."""
+    """Ask for one token; returns the status of the answer."""
     text = {"model": model, "prompt": "test", "max_tokens": 1}
     status, _ = await _post(client, f"{client.prefix}/completions", text)
-    if status in (400, 404, 405):  # hosted services have chats alone, and some no answer of one token
+    if status in (400, 404, 405):  # hosted services have chats alone; some refuse a limit of one token
         messages = [{"role": "user", "content": "test"}]
         chat = {"model": model, "messages": messages, "max_completion_tokens": 16}
         status, _ = await _post(client, f"{client.prefix}/chat/completions", chat)
@@ -219,7 +219,7 @@ async def _tokenizer(client: WorkerClient, model: str, sample_ids: Sequence[int]
 
 
 async def _post(client: WorkerClient, path: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
-    """Status and body of the answer; status 0 without one."""
+    """Status and body of the answer; status 0 without an answer."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             answer = await client.get(path, timeout_s=TIMEOUT_S, body=orjson.dumps(body))
@@ -229,7 +229,7 @@ async def _post(client: WorkerClient, path: str, body: Mapping[str, Any]) -> tup
 
 
 class WorkerInspections:
-    """Inspects the workers of all pools again and again; a backend's inspections are in worker order."""
+    """Inspects the workers of all pools periodically; a backend's inspections are in worker order."""
 
     def __init__(self, ask: Callable[[bool], Awaitable[Mapping[str, Sequence[Inspection]]]]) -> None:
         self._ask = ask

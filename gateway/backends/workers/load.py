@@ -26,14 +26,14 @@ _MAX_VALUE = 1e15
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """What a worker reports; the sum over all engines of one server.
+    """A worker's metrics, summed over all engines of its server (``kv_usage``: the mean).
 
     Args:
         kv_usage: share of KV blocks in use, 0 to 1.
         total_blocks: KV blocks; 0 when not reported.
-        block_size: tokens of one; 0 when not reported.
+        block_size: tokens of a block; 0 when not reported.
         adapters: LoRA adapters with running or waiting requests.
-        prompt_tokens, generation_tokens: since its start; ``None`` when not reported.
+        prompt_tokens, generation_tokens: totals since the server's start; ``None`` when not reported.
     """
 
     running: int = 0
@@ -47,7 +47,7 @@ class WorkerFigures:
 
 
 def read_figures(text: str) -> WorkerFigures | None:
-    """The figures; ``None`` when the page has none of these names."""
+    """The figures of a metrics page; ``None`` when it has no metric of running or waiting requests."""
     running = waiting = total_blocks = block_size = 0
     usages: list[float] = []
     tokens: dict[str, int] = {}
@@ -72,7 +72,7 @@ def read_figures(text: str) -> WorkerFigures | None:
                 total_blocks += _count(labels.get("num_gpu_blocks"))
                 block_size = _count(labels.get("block_size")) or block_size
             elif number >= newest_at:
-                # One series for each set of adapters since the start; its value is the time.
+                # There is a series for each set of adapters since the start; its value is a timestamp.
                 newest_at = number
                 both = (labels.get(f"{state}_lora_adapters", "") for state in ("running", "waiting"))
                 adapters = frozenset(name.strip() for name in ",".join(both).split(",") if name.strip())
@@ -95,7 +95,7 @@ def _count(value: str | None) -> int:
     return int(value) if value is not None and value.isdecimal() and len(value) < 12 else 0
 
 
-# Age in scrape intervals from which others' load is scaled up, and from which the scrape is ignored.
+# Age of a scrape, in intervals, from which others' load is scaled up, and from which it is ignored.
 DOUBT_INTERVALS, STALE_INTERVALS = 2.0, 10.0
 # Factor of others' load just before the scrape is ignored.
 DOUBT_FACTOR = 2.0
@@ -109,7 +109,7 @@ class WorkerLoad:
 
     Args:
         interval_s: time between two scrapes, seconds.
-        max_running: most sequences that its batch takes; 0 when unknown.
+        max_running: most sequences in the worker's batch; 0 when unknown.
     """
 
     def __init__(self, *, interval_s: float, max_running: int = 0) -> None:
@@ -118,12 +118,12 @@ class WorkerLoad:
         self._figures: WorkerFigures | None = None
         self._scraped_at = self._fresh_until = 0.0
         self._others = 0
-        # By ticket: prompt tokens, and how many scrapes there had been.
+        # Requests in flight, by ticket: prompt tokens, and the number of scrapes before the request.
         self._sent: dict[int, tuple[int, int]] = {}
         self._last = 0
         self._scrapes = 0
         self._unseen_tokens = 0
-        # The load by a fresh scrape, cached until something changes: it is read several times a request.
+        # The load computed from a fresh scrape, cached until it changes: it is read several times a request.
         self._cached: BackendLoad | None = None
 
     @property
@@ -133,11 +133,11 @@ class WorkerLoad:
 
     @property
     def adapters(self) -> frozenset[str]:
-        """LoRA adapters in its last scrape."""
+        """LoRA adapters in the worker's last scrape."""
         return self._figures.adapters if self._figures is not None else frozenset()
 
     def sent(self, prompt_tokens: int) -> int:
-        """A request is sent there; returns a ticket for :meth:`ended`."""
+        """Count a request sent to the worker; returns a ticket for :meth:`ended`."""
         self._cached = None
         self._last += 1
         self._sent[self._last] = (prompt_tokens, self._scrapes)
@@ -145,14 +145,14 @@ class WorkerLoad:
         return self._last
 
     def ended(self, ticket: int) -> None:
-        """The request has ended, with whatever outcome. Raises KeyError for an unknown ticket."""
+        """Remove a request that has ended, whatever its outcome. Raises KeyError for an unknown ticket."""
         tokens, scrapes = self._sent.pop(ticket)
         self._cached = None
         if scrapes == self._scrapes:
             self._unseen_tokens -= tokens
 
     def scraped(self, figures: WorkerFigures, now: float) -> None:
-        """The worker reported its figures."""
+        """Take the figures of a new scrape."""
         self._cached = None
         self._figures = figures
         self._scraped_at = now
@@ -170,7 +170,7 @@ class WorkerLoad:
         return figures.prompt_tokens, figures.generation_tokens
 
     def requests(self, now: float) -> float:
-        """Estimate of the requests on the worker: ours and those of others."""
+        """Estimated requests on the worker: this gateway's and those of others."""
         return len(self._sent) + self._others * self._doubt(now)
 
     def current(self, now: float) -> BackendLoad | None:
@@ -212,7 +212,7 @@ class WorkerLoad:
         return min(kv_usage, 1.0)
 
     def _doubt(self, now: float) -> float:
-        """Factor of others' requests: 1 while the scrape is fresh, 0 without one that is recent enough."""
+        """Factor of others' requests: 1 while the scrape is fresh, 0 when it is missing or too old."""
         if self._figures is None:
             return 0.0
         age = (now - self._scraped_at) / self._interval_s
@@ -230,7 +230,7 @@ def pool_load(loads: list[BackendLoad | None], in_flight: list[int], max_running
     A worker whose load is unknown counts with its requests in flight, as running.
 
     Args:
-        loads: each worker's.
+        loads: each worker's load; ``None``: unknown.
         in_flight: each worker's requests sent from here.
         max_running: most sequences of one worker's batch; 0 when unknown.
     """

@@ -1,8 +1,8 @@
 """The adapters that this gateway loads on one running worker, by vLLM's own endpoints.
 
 An adapter's name on the worker is unique to its content: vLLM finds cached prefixes by that name, so a reused
-name would give answers computed with old weights. All gateways make the same names. The bookkeeping is
-:class:`LoraSlots`, as for an engine in process; the worker is the holder.
+name would give answers computed with old weights. All gateways make the same names. :class:`LoraSlots` does
+the bookkeeping, as for an engine in process; the worker is the holder.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ MAX_ANSWER_BYTES = 64 * 1024
 LIST_TIMEOUT_S = 10.0
 # Characters of a worker's error message in the log.
 MAX_WORDS = 300
-_LOADED_NAME = re.compile(r"@[0-9a-f]{12}$")  # of loaded_name
+_LOADED_NAME = re.compile(r"@[0-9a-f]{12}$")  # end of a loaded_name
 
 
 class _Model(msgspec.Struct):
@@ -68,7 +68,7 @@ def path_at_worker(adapter: Adapter, folder: str | None) -> str:
 
 
 def loaded_name(adapter: Adapter, folder: str | None) -> str:
-    """The worker's name of these weights: the folder's own name is the SHA-256 of its content."""
+    """The worker's name of these weights; the path identifies them, since it ends in their SHA-256."""
     place = path_at_worker(adapter, folder).encode()
     return f"{adapter.adapter_id}@{hashlib.blake2b(place, digest_size=6).hexdigest()}"
 
@@ -76,8 +76,8 @@ def loaded_name(adapter: Adapter, folder: str | None) -> str:
 def own_loras(models: Sequence[ServedModel], offered: Sequence[ServedModel]) -> Mapping[str, str]:
     """The LoRA adapters that a worker lists as its own, with the id of their model among ``offered``.
 
-    Those that a gateway has loaded there are known by the names that gateways make. A Sluice lists its
-    backends and aliases with a parent too; their root is another name.
+    Adapters that a gateway has loaded there, named by :func:`loaded_name`, are left out. So are the backends
+    and aliases of a Sluice: it lists them with a parent too, but their root is another name.
     """
     roots = {one.id: one.root or one.id for one in models if one.parent is None}
     bases = {one.root or one.id: one.id for one in offered}
@@ -92,12 +92,12 @@ def own_loras(models: Sequence[ServedModel], offered: Sequence[ServedModel]) -> 
 
 
 class WorkerLoras:
-    """What this gateway has loaded on one worker. Lives on the event loop.
+    """The adapters that this gateway has loaded on one worker. Lives on the event loop.
 
     Args:
         places: most adapters loaded by this gateway at once.
         folder: path of the gateway's adapter folder on the worker; ``None``: the same path.
-        bring: makes sure that an adapter's files are there; raises AdapterError.
+        bring: makes an adapter's files available; raises AdapterError.
         fixed: adapters that are configured at the worker and never loaded by this gateway.
     """
 
@@ -118,17 +118,17 @@ class WorkerLoras:
 
     @property
     def names(self) -> frozenset[str]:
-        """The worker's names of what is loaded."""
+        """The worker's names of the adapters loaded by this gateway."""
         return self._holder.names
 
     @property
     def changes(self) -> int:
-        """Grows when a load or unload begins and when it ends."""
+        """A number that grows when a load or unload begins and when it ends."""
         return self._holder.changes
 
     @asynccontextmanager
     async def hold(self, adapter: Adapter) -> AsyncIterator[int]:
-        """Load the adapter and hold it while the block runs; gives the number of that load.
+        """Load the adapter and hold it while the block runs; yields the number of that load.
 
         Raises BackendFailure of :meth:`LoraSlots.hold` or for a refused key, else TransportError.
         """
@@ -136,7 +136,7 @@ class WorkerLoras:
             yield self._holder.number_of(adapter.adapter_id)
 
     async def preload(self, adapter: Adapter) -> None:
-        """Load it ahead of its first request. Raises BackendFailure."""
+        """Load an adapter ahead of its first request. Raises BackendFailure."""
         if adapter.adapter_id in self._fixed:
             return
         self._slots.residency.retry(adapter.adapter_id)
@@ -161,12 +161,12 @@ class WorkerLoras:
             raise failure_of_transport(error, delivered=False) from error
 
     def lost(self, adapter_id: str, number: int) -> None:
-        """The worker no longer has the adapter of that load: the next request loads it again."""
+        """Drop the adapter of load ``number``, which the worker lacks: the next request loads it again."""
         if self._holder.number_of(adapter_id) == number:
             self._drop(adapter_id)
 
     def forget(self) -> None:
-        """The worker has returned after an outage: it may have lost every adapter."""
+        """Drop every adapter: a worker that returns after an outage may have lost them."""
         self._holder.listed = frozenset()
         for adapter_id in tuple(self._holder.adapters):
             self._drop(adapter_id)
@@ -210,7 +210,7 @@ class _Holder:
         return frozenset(name for _, name, _ in self._loaded.values())
 
     def number_of(self, adapter_id: str) -> int:
-        """The number of its load; 0 when it is not loaded."""
+        """The number of the adapter's load; 0 when it is not loaded."""
         loaded = self._loaded.get(adapter_id)
         return loaded[2] if loaded is not None else 0
 
@@ -225,7 +225,7 @@ class _Holder:
             self.listed -= {loaded[1]}
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Load, or adopt what is already loaded there."""
+        """Load the adapter, or adopt it if it is already loaded there."""
         name, path = loaded_name(adapter, self._folder), path_at_worker(adapter, self._folder)
         if name not in self.listed:
             status, body = await self._post(LOAD_PATH, {"lora_name": name, "lora_path": path})
@@ -240,7 +240,7 @@ class _Holder:
             await self._unload(adapter.adapter_id, old[1])
 
     async def unload_adapter(self, adapter_id: str) -> None:
-        """Remove its name from the worker; requests in flight there finish on its weights."""
+        """Unload the adapter's name; the worker's requests in flight finish on its weights."""
         _, name, _ = self._loaded[adapter_id]
         self.drop(adapter_id)
         await self._unload(adapter_id, name)

@@ -1,7 +1,7 @@
-"""The workers of one model: their load together, and the choice of a worker for a request; sans-I/O.
+"""The workers of one model: the sum of their load, and the choice of a worker for a request; sans-I/O.
 
-In a pool of at most ``WHOLE_UP_TO`` workers every one is examined for each request. In a larger pool that
-would cost milliseconds (with a thousand workers, ``docs/fleet-simulation.md``), so there
+In a pool of at most ``WHOLE_UP_TO`` workers each request examines every worker. With a thousand workers that
+would cost milliseconds (``docs/fleet-simulation.md``), so in a larger pool
 
 * the pool's sums are computed every ``LOOK_S``, and our own requests are added to them in between;
 * a request is placed among a shortlist: the workers that last got its prefix or its adapter, the first ones
@@ -24,7 +24,7 @@ from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerVie
 
 # Examining all of so many workers costs about as much as a shortlist (docs/fleet-simulation.md).
 WHOLE_UP_TO = 32
-# Age of the sums of a large pool, seconds: a part of the time between two scrapes of a worker.
+# Longest age of a large pool's sums, seconds: less than the time between two scrapes of a worker.
 LOOK_S = 0.25
 # The shortlist: workers from the ring and workers drawn at random, in addition to the hints.
 NEAR, DRAWN = 4, 8
@@ -38,7 +38,7 @@ class Member(Protocol):
     health: WorkerHealth
 
     def view(self, now: float) -> WorkerView:
-        """Its input to the choice."""
+        """The worker's figures for :class:`WorkerChoice`."""
 
 
 M = TypeVar("M", bound=Member)
@@ -46,7 +46,7 @@ M = TypeVar("M", bound=Member)
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot(Generic[M]):
-    """A large pool at one moment: the workers in service, others' requests on them, ours on all workers."""
+    """A large pool at one moment: workers in service, others' requests on them, ours on all workers."""
 
     at: float
     serving: tuple[M, ...]
@@ -90,7 +90,7 @@ class WorkerPool(Generic[M]):
         self._snapshot: _Snapshot[M] | None = None
 
     def sent(self, member: M, prompt_tokens: int, wish: Wish) -> int:
-        """A request is sent to ``member``; returns a ticket for :meth:`ended`."""
+        """Count a request sent to ``member``; returns a ticket for :meth:`ended`."""
         self._in_flight += 1
         if self._only is None:
             self._choice.sent(member.url, wish)
@@ -99,12 +99,12 @@ class WorkerPool(Generic[M]):
         return member.load.sent(prompt_tokens)
 
     def ended(self, member: M, ticket: int) -> None:
-        """The request has ended, with whatever outcome. Raises KeyError for an unknown ticket."""
+        """Remove a request that has ended, whatever its outcome. Raises KeyError for an unknown ticket."""
         member.load.ended(ticket)
         self._in_flight -= 1
 
     def lost(self, url: str, adapter: str) -> None:
-        """The worker does not have that adapter."""
+        """Record that the worker does not have that adapter."""
         self._choice.lost(url, adapter)
 
     def load(self, now: float) -> BackendLoad | None:
@@ -117,14 +117,14 @@ class WorkerPool(Generic[M]):
         load = snapshot.load
         if load is None or self._in_flight == snapshot.in_flight:
             return load
-        # New requests count as running, ended ones leave the queues first, as in WorkerLoad.
+        # New requests count as running; ended ones are taken off the waiting ones first, as in WorkerLoad.
         more = self._in_flight - snapshot.in_flight
         total = max(0, load.running + load.waiting + more)
         running = min(total, load.running + max(0, more), load.max_running or total)
         return replace(load, running=running, waiting=total - running)
 
     def pick(self, wish: Wish, tried: Collection[str], now: float) -> M | None:
-        """The worker for a request among those not ``tried``; ``None`` when no other takes requests now."""
+        """The worker for a request among those not ``tried``; ``None`` when none of them takes requests."""
         if self._large:
             found = self._pick_of_many(wish, tried, now)
             if found is not None:

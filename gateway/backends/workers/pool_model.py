@@ -14,7 +14,7 @@ from gateway.backends.workers.worker_tokens import Ask
 class ModelReading:
     """How the gateway reads a model: its tokens' bytes, and the check for workers with the same tokenizer.
 
-    ``learn`` gets each request that went as messages, and the prompt tokens that a worker reported for it.
+    ``learn`` takes each request sent as messages, and the prompt tokens that a worker reported for it.
     """
 
     token_bytes: Callable[[int], bytes]
@@ -26,9 +26,9 @@ class ReadModel(Protocol):
     """Makes a model known to the gateway: prompts for it can be counted and planned from then on."""
 
     async def __call__(self, found: ServedModel, length: int | None, ask: Ask | None) -> ModelReading:
-        """``length`` is the shortest of the workers', in tokens; ``None`` where none reports one.
+        """Read a model. ``length``: the shortest that a worker lists, in tokens; ``None``: none lists one.
 
-        ``ask`` reaches a worker that serves the model; ``None``: they are known to have no tokenizer to ask.
+        ``ask`` asks a worker that serves the model; ``None``: the workers have no tokenizer to ask.
         """
 
 
@@ -36,9 +36,9 @@ class PoolModel:
     """One model of a pool: its length is the shortest that its workers list.
 
     Args:
-        model: its id, the pool's name until the workers say one.
-        known: whether that is a model's id.
-        reading: of a configured model, until a worker lists it.
+        model: the model's id; the pool's name until a worker lists a model.
+        known: whether ``model`` is a model's id.
+        reading: the reading of a configured model, used until a worker lists it.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PoolModel:
         self.known = known
         self.reading = reading
         self._read = read
-        self._lengths: dict[str, int | None] = {}  # by worker, so bounded as they are
+        self._lengths: dict[str, int | None] = {}  # by worker URL, so bounded by their number
         self._adopted: tuple[str, int | None, str | None] | None = None
 
     @property
@@ -62,7 +62,7 @@ class PoolModel:
         return {one for one in self._lengths.values() if one}
 
     async def listed(self, url: str, found: ServedModel, ask: Ask | None = None) -> None:
-        """A worker lists the model. ``ask`` is of :class:`ReadModel`."""
+        """Record that a worker lists the model. For ``ask`` see :class:`ReadModel`."""
         self._lengths[url] = found.max_model_len
         length = min(self.lengths, default=None)
         adopted = (found.id, length, found.root)
@@ -72,5 +72,5 @@ class PoolModel:
         self.id, self.known = found.id, True
 
     def gone(self, url: str) -> None:
-        """A worker does not list the model any more."""
+        """Record that a worker no longer lists the model."""
         self._lengths.pop(url, None)

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 
 from gateway.backends.workers.errors import ConnectFailed
 
-# Longest head of a proxy's answer.
+# Longest head of a proxy's answer, bytes.
 MAX_HEAD_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """Where the proxy is.
+    """Address and credentials of a proxy.
 
     Args:
-        tls: to reach the proxy itself; ``None``: plain.
+        tls: for the connection to the proxy itself; ``None``: no TLS.
         authorization: the header line with its user and password; never logged.
     """
 
@@ -32,7 +32,7 @@ async def connect_through(
     tls: ssl.SSLContext | None,
     server_name: str | None,
 ) -> None:
-    """Connect ``protocol`` with host and port ``where``; raises ConnectFailed, OSError and SSLError.
+    """Connect ``protocol`` to host and port ``where``; raises ConnectFailed, OSError and SSLError.
 
     The caller sets the time limit.
     """

@@ -23,9 +23,9 @@ from resilience.failures import BackendFailure, FailureKind
 MAX_ERROR_BYTES = 64 * 1024
 # Longest Retry-After that is honoured, seconds: a wrong clock there must not divert traffic for a day.
 MAX_RETRY_AFTER_S = 300.0
-# When an overloaded worker sends no Retry-After, seconds.
+# Used when an overloaded worker sends no Retry-After, seconds.
 DEFAULT_RETRY_AFTER_S = 1.0
-# The same when a quota is used up, which an operator must raise: requests need not find that out each second.
+# The same for a used-up quota. An operator must raise it, so trying every second would be useless.
 QUOTA_RETRY_AFTER_S = 60.0
 # The contract's names of fields: a worker's `param` is passed on only when it is one.
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]]{0,63}\Z")
@@ -40,7 +40,7 @@ _TOO_LONG = (
     "context_length_exceeded",
     "context_too_long",
 )
-# vLLM names no field where its model takes no images.
+# Parts of vLLM's messages, which name no field, when its model does not take the images.
 _NO_IMAGES = ("multimodal model", "may be provided in one prompt")
 
 _STATUS_OF_TYPE: Mapping[str, int] = MappingProxyType(
@@ -74,7 +74,7 @@ _decode_error = msgspec.json.Decoder(_Error).decode
 
 
 async def refusal_of(connection: Connection, *, model: str, adapter: bool = False) -> BackendFailure:
-    """The failure for an answer that is not the one asked for; reads it. Raises TransportError."""
+    """Read the body of an answer with another status than 200; returns its failure. Raises TransportError."""
     body = await whole_body(connection, MAX_ERROR_BYTES)
     waits = connection.retry_after, connection.retry_after_ms
     return failure_of(connection.status, body, *waits, model=model, adapter=adapter)
@@ -160,7 +160,7 @@ def _failure(
     text = f"the worker answered {status}{code}"
     if status == 429:
         text = f"the worker is throttling{code}"
-    elif status == 503 and retry_after_s is not None:  # overload; without the header it is out of service
+    elif status == 503 and retry_after_s is not None:  # overload; a 503 without the header: out of service
         kind = FailureKind.THROTTLED
     elif kind is FailureKind.ACCESS_DENIED:
         text = f"the worker refused the gateway's key with {status}; check api_key_env or api_key_file"
@@ -187,7 +187,7 @@ def _read(body: bytes) -> _Error:
 
 
 def _seconds(value: str | None, unit_s: float = 1.0) -> float | None:
-    """``Retry-After`` in seconds, from a number of ``unit_s``.
+    """``Retry-After`` in seconds; ``value`` is a number of units of ``unit_s`` seconds.
 
     A date gives the default, since the worker's clock may differ from ours.
     """
@@ -196,6 +196,5 @@ def _seconds(value: str | None, unit_s: float = 1.0) -> float | None:
     try:
         seconds = float(value) * unit_s
     except ValueError:
-        # The date itself is not used, only that there is one.
         return DEFAULT_RETRY_AFTER_S if email.utils.parsedate(value) else None
     return min(max(seconds, 0.0), MAX_RETRY_AFTER_S) if seconds == seconds else None

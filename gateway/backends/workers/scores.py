@@ -41,7 +41,7 @@ PATHS: Final = {"rerank": "/rerank", "score": "/score"}
 
 
 def score_request_body(model: str, part: ScorePart) -> bytes:
-    """The request. All documents are wanted back, and no texts."""
+    """The request's body: it asks for the scores of all documents, without their texts."""
     firsts, texts = [one for one, _ in part.pairs], [one for _, one in part.pairs]
     if part.endpoint == "rerank":
         body = {"query": firsts[0], "documents": texts, "top_n": len(texts), "return_documents": False}

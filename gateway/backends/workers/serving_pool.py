@@ -16,14 +16,14 @@ class ServingPool:
     """Probes the workers of a pool, and has a :class:`WorkersBackend` for each model that they list.
 
     A backend has the pool's name while it is the only one, else that name, a slash and the model's id.
-    Without a configured model there is one before any is listed: it becomes the first model's.
+    Without a configured model the pool starts with one backend, which becomes that of the first listed model.
 
     Args:
-        configured: the model's id; ``None``: the workers say what they serve.
+        configured: the model's id; ``None``: the pool serves the models that the workers list.
         make: makes the backend of a model on all workers.
         changed: called with the pool when its models, their names or the workers' own adapters have changed,
             and with the models that are gone.
-        background: runs as long as the pool, such as what reads its key again.
+        background: runs as long as the pool, such as the periodic reading of its key's file.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class ServingPool:
         self._clock = clock
         # The models and their backends, in the order of their names.
         self.serving: tuple[WorkersBackend, ...] = (make(configured or name),)
-        self._listed: dict[str, Mapping[str, ServedModel]] = {}  # by worker, so bounded as they are
-        self._loras: dict[str, Mapping[str, str]] = {}  # by worker, the models of its own adapters
+        self._listed: dict[str, Mapping[str, ServedModel]] = {}  # by worker URL, so bounded by their number
+        self._loras: dict[str, Mapping[str, str]] = {}  # by worker URL: the model of each of its own adapters
         self._is_sluice: dict[str, bool] = {}
         self._one_at_a_time = asyncio.Lock()
         for worker in workers:
             worker.serve([self.serving[0].presence])
 
     async def listed(self, url: str, models: Sequence[ServedModel] | None) -> str | None:
-        """A worker listed its models; why it cannot be used, if so, as the end of a sentence."""
+        """Take a worker's list of models; returns why the worker cannot be used, as the end of a sentence."""
         async with self._one_at_a_time:
             offered = offers_of(models, self.configured)
             if offered is None:
@@ -76,11 +76,11 @@ class ServingPool:
             return trouble
 
     def loras_of(self, backend: WorkersBackend) -> Set[str]:
-        """The adapters of the model that its workers list as their own."""
+        """The adapters of the backend's model that workers list as their own."""
         return {name for own in self._loras.values() for name, model in own.items() if model == backend.model}
 
     async def _regroup(self, url: str) -> None:
-        """Give each listed model a backend. One whose model is gone ends: its prompts are of that model."""
+        """Give each listed model a backend; stop a backend whose model is gone: its prompts are for it."""
         before = [(one.name, one.model) for one in self.serving]
         listed = {model for found in self._listed.values() for model in found}
         serving = {one.model: one for one in self.serving if one.model in listed}
@@ -89,7 +89,7 @@ class ServingPool:
             if model not in serving:
                 serving[model] = unknown.pop() if unknown else self._made(model)
             await serving[model].listed(url, found)
-        if not serving:  # the pool has always one
+        if not serving:  # the pool always has a backend
             serving[self.serving[0].model] = self.serving[0]
         for one in self.serving:
             if one not in serving.values():
@@ -112,7 +112,7 @@ class ServingPool:
         return made
 
     def _of(self, url: str) -> Sequence[WorkersBackend]:
-        """The backends that a worker serves: all, until it lists its models."""
+        """The backends that a worker serves: all of them until the worker lists its models."""
         listed = self._listed.get(url)
         if listed is None or self.configured is not None or not any(self._listed.values()):
             return self.serving
@@ -123,7 +123,7 @@ class ServingPool:
         return {one.model: one.check for one in self._of(url) if one.check is not None}
 
     def detected(self, url: str, is_sluice: bool, same_tokenizer: Collection[str]) -> None:
-        """A worker was detected; ``same_tokenizer`` are the models that it tokenizes as this gateway does."""
+        """Take what was detected; ``same_tokenizer``: the models that the worker tokenizes as the gateway."""
         self._is_sluice[url] = is_sluice
         for one in self._of(url):
             one.detected(url, is_sluice, same_tokenizer=one.model in same_tokenizer)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import takewhile
 
-# Workers stored for each block: when the bound on load excludes the last one, the one before is known.
+# Workers stored for each block: if the bound on load excludes the last one, an earlier one may do.
 WORKERS_PER_KEY = 4
 # Hints in all. One takes about 250 bytes and a prompt adds about a dozen: some 80,000 conversations, 250 MB.
 MOST_HINTS = 1_000_000
@@ -34,7 +34,7 @@ class Hints:
         return len(self._last)
 
     def sent(self, name: str, chain: Sequence[int], adapter: str | None) -> None:
-        """A worker was sent a prompt with this fingerprint."""
+        """Record that worker ``name`` was sent a prompt with this fingerprint."""
         length = len(chain)
         if length:
             for place in takewhile(lambda place: place < length, PLACES):

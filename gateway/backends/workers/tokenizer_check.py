@@ -16,7 +16,7 @@ from gateway.backends.workers.client import WorkerClient
 TOKENIZE_PATH = "/tokenize"
 # A text that tokenizers encode differently: spaces, digits, code, characters of several tokens.
 TOKENIZED = "The naïve  café_sold 1234567 Größe,\n\tfor (i = 0; i <= 9; i++) {漫画の巻数} Привет, مرحبا 🎉!"
-# Without a system message, with one, and with several turns: templates differ in what they add to each.
+# One turn, and several with a system message: templates differ in what they add to each.
 SAMPLES = (
     (Message(Role.USER, TOKENIZED),),
     (
@@ -39,10 +39,10 @@ _decode_tokens = msgspec.json.Decoder(_Tokens).decode
 
 @dataclass(frozen=True, slots=True)
 class TokenizerCheck:
-    """What ``/tokenize`` of a worker must answer.
+    """What a worker's ``/tokenize`` must answer.
 
     Args:
-        samples: conversations, each with the gateway's own ids; without any, no worker is the same.
+        samples: conversations, each with the gateway's own ids; without samples no worker passes.
         reasons: whether the vocabulary has marks of reasoning parts.
     """
 

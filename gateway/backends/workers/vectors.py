@@ -15,7 +15,7 @@ from gateway.backends.workers.refusal import refusal_of
 
 PATH: Final = "/embeddings"
 MAX_ANSWER_BYTES: Final = 64 << 20
-"""Of a part: 64 vectors of 65,536 numbers are 22 MB of base64."""
+"""Longest answer for one part: 64 vectors of 65,536 numbers are 22 MB of base64."""
 
 
 class _Vector(msgspec.Struct):
@@ -36,7 +36,7 @@ _read = msgspec.json.Decoder(_Answer).decode
 
 
 def body_of(model: str, part: EmbedPart) -> bytes:
-    """The request; base64 is a third of the numbers' JSON."""
+    """The request's body. It asks for base64, a third of the size of JSON numbers."""
     given = {"dimensions": part.dimensions, "truncate_prompt_tokens": part.truncate_to, "user": part.user}
     asked = {name: value for name, value in given.items() if value is not None}
     return orjson.dumps({"model": model, "input": part.inputs, "encoding_format": "base64", **asked})
@@ -78,15 +78,15 @@ async def answer_of(client: WorkerClient, model: str, path: str, body: bytes, he
 
 
 def _numbers(vector: bytes | list[float]) -> bytes:
-    """The numbers; servers that do not know ``encoding_format`` give them as such."""
+    """A vector as 32-bit floats; servers that do not know ``encoding_format`` send JSON numbers."""
     return vector if isinstance(vector, bytes) else array("f", vector).tobytes()
 
 
 def _usable_bytes(vector: bytes) -> int:
-    """The length of a vector; 0: some of its numbers are not finite. Raises ValueError: a part of a number.
+    """The length of a vector, bytes; 0 if a number is not finite. Raises ValueError: its end is cut off.
 
-    This runs on the loop for every vector. Numbers that are not finite have the top byte of the largest ones,
-    so only where there is one of these are they looked at one by one.
+    This runs on the loop for every vector. A number that is not finite has 0x7f or 0xff as its top byte, as
+    only the largest finite numbers have, so the numbers themselves are examined only if there is such a byte.
     """
     tops = vector[3::4]
     if b"\x7f" not in tops and b"\xff" not in tops and len(vector) % 4 == 0:

@@ -21,8 +21,8 @@ from observability.collectors import WorkerStatus
 
 # Connections for probe, scrape and inspection, which may coincide; separate from those for requests.
 WATCH_CONNECTIONS = 3
-# Longest time, in seconds, that a request whose connection broke waits for a probe's outcome; a refused
-# connection takes a millisecond.
+# Longest time, in seconds, that a request whose connection broke waits for a probe's outcome; a dead worker
+# refuses the probe's connection within a millisecond.
 VERDICT_S = 0.25
 # Time between two scrapes of a worker that answers 404, seconds: a hosted service has no such path.
 NO_METRICS_S = 60.0
@@ -56,7 +56,7 @@ class WatchRules:
 OnListed = Callable[[str, Sequence[ServedModel] | None], Awaitable[str | None]]
 
 
-# By model, of those whose prompts may go as token ids.
+# Tokenizer checks by model, for models whose prompts may be sent as token ids.
 Checks = Mapping[str, TokenizerCheck]
 OnDetected = Callable[[str, bool, Collection[str]], None]
 
@@ -75,8 +75,8 @@ class Worker:
     Args:
         timeouts: limits of a request's exchange.
         max_connections: most connections for requests.
-        max_running: most sequences of its batch; 0 when unknown.
-        on_return: called when it returns to service: its cache may be empty.
+        max_running: most sequences in its batch; 0 when unknown.
+        on_return: called with its URL when it returns to service: its cache may be empty.
         make_loras: makes the loader of its adapters; ``None``: the gateway loads none.
     """
 
@@ -98,7 +98,7 @@ class Worker:
         self.client = make_client(url, timeouts, max_connections)
         self.loras = make_loras(self.client) if make_loras is not None else None
         self._listed: frozenset[str] = frozenset()
-        # Its own adapters, as it last listed them.
+        # The adapters that it last listed as its own.
         self.own_loras: Collection[str] = ()
         self.health = WorkerHealth(rules)
         # Why it is not in service, as the end of a sentence.
@@ -115,7 +115,7 @@ class Worker:
         self._on_return = on_return
         self._on_detected: OnDetected | None = None
         self._on_listed: OnListed | None = None
-        self._unusable: str | None = None  # why, by its list of models
+        self._unusable: str | None = None  # why its list of models makes it unusable
         self._checks: Callable[[str], Checks] = lambda url: {}
         self._is_sluice: bool | None = False
         self.generates = True  # until it is known that it does not
@@ -139,9 +139,9 @@ class Worker:
 
         Args:
             on_detected: gets its URL, whether it is a Sluice, and the models whose check it passed.
-            on_listed: gets its URL and the models that it lists, ``None`` where it lists none; says why it
-                cannot be used, if so.
-            checks: of its tokenizers, by its URL.
+            on_listed: gets its URL and the models that it lists, ``None`` if it has no list; returns why it
+                cannot be used, or ``None``.
+            checks: returns the checks of its tokenizers, by its URL.
             kind: whether it may be a Sluice.
         """
         self._on_detected = on_detected
@@ -155,7 +155,7 @@ class Worker:
         return any(one.none for one in self._presences)
 
     def serve(self, presences: Sequence[WorkersInService]) -> None:
-        """The workers in service of each model that it serves, instead of those before."""
+        """Replace the sets of workers in service that it belongs to: one for each model that it serves."""
         for one in self._presences:
             if one not in presences:
                 one.quit(self.url)
@@ -166,14 +166,12 @@ class Worker:
         self._presences = tuple(presences)
 
     def detect_again(self) -> None:
-        """Ask for its models and their tokenizers at once: it has answered that it does not have one of them,
-        or it lists another one.
-        """
+        """Ask for its models and tokenizers at once, since it said that it lacks a model or lists another."""
         self._detected = False
         self._wake.set()
 
     async def follow(self) -> bool:
-        """Ask for its models; whether it serves the pool's model. With another one it leaves service."""
+        """Ask for its models; returns whether it can be used. With only other models it leaves service."""
         if self._on_listed is None:
             return True
         try:
@@ -201,18 +199,18 @@ class Worker:
         return False
 
     def view(self, now: float) -> WorkerView:
-        """Its input to the choice."""
+        """The worker's figures for :class:`WorkerChoice`."""
         requests, kv_usage = self.load.requests_and_kv_usage(now)
         return WorkerView(self.url, requests, kv_usage, self.health.weight(now), self.adapters)
 
     @property
     def adapters(self) -> frozenset[str]:
-        """Adapters that it holds as far as is known, by its own names."""
+        """The adapters that it is known to hold, by its names of them."""
         known = self._listed | self.load.adapters
         return known if self.loras is None else known | self.loras.names
 
     def lost(self, name: str) -> None:
-        """It does not have this adapter."""
+        """Record that it does not have this adapter."""
         self._listed -= {name}
 
     async def inspect(
@@ -225,7 +223,7 @@ class Worker:
         )  # fmt: skip
 
     def status(self, now: float) -> WorkerStatus:
-        """Its state for operators."""
+        """The worker's state for operators."""
         load = self.load.current(now)
         return WorkerStatus(
             url=self.url,
@@ -240,14 +238,14 @@ class Worker:
         )
 
     def failed(self, *, last: bool) -> None:
-        """A request failed because of this worker."""
+        """Record a request that failed because of this worker."""
         if self.health.failed(self._clock(), last=last):
             self._left("requests failed")
 
     async def broke(self, error: TransportError) -> None:
-        """A request's connection broke or could not be made: probe at once whether the worker is dead.
+        """Eject a worker that refused a request's connection; probe at once a worker whose connection broke.
 
-        Waits at most ``VERDICT_S`` for the outcome.
+        Waits at most ``VERDICT_S`` for the outcome of the probe.
         """
         if isinstance(error, ConnectFailed):
             if error.refused:
@@ -262,7 +260,7 @@ class Worker:
                 await self._probed.wait()
 
     def succeeded(self) -> None:
-        """A request got its answer."""
+        """Record a request that was answered."""
         self.health.succeeded(self._clock())
 
     async def run(self) -> None:
@@ -329,10 +327,8 @@ class Worker:
         return good
 
     async def _detect(self) -> bool:
-        """Detect its kind, model and tokenizer; false when it does not say in time what it is, is not ready,
-        or serves another model.
-
-        Until its tokenizer is known it counts as another one.
+        """Detect its kind, models and tokenizers; false if it does not list them in time, is not ready, or
+        serves other models. A tokenizer that it has not reported counts as different.
         """
         on_detected, timeout_s = self._on_detected, self._watch.probe_timeout_s
         if on_detected is None:

@@ -2,8 +2,8 @@
 
 In this order, among the workers in service below the bound:
 
-1. the one that got the longest prefix of this prompt; of several the one with the least load;
-2. else the first on the ring from the hash of the prompt's stable prefix, those that hold the adapter first;
+1. the worker that got the longest prefix of this prompt; of several the one with the least load;
+2. else the first on the ring from the hash of the prompt's stable prefix, preferably one with the adapter;
 3. without affinity, or for a prompt too short to have a fingerprint: the one with the least load.
 
 The bound (consistent hashing with bounded loads): no worker gets a request when it has ``factor`` times its
@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 # Virtual nodes of one worker on the ring: with 16 workers their shares then differ by about a tenth.
 PLACES = 128
-# Added to the factor of the bound for a prompt that is cached as a whole, in part for a part: another worker
-# would have to compute that part. With 0.5 two workers find more than 99 % of what one endless cache finds
-# (simulated, Mooncake's multi-turn trace), with 0 as little as 92 %.
+# Added to the factor of the bound, times the share of the prompt that is cached: another worker would have to
+# compute that share. With 0.5 two workers find more than 99 % of what one endless cache finds (simulated,
+# Mooncake's multi-turn trace), with 0 as little as 92 %.
 CACHED_FACTOR = 0.5
 # What loading an adapter costs, in requests of load: it delays the first token by about one answer's time.
 ADAPTER_COST = 2.0
@@ -36,7 +36,7 @@ KV_FULL = 0.9
 class WorkerView(NamedTuple):
     """A worker at the moment of a choice, by its URL. A tuple for speed: one is made for each request.
 
-    ``requests`` are ours and the estimated others'; ``weight`` is relative to a worker in full service.
+    ``requests``: ours, and the estimate of others'; ``weight`` is relative to a worker in full service.
     """
 
     name: str
@@ -48,7 +48,7 @@ class WorkerView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request prefers: its prompt's fingerprint, a number a block, and its adapter's name at workers.
+    """What a request prefers: its prompt's fingerprint, one number per block, and the workers' adapter name.
 
     The first ``stable_blocks`` of ``chain`` are the stable prefix.
     """
@@ -58,7 +58,7 @@ class Wish:
     adapter: str | None = None
 
 
-# For a pool of one worker.
+# For a pool of one worker, and for embeddings, scores and transcripts.
 NO_WISH = Wish()
 
 
@@ -115,7 +115,7 @@ class SentIndex:
         return len(self._blocks)
 
     def match(self, chain: Sequence[int]) -> int:
-        """Number of leading blocks it was sent, by binary search: a block implies those before it."""
+        """Number of leading blocks that were sent, by binary search: a block implies those before it."""
         blocks = self._blocks
         if not chain or chain[0] not in blocks:
             return 0
@@ -138,7 +138,7 @@ class SentIndex:
             blocks.popitem(last=False)
 
     def clear(self) -> None:
-        """The worker has lost its cache."""
+        """Forget all blocks: the worker may have lost its cache."""
         self._blocks.clear()
 
 
@@ -146,7 +146,7 @@ class WorkerChoice:
     """Chooses among workers.
 
     Args:
-        factor: of the bound on load, at least 1.
+        factor: factor of the bound on load, at least 1.
         index_blocks: blocks stored for each worker.
         affinity: when off, only load decides.
     """
@@ -181,8 +181,8 @@ class WorkerChoice:
     def choose(self, wish: Wish, workers: Sequence[WorkerView], share: float | None = None) -> str | None:
         """The worker for a request; ``None`` when there is none. Deterministic.
 
-        ``share``: requests of a worker of weight 1, this one included, where ``workers`` are not all of the
-        pool; when all of them are over the bound only load decides.
+        ``share``: the average of requests on a worker of weight 1, this request included; needed where
+        ``workers`` are a part of the pool. When all of them are over the bound, only load decides.
         """
         if not workers:
             return None
@@ -192,7 +192,7 @@ class WorkerChoice:
         affinity = self._affinity and bool(wish.chain)
         if affinity and (cached := self._with_prefix(wish, workers, share)):
             return self._least_loaded(cached, wish.adapter)
-        # At least one worker is strictly below it: if all were at it, their sum would exceed the total.
+        # At least one of all workers is strictly below the bound: else their sum would exceed the total.
         under = [worker for worker in workers if worker.requests < self._factor * share * worker.weight]
         if not affinity or len(under) <= 1:
             return self._least_loaded(under or workers, wish.adapter)
@@ -200,7 +200,7 @@ class WorkerChoice:
         return self._ring.first(_key(wish), holders or {worker.name for worker in under})
 
     def _with_prefix(self, wish: Wish, workers: Sequence[WorkerView], share: float) -> list[WorkerView]:
-        """The workers with the longest cached beginning, each below the bound that its beginning gives it."""
+        """The workers with the longest cached prefix, among those below the bound that their prefix gives."""
         longest, best = 0, list[WorkerView]()
         for worker in workers:
             match = self._index[worker.name].match(wish.chain)
@@ -223,7 +223,7 @@ class WorkerChoice:
         return adapter is not None and (adapter in worker.adapters or adapter in self._adapters[worker.name])
 
     def sent(self, name: str, wish: Wish) -> None:
-        """A prompt is sent to the worker."""
+        """Record a prompt that is sent to the worker."""
         self._turn += 1
         self._turns[name] = self._turn
         self._index[name].add(wish.chain)
@@ -235,11 +235,11 @@ class WorkerChoice:
                 held.popitem(last=False)
 
     def lost(self, name: str, adapter: str) -> None:
-        """The worker does not have that adapter."""
+        """Record that the worker does not have that adapter."""
         self._adapters[name].pop(adapter, None)
 
     def forget(self, name: str) -> None:
-        """The worker has returned after an outage: its cache and its adapters may be lost."""
+        """Forget what the worker was sent: after an outage its cache and its adapters may be lost."""
         self._index[name].clear()
         self._adapters[name].clear()
 
@@ -250,7 +250,7 @@ def _key(wish: Wish) -> int:
 
 @lru_cache(maxsize=1_024)
 def _places_of(name: str) -> tuple[int, ...]:
-    """A name's places on the ring. Workers go and come back, and several models have the same ones."""
+    """A name's places on the ring; cached, since workers return and several models share them."""
     return tuple([_place(f"{name}\x1f{number}") for number in range(PLACES)])
 
 

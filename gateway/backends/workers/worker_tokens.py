@@ -17,14 +17,14 @@ from gateway.backends.workers.errors import TransportError
 from gateway.backends.workers.tokenizer_check import TOKENIZE_PATH
 
 DETOKENIZE_PATH = "/detokenize"
-# Longest time for an answer, seconds, and for how long no worker is asked after one that did not come, or
-# after one that has no such path.
+# Seconds: longest time for an answer; how long no worker is asked after an answer that did not come, and
+# after a worker without such a path.
 ASK_TIMEOUT_S = 2.0
 PAUSE_S = 10.0
 MISSING_PAUSE_S = 300.0
 
 Ask = Callable[[str, bytes, float], Awaitable[Whole | None]]
-"""Asks a worker in service: a path, a body, the longest time in seconds. ``None``: none is in service."""
+"""Asks a worker in service, by path, body and longest time in seconds; ``None``: none is in service."""
 
 
 class _Tokens(msgspec.Struct):
@@ -42,7 +42,7 @@ _read_text = msgspec.json.Decoder(_Text).decode
 class PoolTokens:
     """Implements :class:`budgeting.learned_counter.WorkersTokens`. Thread-safe; made on the event loop.
 
-    After a worker that did not answer in time none is asked for ``PAUSE_S``, so that prompts do not wait.
+    If a worker does not answer in time no worker is asked for ``PAUSE_S``, so that prompts do not wait.
     """
 
     def __init__(self, model: str, ask: Ask, clock: Callable[[], float]) -> None:
@@ -55,7 +55,7 @@ class PoolTokens:
 
     @property
     def silent(self) -> bool:
-        """Whether no worker says tokens now."""
+        """Whether no worker is asked now."""
         return self._clock() < self._paused_until
 
     def chat(
@@ -66,7 +66,7 @@ class PoolTokens:
         tools: Sequence[Tool],
         kwargs: Mapping[str, object],
     ) -> tuple[int, ...] | None:
-        """Ids of a conversation; ``None`` when no worker says them now, or refuses it."""
+        """Ids of a conversation; ``None`` when no worker answers now, or the worker refuses it."""
         body: dict[str, Any] = {
             "model": self._model,
             "messages": [
@@ -84,12 +84,12 @@ class PoolTokens:
         return _tokens_of(self._waited(TOKENIZE_PATH, body))
 
     def text(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...] | None:
-        """Ids of a raw text, ``None`` when no worker says them now."""
+        """Ids of a raw text; ``None`` when no worker answers now."""
         body = {"model": self._model, "prompt": text, "add_special_tokens": add_special_tokens}
         return _tokens_of(self._waited(TOKENIZE_PATH, body))
 
     def decode(self, token_ids: Sequence[int]) -> str | None:
-        """The text of ids, ``None`` when no worker says it now. Raises ValueError: an unknown id."""
+        """The text of ids; ``None`` when no worker answers now. Raises ValueError: an unknown id."""
         answer = self._waited(DETOKENIZE_PATH, {"model": self._model, "tokens": list(token_ids)})
         if answer is None:
             return None
