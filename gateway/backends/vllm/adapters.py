@@ -37,7 +37,7 @@ class VllmAdapters:
         return self._loaded[adapter_id]
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Load, or replace by other weights; running requests keep theirs. Raises EngineError."""
+        """Load an adapter, or replace its weights; running requests keep the old ones. Raises EngineError."""
         engine, adapter_id, path = self._running_engine(), adapter.adapter_id, adapter.path
         if not (Path(path) / "adapter_config.json").is_file():
             raise AdapterNotFound(f"adapter {adapter_id}: {path} has no adapter_config.json")
@@ -58,9 +58,9 @@ class VllmAdapters:
         await self._running_engine().remove_lora(lora.number)
 
     async def pin_adapters(self, names: Collection[str]) -> None:
-        """Pin the loaded ones of these in vLLM's batch, but for one place. Raises EngineError.
+        """Pin the loaded ones of ``names`` in vLLM's batch, but leave one place free. Raises EngineError.
 
-        vLLM cannot unpin: an adapter that is no longer named keeps its place until it is unloaded.
+        vLLM cannot unpin: an adapter that is no longer in ``names`` keeps its place until it is unloaded.
         """
         engine = self._running_engine()
         for name in names:
@@ -70,7 +70,7 @@ class VllmAdapters:
             try:
                 await engine.pin_lora(lora.number)
             except EngineAdapterError:
-                continue  # unloaded in between, or all places are in use: retried later
+                continue  # unloaded meanwhile, or all places are in use: retried later
             if self._loaded.get(name) == lora:
                 self._pinned.add(lora.number)
 

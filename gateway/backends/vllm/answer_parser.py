@@ -1,4 +1,4 @@
-"""The events of an answer, read by vLLM's parsers: one for each choice; does not import vLLM."""
+"""Reads the events of an answer with vLLM's parsers, one for each choice; does not import vLLM."""
 
 import codecs
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from resilience.failures import BackendFailure, FailureKind
 
 
 class ChoiceParser(Protocol):
-    """A parser of vLLM's for one choice."""
+    """vLLM's parser of one choice."""
 
     def parse_delta(
         self,
@@ -29,8 +29,8 @@ class ChoiceParser(Protocol):
 class AnswerParser:
     """Parses one answer.
 
-    Text that a parser gives while a call is open is held until the call has ended, since parsers give white
-    space between the pieces of a call.
+    Text that a parser returns while a call is open is held back until the call has ended, since parsers
+    return white space between the pieces of a call.
 
     Args:
         parsers: one for each choice.
@@ -76,12 +76,12 @@ class AnswerParser:
         """The events of a choice's next text, without tokens.
 
         Args:
-            finished: it is the choice's last one.
-            whole: and the choice was not cut short.
-            stopped: a stop string ended it, perhaps inside a call.
+            finished: this text is the choice's last one.
+            whole: the text is the last one of a choice that was not cut short.
+            stopped: a stop string ended the choice, perhaps inside a call.
 
         Raises:
-            BackendFailure: the parser failed, or gave what is no answer.
+            BackendFailure: the parser failed, or its result is not a valid answer.
         """
         pieces = [(text, list(ids))]
         if self._singly and len(ids) > 1:
@@ -112,9 +112,9 @@ class AnswerParser:
     def rest(self, ids: Sequence[int], delivered: str | None) -> list[Delta]:
         """Parse the tokens of a partial answer.
 
-        The events after its ``delivered`` text, which is text alone; all of them where that is ``None``.
+        Returns the events after its ``delivered`` text, which is text alone; all events if that is ``None``.
         """
-        # The bytes of a character that was broken off come with the next token's text.
+        # The bytes of an incomplete last character come with the next token's text.
         text = self._decoders[0].decode(b"".join(map(self._token_bytes, ids)))
         self._decoders[0].reset()
         whole = self.take(0, text, ids)
@@ -133,7 +133,7 @@ class AnswerParser:
         return self._calls.has_calls(index)
 
     def _single_tokens(self, index: int, text: str, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
-        """The text in a piece for each token. vLLM may hold text back: the last piece is what remains."""
+        """The text in one piece per token. vLLM may hold text back, so the last piece is what remains."""
         pieces, start = [], 0
         for token in ids[:-1]:
             end = start + len(self._decoders[index].decode(self._token_bytes(token)))
@@ -175,7 +175,7 @@ def _entry(call: Any) -> ToolCallDelta:
 
 
 def counted(events: list[Delta], given: Delta) -> list[Delta]:
-    """The events, the first with the tokens and figures of ``given``, whose text they are read from."""
+    """The events parsed from ``given``; the first one gets the tokens and figures of ``given``."""
     first, *others = events or [Delta("", 0, index=given.index)]
     return [
         structs.replace(

@@ -7,11 +7,11 @@ from typing import Any
 from engine.errors import InvalidConfig
 from gateway.config.engine import EngineSection
 
-# Upper bound of a step's tokens: one or two prompts of 3,500 tokens must not displace fifty short ones.
+# Default bound on a step's tokens: one or two prompts of 3,500 tokens must not displace fifty short ones.
 MAX_NUM_BATCHED_TOKENS = 8192
 # The block size of vLLM's attention on the CPU must be a multiple of this.
 CPU_BLOCK_MULTIPLE = 32
-# The pool on a CPU when nothing says how large: vLLM would take 92 % of the machine's memory.
+# KV pool on a CPU if none is configured, at most this share of free memory: vLLM takes 92 % of all memory.
 CPU_KV_BYTES = 4 << 30
 CPU_KV_SHARE = 0.25
 # The ranks for which vLLM has kernels.
@@ -22,13 +22,13 @@ _SAME_NAME = (
     *("gpu_memory_utilization", "quantization", "enforce_eager"),
     *("tensor_parallel_size", "pipeline_parallel_size", "distributed_executor_backend"),
 )
-# Keys of the section by vLLM's name of the argument; they are passed on.
+# Keys of the section that are passed on, by vLLM's name of the argument.
 _PASSED: Mapping[str, str] = {
     **{name: name for name in _SAME_NAME},
     "kv_cache_memory_bytes": "kv_cache_bytes",
     "num_gpu_blocks_override": "num_blocks",
 }
-# With those that the gateway derives from a key: the operator sets the key instead.
+# All arguments that the gateway sets from a key of the section: the operator sets the key instead.
 OWN_KEYS: Mapping[str, str] = {
     **_PASSED,
     "served_model_name": "served_model_name",
@@ -74,7 +74,7 @@ def engine_arguments(
     if section.task == "embed":
         arguments["runner"] = "pooling"
         if "max_model_len" not in section.model_fields_set:
-            del arguments["max_model_len"]  # such models differ in it, and vLLM knows
+            del arguments["max_model_len"]  # vLLM knows each embedding model's own length
     if max_loras:
         rank = next(rank for rank in LORA_RANKS if rank >= section.max_lora_rank)
         arguments |= {

@@ -28,9 +28,9 @@ TOKENS = 8
 
 
 async def warm_up(engine: LoadedEngine) -> None:
-    """Run the first prefill, decode, sampling and grammar compilation: each is slow once.
+    """Run the first prefill, decode, sampling and grammar compilation: each is slow the first time.
 
-    Raises BackendFailure when it cannot generate; failures of JSON are ignored, since not every model can.
+    Raises BackendFailure if the engine cannot generate; a failure of JSON is ignored: not every model can.
     """
     length = min(PROMPT, engine.shape.max_model_len - TOKENS)
     if engine.shape.pools:
@@ -65,7 +65,7 @@ CONTINUES = frozenset({Continue.TOKENS, Continue.EVENTS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnVllm:
-    """What every backend on a vLLM in process has.
+    """The common part of the backends on vLLM in the gateway's process tree.
 
     Args:
         engine: the loaded engine; ``None`` while there is none.
@@ -108,7 +108,7 @@ class VllmBackend(OnVllm):
         defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller sets none.
         slots: the adapters' slots; shared by all backends of one engine.
         takes_tools: whether there is a parser of tool calls.
-        takes_images: whether the model does; before it has loaded that is not known, and it may.
+        takes_images: whether the model takes images; true until the model has loaded.
     """
 
     continues: ClassVar = CONTINUES
@@ -122,7 +122,7 @@ class VllmBackend(OnVllm):
 
     @property
     def features(self) -> frozenset[Feature]:
-        """All; adapters only where the engine has places for them, tools only where it has a parser."""
+        """The known features; adapters only if the engine has places, tools only if it has a parser."""
         features = FEATURES | TOOLS if self.takes_tools() else FEATURES
         features |= IMAGES if self.takes_images() else frozenset()
         return features if self.slots.places else features - {Feature.LORA}

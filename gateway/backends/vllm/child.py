@@ -1,8 +1,8 @@
-"""What runs inside vLLM's own processes: they send their logs to the gateway, and end when it ends.
+"""Runs inside vLLM's own processes: sends their logs to the gateway, and ends them when the gateway ends.
 
-vLLM makes :func:`handler` in each of its processes, because the logging configuration that it is given names
-it. In the gateway's own process it only hands records on to the gateway's logs. Nothing but the standard
-library is imported here.
+vLLM calls :func:`handler` in each of its processes, because its logging configuration names that function.
+In the gateway's own process the handler only passes records on to the gateway's logs. This module imports
+nothing but the standard library.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 
-# A datagram must fit the socket's buffer; the end of a traceback says most.
+# Longest text, characters: a datagram must fit the socket's buffer; of a traceback its end is sent.
 MAX_TEXT = 16_000
 # Lines of standard error that vLLM and its libraries print without logging them.
 PRINTED = "vllm.printed"
@@ -34,14 +34,14 @@ def handler(address: str, ours: int) -> logging.Handler:
         return Forward()
     sender = LogSender(address)
     if not isinstance(sys.stderr, Lines):  # vLLM configures its logging more than once
-        os.dup2(2, 1)  # the gateway's standard output is not vLLM's
+        os.dup2(2, 1)  # vLLM must not write to the gateway's standard output
         sys.stdout = sys.stderr = Lines(sender)
         threading.Thread(target=_end_with_the_parent, name="end-with-the-parent", daemon=True).start()
     return sender
 
 
 class Forward(logging.Handler):
-    """In the gateway's process: passes records to its own handlers, except what the gateway logs itself."""
+    """Passes records to the handlers of the gateway's process, except what the gateway logs itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Pass the record on, unless it is vLLM's traceback of an engine that is gone."""
@@ -51,7 +51,7 @@ class Forward(logging.Handler):
 
 
 class LogSender(logging.Handler):
-    """In vLLM's processes: sends each record to the gateway; what cannot be sent is dropped."""
+    """Sends each record of vLLM's processes to the gateway; a record that cannot be sent is dropped."""
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Lines(io.TextIOBase):
         self._rest = ""
 
     def write(self, text: str) -> int:
-        """Take text; whole lines go out."""
+        """Take text; complete lines are sent."""
         *lines, self._rest = (self._rest + text).replace("\r", "\n").split("\n")
         for line in lines:
             if line.strip():
@@ -93,7 +93,7 @@ class Lines(io.TextIOBase):
         return len(text)
 
     def fileno(self) -> int:
-        """The stream beneath, for libraries that write there themselves."""
+        """The descriptor of standard error, for libraries that write to it directly."""
         return 2
 
     def writable(self) -> bool:
@@ -101,7 +101,7 @@ class Lines(io.TextIOBase):
 
 
 def _end_with_the_parent() -> None:
-    """vLLM's core outlives a parent that was killed, and keeps the GPU; so this ends it."""
+    """Kill this process when its parent ends: vLLM's core would outlive it, and keep the GPU."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

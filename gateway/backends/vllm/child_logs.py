@@ -16,15 +16,15 @@ from pathlib import Path
 
 import structlog
 
-# Where vLLM looks for how to log.
+# The environment variable with the path of vLLM's logging configuration.
 CONFIG_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 CONFIG_FILE = "logging.json"
 # More than vLLM logs at warning and above while it starts; enough to find the first error.
 MAX_STORED = 200
-# Errors of this time before a death belong to it.
+# Errors logged within this time before the engine's death, seconds, are reported as its cause.
 RECENT_S = 10.0
 RECEIVE_BYTES = 1 << 20
-# Datagrams taken at one go, so that a flood does not hold the event loop.
+# Most datagrams read in one call, so that a flood does not block the event loop.
 MAX_AT_ONCE = 64
 
 
@@ -44,8 +44,8 @@ class ChildLogLine:
 class ChildLogs:
     """Listens to vLLM's processes on a Unix socket in a folder of its own.
 
-    While the engine starts, errors are only stored: the start's own error says the same in one line. After
-    :meth:`started` they are logged.
+    While the engine starts, errors are logged at debug level: the start's own error says the same in one
+    line. After :meth:`started` they are logged at their own level.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class ChildLogs:
         self._log = structlog.get_logger("vllm")
 
     def write_config(self, level: str) -> Path:
-        """The logging configuration that vLLM is to read, for every process it has."""
+        """Write the logging configuration that every process of vLLM reads; returns its path."""
         handler = {
             "()": "gateway.backends.vllm.child.handler",
             "address": str(self.folder / "logs"),
@@ -79,12 +79,12 @@ class ChildLogs:
         return path
 
     def listen(self) -> None:
-        """Take lines from now on; on the event loop."""
+        """Receive lines from now on. Call it on the event loop."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self.drain)
 
     def started(self) -> None:
-        """The engine runs: errors are logged from now on."""
+        """Log errors at their own level from now on, since the engine runs."""
         self._starting = False
         self._stored.clear()
         self._stored_at.clear()
@@ -96,18 +96,18 @@ class ChildLogs:
         return tuple(line for line in self._stored if line.level >= logging.ERROR)
 
     def recent_errors(self) -> list[str]:
-        """The errors that came within :data:`RECENT_S`."""
+        """The errors received within the last :data:`RECENT_S`."""
         self.drain()
         since = self._clock() - RECENT_S
         return [line.error for at, line in zip(self._stored_at, self._stored, strict=True) if at >= since]
 
     def drain(self) -> None:
-        """Take what waits, up to a bound."""
+        """Log the lines that wait to be read, up to :data:`MAX_AT_ONCE`."""
         for line in self.receive():
             self._take(line)
 
     def receive(self) -> Iterator[ChildLogLine]:
-        """What waits, up to a bound; nothing once it is closed."""
+        """The lines that wait to be read, up to :data:`MAX_AT_ONCE`; none once the socket is closed."""
         for _ in range(MAX_AT_ONCE):
             try:
                 data = self._socket.recv(RECEIVE_BYTES)
@@ -126,7 +126,7 @@ class ChildLogs:
 
     def close(self) -> None:
         """Stop listening and remove the folder."""
-        # What is started from here later must not look for the file.
+        # Processes that are started later must not look for the file.
         if os.environ.get(CONFIG_VARIABLE) == str(self.folder / CONFIG_FILE):
             del os.environ[CONFIG_VARIABLE]
         if self._loop is not None and not self._loop.is_closed():

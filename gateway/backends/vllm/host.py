@@ -33,7 +33,7 @@ from gateway.config.engine import EngineSection
 from gateway.contracts.values import Sampling
 from observability.events import EngineFigures
 
-# Interval at which a cancelled start looks for processes that it has made since.
+# Time between two searches of a cancelled start for processes that it has made since, seconds.
 GIVE_UP_EVERY_S = 0.1
 # Time for vLLM's own shutdown, in addition to the timeout of its core.
 SHUTDOWN_GRACE_S = 5.0
@@ -43,7 +43,7 @@ DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 @contextlib.contextmanager
 def visible_devices(devices: str | None) -> Iterator[None]:
-    """What is started in the block sees these GPUs alone; ``None``: all that this process sees."""
+    """Let processes started in the block see these GPUs alone; ``None``: all that this process sees."""
     before = os.environ.get(DEVICES_VARIABLE)
     if devices is not None:
         os.environ[DEVICES_VARIABLE] = devices
@@ -63,10 +63,10 @@ class VllmHost:
 
     Args:
         defaults: sampling of the checkpoint, used where the caller sets none.
-        on_step: takes the counter of preemptions after each step.
+        on_step: called after each step with the number of preemptions so far.
         on_death: called once, when the engine's core dies.
         new_seed: seed of requests without one, when ``engine.seed`` is unset.
-        encode: makes token ids of texts whose vectors are wanted.
+        encode: tokenizes the inputs of embeddings.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class VllmHost:
         self._state = BackendState.STARTING
         self._started = False
         self._engine: VllmEngine | None = None
-        # What has loaded.
+        # The limits of the loaded engine; None until it has started.
         self.facts: EngineFacts | None = None
         self._logs: ChildLogs | None = None
         self._thread: ThreadPoolExecutor | None = None
@@ -112,7 +112,7 @@ class VllmHost:
         self._given_up = threading.Event()
         self._has_processes = False
         self._cores: list[processes.CoreProcess] = []
-        # Of this process' children those that were there before, and once it runs those that it has started.
+        # The children of this process before the start and, once the engine runs, those of the engine.
         self._others: frozenset[psutil.Process] = frozenset()
         self._own: frozenset[psutil.Process] | None = None
         self._sentinels: list[int] = []
@@ -154,7 +154,7 @@ class VllmHost:
         return processes.below(self._is_own)
 
     def _is_own(self, child: psutil.Process) -> bool:
-        """While it loads, no other engine does."""
+        """Whether a child is the engine's: while it loads every new child is, since no other engine loads."""
         return child not in self._others if self._own is None else child in self._own
 
     def figures(self) -> EngineFigures | None:
@@ -225,7 +225,7 @@ class VllmHost:
         return self.facts
 
     def _load(self, logs: ChildLogs) -> VllmEngine:
-        """The blocking part, in the thread."""
+        """Import vLLM and load the model. Blocks, so it runs in the thread."""
         version = start.installed_version()
         start.prepare_environment(self._log_config(logs))
         self._has_processes = True
@@ -265,7 +265,7 @@ class VllmHost:
             asyncio.get_running_loop().add_reader(sentinel, self._died)
 
     def _note_segments(self) -> None:
-        """Find the shared memory to free if its processes are killed; blocks."""
+        """Record the engine's processes and the shared memory to free if they are killed. Blocks."""
         self._own = processes.children() - self._others
         self._segments = processes.shared_memory(self.find_processes())
 

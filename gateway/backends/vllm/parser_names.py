@@ -31,7 +31,7 @@ _BY_TYPE: Mapping[str, ParserNames] = {
     "gemma4": ParserNames("gemma4", "gemma4"),
     "llama4": ParserNames("llama4_pythonic"),
 }
-# What a template has of a format of calls; in this order.
+# Marks of a format of calls in a chat template, and the parser of that format; the first match counts.
 _TOOL_MARKS = (
     (("<tool_call>", "<function="), "qwen3_coder"),
     (("<tool_call>", '"arguments"'), "hermes"),

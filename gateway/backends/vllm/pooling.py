@@ -18,7 +18,7 @@ class VllmPoolingBackend(OnVllm):
     """Makes vectors on vLLM in the gateway's process tree; generates nothing.
 
     Args:
-        encode: makes token ids of texts.
+        encode: tokenizes the inputs.
     """
 
     continues: ClassVar[frozenset[Continue]] = frozenset()

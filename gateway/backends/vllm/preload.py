@@ -1,8 +1,8 @@
 """Helps to import torch and vLLM in a thread without blocking the event loop.
 
 Two things would hold the GIL for long: loading torch's libraries (0.2 s, from a cold disk many seconds) and
-the garbage collector, which scans a growing heap (up to 0.36 s at a time). So the libraries are loaded before
-the import, by a foreign call, which releases the GIL, and the collector is paused.
+the garbage collector, which scans a growing heap (up to 0.36 s at a time). So a foreign call, which releases
+the GIL, loads the libraries before the import, and the collector is paused.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _LIBRARIES = (
     ("libtorch_cuda.so", os.RTLD_NOW),
     ("libtorch.so", os.RTLD_NOW),
 )
-# Its initializers need the GIL, so it is only read into the page cache.
+# The initializers of this library need the GIL, so it is only read into the page cache.
 _READ = "libtorch_python.so"
 _READ_BYTES = 1 << 22
 
@@ -50,7 +50,7 @@ def load_torch_libraries() -> None:
 
 @contextlib.contextmanager
 def paused_collector() -> Iterator[None]:
-    """No garbage collection while the block runs; its objects are then frozen as permanent."""
+    """Pause garbage collection while the block runs; then freeze all objects as permanent."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

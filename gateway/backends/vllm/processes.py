@@ -13,7 +13,7 @@ import psutil
 _CORE = "EngineCore"
 _TRACES = ("spawn_main", "vllm.model_executor.models.registry")
 _TITLE = "VLLM::"
-# Where and how multiprocessing names its segments on Linux.
+# Folder and name prefix of multiprocessing's segments on Linux.
 _SHARED, _SEGMENT = Path("/dev/shm"), "psm_"
 
 
@@ -35,7 +35,7 @@ def children() -> frozenset[psutil.Process]:
 
 
 def cores(mine: Callable[[psutil.Process], bool] = lambda child: True) -> list[CoreProcess]:
-    """The running cores of an engine: ``mine`` tells its processes from those of another."""
+    """The running cores of an engine; ``mine`` says whether a process is this engine's."""
     living = {one.pid for one in children() if mine(one) and runs(one)}
     # multiprocessing also lists processes that were reaped elsewhere.
     return [
@@ -46,7 +46,7 @@ def cores(mine: Callable[[psutil.Process], bool] = lambda child: True) -> list[C
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether it has not ended; it may end in the moment in which it is asked for."""
+    """Whether the process has not ended; false if it ends during the check."""
     with contextlib.suppress(psutil.Error):
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -69,7 +69,7 @@ def _is_vllms(process: psutil.Process) -> bool:
 
 
 def shared_memory(processes: Sequence[psutil.Process]) -> set[Path]:
-    """The segments of shared memory that they use. Blocks."""
+    """The segments of shared memory that the processes use. Blocks."""
     found = set()
     for process in processes:
         with contextlib.suppress(psutil.Error):

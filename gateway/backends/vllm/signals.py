@@ -57,7 +57,7 @@ class SignalBoard:
         self._prefix_queries = self._prefix_hits = 0
         self._prompt_tokens = self._generation_tokens = 0
         self._loras_used = False
-        # Prompt tokens that the last step computed; without a prefix cache, of the prompts that it completed.
+        # Prompt tokens that the last step computed; without a prefix cache those of the prompts it completed.
         self.computed_tokens = 0
         self._ttft = _Histogram(
             "vllm:time_to_first_token_seconds", "From the request's arrival at the engine.", _TTFT_BOUNDS
@@ -94,7 +94,7 @@ class SignalBoard:
         running_loras: Iterable[str] = (),
         waiting_loras: Iterable[str] = (),
     ) -> None:
-        """One engine's scheduler reported; queries and hits are counted since its last report."""
+        """Record the report of one engine's scheduler; queries and hits are those since its last report."""
         self._schedulers[engine] = running, waiting, kv_usage
         if prefix_queries:
             self.computed_tokens = max(0, prefix_queries - prefix_hits)
@@ -112,7 +112,7 @@ class SignalBoard:
         first_tokens_s: Iterable[float],
         ended_s: Iterable[tuple[float, float]],
     ) -> None:
-        """One step reported: times to first tokens; queue and prefill time of the ended requests."""
+        """Record a step: times to first tokens, and queue and prefill times of the ended requests."""
         self.preemptions += preemptions
         self.computed_tokens = prompt_tokens
         self._prompt_tokens += prompt_tokens

@@ -15,7 +15,7 @@ from gateway.backends.vllm.child_logs import ChildLogLine
 from gateway.config.engine import EngineSection
 
 MAX_LINE = 400
-# vLLM's errors that only point at the one above them.
+# vLLM's errors that only refer to an earlier error.
 _POINTERS = re.compile(
     r"initialization failed|see (the )?(root cause|stack trace)|core proc|failed to start", re.IGNORECASE
 )
@@ -104,7 +104,7 @@ def _line(reason: str) -> str:
 
 
 def check_folder(section: EngineSection) -> None:
-    """Refuse a model folder that cannot be one, before vLLM is imported for it.
+    """Refuse a folder that cannot be a model's, before vLLM is imported for it.
 
     Raises:
         ModelNotFound: names the folder.

@@ -31,9 +31,9 @@ def name_of(key: str) -> str:
 class EngineRequest:
     """One request to the engine.
 
-    ``sampling`` has no gaps left: defaults are filled in. ``priority`` is the gateway's,
-    higher first. The last ``partial_tokens`` of ``token_ids`` are not prompt but the partial answer,
-    whose delivered text is ``partial_text``; with ``None`` its events are given again.
+    ``sampling`` has all fields set: defaults are filled in. ``priority`` is the gateway's: higher first.
+    The last ``partial_tokens`` of ``token_ids`` are not prompt but the partial answer, whose delivered
+    text is ``partial_text``; with ``None`` all its events are delivered again.
     ``chat`` is the work of a conversation: its answer may have reasoning and tool calls.
     """
 
@@ -50,7 +50,7 @@ class EngineRequest:
 
     @property
     def prompt_tokens(self) -> int:
-        """The prompt's length as it was planned, with a partial answer and its images."""
+        """The planned length of the prompt, in tokens, with the partial answer and the images."""
         return len(self.token_ids) + (self.chat.image_tokens if self.chat is not None else 0)
 
 
@@ -69,7 +69,7 @@ class LoadedEngine(Protocol):
 
     @property
     def shape(self) -> EngineShape:
-        """What has loaded."""
+        """The limits of the loaded engine."""
 
     @property
     def dead(self) -> bool:
@@ -77,7 +77,7 @@ class LoadedEngine(Protocol):
 
     @property
     def unfinished(self) -> int:
-        """Requests that it was given and has not ended."""
+        """Requests that it has accepted and not ended."""
 
     @property
     def pending_tokens(self) -> int:
@@ -85,19 +85,19 @@ class LoadedEngine(Protocol):
 
     @property
     def occupied(self) -> bool:
-        """Whether its core executes a call that is no generation."""
+        """Whether its core executes a call other than generation."""
 
     async def run(self, ask: EngineRequest, out: DeltaSink) -> Completion:
         """Generate; cancelling aborts the request. Raises BackendFailure."""
 
     async def embed(self, request_id: str, token_ids: tuple[int, ...], dimensions: int | None) -> str:
-        """A vector, as :class:`gateway.backends.port.Vectors` has it; of the pooling runner alone.
+        """A vector in the form of :class:`gateway.backends.port.Vectors`; for the pooling runner alone.
 
         Cancelling aborts the request. Raises BackendFailure.
         """
 
     async def add_lora(self, lora: Lora) -> None:
-        """Load an adapter in addition. Raises EngineError; nothing has changed then."""
+        """Load a further adapter. Raises EngineError; nothing has changed then."""
 
     async def remove_lora(self, number: int) -> None:
         """Unload an adapter; one that vLLM has dropped already is no error."""
@@ -106,7 +106,7 @@ class LoadedEngine(Protocol):
         """Keep a loaded adapter in a place of the batch until it is removed. Raises EngineError."""
 
     def give_up(self) -> None:
-        """Fail all that waits for the core, which has ended or is about to. On the event loop."""
+        """Fail all calls that wait for the core, which has ended or is about to. On the event loop."""
 
     def shutdown(self, timeout_s: float) -> None:
         """End the core, by force after ``timeout_s``. Blocks; not for the event loop."""

@@ -1,4 +1,4 @@
-"""One answer out of vLLM's outputs: where they are taken, and how they are read."""
+"""Takes vLLM's outputs of one request, and reads an answer from them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _REASONS: Mapping[str, FinishReason] = {
 class Outputs:
     """vLLM's outputs of one request, out of its ``RequestOutputCollector``.
 
-    vLLM stores an output there for the task that awaits it, and adds those to it that come meanwhile. While
-    :meth:`pass_on` runs, each is taken in the place where vLLM would store it, which wakes no task.
+    vLLM stores an output there for the task that awaits it, and merges later outputs into it. While
+    :meth:`pass_on` runs, the call that would store an output passes it on instead, which wakes no task.
 
     Args:
-        up_to_date: whether no outputs of further steps wait to be read. Else they become one output, as in
-            vLLM: a process that cannot keep up with its engine sends fewer, longer pieces.
+        up_to_date: whether no outputs of further steps wait to be read. Else outputs are merged, as in vLLM:
+            a process that cannot keep up with its engine sends fewer, longer pieces.
     """
 
     def __init__(self, collector: Any, up_to_date: Callable[[], bool]) -> None:
@@ -39,7 +39,7 @@ class Outputs:
         collector.put = self._put
 
     async def pass_on(self, take: Callable[[Any], bool]) -> None:
-        """Give ``take`` each output until it returns False; it does not wait and does not raise.
+        """Give ``take`` each output until it returns False; ``take`` must not wait or raise.
 
         Raises vLLM's errors.
         """
@@ -60,7 +60,7 @@ class Outputs:
                 return
 
     def close(self) -> None:
-        """Take nothing more. Ends the circle of the collector and this, which would wait for a collection."""
+        """Take no more outputs. Breaks the reference cycle with the collector, so no collection is needed."""
         del self._collector.put
 
     def _put(self, output: Any) -> None:
@@ -78,11 +78,11 @@ class Outputs:
 
 
 class OutputReader:
-    """Reads an answer; :class:`gateway.backends.passing_on.AnswerReader`.
+    """Reads an answer; implements :class:`gateway.backends.passing_on.AnswerReader`.
 
     Args:
-        prompt_tokens: without a partial answer.
-        parsed: how the answer is parsed, if it is.
+        prompt_tokens: tokens of the prompt, without those of a partial answer.
+        parsed: the parser of the answer; ``None``: the answer is text alone.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class OutputReader:
         self.fault: BackendFailure | None = None
 
     def feed(self, output: Any) -> list[Delta]:
-        """The events of one output, of several choices perhaps."""
+        """The events of one output, which may hold several choices."""
         deltas: list[Delta] = []
         self.done = output.finished
         if output.metrics is not None and output.metrics.is_corrupted:
@@ -128,7 +128,7 @@ class OutputReader:
             self._tokens += len(ids)
             logprobs = self._logprobs(one) if one.logprobs else ()
             figures: tuple[int | None, float | None] = (None, None)
-            if not self.started:  # the first text computes the prompt; the others find it in the cache
+            if not self.started:  # the first choice computes the prompt; others find it cached
                 self.started = True
                 self._cached = min(output.num_cached_tokens or 0, self._prompt_tokens)
                 self._wait_s = _queue_wait_s(output.metrics)
@@ -150,13 +150,13 @@ class OutputReader:
             raise self.fault
 
     def completion(self) -> Completion:
-        """The answer's end."""
+        """How the answer has ended; for the caller after the last output."""
         usage = Usage(self._prompt_tokens, self._tokens, self._cached)
         reason, *others = [reason or FinishReason.CANCELLED for reason in self._reasons]
         return Completion(reason, usage, self._wait_s, tuple(others), stop_sequence=self._stop)
 
     def _logprobs(self, one: Any) -> tuple[TokenLogprob, ...]:
-        """vLLM gives the drawn token and the most likely ones in one mapping, each with its rank."""
+        """One entry per token; vLLM gives the drawn token and the likeliest in one mapping, with ranks."""
         logprobs = []
         for token, entries in zip(one.token_ids, one.logprobs, strict=False):
             likely = [entry for entry in entries.items() if entry[1].rank <= self._likeliest]
@@ -172,7 +172,7 @@ class OutputReader:
 
 
 def _fault(reason: str) -> BackendFailure | None:
-    """The failure that a finish reason of vLLM's stands for."""
+    """The failure for a finish reason of vLLM; ``None``: it is no failure."""
     if reason == "error":
         return BackendFailure(FailureKind.INTERNAL, "vLLM reported an error of this request")
     if reason == "abort":  # the gateway does not read requests that it aborted itself

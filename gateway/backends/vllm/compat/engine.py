@@ -1,4 +1,4 @@
-"""A running vLLM: requests, outputs, adapters and errors in its terms."""
+"""A running vLLM: converts requests, outputs, adapters and errors to and from its types."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from gateway.contracts.values import (
 from resilience.classify import classify
 from resilience.failures import BackendFailure, FailureKind
 
-# How soon there may be room again in an engine that bounds its own queue.
+# Retry-After, seconds, while the queue of an engine that bounds it is full.
 RETRY_AFTER_S = 1.0
 
 
 class VllmEngine:
-    """A running vLLM; :class:`gateway.backends.vllm.values.LoadedEngine`."""
+    """A running vLLM; implements :class:`gateway.backends.vllm.values.LoadedEngine`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class VllmEngine:
         config = llm.vllm_config
         self.parser_names = names
         self._parsers = Parsers(llm.tokenizer, config.model_config, token_bytes, names)
-        # The prompts that are not computed, by request.
+        # Tokens of the prompts that are not computed yet, by request id.
         self._pending: dict[str, int] = {}
         self._step_tokens = int(config.scheduler_config.max_num_batched_tokens)
         self.shape = EngineShape(
@@ -147,7 +147,7 @@ class VllmEngine:
             )
             _, (prompt,) = await self._llm.renderer.render_chat_async([messages], params, prompt_extras=salt)
         except Exception as error:
-            if isinstance(error.__cause__ or error, OSError | SyntaxError):  # of the library that decodes
+            if isinstance(error.__cause__ or error, OSError | SyntaxError):  # of the image library
                 raise BackendFailure(
                     FailureKind.INVALID_INPUT, "an image of the request is broken", param="messages"
                 ) from error
@@ -156,7 +156,7 @@ class VllmEngine:
         return prompt
 
     async def _added(self, ask: EngineRequest, prompt: Any, parsed: ParsedAnswer | None) -> Outputs:
-        """The request's outputs. In place of vLLM's ``generate``, whose generator has to be awaited."""
+        """Add the request; returns its outputs. Replaces vLLM's ``generate``, a generator to be awaited."""
         try:
             lora = None
             if ask.lora is not None:
@@ -174,7 +174,7 @@ class VllmEngine:
         return Outputs(collector, self._llm.engine_core.outputs_queue.empty)
 
     async def _next(self, outputs: Outputs, passing: PassingOn[Any], ask: EngineRequest) -> None:
-        """Pass outputs on until one has to be waited for; vLLM's errors alone are raised, and translated."""
+        """Pass outputs on until the sink must be awaited or the answer ends. Raises BackendFailure."""
         try:
             await outputs.pass_on(passing.take)
         except Exception as error:
@@ -184,7 +184,7 @@ class VllmEngine:
         params = self._pooling(task="embed", dimensions=dimensions)
         self._pending[request_id] = len(token_ids)
         try:
-            # Behind every chat that shares the device.
+            # Priority 1: after the chats that share the device.
             made = self._llm.encode(self._prompt(list(token_ids)), params, request_id, priority=1)
             async with aclosing(made) as outputs:
                 output = [one async for one in outputs][-1]
@@ -196,10 +196,10 @@ class VllmEngine:
             self._pending.pop(request_id, None)
 
     def _params(self, ask: EngineRequest, parsed: ParsedAnswer | None) -> Any:
-        """vLLM's parameters, from a sampling whose fields are all set."""
+        """vLLM's parameters; all fields of the request's sampling are set."""
         sampling: Any = ask.sampling
         if sampling.n > 1 and not sampling.temperature:
-            # vLLM refuses several greedy texts; the likeliest token alone is the same.
+            # vLLM refuses n > 1 with greedy sampling; top_k 1 is equivalent.
             sampling = structs.replace(sampling, temperature=1.0, top_p=1.0, top_k=1, min_p=0.0)
         return self._sampling(
             n=sampling.n,
@@ -237,7 +237,7 @@ class VllmEngine:
         return self._structured(**{wanted.type.value: wanted.spec})
 
     def _failure(self, error: Exception, ask: EngineRequest | None = None) -> BackendFailure:
-        """vLLM's error for one request, in the closed kinds."""
+        """The failure for vLLM's error in one request."""
         if isinstance(error, self._dead_error):
             return BackendFailure(FailureKind.ENGINE_DEAD, "vLLM's core has ended")
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
@@ -288,7 +288,7 @@ class VllmEngine:
         await self._llm.get_supported_tasks()
 
     def give_up(self) -> None:
-        """Fail all that waits for the core; of a killed one vLLM leaves some of it waiting for ever."""
+        """Fail all calls that wait for the core; vLLM lets some of them wait for ever if it was killed."""
         self._llm.output_processor.propagate_error(self._dead_error())
         for result in self._llm.engine_core.utility_results.values():
             if not result.done():
@@ -298,14 +298,14 @@ class VllmEngine:
         try:
             self._llm.shutdown(timeout=timeout_s)
         except psutil.NoSuchProcess:
-            # vLLM asks a core that it kills for its children, and does not expect that it ends meanwhile. It
-            # leaves sockets open then; ZMQ would wait for them for ever, in the thread that collects garbage.
+            # vLLM lists the children of a core that it kills, and fails if the core ends meanwhile. Sockets
+            # stay open then; ZMQ would wait for them for ever, in the thread that collects garbage.
             self._llm.engine_core.resources()
             self._llm.shutdown(timeout=timeout_s)  # what remains
 
 
 def _shown(work: Work) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Messages with their images, and tools, as vLLM's own server is given them."""
+    """Messages with their images, and tools, in the form in which vLLM's own server gets them."""
     messages = [message_body(one, reasoning="reasoning", images=work.images) for one in work.messages]
     pieces: list[bytes | memoryview] = []
     for part in parts_of_body(orjson.dumps(messages), work.images):

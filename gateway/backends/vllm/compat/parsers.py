@@ -1,4 +1,4 @@
-"""vLLM's parsers of a model's answers: their choice, and what an answer is parsed with."""
+"""Chooses vLLM's parsers for a model, and prepares the parsing of an answer."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from gateway.backends.vllm.values import EngineRequest
 from gateway.contracts.values import FinishReason, template_variables
 from resilience.failures import BackendFailure, FailureKind
 
-# Parsers whose streams differ from what they read in the whole answer, however the answer is cut.
+# Parsers that read something else from a stream than from the whole answer, however the stream is cut.
 MISREADING_TOOLS = frozenset({"functiongemma", "jamba", "phi4_mini_json"})
 MISREADING_REASONING = frozenset({"ernie45", "granite"})
-# Parsers that vLLM replaces as a whole where the model is gpt-oss, and that read nothing elsewhere.
+# Parsers for gpt-oss alone: vLLM replaces them as a whole there, and they read nothing from other models.
 HARMONY = frozenset({"openai", "openai_gptoss"})
 MAX_MESSAGE = 300
 
 
 def _check_names(names: ParserNames) -> None:
-    """Raises InvalidConfig for a parser that vLLM does not have, or that misreads streams."""
+    """Raise InvalidConfig for a parser that vLLM does not have, or that misreads streams."""
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
 
@@ -45,10 +45,10 @@ def _check_names(names: ParserNames) -> None:
 
 
 def parser_class(names: ParserNames, tokenizer: Any, kind: str) -> Any:
-    """The parser of the names, if any, for a model of this type. Raises InvalidConfig if it does not fit."""
+    """The class of the named parsers, if any, for a model of type ``kind``. Raises InvalidConfig."""
     from vllm.parser import ParserManager
 
-    # It says at each start that tools are on, also where vLLM's processes log for themselves.
+    # This logger says at each start that tools are on, even if vLLM's logs do not go through the gateway.
     logging.getLogger("vllm.parser.parser_manager").setLevel(logging.WARNING)
     _check_names(names)
     harmony = kind == "gpt_oss"
@@ -69,9 +69,9 @@ def parser_class(names: ParserNames, tokenizer: Any, kind: str) -> Any:
 
 
 def needs_tags(parser: Any) -> bool:
-    """Whether a tool parser can be made to call only by a structural tag; these are switched on then.
+    """Whether a tool parser needs structural tags for a required call; switches them on then.
 
-    Otherwise it reads a required call from JSON; one that streams its own format does not.
+    Other parsers read a required call from JSON; a parser that streams its own format cannot.
     """
     if parser is None or parser.structural_tag_model is None:
         return False
@@ -83,7 +83,7 @@ def needs_tags(parser: Any) -> bool:
 
 
 class Parsers:
-    """vLLM's parsers of one model's answers; ``singly``: they are given one token at a time.
+    """vLLM's parsers of one model's answers; ``singly``: they must get one token at a time.
 
     Raises:
         InvalidConfig: the model's tokenizer lacks what a parser needs.
@@ -105,7 +105,7 @@ class Parsers:
         self.singly = not all(part.engine_based_streaming for part in parts if part is not None)
 
     def parsed(self, ask: EngineRequest, grammar: Any) -> ParsedAnswer | None:
-        """How an answer is parsed; ``None`` for one that has neither reasoning nor tool calls."""
+        """How an answer is parsed; ``None`` if it cannot have reasoning or tool calls."""
         work = ask.chat
         if self._class is None or work is None or not (self.names.reasoning or work.tools):
             return None
@@ -155,7 +155,7 @@ class Parsers:
 
 
 def _close_calls(grammar: Any) -> None:
-    """In vLLM's schema of required calls a call may have any further fields: a model may never end it."""
+    """Forbid further fields in vLLM's schema of required calls: a model could add fields without end."""
     if grammar is not None and isinstance(grammar.json, dict):
         for call in grammar.json.get("items", {}).get("anyOf", ()):
             call["additionalProperties"] = False
@@ -163,7 +163,7 @@ def _close_calls(grammar: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """A request whose answer is parsed: what vLLM is given for it, and the parser."""
+    """A request whose answer is parsed: the options for vLLM, and the parser."""
 
     grammar: Any
     skip_special_tokens: bool
@@ -171,7 +171,7 @@ class ParsedAnswer:
     parser: AnswerParser
 
     def reason(self, index: int, reason: FinishReason) -> FinishReason:
-        """Why a choice has ended."""
+        """A choice's finish reason: ``tool_calls`` if it stopped after calls, else ``reason``."""
         if reason is FinishReason.STOP and self.parser.has_calls(index):
             return FinishReason.TOOL_CALLS
         return reason

@@ -8,19 +8,19 @@ from typing import Any, Literal
 
 
 class Receiver:
-    """Receives from a socket of ``zmq.asyncio`` in its place.
+    """Receives messages in place of a ``zmq.asyncio`` socket.
 
-    That has a timer of the event loop, two futures and seven calls of ZMQ for each message, and each step of
-    the engine is one; here there are one future and three calls.
+    Each step of the engine is a message. The socket needs a timer of the event loop, two futures and seven
+    calls of ZMQ for each; this class needs one future and three calls.
     """
 
     def __init__(self, socket: Any) -> None:
         import zmq
 
         self._socket: Any = zmq.Socket.shadow(socket)
-        # Plain numbers: operations on ``zmq``'s own are calls of ``enum``.
+        # Plain numbers: operators on ``zmq``'s flags are calls into ``enum``.
         self._events, self._readable, self._no_wait = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.DONTWAIT)
-        # A duplicate: ZMQ closes its own in another thread, after which another file may get the number.
+        # A duplicate: ZMQ closes its own descriptor in another thread; another file may then get its number.
         self._fd = os.dup(self._socket.FD)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._signalled)
@@ -29,7 +29,7 @@ class Receiver:
     async def recv_multipart(self, *, copy: Literal[False]) -> Any:
         """The next message's frames."""
         socket = self._socket
-        # Asking for the events ends the signal, which comes once for several.
+        # Reading the events resets the signal, which may stand for several messages.
         while not socket.get(self._events) & self._readable:
             self._waiting = self._loop.create_future()
             await self._waiting
@@ -48,7 +48,7 @@ class Receiver:
 
 
 def receive_faster(client: Any) -> None:
-    """Have vLLM's client of its core, which receives nothing yet, receive with a :class:`Receiver`."""
+    """Make vLLM's client receive from its core with a :class:`Receiver`; it must not receive yet."""
     resources = client.resources
     socket = resources.output_socket
     receiver = resources.output_socket = Receiver(socket)

