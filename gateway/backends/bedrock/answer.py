@@ -1,4 +1,4 @@
-"""Reads Bedrock's events and answers; joins them to the port's events and completion."""
+"""Converts Bedrock's events and answers to the port's events and completion."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, Tool
 from gateway.contracts.values import FinishReason, Usage
 from resilience.failures import BackendFailure, FailureKind
 
-# Above the average bytes of a token in almost any text, so that a count by it is not too high. It replaces
-# Bedrock's own count, which comes at the end, while an answer may still be cut short.
+# More than the average bytes per token in almost any text, so that a count by it is not too high. That count
+# is used until Bedrock reports its own one at the end, since an answer may be cut short before.
 BYTES_A_TOKEN = 8
 
-# A guardrail's text is the answer that the operator wants; an answer that a filter has cut is incomplete.
+# A guardrail's text is the answer that the operator wants; an answer cut by a content filter is incomplete.
 _FINISH: Mapping[str, FinishReason] = {
     "end_turn": FinishReason.STOP,
     "stop_sequence": FinishReason.STOP,
@@ -32,7 +32,7 @@ _FINISH: Mapping[str, FinishReason] = {
 }
 # Pieces that are never joined with others.
 _ALONE = frozenset({ToolBegin, ToolEnd})
-# The reasons after which a caller is to answer the calls of an answer that has some.
+# The stop reasons after which the caller is to answer the calls of an answer, if it has calls.
 _AFTER_CALLS = frozenset({"tool_use", "end_turn"})
 
 
@@ -68,7 +68,7 @@ class InvokedModel:
     input_tokens: int
 
 
-# A piece of the answer has no tokens yet, and the name of a tool as it was sent to Bedrock.
+# A ``Delta`` has no token count yet; a ``ToolBegin`` has the tool's name as it was sent to Bedrock.
 Event = Delta | ConverseStop | ConverseUsage | InvokedModel
 
 
@@ -99,7 +99,7 @@ def events_of_stream(stream: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
 
 
 def events_of_answer(answer: Mapping[str, Any]) -> Iterator[Event]:
-    """The answer of ``converse`` as the same events."""
+    """The same events, from an answer of ``converse``."""
     for block in answer["output"]["message"]["content"]:
         if block.get("text"):
             yield Delta(block["text"], 0)
@@ -136,13 +136,13 @@ def _usage(metadata: Mapping[str, Any]) -> ConverseUsage:
 class ConverseReader:
     """Counts an answer's pieces as they come, and corrects the count by Bedrock's report at the end.
 
-    Calls get the caller's names of tools; those that the answer may not have are left out.
+    Calls get the caller's names of tools. Calls that the answer may not have are left out.
 
     Args:
         queue_wait_s: how long the request waited for a thread.
         estimated_input: the prompt's tokens, used when Bedrock reports none.
-        share: the share of the request's own prompt in the input that Bedrock counts; the rest is a partial
-            answer.
+        share: the share of the request's own prompt in the input that Bedrock counts; the rest of the input
+            is a partial answer.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class ConverseReader:
 
     @property
     def cut(self) -> bool:
-        """Whether the answer has ended before the model, at a stop string that was not sent to Bedrock."""
+        """Whether a stop string that was not sent to Bedrock has ended the answer before the model did."""
         return self._blank.reached is not None
 
     @property
@@ -185,7 +185,7 @@ class ConverseReader:
         return self.cut or (self.stopped and self.usage is not None)
 
     def feed(self, events: Iterable[Event]) -> list[Delta]:
-        """Take events; the pieces of the answer in them, those of one kind in a row as one.
+        """Take events; returns the answer's pieces in them, with pieces of one kind in a row joined.
 
         Raises BackendFailure: ``degenerate_output``: the model could not write its call.
         """
@@ -213,7 +213,7 @@ class ConverseReader:
         return given
 
     def _joined(self, run: Sequence[Delta]) -> list[Delta]:
-        """Pieces of one kind, as the caller gets them."""
+        """Count and join pieces of one kind; returns what the caller gets of them."""
         text = run[0].text if len(run) == 1 else "".join([piece.text for piece in run])
         before = self._counted
         if text:
@@ -228,7 +228,7 @@ class ConverseReader:
         return self._take(structs.replace(run[0], text=text, tokens=tokens))
 
     def _take(self, piece: Delta) -> list[Delta]:
-        """The piece as the caller gets it, after what must come before it."""
+        """The piece as the caller gets it, after the events that must come before it."""
         call = self._call
         if isinstance(piece, ToolArgs):
             if call is None or not call.is_given:
@@ -277,7 +277,7 @@ class ConverseReader:
         text, missing, cached_tokens = self._blank.flush(), 0, None
         usage = Usage(self._estimated_input, self._counted)
         if (counted := self.usage) is not None:
-            # Bedrock's count is billed, also where more were counted as they came.
+            # Bedrock bills its own count, even if more tokens were counted while the answer came.
             missing = max(0, counted.output_tokens - self._counted)
             input_tokens = round(counted.input_tokens * self._share)
             cached_tokens = min(counted.cache_read_tokens, input_tokens)
@@ -291,7 +291,7 @@ class ConverseReader:
         return rest, completion
 
     def _stop_sequence(self) -> str | None:
-        """The stop string that ended the answer; where the model does not name it, a single one."""
+        """The stop string that ended the answer: the request's only one, else the one the model names."""
         if self.cut:
             return self._blank.reached
         if self._reason != "stop_sequence":

@@ -46,8 +46,8 @@ FEATURES = frozenset(
     }
 )
 
-# Longest wait for the thread of a call that was cut or is complete. A thread that takes longer keeps its lane
-# and ends by the read timeout.
+# Longest wait, seconds, for the thread of a call that was cut or is complete. A thread that takes longer
+# keeps its lane until the read timeout ends it.
 LEAVE_WAIT_S = 0.5
 
 
@@ -96,13 +96,13 @@ class BedrockBackend:
 
     @property
     def load(self) -> BackendLoad:
-        """Its own calls; Bedrock does not report blocks or queues."""
+        """The gateway's own calls; Bedrock reports neither blocks nor queues."""
         return BackendLoad(
             running=self._lanes.busy, waiting=self._lanes.waiting, max_running=self._lanes.count
         )
 
     async def run(self) -> None:
-        """Load boto3, then wait until cancelled; ends every call then."""
+        """Load boto3, then wait until cancelled; then end every call."""
         try:
             loop = asyncio.get_running_loop()
             with contextlib.suppress(BackendFailure):  # each call reports it
@@ -121,7 +121,7 @@ class BedrockBackend:
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
         """Generate; cancelling cuts the connection, which ends the thread's call.
 
-        Until some text has come, a region that fails is replaced by the next one.
+        If a region fails before any text has come, the next region is asked.
         """
         partial = check_partial(work, self.continues, self.name)
         if partial is None:
@@ -191,7 +191,7 @@ class BedrockBackend:
                     FailureKind.STREAM_BROKEN, f"{self.name}: the stream ended before the answer did"
                 )
             if not reader.cut:
-                # The last bytes are still to come; a connection read to the end can be reused.
+                # Wait for the last bytes: a connection that was read to its end can be reused.
                 await call.wait_left(LEAVE_WAIT_S)
             rest, completion = reader.finish()
             for piece in rest:
@@ -205,7 +205,7 @@ class BedrockBackend:
         elif usage is None:
             self._log.warning("no usage reported; tokens are estimated", model=self.model)
         else:
-            if not any(one.parts for one in sent):  # what images take is no share of the texts
+            if not any(one.parts for one in sent):  # tokens of images are not tokens of the texts
                 self._counter.learn(self.model, sent, usage.input_tokens)
             self._log.debug(
                 "answered",
@@ -228,7 +228,7 @@ class BedrockBackend:
 
 
 class _InvokingBackend(BedrockBackend):
-    """A model of InvokeModel: Bedrock refuses to generate with it."""
+    """A model that is called by InvokeModel: Bedrock refuses to generate with it."""
 
     generates = False
 

@@ -9,7 +9,7 @@ from collections import deque
 from gateway.backends.bedrock.answer import Event
 from resilience.failures import BackendFailure, FailureKind
 
-# Calls that may wait for a lane. Admission hands on as many as there are lanes and a few more.
+# Most calls that wait for a lane. Admission passes as many calls as there are lanes, and a few more.
 MAX_WAITING = 16
 # Retry-After when no place is left, seconds: calls end one by one.
 RETRY_AFTER_S = 1.0
@@ -18,7 +18,7 @@ MAX_EVENTS = 256
 
 
 class Lanes:
-    """The bulkhead: ``count`` calls at once. A lane is free when its thread has ended, not its caller."""
+    """The bulkhead: ``count`` calls at once. A lane is free once its thread ends, not its caller."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -53,8 +53,8 @@ class WireCut(Exception):
 class Wire:
     """The socket that a call uses at the moment; another thread may shut it down.
 
-    That ends a read in which the call's thread waits. The socket is not closed: its descriptor must not go to
-    another connection while a thread still reads from it.
+    A shutdown ends a read in which the call's thread waits. The socket is not closed: another connection must
+    not get its descriptor while a thread still reads from it.
     """
 
     def __init__(self) -> None:
@@ -63,14 +63,14 @@ class Wire:
         self.is_cut = False
 
     def hold(self, sock: socket.socket) -> None:
-        """The call is about to use this socket. Raises WireCut when the call was given up."""
+        """Set the socket that the call is about to use. Raises WireCut when the call was given up."""
         with self._lock:
             if self.is_cut:
                 raise WireCut
             self._socket = sock
 
     def release(self) -> None:
-        """The call is over; its connection may serve another one."""
+        """Drop the socket: the call is over, and its connection may serve another one."""
         with self._lock:
             self._socket = None
 
@@ -146,7 +146,7 @@ class EventBatches:
             self._room.notify()
 
     def left(self) -> None:
-        """The thread has left the call; called on the loop."""
+        """Note that the thread has left the call; called on the loop."""
         self._gone.set()
 
     async def wait_left(self, timeout_s: float) -> None:

@@ -18,7 +18,7 @@ _CACHE_MINIMA = (
     ("amazon.nova-pro", 1000),
     ("amazon.nova-premier", 1000),
 )
-# For a model that is not in the table and that the operator says takes cache points.
+# For a model that is not in the table but takes cache points by the configuration.
 DEFAULT_MINIMUM = 1024
 
 # Parts of the ids of models that complete a last message of the assistant, by Anthropic's and AWS's guides:

@@ -10,7 +10,7 @@ an assistant's turn at the start        preceded by a placeholder: the turns bef
 blank messages and texts                omitted: models refuse them
 reasoning of earlier answers            omitted: models take it with their own signature alone
 a partial answer                        the last turn of the assistant, or the end of it
-white space at the end of a prefill     omitted, as above
+white space at the end of a prefill     omitted: models refuse it
 """
 
 import itertools
@@ -35,7 +35,7 @@ EARLIER = "(Earlier messages are not shown.)"
 CACHE_POINT = {"cachePoint": {"type": "default"}}
 
 _GAP = "\n\n"
-# System messages that change with the request: the first of them ends the stable prefix.
+# Beginnings of system messages that change with the request: the first one ends the stable prefix.
 _VOLATILE = tuple([f"{title}\n" for title in (SUMMARY_TITLE, EVIDENCE_TITLE, CONTEXT_TITLE)])
 _FORM = Form(leading=True, several=True, later=False)
 
@@ -146,7 +146,7 @@ def _turns(
             open_calls[message.tool_call_id or ""] = (sent_id, message)
             continue
         _add(turns, Role.USER, *_results(open_calls))
-        # System messages that are left here have no user turn after them.
+        # A system message that is left at this point has no user turn after it.
         role = Role.ASSISTANT if message.role is Role.ASSISTANT else Role.USER
         if message.parts:
             _add(turns, role, *_blocks(message.parts, images))

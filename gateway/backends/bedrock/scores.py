@@ -32,7 +32,7 @@ def reranks(model_id: str) -> bool:
 
 
 def rerank_request(model_id: str, part: ScorePart) -> Mapping[str, Any]:
-    """The call. Raises BackendFailure: what the model cannot be asked for."""
+    """The parameters of the call. Raises BackendFailure: the model cannot do what is asked."""
     queries = {query for query, _ in part.pairs}
     if len(queries) > 1:
         raise BackendFailure(
@@ -48,7 +48,7 @@ def rerank_request(model_id: str, part: ScorePart) -> Mapping[str, Any]:
 
 
 def scores_of(answer: InvokedModel, part: ScorePart) -> Scores:
-    """The scores in the order of the texts. Raises BackendFailure: not readable."""
+    """The scores in the order of the texts. Raises BackendFailure: the answer is not readable."""
     try:
         ranked = _read(answer.body).results
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""The tools of a request in Converse's form, and names and ids in the characters that Converse takes."""
+"""The tools of a request in Converse's form; names and ids with the characters that Converse accepts."""
 
 import hashlib
 import itertools
@@ -19,9 +19,9 @@ MAX_ARGUMENT_DEPTH: Final = 64
 """Deepest nesting of a call's arguments in a history; botocore writes them by recursion."""
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ID: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
-# Keywords of a schema whose values are no schemas.
+# Keywords of a schema whose values are not schemas.
 _VALUES: Final = frozenset({"enum", "const", "default"})
-# Keywords whose values have names as keys.
+# Keywords of a schema whose values map names to schemas.
 _MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 # Characters of a replaced name that stay readable before its hash.
 _READABLE = 47
@@ -30,9 +30,9 @@ _READABLE = 47
 class ConverseTools:
     """The tools that one request has, and how its calls are written.
 
-    ``may_call``: the answer may hold calls. Converse has no choice ``none``, and needs tools wherever the
-    history has calls; so calls of an answer that may not have any are left out of it. ``single``: only the
-    first call of the answer is given.
+    ``may_call``: the answer may have calls. Converse has no choice ``none``, and needs tools if the history
+    has calls; so calls in an answer that may not have any are left out. ``single``: the caller gets only the
+    first call of the answer.
     """
 
     def __init__(self, work: Work) -> None:
@@ -84,7 +84,7 @@ class ConverseTools:
         return {"toolSpec": spec}
 
     def call_id(self, given: str) -> str:
-        """The id for the next call of the history: ``given`` where Converse takes it and no call has it."""
+        """The id for the next call of the history: ``given`` if Converse accepts it and no call has it."""
         sent = given if _ID.fullmatch(given) and given not in self._ids else _replaced(given, self._ids)
         self._ids.add(sent)
         return sent
@@ -103,7 +103,7 @@ def result(message: Message, sent_id: str) -> dict[str, Any]:
 
 
 def refuse(message: str, param: str = "messages") -> NoReturn:
-    """Raises BackendFailure: the request cannot be written for Converse."""
+    """Raise BackendFailure: the request cannot be written for Converse."""
     raise BackendFailure(FailureKind.INVALID_INPUT, message, param=param)
 
 
@@ -116,9 +116,9 @@ def tools_as_messages(work: Work) -> tuple[Message, ...]:
 
 
 def closed(schema: Any, *, names: bool = False) -> Any:
-    """The schema with objects that have no further properties than it names, as models require it.
+    """The schema with ``additionalProperties`` false by default in every object, as models require it.
 
-    ``names``: its keys are names, each with a schema.
+    ``names``: ``schema`` maps names to schemas.
     """
     if isinstance(schema, list):
         return [closed(one) for one in schema]
@@ -169,7 +169,7 @@ def _depth_over(value: Any, most: int) -> bool:
 
 
 def _replaced(text: str, taken: Container[str]) -> str:
-    """A name for ``text`` that Converse takes and that is not ``taken``; the same in every request."""
+    """A name for ``text`` that Converse accepts and that is not ``taken``; the same in every request."""
     readable = re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:_READABLE]
     for number in itertools.count():
         hashed = hashlib.blake2b(f"{number}:{text}".encode(errors="surrogatepass"), digest_size=8).hexdigest()

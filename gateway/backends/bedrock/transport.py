@@ -17,9 +17,9 @@ from gateway.contracts.events import Delta
 from resilience.classify_aws import aws_failure
 from resilience.failures import BackendFailure, FailureKind
 
-# Longest time that a region is left alone, seconds, however long a pause it asks for.
+# Longest time that a failed region is not asked, seconds, however long a pause it requests.
 MAX_COOL_DOWN_S = 60.0
-# Longest Retry-After that is believed, seconds.
+# Longest Retry-After that is used, seconds.
 MAX_RETRY_AFTER_S = 300.0
 
 
@@ -42,14 +42,14 @@ class Regions:
     def order(self, now: float) -> tuple[str, ...]:
         """The regions to ask, one after the other.
 
-        When all of them cool down only the one whose time is up first: so an outage costs each request one
-        call, not one for each region.
+        When all of them cool down, only the one whose cool-down ends first is asked: an outage then costs
+        each request one call, not one for each region.
         """
         warm = [name for name in self._names if self._back_at.get(name, now) <= now]
         return tuple(warm) or (min(self._names, key=lambda name: self._back_at[name]),)
 
     def failed(self, name: str, now: float, retry_after_s: float | None) -> None:
-        """A region could not answer; ``retry_after_s`` is what it asked for."""
+        """Record that a region could not answer; ``retry_after_s``: the pause that it requested."""
         self._back_at[name] = now + min(max(self._cool_down_s, retry_after_s or 0.0), MAX_COOL_DOWN_S)
 
     def answered(self, name: str) -> None:
@@ -57,7 +57,7 @@ class Regions:
 
 
 class Transport:
-    """Makes calls, each in the thread that asks for it; threads share ``regions``, guarded here.
+    """Makes calls, each in the thread that asks for it; a lock guards the regions, shared by threads.
 
     ``on_failure``: called with each region that failed, on the thread.
     """
@@ -94,7 +94,7 @@ class Transport:
     def warm(self) -> None:
         """Load boto3 and make the preferred region's client ahead of the first request.
 
-        Raises BackendFailure: it cannot be made.
+        Raises BackendFailure: the client cannot be made.
         """
         region = self._order()[0]
         try:
@@ -188,7 +188,7 @@ def failure_of(error: Exception, *, region: str, delivered: bool) -> BackendFail
     Its message has Bedrock's own code and never its text, which may contain a part of the prompt or the
     account's number; ``__cause__`` is the exception, for the log.
 
-    ``delivered``: whether some of the answer's text had come; a stream has broken then.
+    ``delivered``: whether a part of the answer had come; the failure is then a broken stream.
     """
     if isinstance(error, BackendFailure):
         return error
@@ -208,7 +208,7 @@ def _kind_and_text(error: Exception, delivered: bool) -> tuple[FailureKind, str]
     if isinstance(error, OSError):
         kind = FailureKind.STREAM_BROKEN if delivered else FailureKind.BACKEND_UNAVAILABLE
         return kind, f"the connection broke ({name})"
-    # What is left is an event stream that cannot be decoded.
+    # The remaining case is an event stream that cannot be decoded.
     return FailureKind.STREAM_BROKEN, f"the answer cannot be read ({name})"
 
 

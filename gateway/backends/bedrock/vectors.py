@@ -36,7 +36,7 @@ _read_cohere = msgspec.json.Decoder(_Cohere).decode
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingFamily:
-    """How models of one maker are asked.
+    """How the embedding models of one maker are called.
 
     Args:
         texts: most texts of a call.
@@ -51,7 +51,7 @@ class EmbeddingFamily:
     read: Callable[[InvokedModel], tuple[list[list[float]], int]]
 
     def requests(self, model_id: str, part: EmbedPart) -> Iterator[Mapping[str, Any]]:
-        """The calls for a part, in order. Raises BackendFailure: what the model cannot be asked for."""
+        """The calls for a part, in order. Raises BackendFailure: the model cannot do what is asked."""
         texts = [one for one in part.inputs if isinstance(one, str)]
         if len(texts) < len(part.inputs):
             raise _refused(model_id, "input", "takes texts, no token ids")
@@ -82,7 +82,7 @@ def invoke_request(model_id: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def family_of(model_id: str) -> EmbeddingFamily | None:
-    """How a model makes embeddings; ``None``: it generates. A profile's id contains the model's id."""
+    """How a model makes embeddings; ``None``: it makes none. A profile's id contains the model's id."""
     return next((family for part, family in _FAMILIES if part in model_id), None)
 
 
