@@ -1,4 +1,4 @@
-"""A custom tool where only functions are known: a function whose one argument is the tool's input."""
+"""A custom tool for a server that knows functions alone: a function whose one argument is the input."""
 
 import json
 import re
@@ -18,7 +18,7 @@ class CustomInput:
         self._begun = False
 
     def take(self, text: str) -> str:
-        """What of the input is new and whole."""
+        """Take a piece of the arguments; returns the new characters of the input that are complete."""
         self._raw += text
         if not self._begun:
             head = _HEAD.match(self._raw)
@@ -28,7 +28,7 @@ class CustomInput:
             self._raw = self._raw[head.end() :]
         whole = _whole_string(self._raw)
         value: str = json.loads(f'"{whole}"', strict=False)
-        if value and "\ud800" <= value[-1] <= "\udbff":  # the other half of the pair is on its way
+        if value and "\ud800" <= value[-1] <= "\udbff":  # half of a surrogate pair: the other half follows
             whole, value = whole[: whole.rindex("\\")], value[:-1]
         self._raw = self._raw[len(whole) :]
         return value
@@ -40,17 +40,17 @@ class CustomInput:
 
     @property
     def rest(self) -> str:
-        """Arguments that were not of this form: the model's own text."""
+        """The model's own text, if the arguments do not have this form."""
         return "" if self._begun else self._raw
 
 
 def wrapped(text: str) -> str:
-    """The arguments of a call with this input."""
+    """The arguments of a function call with this input."""
     return orjson.dumps({CUSTOM_INPUT: text}).decode()
 
 
 def _whole_string(body: str) -> str:
-    """The part of a JSON string's inside that ends outside an escape."""
+    """The content of a JSON string up to its closing quote or an incomplete escape."""
     place = 0
     while place < len(body) and body[place] != '"':
         size = 1

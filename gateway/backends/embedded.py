@@ -63,11 +63,11 @@ class EmbeddedBackend:
     Args:
         client: the engine's client; started and stopped by the gateway's lifespan.
         defaults: sampling of the checkpoint's ``generation_config.json``, used where the caller sets none.
-        max_running: most sequences that one batch takes.
-        adapters: the LoRA adapters that the engine holds; shared by all backends of one engine.
+        max_running: most sequences in one batch.
+        adapters: the LoRA slots of the engine; shared by all backends of one engine.
         vectors: makes vectors on the engine; shared in the same way.
-        generates: it makes not only vectors.
-        calls_tools: the model's chat template shows tools, and calls as :class:`CallReader` reads them.
+        generates: false if the engine makes vectors alone.
+        calls_tools: whether the model's chat template shows tools, and calls as :class:`CallReader` reads.
     """
 
     kind: ClassVar = "embedded"
@@ -87,7 +87,7 @@ class EmbeddedBackend:
 
     @property
     def features(self) -> frozenset[Feature]:
-        """All; adapters only where the engine has places for them, tools where the model knows them."""
+        """The known features; adapters only if the engine has places for them, tools if it calls tools."""
         known = FEATURES | TOOL_FEATURES if self.calls_tools else FEATURES
         return known if self.adapters.places else known - {Feature.LORA}
 
@@ -156,7 +156,7 @@ class EmbeddedBackend:
             raise failure_of(error.code, str(error)) from error
 
     async def _readers(self, work: Work, out: DeltaSink) -> dict[int, CallReader]:
-        """What finds the calls in each choice's text; one that resumes an answer has read what there is."""
+        """A reader of calls for each choice; that of a resumed answer has read the partial answer."""
         if work.call_format is None:
             return {}
         kinds = {tool.name: tool.kind for tool in work.tools}
@@ -174,7 +174,7 @@ class EmbeddedBackend:
 
     def _delta(self, output: SequenceOutput, index: int) -> Delta:
         logprobs = tuple([self._logprob(entry) for entry in output.logprobs]) if output.logprobs else ()
-        # The other texts hit the prefix cached by the first one: only the first one's figures are reported.
+        # Further texts hit the prefix cached by the first one, so only the first one's figures are reported.
         cached, wait_s = (None, None) if index else (output.cached_tokens, output.queue_wait_s)
         return Delta(output.text, len(output.token_ids), cached, wait_s, index, logprobs, output.token_ids)
 
@@ -216,7 +216,7 @@ class EmbeddedBackend:
 
 
 def _end_of(reader: CallReader) -> FinishReason:
-    """Why a text ends that the engine has stopped; inside a call a stop string did, which cuts the call."""
+    """The finish reason of a text that the engine stopped; inside a call a stop string has cut the call."""
     if reader.in_call:
         return FinishReason.LENGTH
     return FinishReason.TOOL_CALLS if reader.calls else FinishReason.STOP
@@ -225,7 +225,7 @@ def _end_of(reader: CallReader) -> FinishReason:
 def _completion(last: SequenceOutput, reason: FinishReason) -> Completion:
     usage = Usage(last.prompt_tokens, last.output_tokens, last.cached_tokens)
     stop = last.stop_reason if isinstance(last.stop_reason, str) else None
-    if reason is FinishReason.LENGTH:  # it has cut a call
+    if reason is FinishReason.LENGTH:  # the stop string has cut a call
         stop = None
     return Completion(reason, usage, last.queue_wait_s or 0.0, stop_sequence=stop)
 

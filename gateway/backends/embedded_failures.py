@@ -9,7 +9,7 @@ from engine import errors
 from gateway.contracts.values import Sampling
 from resilience.failures import BackendFailure, FailureKind
 
-# The engine's stable codes, by what they mean to the gateway; any other code is ``internal``.
+# The failure kind of each stable error code of the engine; any other code is ``internal``.
 _KINDS: Mapping[str, FailureKind] = {
     "nan_output": FailureKind.NAN_OUTPUT,
     "out_of_memory": FailureKind.CUDA_OOM,
@@ -38,7 +38,7 @@ def failure_of(code: str, message: str | None = None) -> BackendFailure:
 
 
 def _param(code: str, message: str) -> str | None:
-    """The field at fault; the engine's messages on sampling begin with it."""
+    """The field at fault; the engine's messages on sampling begin with the field's name."""
     if code == errors.InvalidGrammar.code:
         return "response_format"
     first = message.partition(" ")[0]

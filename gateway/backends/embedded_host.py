@@ -24,8 +24,8 @@ class EmbeddedHost:
 
     Args:
         defaults: sampling of the checkpoint, used where the caller sets none.
-        on_step: takes the counter of preemptions after each step.
-        encode: makes token ids of texts to embed.
+        on_step: called after each step with the number of preemptions so far.
+        encode: tokenizes the inputs of embeddings.
         on_death: called once, when the engine's process dies.
     """
 
@@ -68,7 +68,7 @@ class EmbeddedHost:
             calls_tools=calls_tools,
             generates=generates,
         )
-        # What has loaded.
+        # The limits of the loaded engine; None until it has started.
         self.facts: EngineFacts | None = None
 
     @property
@@ -145,7 +145,7 @@ class EmbeddedHost:
             preemptions=signals.preemptions,
             prompt_tokens=signals.prompt_tokens,
             generation_tokens=signals.generation_tokens,
-            # The engine does not report which of their requests wait.
+            # The engine does not report which LoRA requests wait.
             loras=None if in_use is None else LoraFigures(self._config.max_loras, in_use),
         )
 

@@ -13,30 +13,30 @@ from gateway.backends.port import EmbedPart, Vectors
 from resilience.failures import BackendFailure, FailureKind
 
 EncodePart = Callable[[EmbedPart], Awaitable[Sequence[Sequence[int]]]]
-"""The token ids of each input. Raises BackendFailure; RateLimited: too many texts of the tenant wait."""
+"""Makes the token ids of each input. Raises BackendFailure; RateLimited: too many of the tenant's wait."""
 
 
 AT_ONCE: Final = 16
-"""Most inputs of a part in the engine. Parts of all requests stay below the engine's ``max_waiting`` so."""
+"""Most inputs of a part in the engine; all parts together then stay below the engine's ``max_waiting``."""
 PRIORITY: Final = -1
-"""The engine computes chats first."""
+"""Below the priority of chats, which the engine computes first."""
 _UNUSED: Final = SamplingParams(max_tokens=1)
 
 
 def generates_nothing(name: str) -> BackendFailure:
-    """What a backend of task embed answers to a prompt."""
+    """The failure of a prompt on a backend of task embed."""
     return BackendFailure(FailureKind.MODEL_NOT_FOUND, f"{name} makes vectors and generates nothing")
 
 
 def longest_input(part: EmbedPart, max_model_len: int | None) -> int | None:
-    """Tokens at which inputs are cut; ``None``: they are not."""
+    """The length in tokens to which inputs are cut; ``None``: they are not cut."""
     return max_model_len if part.truncate_to == -1 else part.truncate_to
 
 
 def check_inputs(
     part: EmbedPart, inputs: Sequence[Sequence[int]], max_model_len: int, vocab_size: int | None = None
 ) -> None:
-    """Raises BackendFailure for the first that is too long, or has an id outside the vocabulary."""
+    """Raise BackendFailure for the first input that is too long, or has an id outside the vocabulary."""
     for index, ids in enumerate(inputs):
         field = part.field(index)
         if len(ids) > max_model_len:
@@ -48,7 +48,7 @@ def check_inputs(
 
 
 async def ids_alone(part: EmbedPart) -> Sequence[Sequence[int]]:
-    """For an engine without a tokenizer: no texts. Raises BackendFailure."""
+    """The token ids of the inputs, for an engine without a tokenizer. Raises BackendFailure for texts."""
     ids = [one for one in part.inputs if not isinstance(one, str)]
     if len(ids) < len(part.inputs):
         raise BackendFailure(FailureKind.INVALID_INPUT, "the engine takes token ids, no texts", param="input")
@@ -56,7 +56,7 @@ async def ids_alone(part: EmbedPart) -> Sequence[Sequence[int]]:
 
 
 class EmbeddedVectors:
-    """Asks one engine for the vectors of texts; all backends on the engine share it."""
+    """Makes vectors of inputs on one engine; all backends on the engine share it."""
 
     def __init__(self, client: EngineClient, encode: EncodePart) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""What the operating system knows of an engine's processes."""
+"""The state of an engine's processes in the operating system."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -7,13 +7,13 @@ import psutil
 
 
 def gone_and_stopped(processes: Sequence[psutil.Process]) -> tuple[bool, bool]:
-    """Whether one of them has ended, and whether one is stopped."""
+    """Whether one of the processes has ended, and whether one is stopped."""
     found = list(map(_status, processes))
     return psutil.STATUS_ZOMBIE in found, psutil.STATUS_STOPPED in found
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:
-    """Kill them, stopped ones included; does not wait."""
+    """Kill the processes, stopped ones included; does not wait."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()

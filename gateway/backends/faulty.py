@@ -40,7 +40,6 @@ class FaultPlan:
 
     def replace(self, rules: Sequence[FaultRule]) -> None:
         """Put other rules in force; their counts start at zero."""
-        # The rules in force.
         self.rules = tuple(rules)
         self._seen = [0] * len(self.rules)
         self._done = [0] * len(self.rules)
@@ -60,7 +59,7 @@ class FaultPlan:
         return self.rules[chosen]
 
     def met(self, rule: FaultRule) -> None:
-        """The fault was injected; an answer may be too short for it."""
+        """Count an injected fault; a chosen fault is not injected if the answer is too short for it."""
         self._injected[rule.backend, str(rule.kind)] += 1
 
     def _hits(self, number: int, rule: FaultRule) -> bool:
@@ -116,7 +115,7 @@ class FaultyBackend(DelegatingBackend):
         try:
             return await self.delegate.generate(work, call.push)
         except Exception as error:
-            # However the wrapped backend handles an error of its sink, the caller gets the fault.
+            # The caller gets the fault, however the wrapped backend handles an error of its sink.
             raise call.failure or error from None
 
 
@@ -153,7 +152,7 @@ class _Call:
         self.failure: BackendFailure | None = None
 
     async def push(self, delta: Delta) -> None:
-        """Pass a piece on, late or not at all."""
+        """Pass a delta on, late or not at all."""
         if self.failure is not None:
             raise _Struck
         if self._tokens >= self._rule.after_tokens:

@@ -4,9 +4,9 @@
 
     <tool_call>{"name":"check_stock","arguments":{"title":"Berserk"}}</tool_call>
 
-Calls follow each other after any text that comes before the first. The grammar leaves the name to the tools
-that may be called and the arguments to their schemas, without padding, so an answer of the grammar is read
-without guessing.
+Text may come before the first call; further calls follow it directly. The grammar limits the name to the
+tools that may be called and the arguments to their schemas, without padding, so an answer that follows the
+grammar is parsed without guessing.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ def call_grammar(
         "call: " + " | ".join(f"call_{number}" for number in range(len(offered))),
     ]
     if not must and content is None:
-        # A text without a call; and one that ends where the first call begins.
+        # PLAIN is a text without a call, ``lead`` a text up to and with the start mark of the first call.
         lines.append(_PLAIN)
         lines.append(f"lead[lazy]: /(.|\\n)*{CALL_START}/")
     elif not must:
@@ -86,7 +86,7 @@ def call_grammar(
 def call_format(
     tools: tuple[Tool, ...], choice: ToolChoice | None, parallel: bool | None, shape: ResponseFormat
 ) -> ResponseFormat | None:
-    """The shape of an answer with these tools; ``None`` where ``shape`` holds, since nothing may be called.
+    """The format of an answer with these tools; ``None``: ``shape`` applies, since no tool may be called.
 
     Raises InvalidRequest for a shape that cannot be joined with tools, and for a custom tool's grammar that
     cannot be bound.
@@ -131,9 +131,9 @@ def _pattern(tool: Tool) -> str | None:
 
 
 def _check_form(tool: Tool, param: str) -> None:
-    """Raises InvalidRequest: the form is a grammar.
+    """Raise InvalidRequest if the form is a grammar other than a regex.
 
-    Calls are JSON, and a grammar of a text says nothing of how that text is written as a JSON string.
+    Calls are JSON, and a grammar of a text does not describe how the text is written as a JSON string.
     """
     form = json.loads(tool.format) if tool.format else {}
     grammar = form.get("grammar", form)
@@ -149,7 +149,7 @@ def _check_form(tool: Tool, param: str) -> None:
 
 
 def _bound(schema: object) -> str:
-    """The schema as the grammar takes it, without blanks between values."""
+    """The schema in the grammar's form, without white space between values."""
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": {"whitespace_flexible": False}}
     return json.dumps(schema, ensure_ascii=False)
@@ -159,11 +159,11 @@ class CallReader:
     """Turns pieces of one choice's text into events; sans-I/O.
 
     The first event of a piece carries its tokens and figures. Text that may be the beginning of a call is
-    held back until that is known, and so are its tokens: the ids that a stream has spell what it has.
+    held back until that is known, and so are its tokens: the token ids of a stream spell its text.
 
     Args:
-        answer_id: makes the calls' ids, so that a resumed answer has the same ones.
-        kind_of: the kind of the tool of a name.
+        answer_id: the calls' ids are made from it, so that a resumed answer has the same ones.
+        kind_of: returns the kind of a tool by its name.
     """
 
     def __init__(self, answer_id: str, index: int = 0, *, kind_of: Callable[[str], ToolKind]) -> None:
@@ -178,7 +178,7 @@ class CallReader:
         self.calls = 0
 
     def feed(self, piece: Delta) -> list[Delta]:
-        """The events of a piece, in order; none while what it may be is not known."""
+        """The events of a piece, in order; none while it may be the beginning of a call or its name."""
         self._held += piece.text
         events: list[Delta] = []
         while True:
@@ -193,13 +193,13 @@ class CallReader:
 
     @property
     def in_call(self) -> bool:
-        """Whether a call has begun that has not ended; its name may not be known yet."""
+        """Whether a call has begun and not ended; its name may not be known yet."""
         return self._read != self._text
 
     def end(self, *, stopped: bool = False) -> list[Delta]:
-        """The last events: what is held back when the text ends was no call.
+        """The last events: text that is held back at the end is no call.
 
-        ``stopped``: the model or a stop string ended it; a call that has all its arguments has ended, too.
+        ``stopped``: the model or a stop string ended the text; a call with complete arguments ends, too.
         """
         if stopped and self._read == self._close:
             self._held = _CLOSE
@@ -271,7 +271,7 @@ def _figures(piece: Delta) -> dict[str, Any]:
 
 
 def _joined(first: Delta, second: Delta) -> Delta:
-    """Two pieces' figures as one's."""
+    """``first`` with the tokens and figures of both pieces."""
     return structs.replace(
         first,
         tokens=first.tokens + second.tokens,
@@ -283,7 +283,7 @@ def _joined(first: Delta, second: Delta) -> Delta:
 
 
 class _JsonEnd:
-    """Finds where a JSON object ends that comes in pieces."""
+    """Finds the end of a JSON object that arrives in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -292,7 +292,7 @@ class _JsonEnd:
         self.ended = False
 
     def take(self, text: str) -> int:
-        """How many characters of ``text`` belong to the object."""
+        """The number of characters of ``text`` that belong to the object."""
         for place, character in enumerate(text):
             if self._escaped:
                 self._escaped = False

@@ -34,11 +34,11 @@ class EngineHost(Protocol):
 
     @property
     def facts(self) -> EngineFacts | None:
-        """What has loaded; ``None`` before."""
+        """The limits of the loaded engine; ``None`` before it has loaded."""
 
     @property
     def unfinished(self) -> int:
-        """Sequences that the engine was given and has not ended."""
+        """Sequences that the engine has accepted and not ended."""
 
     @property
     def pending_tokens(self) -> int:
@@ -50,11 +50,11 @@ class EngineHost(Protocol):
 
     @property
     def occupied(self) -> bool:
-        """Whether it executes a call that is no generation, such as loading an adapter."""
+        """Whether it executes a call other than generation, such as loading an adapter."""
 
     @property
     def exit_code(self) -> int | None:
-        """Of its first process that ended by itself, negative for a signal; ``None``: not known."""
+        """Exit code of its first process that ended by itself, negative for a signal; ``None``: unknown."""
 
     @property
     def last_error(self) -> str:
@@ -64,13 +64,13 @@ class EngineHost(Protocol):
         """The engine's figures after its last step; ``None`` before it has loaded."""
 
     def find_processes(self) -> Sequence[psutil.Process]:
-        """Its processes now. Looks through the machine's: not for the event loop."""
+        """The engine's processes now. Scans the machine's processes: not for the event loop."""
 
     async def start(self) -> EngineFacts:
         """Load and warm up. Raises EngineStartError, whose message says what to fix."""
 
     async def stop(self, timeout_s: float) -> None:
-        """Stop it gracefully, by force after ``timeout_s``."""
+        """Stop the engine gracefully, by force after ``timeout_s``."""
 
     def backend(self, name: str) -> Backend:
         """The engine as a backend of that name."""
@@ -86,11 +86,11 @@ class MakeHost(Protocol):
         on_death: Callable[[EngineDead], None],
         kv_blocks: int | None = None,
     ) -> EngineHost:
-        """One that tells its counter of preemptions after each step, and once that it died by itself."""
+        """Make an engine that reports its preemptions so far after each step, and its death once."""
 
 
 class Resident(Protocol):
     """A backend with loops of its own (probes, scrapes, connection pools)."""
 
     async def run(self) -> None:
-        """Run until cancelled; gives back all it holds when it ends."""
+        """Run until cancelled; releases everything that it holds when it ends."""

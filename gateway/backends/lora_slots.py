@@ -1,4 +1,4 @@
-"""The LoRA slots of one engine: adapters load on first use or ahead; the coldest idle one is evicted."""
+"""The LoRA slots of an engine: adapters load on first use or ahead; idle ones in least demand are evicted."""
 
 import asyncio
 import time
@@ -32,10 +32,10 @@ class AdapterHolder(Protocol):
         """Folder of each loaded adapter, by id."""
 
     async def load_adapter(self, adapter: Adapter) -> None:
-        """Load or replace. Raises EngineError."""
+        """Load an adapter, or replace its weights. Raises EngineError."""
 
     async def unload_adapter(self, adapter_id: str) -> None:
-        """Accept no new request for it. Raises EngineError."""
+        """Accept no new request for the adapter. Raises EngineError."""
 
 
 @runtime_checkable
@@ -43,7 +43,7 @@ class Pinning(Protocol):
     """A holder whose engine evicts by itself and can exempt some adapters from it."""
 
     async def pin_adapters(self, names: Collection[str]) -> None:
-        """Pin these, as far as they are loaded, and no others; may be called repeatedly."""
+        """Pin those of ``names`` that are loaded, and no others; may be called repeatedly."""
 
 
 async def _here(adapter: Adapter) -> None:
@@ -61,9 +61,9 @@ class LoraSlots:
     finish on the weights they started with.
 
     Args:
-        places: adapters that it holds.
-        demand: how much each is asked for; outlives the engine.
-        bring: makes sure that an adapter's files are on this machine; raises AdapterError.
+        places: most adapters loaded at once.
+        demand: how much each adapter is requested; outlives the engine.
+        bring: brings an adapter's files to this machine, if needed; raises AdapterError.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class LoraSlots:
 
     @asynccontextmanager
     async def hold(self, adapter: Adapter) -> AsyncIterator[None]:
-        """The adapter is loaded while the block runs.
+        """Load the adapter if needed, and keep it loaded while the block runs.
 
         Raises:
             BackendFailure: all places are in use (``throttled``) or loading failed (``model_not_found``).
@@ -117,11 +117,11 @@ class LoraSlots:
             await self._engine.pin_adapters(names)
 
     async def preload(self, adapter: Adapter) -> None:
-        """Load it ahead of its first request. Raises as :meth:`hold` does."""
+        """Load an adapter ahead of its first request. Raises as :meth:`hold` does."""
         await self._load(adapter, ahead=True)
 
     async def load_next(self, known: Sequence[Adapter]) -> bool:
-        """Load the next adapter worth loading ahead of its first request; whether there was one.
+        """Load the next adapter worth loading ahead of its first request; returns whether one was loaded.
 
         A failure is emitted as an event and not retried at once.
         """
@@ -136,7 +136,7 @@ class LoraSlots:
         return True
 
     async def unload(self, adapter_id: str) -> bool:
-        """Unload an idle adapter; whether it is unloaded. Raises EngineError."""
+        """Unload an adapter unless it is in use; returns whether it is unloaded. Raises EngineError."""
         async with self._changing:
             if adapter_id not in self._engine.adapters:
                 return True

@@ -1,4 +1,4 @@
-"""Resuming a partial answer: the check of every backend, and joining texts where only text is returned."""
+"""Resuming a partial answer: the check for all backends, and joining texts where only text is returned."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -13,7 +13,7 @@ Generate = Callable[[Work, DeltaSink], Awaitable[Completion]]
 
 
 def check_partial(work: Work, ways: frozenset[Continue], name: str) -> PartialAnswer | None:
-    """The partial answer, if any. Raises BackendFailure when ``ways`` do not allow to resume it."""
+    """The partial answer, if any. Raises BackendFailure when it cannot be resumed in one of ``ways``."""
     partial = work.partial
     if partial is None:
         return None
@@ -46,12 +46,12 @@ def resumed_seed(seed: int | None, partial: PartialAnswer | None) -> int | None:
 
 
 def rest_of(min_tokens: int, partial: PartialAnswer | None) -> int:
-    """How many tokens the rest after ``partial`` must have, for a backend that counts from there."""
+    """The fewest tokens of the rest after ``partial``, for a backend that counts from there."""
     return min_tokens if partial is None else max(0, min_tokens - len(partial.token_ids or ()))
 
 
 def overlap(text: str, mark: str) -> int:
-    """How many characters at the end of ``text`` begin ``mark``, short of all of it."""
+    """The number of characters at the end of ``text`` that are a beginning of ``mark``, not all of it."""
     longest = min(len(text), len(mark) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
 
@@ -61,7 +61,7 @@ class TextSplice:
 
     A stop string that starts in the old text may end in the new one, which the backend does not notice. White
     space at the end of the old text (``trimmed``) is not sent, since many templates and models strip it, and
-    may be generated again. Text is held back only while one of both is possible.
+    may be generated again. Text is held back only while one of these may still happen.
     """
 
     def __init__(self, given: str, stops: Sequence[str], trimmed: str = "") -> None:
@@ -95,7 +95,7 @@ class TextSplice:
 
 
 async def generate_rest(splice: TextSplice, generate: Generate, work: Work, out: DeltaSink) -> Completion:
-    """Generate with ``splice`` before the sink; a stop string across it ends the generation."""
+    """Generate with ``splice`` before the sink; a stop string across both texts ends the generation."""
     if not splice.is_open:
         return await generate(work, out)
     gate = _Gate(splice, out, replayed=work.partial is not None and work.partial.replay)
@@ -113,13 +113,13 @@ async def generate_rest(splice: TextSplice, generate: Generate, work: Work, out:
 
 
 class _StopReached(Exception):
-    """The answer has ended; the backend is to stop."""
+    """The answer has ended at a stop string, so the backend must stop."""
 
 
 class _Gate:
     """A sink that passes on what the splice returns. ``first`` collects what is held back.
 
-    ``replayed``: the events before the first one with tokens are of the partial answer, and pass as they are.
+    ``replayed``: events before the first one with tokens are of the partial answer and pass unchanged.
     """
 
     def __init__(self, splice: TextSplice, out: DeltaSink, *, replayed: bool) -> None:
@@ -146,7 +146,7 @@ class _Gate:
             await self._out(self.first)
 
     async def end(self) -> None:
-        """The backend has ended."""
+        """Pass on what is held back, since the backend has ended."""
         if self._open:
             held = structs.replace(self.first, text=self._splice.flush())
             if held.text or held.tokens:
@@ -154,7 +154,7 @@ class _Gate:
 
 
 def _joined(first: Delta, delta: Delta, text: str) -> Delta:
-    """Both as one, with the ids when both have theirs."""
+    """Both deltas as one with ``text``; it has token ids if both have them."""
     tokens = first.tokens + delta.tokens
     token_ids = first.token_ids + delta.token_ids
     return Delta(

@@ -1,4 +1,4 @@
-"""An answer on its way to the caller: where its pieces arrive, or in the request's task."""
+"""Passes an answer on to the caller: in the callback where its pieces arrive, or in the request's task."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -12,7 +12,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class AnswerReader(Protocol[T_contra]):
-    """Makes the pieces of one answer of what arrives."""
+    """Converts received data to the deltas of one answer."""
 
     @property
     def started(self) -> bool:
@@ -20,21 +20,21 @@ class AnswerReader(Protocol[T_contra]):
 
     @property
     def done(self) -> bool:
-        """Whether its last part was read."""
+        """Whether the last part of the answer was read."""
 
     @property
     def fault(self) -> Exception | None:
         """Why nothing more can be read."""
 
     def feed(self, data: T_contra, /) -> Sequence[Delta]:
-        """The pieces that ``data`` completes."""
+        """The deltas that ``data`` completes."""
 
     def check(self) -> None:
         """Raise the fault, if there is one."""
 
 
 class PassingOn(Struct, Generic[T_contra], eq=False):
-    """Passes an answer on, piece by piece: at once where nobody has to be waited for.
+    """Passes an answer on, delta by delta: at once unless the sink must be awaited.
 
     Args:
         on_start: called once, when the answer has started.
@@ -45,11 +45,11 @@ class PassingOn(Struct, Generic[T_contra], eq=False):
     _on_start: Callable[[], object]
     _error: Exception | None = None
     _started: bool = False
-    # What has to be awaited, and the pieces after it.
+    # The sink's awaitable, and the deltas after it.
     _waiting: tuple[Awaitable[None], Sequence[Delta]] | None = None
 
     def take(self, data: T_contra) -> bool:
-        """Take a part of the answer; False when the rest is for :meth:`rest`."""
+        """Take a part of the answer; returns False when :meth:`rest` must be awaited."""
         reader, push = self._reader, self._push
         try:
             deltas = reader.feed(data)
@@ -67,7 +67,7 @@ class PassingOn(Struct, Generic[T_contra], eq=False):
         return not reader.done and reader.fault is None
 
     async def rest(self) -> None:
-        """Wait for what could not be passed on at once, and pass the rest on. Raises what reading raised."""
+        """Await the sink, and pass on the remaining deltas. Raises the error that stopped :meth:`take`."""
         if self._error is not None:
             raise self._error
         if self._waiting is not None:
@@ -78,7 +78,7 @@ class PassingOn(Struct, Generic[T_contra], eq=False):
         self._reader.check()
 
     def close(self) -> None:
-        """End what still waits to be passed on: its request was cancelled before its task had a turn."""
+        """Close an awaitable of the sink that was not awaited: its request was cancelled before its turn."""
         if self._waiting is not None and isinstance(self._waiting[0], Coroutine):
             self._waiting[0].close()
         self._waiting = None

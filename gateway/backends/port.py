@@ -46,7 +46,7 @@ class PartialAnswer:
     """The delivered part of a broken answer; ``token_ids``, where known, decode to exactly ``text``.
 
     With ``replay`` the answer has reasoning or tool calls, and ``token_ids`` are all that was generated. The
-    backend gives the events of the whole answer again; those of ``token_ids`` carry no tokens.
+    backend delivers the events of the whole answer again; those of ``token_ids`` carry no tokens.
     """
 
     text: str
@@ -59,20 +59,20 @@ class ServerCall(Protocol):
 
     @property
     def headers(self) -> bytes:
-        """The trace context for that server, as HTTP header lines; perhaps none."""
+        """The trace context for that server, as HTTP header lines; may be empty."""
 
 
 class Calls(Protocol):
     """Traces the calls of a backend to its servers."""
 
     def call(self, target: str, *, hedge: bool = False) -> AbstractContextManager[ServerCall]:
-        """The call runs while the block does; ``hedge``: it is a second, parallel one."""
+        """Trace a call that runs while the block runs; ``hedge``: it is a second, parallel call."""
 
 
 class Work(Struct, frozen=True):
     """A request to a backend.
 
-    ``sampling.max_tokens`` is always set; ``open_ended``: it is only what the context has room for. A backend
+    ``sampling.max_tokens`` is always set; ``open_ended``: it is only the room left in the context. A backend
     uses ``token_ids``, without tokenizing again, or ``messages``. Prompts with different ``cache_salt``,
     by default the tenant, must not share cached prefixes: the time of a first token would reveal others'
     prompts. ``tenant``, ``org``, ``user``, ``session_id`` and ``deadline`` (on the injected clock) are sent
@@ -84,8 +84,8 @@ class Work(Struct, frozen=True):
     piece follows right after ``partial.text``, ``sampling.max_tokens`` bounds the rest, and stop strings,
     penalties and formats apply to the whole answer as far as the backend can.
 
-    ``images`` are their bytes by the hash of these, which the messages name; they take about
-    ``image_tokens`` besides ``token_ids``.
+    ``images`` are the image bytes by their hash, by which the messages name them; they take about
+    ``image_tokens`` in addition to ``token_ids``.
 
     The caller has taken one call from ``call_budget``; a backend takes another for each further server.
     """
@@ -131,8 +131,8 @@ class Completion(Struct, frozen=True):
 
     ``finish_reason`` is of the first text, ``others`` of the further ones; ``usage`` counts the prompt once
     and the tokens of all texts. ``stop_sequence`` is the stop string that ended the first text, where the
-    backend reports it. For a resumed answer: the request's own prompt, the tokens of this call.
-    ``warnings`` are for the caller: what of the request the backend could not do.
+    backend reports it. For a resumed answer ``usage`` counts the request's own prompt and this call's tokens.
+    ``warnings`` tell the caller what the backend could not do.
     """
 
     finish_reason: FinishReason
@@ -161,7 +161,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the configuration."""
+        """The backend's name in the configuration."""
 
     @property
     def kind(self) -> str:
@@ -192,7 +192,7 @@ class Backend(Protocol):
 
 
 class DelegatingBackend(ABC):
-    """A backend on another one; the properties are those of ``delegate``, which may change."""
+    """A backend that wraps another one; its properties are those of ``delegate``, which may change."""
 
     @property
     @abstractmethod
@@ -252,7 +252,7 @@ class DelegatingBackend(ABC):
 
 
 def generates(backend: Backend) -> bool:
-    """Whether it generates text; a backend known to do other work alone says so by its ``generates``."""
+    """Whether a backend generates text; one known to do other work alone has a false ``generates``."""
     return getattr(backend, "generates", True)
 
 
@@ -279,9 +279,9 @@ def _innermost(backend: Backend) -> Backend:
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Why a backend takes no work now, as a sentence for callers; ``loading``: it is about to.
+    """Why a backend takes no work now, as a sentence for callers; ``loading``: it is about to take work.
 
-    ``retry_s``: when callers should try again, where that is not when it is estimated to be back.
+    ``retry_s``: seconds until callers should try again, instead of the estimate of the backend's return.
     """
 
     reason: str
@@ -299,14 +299,14 @@ class Restarting(Protocol):
 
     @property
     def absence(self) -> Absence:
-        """Why it accepts no work, while it does not."""
+        """Why it accepts no work, at a time when it does not."""
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Wait at most ``timeout_s`` until it accepts work; whether it does. At once if it never will."""
+        """Wait at most ``timeout_s`` until it accepts work, not if it never will; returns whether it does."""
 
 
 class TakesParts(Protocol):
-    """A backend that is asked for something else than generated text."""
+    """A backend that makes something other than generated text."""
 
     name: str
     kind: str
@@ -322,7 +322,7 @@ class EmbedPart:
     """Inputs whose vectors are wanted; ``tokens`` are estimated.
 
     ``truncate_to``: longest input in tokens, -1: the model's; ``None``: longer ones are refused. ``first``:
-    the number of the first of them in the request; ``None``: the request has one input.
+    the number of the part's first input in the request; ``None``: the request has one input.
     """
 
     inputs: tuple[str | tuple[int, ...], ...]
@@ -340,7 +340,7 @@ class EmbedPart:
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """One vector an input, as base64 of little-endian 32-bit floats."""
+    """One vector per input, as base64 of little-endian 32-bit floats."""
 
     vectors: tuple[str, ...]
     input_tokens: int
@@ -350,9 +350,9 @@ class Embeds(TakesParts, Protocol):
     """A backend that makes vectors."""
 
     async def embed(self, part: EmbedPart) -> Vectors:
-        """The vectors; cancelling frees what it holds.
+        """The vectors; cancelling frees what the call holds.
 
-        Raises BackendFailure; RateLimited: the tenant has too many texts here.
+        Raises BackendFailure; RateLimited: too many texts of the tenant wait.
         """
 
 
@@ -361,7 +361,7 @@ class ScorePart:
     """Pairs of texts whose scores are wanted; ``tokens`` are estimated.
 
     Args:
-        endpoint: how workers are asked: ``rerank`` has one first text for all pairs.
+        endpoint: the workers' endpoint; for ``rerank`` all pairs have the same first text.
         options: further fields of the request, for workers.
     """
 
@@ -374,7 +374,7 @@ class ScorePart:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One score a pair."""
+    """One score per pair."""
 
     scores: tuple[float, ...]
     input_tokens: int
@@ -384,15 +384,15 @@ class Ranks(TakesParts, Protocol):
     """A backend that scores pairs of texts."""
 
     async def score(self, part: ScorePart) -> Scores:
-        """The scores; cancelling frees what it holds. Raises BackendFailure, RateLimited."""
+        """The scores; cancelling frees what the call holds. Raises BackendFailure, RateLimited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
     """The text of a recording as the worker's JSON object; ``None``: it was streamed.
 
-    ``input_tokens``: as the worker counts them; ``TOKENS_PER_AUDIO_S`` a second where it reports the
-    length alone.
+    ``input_tokens``: as the worker counts them; ``TOKENS_PER_AUDIO_S`` per second if it reports only the
+    length.
     """
 
     body: Mapping[str, Any] | None
@@ -404,9 +404,9 @@ class Transcribes(TakesParts, Protocol):
     """A backend that turns speech into text."""
 
     async def transcribe(self, recording: Recording, caller: Caller, out: EventSink) -> Transcript:
-        """The text, or the data of its events pushed to ``out``; cancelling frees what it holds.
+        """The text; if streamed its events are pushed to ``out``. Cancelling frees what the call holds.
 
-        Raises BackendFailure, RateLimited; what is raised after the first event is final.
+        Raises BackendFailure, RateLimited; a failure after the first event is final.
         """
 
 
@@ -429,11 +429,11 @@ class Fleet:
         return {backend.model for backend in self.backends.values()}
 
     def load(self, name: str) -> BackendLoad | None:
-        """A backend's load as last reported; ``None`` also for a model that its pool has no more."""
+        """A backend's load as last reported; ``None`` also for a model that its pool no longer serves."""
         backend = self.backends.get(name)
         return None if backend is None else backend.load
 
 
 def configured_name(backend: str) -> str:
-    """The name in the configuration of a backend: that of the pool where it is one of its models."""
+    """A backend's name in the configuration; for a model of a pool the pool's name."""
     return backend.partition("/")[0]

@@ -1,11 +1,11 @@
 """Fingerprints of a prompt's beginning: equal ones mean that a worker's prefix cache may hold it.
 
 A chain has one number for each whole block of token ids, made from the block and from all before it: two
-prompts share their first ``k`` blocks when their chains agree in the ``k``-th number. The salt keeps apart
-what a cache keeps apart: tenants and adapters.
+prompts share their first ``k`` blocks when their chains agree in the ``k``-th number. The salt separates what
+a cache separates: tenants and adapters.
 
 The numbers are Python's hash of integers and tuples of them, which has no random seed: every process of the
-same build makes the same ones. They only steer requests; what may be reused is decided where the cache is.
+same build makes the same ones. They only steer requests; the worker decides which cached blocks it reuses.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""What a request's sampling asks of a backend, and its gaps filled."""
+"""The features that a request's sampling needs, and default values for its unset fields."""
 
 from itertools import compress
 from typing import TypeVar
@@ -11,7 +11,7 @@ from resilience.failures import BackendFailure, FailureKind
 
 T = TypeVar("T")
 
-# In the order in which `features_asked` looks at the fields.
+# In the order in which `features_asked` checks the fields.
 _SAMPLING_FEATURES = (
     Feature.TEMPERATURE,
     Feature.TEMPERATURE_ABOVE_1,
@@ -61,7 +61,7 @@ def features_asked(sampling: Sampling, response_format: ResponseFormat) -> froze
 
 
 def filled(asked: Sampling, default: Sampling) -> Sampling:
-    """The request's sampling with gaps filled by the checkpoint's defaults, else by neutral values.
+    """The request's sampling; unset fields get the checkpoint's defaults, else neutral values.
 
     Raises BackendFailure: ``max_tokens`` is not set.
     """

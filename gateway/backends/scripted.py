@@ -19,14 +19,14 @@ EVEN = math.log(0.5)
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What one call does: the pieces it gives of each text, seconds before each, and how it ends.
+    """What one call does: the pieces of each text, the seconds before each piece, and how the call ends.
 
-    A piece is one token, and as likely as not. ``token_ids`` are those of the pieces, where they are given.
+    A piece is one token with probability one half. ``token_ids`` are those of the pieces, if there are any.
     With a ``failure`` the call breaks off after ``breaks_after`` pieces of its own, at the end when ``None``.
     A call that resumes an answer plays the pieces after the partial answer.
 
-    ``events`` are played instead of the pieces, as they are, for any number of choices; ``token_ids`` and
-    ``breaks_after`` count them. ``finish_reasons`` are then those of the choices.
+    ``events`` are played unchanged instead of the pieces, for any number of choices; ``token_ids`` and
+    ``breaks_after`` then refer to events, and ``finish_reasons`` are those of the choices.
     """
 
     pieces: tuple[str, ...] = ("Hello", " there", ".")
@@ -40,9 +40,9 @@ class Script:
     finish_reasons: tuple[FinishReason, ...] = ()
 
     def rest_after(self, work: Work) -> tuple[int, int]:
-        """How many pieces are skipped, and how many characters of the next one.
+        """The number of pieces to skip, and of characters of the next piece.
 
-        Raises BackendFailure: ``invalid_input``: the partial answer is not of this script.
+        Raises BackendFailure: ``invalid_input``: the partial answer is not from this script.
         """
         if work.partial is None:
             return 0, 0
@@ -63,7 +63,7 @@ class Script:
 
 
 class ScriptedBackend:
-    """Plays scripts, one a call; the last one is repeated. Obeys every invariant of the port."""
+    """Plays scripts, one per call; the last one is repeated. Obeys every invariant of the port."""
 
     kind = "embedded"
 
@@ -127,7 +127,7 @@ class ScriptedBackend:
 
 
 async def _play(script: Script, work: Work, out: DeltaSink) -> Completion:
-    """Play the script's events; those of a partial answer again, without tokens."""
+    """Play the script's events; those of a partial answer are played again, without tokens."""
     known = len(work.partial.token_ids or ()) if work.partial is not None else 0
     ends = len(script.events) if script.breaks_after is None else known + script.breaks_after
     tokens = 0

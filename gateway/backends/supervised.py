@@ -31,11 +31,11 @@ from resilience.supervisor import (
     SupervisorState,
 )
 
-# Interval of the checks of the engine's processes; the end of a process is noticed at once.
+# Time between two checks of the engine's processes, seconds; the engine's end is noticed at once.
 LOOK_EVERY_S = 0.25
-# A worker that the kernel killed may be noticed this much later: its engine answers its requests first.
+# The kernel's kill of a worker may be noticed so many seconds later: the engine answers its requests first.
 OOM_WINDOW_S = 10.0
-# Longest that what is left of a dead engine may take to end before the next one is started.
+# Longest time, seconds, for the remaining processes of a dead engine to end before the next one starts.
 RETIRE_TIMEOUT_S = 15.0
 
 _STATES: Mapping[SupervisorState, BackendState] = {
@@ -48,7 +48,7 @@ _STATES: Mapping[SupervisorState, BackendState] = {
 
 @dataclass(slots=True)
 class _Life:
-    """One engine, from its making to its end."""
+    """One engine, from its creation to its end."""
 
     host: EngineHost
     backends: dict[str, Backend] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class EngineStanding:
     ready_in_s: float | None
 
     def shown(self) -> dict[str, object]:
-        """As health answers it."""
+        """The fields of the health answer."""
         ready_in_s = self.ready_in_s
         return {
             "state": self.standing.value,
@@ -81,8 +81,8 @@ class SupervisedHost:
     Lives on the event loop. The first start is not repeated when it fails: the configuration is to blame.
 
     Args:
-        start_timeout_s: longest that a restart may load.
-        on_step: takes the counter of preemptions, of all engines so far, after each step.
+        start_timeout_s: longest time that a restart may take to load.
+        on_step: called after each step with the number of preemptions of all engines so far.
         starting: held while an engine loads, by the caller of :meth:`start` too: engines load one at a time.
         sleep: waits that many seconds.
     """
@@ -109,13 +109,13 @@ class SupervisedHost:
         self.starting = starting or asyncio.Lock()
         self._sleep = sleep
         self._oom_kills = oom_kills
-        # The kernel's count at each look of the last OOM_WINDOW_S, and once before them.
+        # The kernel's count of OOM kills at each check within OOM_WINDOW_S, and at the last one before.
         self._oom_counts = deque([(float("-inf"), oom_kills())])
-        # Blocks of the first engine's KV pool, and of the next one's where that must be smaller.
+        # Blocks of the first engine's KV pool, and of the next engine's if that must be smaller.
         self._first_blocks = 0
         self._kv_blocks: int | None = None
         self._totals = Totals()
-        # What has loaded, now or last.
+        # The limits of the engine that is loaded, or was last.
         self.facts: EngineFacts | None = None
         self._decision: Restart | GiveUp | None = None
         self._lost_at = 0.0
@@ -129,7 +129,7 @@ class SupervisedHost:
         standing = self._supervisor.state
         if standing in (SupervisorState.READY, SupervisorState.SUSPECT):
             state = self._life.host.state
-            # Its death may be visible before it is reported.
+            # The host may show the engine's death before it reports it.
             return state if state is BackendState.READY else BackendState.STARTING
         return _STATES[standing]
 
@@ -148,7 +148,7 @@ class SupervisedHost:
         return EngineStanding(supervisor.state, restarts, supervisor.ready_in_s(now))
 
     def figures(self) -> EngineFigures | None:
-        """Its figures for the metrics; counters continue across restarts."""
+        """The engine's figures for the metrics; counters continue across restarts."""
         life = self._life
         return self._totals.on(None if life.over else life.host.figures())
 
@@ -157,7 +157,7 @@ class SupervisedHost:
     ) -> SupervisedBackend:
         """The engine as a backend of that name, whichever engine runs.
 
-        ``more`` are features that the gateway gives; the model lacks those of ``without``.
+        ``more``: features that the gateway adds; ``without``: features that the model lacks.
         """
         return SupervisedBackend(name, self, more, without)
 
@@ -193,7 +193,7 @@ class SupervisedHost:
         return self.state is BackendState.READY
 
     def working(self) -> None:
-        """The engine is given work: an idle one begins a step."""
+        """Note that the engine gets work: an idle one begins a step."""
         self._supervisor.working(self._clock())
 
     def notice_death(self) -> None:
@@ -240,7 +240,7 @@ class SupervisedHost:
             decision = await self._start_again(decision) or await self._watch()
 
     async def _watch(self) -> Restart | GiveUp | None:
-        """Until the engine is lost; ``None`` when it was stopped."""
+        """Wait until the engine is lost; returns what to do then, ``None`` when it was stopped."""
         life = self._life
         life.processes = await asyncio.to_thread(life.host.find_processes)
         while self._decision is None and self._supervisor.state is not SupervisorState.STOPPED:
@@ -295,7 +295,7 @@ class SupervisedHost:
         return cause_of_death(error, oom_kills=self._oom_kills() - self._oom_counts[0][1])
 
     def _shrink_pool(self) -> None:
-        """The next engine gets fewer KV blocks."""
+        """Give the next engine fewer KV blocks."""
         facts = self.facts
         if facts is not None:
             longest = -(-facts.max_model_len // facts.block_size) + 1
@@ -315,7 +315,7 @@ class SupervisedHost:
             self._detail += f"; what was left has not ended within {RETIRE_TIMEOUT_S:g} s"
 
     async def _start_again(self, restart: Restart) -> Restart | GiveUp | None:
-        """Start the next engine; ``None`` when it takes work, else what to do then."""
+        """Start the next engine; returns ``None`` when it takes work, else what to do next."""
         async with self.starting:
             started_at = self._clock()
             life = self._life = self._new_life()

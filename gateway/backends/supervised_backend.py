@@ -25,25 +25,25 @@ from resilience.failures import BackendFailure, FailureKind
 
 
 class Totals:
-    """What the engines that have ended had counted."""
+    """The sums of the counters of the engines that have ended."""
 
     def __init__(self) -> None:
         self._ended: EngineFigures | None = None
 
     @property
     def preemptions(self) -> int:
-        """Sequences that they pushed out of their batches."""
+        """Sequences that those engines preempted."""
         return self._ended.preemptions if self._ended is not None else 0
 
     def add(self, last: EngineFigures | None) -> None:
-        """An engine has ended with these; ``None``: before it reported any."""
+        """Add the last figures of an engine that has ended; ``None``: it had reported none."""
         if last is not None:
             self._ended = replace(self.on(last) or last, running=0, waiting=0, kv_usage=0.0, loras=None)
 
     def on(self, now: EngineFigures | None) -> EngineFigures | None:
         """The figures to show: those of the engine that runs, counters and histograms added up.
 
-        ``now``: its own; ``None`` while none runs.
+        ``now``: the running engine's figures; ``None`` while none runs.
         """
         ended = self._ended
         if now is None or ended is None:
@@ -64,7 +64,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 
 def _joined(now: Sequence[Distribution], ended: Sequence[Distribution]) -> tuple[Distribution, ...]:
-    """Bucket by bucket; both engines are of one kind and keep the same histograms."""
+    """Add up histograms by bucket; both engines are of one kind and have the same histograms."""
     before = {kept.name: kept for kept in ended}
     joined = []
     for kept in now:

@@ -1,4 +1,4 @@
-"""Tools, choices and histories of calls as OpenAI's chats have them; their texts unchanged."""
+"""Tools, tool choices and past calls in the form of OpenAI's chats; their texts are unchanged."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from gateway.backends.port import Work
 from gateway.contracts.images import ImageData
 
 NO_IMAGES: Final[Mapping[str, ImageData]] = MappingProxyType({})
-# JSON has no such byte.
+# Marks the place of an image; JSON cannot contain this byte.
 _MARK: Final = "\0"
 
 
@@ -25,12 +25,12 @@ def message_body(
     custom: bool = True,
     images: Mapping[str, ImageData] = NO_IMAGES,
 ) -> dict[str, Any]:
-    """A message with more than role and content.
+    """The body of a message that has more than role and content.
 
     Args:
-        reasoning: the worker's name of that field, if any.
+        reasoning: the worker's name of the field for reasoning, if it has one.
         custom: whether the worker knows custom tools; else they are sent as functions with one argument.
-        images: by the hash of their bytes. The URL of one has a mark, which :func:`parts_of_body` finds.
+        images: by the hash of their bytes. An image's URL gets a mark, which :func:`parts_of_body` finds.
     """
     body: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.parts:
@@ -58,15 +58,15 @@ def _part(part: str | ImageContent | AudioContent, images: Mapping[str, ImageDat
 
 
 def parts_of_body(body: bytes, images: Mapping[str, ImageData]) -> Sequence[bytes | ImageData]:
-    """A body of marked messages: its texts, and the images between them, whose base64 is in their places."""
+    """Split a body at its image marks: its texts, and between them the images whose base64 goes there."""
     parts = body.split(_MARK.encode())
     return [images[part.decode()] if number % 2 else part for number, part in enumerate(parts)]
 
 
 def tool_fields(work: Work, *, custom: bool = True) -> dict[str, Any]:
-    """The fields of a body that say which tools there are, and how the model thinks.
+    """The fields of a body for tools, reasoning effort and template variables.
 
-    ``custom``: whether custom tools are known; else each is written as a function with one argument.
+    ``custom``: whether the worker knows custom tools; else each is written as a function with one argument.
     """
     fields: dict[str, Any] = {}
     if work.tools:
@@ -105,7 +105,7 @@ def _tool(tool: Tool) -> dict[str, Any]:
 
 
 def _as_function(tool: Tool) -> Tool:
-    """A custom tool as a function; the form of its input is a part of the description."""
+    """A custom tool as a function; the description says the form of its input."""
     if tool.kind is ToolKind.FUNCTION:
         return tool
     form = "" if tool.format is None else f"The form of {CUSTOM_INPUT}: {tool.format}"

@@ -1,7 +1,7 @@
-"""The tool calls in a stream of OpenAI's deltas as events; sans-I/O.
+"""Converts the tool calls in a stream of OpenAI's deltas to events; sans-I/O.
 
-What has one meaning is mended: a name or id that is repeated, an empty piece, a missing id or index, indices
-with gaps, several calls under one index, a call without arguments.
+Defects with one possible meaning are corrected: a repeated name or id, an empty piece, a missing id or index,
+indices with gaps, several calls under one index, a call without arguments.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from gateway.contracts.events import Delta, IllegalEvent, ToolArgs, ToolBegin, T
 
 
 class ToolText(msgspec.Struct):
-    """What an entry says of the tool: its name, a piece of its arguments or of a custom tool's input."""
+    """The tool's part of an entry: its name, and a piece of its arguments or of a custom tool's input."""
 
     name: str | None = None
     arguments: str | None = None
@@ -50,7 +50,7 @@ class ToolCallReader(msgspec.Struct, eq=False):
     Args:
         generation_id: unique, for the ids of calls that have none.
         wrapped: names of custom tools that the model calls as functions with one argument.
-        names: of all tools; a call that is cut inside its name is none.
+        names: names of all tools; a call that is cut inside its name is dropped.
 
     ``began``: whether there is a call.
     """
@@ -63,9 +63,9 @@ class ToolCallReader(msgspec.Struct, eq=False):
     _ids: set[str] = set()
 
     def take(self, choice: int, delta: ToolCallDelta, *, cut: bool = False) -> list[Delta]:
-        """The events of one entry; ``cut``: it comes with the end of a choice that was cut short.
+        """The events of one entry; ``cut``: the entry comes with the end of a choice that was cut short.
 
-        Raises IllegalEvent if it belongs to no call, or to one that has ended.
+        Raises IllegalEvent if the entry belongs to no call or an ended one, or gives a call a second name.
         """
         calls = self._calls.setdefault(choice, [])
         called = delta.function or delta.custom or ToolText()
@@ -100,10 +100,10 @@ class ToolCallReader(msgspec.Struct, eq=False):
         return events
 
     def end(self, choice: int, *, stopped: bool = False) -> list[Delta]:
-        """The choice's open call has ended, since something else follows or the choice is whole.
+        """End the choice's open call, since something else follows or the choice is complete.
 
         ``stopped``: a stop string ended the choice; a call that it has cut stays open. Whether a function's
-        arguments are whole is checked where they are read.
+        arguments are complete is checked where they are read.
         """
         if not self.in_call(choice):
             return []
@@ -136,7 +136,7 @@ class ToolCallReader(msgspec.Struct, eq=False):
         return bool(self._calls.get(choice))
 
     def _number(self, calls: list[_Call], delta: ToolCallDelta, called: ToolText) -> int:
-        """The number of the entry's call; that of the next one when the entry begins a call."""
+        """The number of the entry's call; the number of the next call if the entry begins one."""
         same = [number for number, call in enumerate(calls) if call.index == delta.index]
         number = same[-1] if same else len(calls) if delta.index is not None else len(calls) - 1
         if number < 0:
@@ -145,7 +145,7 @@ class ToolCallReader(msgspec.Struct, eq=False):
         return len(calls) if other_id and called.name else number
 
     def _id(self, given: str | None) -> str:
-        """The worker's id; one made here where there is none, or another call has it."""
+        """The worker's id for a call; a new id if it is missing or another call has it."""
         made = given if given and given not in self._ids else f"call_{self.generation_id}_{len(self._ids)}"
         self._ids.add(made)
         return made
