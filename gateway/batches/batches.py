@@ -1,4 +1,4 @@
-"""What callers do with batches: create, look, cancel."""
+"""What callers do with batches: create, read, cancel."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from gateway.contracts.values import Caller
 from gateway.errors import UnknownBatch, WindowTooShort
 
 LINE_BYTES: Final = 1_024
-"""Of a line whose file has not been read yet, to foretell how long it takes."""
+"""Assumed size of a line in a file that has not been read yet, to estimate how long its lines take."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Each batch is its tenant's; another tenant's id is as an unknown one.
+    """A batch belongs to its tenant; for other tenants its id is unknown.
 
     Args:
-        lines_per_s: how fast lines end now; ``None``: not known.
+        lines_per_s: lines that end per second at present; ``None``: not known.
     """
 
     files: Files
@@ -31,7 +31,7 @@ class Batches:
     lines_per_s: Callable[[], float | None] = lambda: None
 
     async def create(self, caller: Caller, batch_id: str, asked: BatchBody) -> dict[str, Any]:
-        """A new batch, which a gateway validates soon. Raises UnknownFile, InvalidRequest, WindowTooShort."""
+        """Create a batch; a gateway validates it soon. Raises UnknownFile, InvalidRequest, WindowTooShort."""
         file = await self.files.get(caller.tenant, asked.input_file_id, "input_file_id")
         if file.purpose != "batch":
             raise not_allowed("input_file_id", f"is a file for {file.purpose}", "a file for batch")
@@ -68,7 +68,7 @@ class Batches:
         return [await self._with_counts(row) for row in rows]
 
     async def cancel(self, tenant: str, batch_id: str) -> dict[str, Any]:
-        """Start no further line; one that has ended is shown as it is."""
+        """Cancel a batch: no further line starts. A batch that has ended stays as it is."""
         row = await self._get(tenant, batch_id, "batch_id")
         body = packed(row.body, cancelling_at=int(self.unix_time()))
         await self.files.store.change(
@@ -77,7 +77,7 @@ class Batches:
         return await self.show(tenant, batch_id)
 
     async def _check_window(self, file_bytes: int, window: float) -> None:
-        """Refuse a promise that cannot be kept, as far as it can be foretold."""
+        """Raise WindowTooShort if the batch cannot end within ``window`` at the present speed."""
         speed = self.lines_per_s()
         if not speed:
             return
@@ -102,7 +102,7 @@ class Batches:
 
 
 def packed(body: bytes, **changes: Any) -> bytes:
-    """What only clients read of a batch, changed."""
+    """The fields of a batch that only clients read (``BatchRow.body``), with ``changes``."""
     return orjson.dumps({**orjson.loads(body), **changes})
 
 

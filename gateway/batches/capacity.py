@@ -1,4 +1,4 @@
-"""How much of the engines nobody asks for, by the gates of admission."""
+"""The idle capacity of the engines, from the gates of admission."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class IdleCapacity:
     """Leaves ``headroom``, a share of each engine, for requests of callers.
 
     Args:
-        gates: those of the backends that have had a request.
+        gates: the gates of the backends that have had a request.
     """
 
     gates: Callable[[], Mapping[str, BackendGate]]
@@ -22,7 +22,7 @@ class IdleCapacity:
         now, free = self.clock(), []
         for gate in self.gates().values():
             if gate.queued:
-                return 0  # a line of a batch waits itself, or a caller
+                return 0  # a caller or a batch's line already waits
             work = gate.work
             at_work = work.sequences + work.foreign
             most = max(1, int(work.capacity(now) * (1.0 - self.headroom)))

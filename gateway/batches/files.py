@@ -17,22 +17,22 @@ from gateway.contracts.refusals import not_allowed
 from gateway.errors import BackendUnavailable, FileInUse, InvalidRequest, QuotaExceeded, UnknownFile
 
 PURPOSES: Final = ("batch", "user_data", "evals")
-"""Purposes of uploads; others are for services that this gateway has not."""
+"""Purposes of uploads; others are for services that this gateway does not have."""
 EXPIRES_S: Final = (3_600, 2_592_000)
 """OpenAI's bounds of ``expires_after.seconds``."""
 _UNBOUNDED: Final = 1 << 62
 SWEPT_AT_ONCE: Final = 100
 UPLOAD_S: Final = 86_400.0
-"""A content older than this without a row was left by a gateway that was killed."""
+"""Age in seconds from which a content without a row counts as left by a killed gateway."""
 SWEEP_CONTENTS_S: Final = 3_600.0
 RETRY_MS: Final = 1_000
 
 
 class Files:
-    """Each file is its tenant's; another tenant's id is as an unknown one.
+    """A file belongs to its tenant; for other tenants its id is unknown.
 
     Args:
-        store: ``None``: there are no files here.
+        store: the tables of files and batches; ``None``: files are off.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Files:
 
     @property
     def store(self) -> BatchStore:
-        """The tables. Raises InvalidRequest where files are off."""
+        """The tables of files and batches. Raises InvalidRequest where files are off."""
         if self._store is None:
             raise InvalidRequest("files and batches are off here (batches.enabled, or a ledger in memory)")
         return self._store
 
     @property
     def storage(self) -> FileStorage:
-        """The contents. Raises InvalidRequest where files are off."""
+        """The storage of contents. Raises InvalidRequest where files are off."""
         if self._storage is None:
             raise InvalidRequest("files and batches are off here (batches.enabled, or a ledger in memory)")
         return self._storage
@@ -100,7 +100,7 @@ class Files:
         )
 
     async def add_result(self, tenant: str, file_id: str, filename: str, size: int, expires_s: float) -> None:
-        """A file whose content is stored already; no quota refuses it. Raises LedgerUnavailable."""
+        """Add a file whose content is stored already, without a quota. Raises LedgerUnavailable."""
         now = self._unix_time()
         row = FileRow(file_id, tenant, filename, "batch_output", size, now, now + expires_s)
         await self.store.add_file(row, _UNBOUNDED)
@@ -134,7 +134,7 @@ class Files:
         return self.storage.chunks(file_id, start, size)
 
     async def sweep(self) -> None:
-        """Delete what has expired, and contents without a row. Raises LedgerUnavailable."""
+        """Delete expired files, and contents without a row. Raises LedgerUnavailable."""
         for row in await self.store.expired_files(self._unix_time(), SWEPT_AT_ONCE):
             await self.store.delete_file(row.tenant, row.file_id)
             await self._drop(row.file_id)
@@ -176,7 +176,7 @@ def file_body(row: FileRow) -> dict[str, Any]:
 
 
 def expiry(anchor: str | None, seconds: str | None) -> float | None:
-    """The ``expires_after`` of a form. Raises InvalidRequest."""
+    """The seconds of a form's ``expires_after``; ``None``: not given. Raises InvalidRequest."""
     if anchor is None and seconds is None:
         return None
     if anchor != "created_at":
@@ -188,5 +188,5 @@ def expiry(anchor: str | None, seconds: str | None) -> float | None:
 
 
 def temporary() -> BinaryIO:
-    """A file of its own that is gone when it is closed."""
+    """A temporary file that is deleted when it is closed."""
     return tempfile.TemporaryFile()

@@ -1,4 +1,4 @@
-"""What became of a line, and what the files of results say of it."""
+"""The outcome of a line, and its record in the result files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from accounting.values import UsageRow
 
 @dataclass(frozen=True, slots=True)
 class LineOutcome:
-    """What became of a line.
+    """The outcome of one try of a line.
 
     Args:
-        body: the answer's, or the error's, as the contract has it.
+        body: the body of the answer or the error, in the contract's form.
         usage: its bill; ``None`` when nothing is billed.
-        retry_s: it was refused for now: it waits so long and runs again. ``None``: this is its end.
-        engine_died: the engine that ran it has died.
+        retry_s: the line was refused for now: seconds until it runs again. ``None``: it was not refused.
+        engine_died: the engine that ran it has died; another try may succeed.
         failed_here: the fault is the backend's, so another try may succeed.
     """
 
@@ -32,13 +32,13 @@ class LineOutcome:
 
 
 def at_fault(line: BatchLine, reason: str) -> LineOutcome:
-    """The end of a line that is not tried again."""
+    """The outcome of a line that is not tried again, because of ``reason``."""
     error = {"message": f"{reason}; it is not tried again", "type": "server_error", "code": "line_failed"}
     return LineOutcome(500, _request_id(line.batch_id, line.number), orjson.dumps({"error": error}))
 
 
 def output_line(line: BatchLine, outcome: LineOutcome) -> bytes:
-    """The line of the output or the error file."""
+    """The record of a line in the output or the error file."""
     response = {
         "status_code": outcome.status,
         "request_id": outcome.request_id,
@@ -48,7 +48,7 @@ def output_line(line: BatchLine, outcome: LineOutcome) -> bytes:
 
 
 def unrun_line(batch_id: str, number: int, custom_id: str, ending: str) -> bytes:
-    """The error file's line for one that was not run before its batch expired or was cancelled."""
+    """The error file's record of a line that was not run before its batch expired or was cancelled."""
     if ending == "expired":
         error = {"code": "batch_expired", "message": "the batch expired before this line was run"}
     else:

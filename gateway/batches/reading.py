@@ -11,17 +11,17 @@ import orjson
 from accounting.batch_tables import BatchLine
 
 MAX_ERRORS: Final = 100
-"""Most faults that are told of one file."""
+"""Most faults that are reported of one file."""
 MAX_LINE_BYTES: Final = 8 << 20
 MAX_CUSTOM_ID: Final = 512
 PREFIX_CHARS: Final = (256, 1_024, 4_096, 16_384)
-"""Lengths of prompts' beginnings by which lines are put beside each other."""
+"""Lengths of the prompt prefixes by which lines are sorted, in bytes of JSON."""
 _DIGEST: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class LineFault:
-    """What is wrong with a line, in OpenAI's form; ``line`` counts from 1."""
+    """A fault of a line, in OpenAI's form; ``line`` counts from 1."""
 
     code: str
     message: str
@@ -31,7 +31,7 @@ class LineFault:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFile:
-    """The lines of a file in the order of execution, or what is wrong with it."""
+    """The lines of a file in the order of execution, or the faults of the file."""
 
     lines: Sequence[BatchLine] = ()
     faults: Sequence[LineFault] = ()
@@ -39,7 +39,7 @@ class CheckedFile:
 
 
 BodyFault = Callable[[bytes], LineFault | None]
-"""What a contract finds wrong with a body."""
+"""Checks a body by a contract; returns the fault, if there is one."""
 
 
 def checked(
@@ -85,7 +85,7 @@ def split(chunks: Iterable[bytes]) -> Iterator[tuple[int, int, bytes]]:
     for chunk in chain(chunks, (b"\n",)):
         held += chunk
         if len(held) > MAX_LINE_BYTES and b"\n" not in chunk:
-            del held[MAX_LINE_BYTES + 1 :]  # cut is no JSON, and told as such
+            del held[MAX_LINE_BYTES + 1 :]  # still over the bound, so reported as too long
         at = 0
         while (end := held.find(b"\n", at)) >= 0:
             number += 1
@@ -131,7 +131,7 @@ def _parsed(
 
 
 def _order(body: Mapping[str, Any]) -> bytes:
-    """A digest of each beginning of the prompt: lines that share a long one are neighbours when sorted."""
+    """A sort key of the digests of prompt prefixes: lines that share a long prefix become neighbours."""
     parts = (body.get("model"), body.get("instructions"), body.get("tools"), body.get("system"))
     prompt = next((body[name] for name in ("messages", "input", "prompt") if name in body), None)
     text = orjson.dumps((*parts, prompt))[: PREFIX_CHARS[-1]]

@@ -1,4 +1,4 @@
-"""Runs the lines of batches on capacity that nobody else asks for."""
+"""Runs the lines of batches on idle capacity."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,23 +19,23 @@ from gateway.batches.stages import BatchStages
 from observability.collectors import BatchFigures
 
 LOOK_S: Final = 1.0
-"""Pause between two looks at the batches: another gateway's cancellation takes so long to arrive here."""
+"""Seconds between two reads of the batches; a cancellation by another gateway takes so long to be seen."""
 TICK_S: Final = 0.05
-"""Pause between two looks at the engines' capacity while there are lines."""
+"""Seconds between two checks of idle capacity while there are lines."""
 LEASE_S: Final = 20.0
-"""Without a sign of life for so long, the gateway that has claimed something is gone."""
+"""Seconds after which a claim is void unless its gateway renews it."""
 KEEP_S: Final = 4.0
 SWEEP_S: Final = 60.0
 STARTED_AT_ONCE: Final = 8
-"""Most lines that are started between two looks, so that the engines' figures follow."""
+"""Most lines started between two checks, so that the engines' figures follow."""
 MAX_TAKEOVERS: Final = 10
-"""Gateways that may end while they run a line; then the line is at fault."""
+"""Most gateways that may end while they run a line; then the line fails."""
 MAX_ENGINE_DEATHS: Final = 2
-"""Engines that may die while they run a line."""
+"""If an engine dies on this try of a line, or a later one, the line fails."""
 MAX_FAILURES: Final = 4
 LONGEST_PAUSE_S: Final = 30.0
 STORE_S: Final = 15.0
-"""Longest try to store a result; then the line is run again when its lease is over."""
+"""Longest time to retry storing a result, seconds; then the line is given back and runs again."""
 
 
 class LineRunner(Protocol):
@@ -45,20 +45,20 @@ class LineRunner(Protocol):
         """Whether this gateway takes requests."""
 
     def stopping(self) -> bool:
-        """Whether this gateway takes no more work and ends what it has."""
+        """Whether this gateway takes no more work and ends its running work."""
 
     def fault(self, batch: BatchRow, body: bytes) -> LineFault | None:
-        """What the contract finds wrong with a body; blocks."""
+        """The fault that the contract finds in a body, if there is one; blocks."""
 
     async def run(self, batch: BatchRow, line: BatchLine, body: bytes) -> LineOutcome:
-        """Run it. Cancelling it bills nothing."""
+        """Run the line. A cancelled run is not billed."""
 
 
 class Capacity(Protocol):
-    """How much of the engines is idle."""
+    """The idle capacity of the engines."""
 
     def room(self) -> int:
-        """Requests that may start now without anybody waiting for it."""
+        """Requests that may start now without making a caller wait."""
 
     def waiting(self) -> int:
         """Requests of callers that wait now."""
@@ -66,7 +66,7 @@ class Capacity(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A line that runs here; ``ends``: it was cancelled."""
+    """A line that runs on this gateway; ``ends``: it was cancelled."""
 
     batch: BatchRow
     line: BatchLine
@@ -74,7 +74,7 @@ class _Running:
     ends: bool = False
 
     def cancel(self) -> None:
-        """End it; it waits again afterwards."""
+        """Cancel the line; it then waits to run again."""
         if not self.ends:
             self.ends = True
             self.task.cancel()
@@ -83,7 +83,7 @@ class _Running:
 class BatchRunner:
     """Validates, runs and finishes batches; any number of gateways on one database share the work.
 
-    Lines start only while there is idle capacity, and the youngest ones give way when callers wait.
+    Lines start only while there is idle capacity; the youngest ones are cancelled when callers wait.
     """
 
     def __init__(
@@ -119,15 +119,15 @@ class BatchRunner:
         self._runner = runner
 
     def figures(self) -> BatchFigures:
-        """How much there is, and what became of the lines that ran here."""
+        """The number of batches and of running lines, and the outcomes of the lines that ran here."""
         return BatchFigures(len(self._batches), len(self._running), dict(self._lines))
 
     def lines_per_s(self) -> float | None:
-        """How fast lines have ended here lately; ``None``: none has."""
+        """Lines that have ended here per second lately; ``None``: not known yet."""
         return self._speed
 
     async def run(self) -> None:
-        """Run until cancelled; what runs then waits for another gateway."""
+        """Run until cancelled; lines that run then are given back to other gateways."""
         runner = self._runner
         if runner is None or not self._files.enabled:
             return
@@ -209,7 +209,7 @@ class BatchRunner:
                 await work(batch)
                 await self._files.store.release(batch.batch_id)
             except (LedgerUnavailable, OSError) as error:
-                # The lease runs out, and it is done again, here or elsewhere.
+                # The lease runs out; then this gateway or another one does the work again.
                 self._log.warning("batch waits", batch=batch.batch_id, reason=str(error))
             finally:
                 self._busy.discard(batch.batch_id)
@@ -228,7 +228,7 @@ class BatchRunner:
         room = min(self._capacity.room() - self._reading, STARTED_AT_ONCE)
         room = min(room, self._files.section.max_running - len(self._running))
         if room <= 0 or not runner.ready() or any(one.line.failures for one in self._running):
-            return  # a line that an engine died on runs alone, so that no other one is suspected
+            return  # a line that has failed before runs alone, so that no other line is blamed
         now = self._clock()
         in_turn = [one for one in self._in_turn() if self._not_before.get(one.batch_id, now) <= now]
         for left, batch in zip(range(len(in_turn), 0, -1), in_turn, strict=True):
@@ -250,7 +250,7 @@ class BatchRunner:
         return await claim(most) or ([] if self._running else await claim(1, failed_before=True))
 
     def _in_turn(self) -> list[BatchRow]:
-        """The batches with the fewest lines at work here first, so that tenants take turns."""
+        """The batches of tenants with the fewest lines running here first, so that tenants take turns."""
         at_work: dict[str, int] = {}
         for one in self._running:
             at_work[one.batch.tenant] = at_work.get(one.batch.tenant, 0) + 1
@@ -326,7 +326,7 @@ class BatchRunner:
             self._speed = speed if self._speed is None else 0.98 * self._speed + 0.02 * speed
 
     async def _stored(self, line: BatchLine, write: Callable[[], Awaitable[object]]) -> None:
-        """Try for a while: a result that is not stored must be generated again."""
+        """Store a line's result, with retries: a result that is not stored must be generated again."""
         stored = False
         try:
             async for attempt in AsyncRetrying(

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from gateway.keys.sealing import AesCipher
 
 PART_BYTES: Final = 8 << 20
-"""Of a multipart upload: one at a time is in memory."""
+"""Size of a part of a multipart upload; one part at a time is in memory."""
 _NOT_THERE: Final = frozenset({"404", "NoSuchKey", "NotFound"})
 
 
 class S3Files:
-    """Objects below a prefix. An object is there whole or not at all.
+    """Contents as objects below a prefix. An object is stored completely or not at all.
 
     Args:
         client: boto3's; thread-safe.
@@ -31,7 +31,7 @@ class S3Files:
         self._pieces = Pieces(cipher)
 
     def put(self, file_id: str, source: BinaryIO) -> None:
-        """By boto3's transfer manager."""
+        """Store a content by boto3's transfer manager."""
         from boto3.s3.transfer import TransferConfig
 
         pieces = io.BufferedReader(_Stream(self._pieces.stored(file_id, source)))
@@ -42,7 +42,7 @@ class S3Files:
             self._client.upload_fileobj(pieces, self._prefix.bucket, self._key(file_id), Config=config)
 
     def chunks(self, file_id: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
-        """One request, of the pieces that hold the part."""
+        """Read a part by one request for the pieces that contain it."""
 
         def read_from(at: int, end: int | None) -> BinaryIO:
             asked = f"bytes={at}-" if end is None else f"bytes={at}-{end - 1}"
@@ -50,7 +50,7 @@ class S3Files:
             try:
                 body = self._client.get_object(**self._object(file_id), Range=asked)["Body"]
             except Exception as error:  # the client's errors have no common base
-                if _code(error) not in ("416", "InvalidRange"):  # it ends before that
+                if _code(error) not in ("416", "InvalidRange"):  # the object ends before ``at``
                     raise
             return cast(BinaryIO, io.BufferedReader(_Stream(iter(lambda: body.read(CHUNK_BYTES), b""))))
 
@@ -63,7 +63,7 @@ class S3Files:
             self._client.delete_object(**self._object(file_id))
 
     def older_than(self, unix_time: float) -> Iterator[str]:
-        """By the objects' times of change."""
+        """The ids of objects that were last changed before ``unix_time``."""
         with self._errors(self._prefix.url):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._prefix.bucket, Prefix=self._prefix.start):
@@ -80,7 +80,7 @@ class S3Files:
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        """The client's errors as OSError."""
+        """Raise the client's errors as OSError."""
         try:
             yield
         except OSError:
@@ -92,7 +92,7 @@ class S3Files:
 
 
 class _Stream(io.RawIOBase):
-    """Bytes of an iterator as a stream."""
+    """The bytes of an iterator as a stream."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces

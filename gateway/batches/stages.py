@@ -1,4 +1,4 @@
-"""The stages of a batch besides its lines: its input is checked, its files of results are written."""
+"""The stages of a batch before and after its lines run: checking its input, writing its result files."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class BatchStages:
         self._log = structlog.get_logger("gateway.batches")
 
     async def validate(self, batch: BatchRow, body_fault: BodyFault) -> None:
-        """Check the input file, and begin the lines; a fault ends the batch."""
+        """Check the input file, and store its lines to be run; a fault ends the batch."""
         store, section = self._files.store, self._files.section
         try:
             found = await asyncio.to_thread(
@@ -64,7 +64,7 @@ class BatchStages:
         )
 
     async def finish(self, batch: BatchRow) -> None:
-        """Write the files of results, and end it. It begins again when this gateway ends meanwhile."""
+        """Write the result files and end the batch. If this gateway ends meanwhile, this is done again."""
         store, ending = self._files.store, batch.ending or "completed"
         row = await store.get(batch.tenant, batch.batch_id)
         body = (row or batch).body

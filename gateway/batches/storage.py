@@ -1,4 +1,4 @@
-"""Where the contents of files are. All methods block: they are called in threads."""
+"""Storage of the contents of files. All methods block: they are called in threads."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES: Final = 64 * 1024
 FILE_ID: Final = re.compile(r"file-[0-9a-f]+(-[a-z]+)?")
-"""The form of the ids. What has another name is not the gateway's, and is never deleted."""
+"""The form of file ids. A file with another name is not the gateway's, and is never deleted."""
 
 
 class FileStorage(Protocol):
     """Contents by file id; the ids are the gateway's own. Methods raise OSError."""
 
     def put(self, file_id: str, source: BinaryIO) -> None:
-        """Store everything that ``source`` has, in place of an earlier content."""
+        """Store the whole of ``source``, in place of an earlier content."""
 
     def chunks(self, file_id: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
         """The content from ``start`` on, ``size`` bytes of it. Raises FileNotFoundError."""
@@ -30,7 +30,7 @@ class FileStorage(Protocol):
         """Delete the content, if it is there."""
 
     def older_than(self, unix_time: float) -> Iterator[str]:
-        """The ids (:data:`FILE_ID`) of all contents that were stored before, whole or in part."""
+        """The ids (:data:`FILE_ID`) of contents last changed before ``unix_time``, complete or not."""
 
 
 class Pieces:
@@ -44,7 +44,7 @@ class Pieces:
         self._stored_bytes = CHUNK_BYTES + (0 if cipher is None else cipher.overhead)
 
     def stored(self, file_id: str, source: BinaryIO) -> Iterator[bytes]:
-        """What is stored of a content."""
+        """The pieces of a content as they are stored."""
         number = 0
         while piece := source.read(CHUNK_BYTES):
             yield piece if self._cipher is None else self._cipher.encrypt(piece, _place(file_id, number))
@@ -53,7 +53,7 @@ class Pieces:
     def part(
         self, file_id: str, start: int, size: int | None, read_from: Callable[[int, int | None], BinaryIO]
     ) -> Iterator[bytes]:
-        """A part of a content. ``read_from`` opens what is stored, from a byte on and up to another one."""
+        """A part of a content. ``read_from`` opens the stored bytes from one position up to another."""
         number, skipped = divmod(start, CHUNK_BYTES)
         left = size
         end = None if size is None else -(-(start + size) // CHUNK_BYTES) * self._stored_bytes
@@ -71,7 +71,7 @@ class Pieces:
 
 
 def _place(file_id: str, number: int) -> bytes:
-    """What an encrypted piece is bound to."""
+    """The file and position to which an encrypted piece is bound."""
     return b"%s:%d" % (file_id.encode(), number)
 
 
@@ -83,14 +83,14 @@ def _decrypted(cipher: AesCipher, piece: bytes, file_id: str, number: int) -> by
 
 
 class LocalFiles:
-    """Files of a folder: of this machine, or one that all gateways share."""
+    """Contents as files in a folder of this machine, or in one that all gateways share."""
 
     def __init__(self, folder: Path, cipher: AesCipher | None = None) -> None:
         self._folder = folder
         self._pieces = Pieces(cipher)
 
     def put(self, file_id: str, source: BinaryIO) -> None:
-        """Written under another name first, so that a half-written file is never read."""
+        """Store under another name first, so that a half-written file is never read."""
         path = self._path(file_id)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
@@ -104,7 +104,7 @@ class LocalFiles:
             unfinished.unlink(missing_ok=True)
 
     def chunks(self, file_id: str, start: int = 0, size: int | None = None) -> Iterator[bytes]:
-        """A piece at a time."""
+        """Read a part, one piece at a time."""
 
         def read_from(at: int, end: int | None) -> BinaryIO:
             source = self._path(file_id).open("rb")
@@ -114,14 +114,14 @@ class LocalFiles:
         return self._pieces.part(file_id, start, size, read_from)
 
     def delete(self, file_id: str) -> None:
-        """Whoever reads it now reads on. What a killed process left of it goes too."""
+        """Delete the content, also what a killed process left of it. Open readers can read on."""
         path = self._path(file_id)
         path.unlink(missing_ok=True)
         for unfinished in path.parent.glob(f"{path.name}.*.new"):
             unfinished.unlink(missing_ok=True)
 
     def older_than(self, unix_time: float) -> Iterator[str]:
-        """By the files' times of change."""
+        """The ids of files that were last changed before ``unix_time``."""
         for path in self._folder.glob("*/file-*"):
             file_id = path.name.partition(".")[0]
             with suppress(FileNotFoundError):  # renamed or deleted meanwhile
