@@ -11,7 +11,7 @@ from benchmarks.fleet.front import Seen
 from evaluation.simulator.measures import percentile
 from gateway.backends.workers.load import WorkerFigures
 from gateway.backends.workers.pool import WHOLE_UP_TO, WorkerPool
-from gateway.backends.workers.worker_choice import Wish, WorkerChoice
+from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference
 
 # Requests that are on each worker, blocks of a prompt, turns of a conversation that are asked again.
 ON_EACH, BLOCKS, CONVERSATIONS = 4, 16, 500
@@ -57,22 +57,22 @@ def _costs(workers: int, whole_up_to: int, requests: int, seed: int) -> list[flo
     out: deque[tuple[Seen, int]] = deque()
     for number in range(ON_EACH * workers):
         one = seen[number % workers]
-        out.append((one, pool.sent(one, 1000, Wish((-number - 1,)))))
+        out.append((one, pool.sent(one, 1000, WorkerPreference((-number - 1,)))))
     costs = []
     for number in range(requests):
         now = 0.001 + number / (RATE * workers)
         # Every second one goes on with a conversation; the others are new.
         first = draw.randrange(CONVERSATIONS) if number % 2 else CONVERSATIONS + number
-        wish = Wish([first * 1000 + block for block in range(BLOCKS)])
+        preference = WorkerPreference([first * 1000 + block for block in range(BLOCKS)])
         if number % max(1, round(RATE * workers)) == 0:
             for one in seen:
                 one.load.scraped(figures, now)
         began = time.thread_time()
         pool.load(now)
-        picked = pool.pick(wish, (), now)
+        picked = pool.pick(preference, (), now)
         if picked is None:
             raise AssertionError("no worker is in service, and none was taken out")
-        out.append((picked, pool.sent(picked, 1000, wish)))
+        out.append((picked, pool.sent(picked, 1000, preference)))
         pool.ended(*out.popleft())
         costs.append(time.thread_time() - began)
     return sorted(costs)

@@ -15,7 +15,7 @@ from evaluation.simulator.values import SimulatedRequest
 from gateway.backends.workers.health import HealthRules, WorkerHealth
 from gateway.backends.workers.load import WorkerFigures, WorkerLoad
 from gateway.backends.workers.pool import WorkerPool
-from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerView
+from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference, WorkerView
 
 
 class Seen:
@@ -160,11 +160,11 @@ class Front:
         fate = self._fates[ticket]
         arrival = fate.arrival
         # A trace without prefixes: a prompt that is like no other.
-        wish = Wish(arrival.units or (-arrival.number - 1,))
-        seen = self.pool.pick(wish, (), now)
+        preference = WorkerPreference(arrival.units or (-arrival.number - 1,))
+        seen = self.pool.pick(preference, (), now)
         if seen is None:
             raise AssertionError("no worker is in service, and none is ever taken out")
-        self._given[arrival.number] = _Given(ticket, seen, self.pool.sent(seen, arrival.prompt, wish))
+        self._given[arrival.number] = _Given(ticket, seen, self.pool.sent(seen, arrival.prompt, preference))
         fate.handed_on_at = now
         return seen.number
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gateway.backends.workers.pool import DRAWN, LOOK_S, NEAR, WHOLE_UP_TO
 from gateway.backends.workers.shortlist import Hints
-from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerView
+from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference, WorkerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +53,22 @@ class ReplicaFleet:
         self._names, self._known = tuple(names), frozenset(names)
         self._looked_at = None
 
-    def sent(self, name: str, wish: Wish) -> None:
+    def sent(self, name: str, preference: WorkerPreference) -> None:
         """Record that a replica accepted the call; a replica that is gone is ignored."""
         if name not in self._known:
             return
-        self._choice.sent(name, wish)
+        self._choice.sent(name, preference)
         self._requests += 1.0
         if len(self._names) > self._whole_up_to:
-            self._hints.sent(name, wish.chain, wish.adapter)
+            self._hints.sent(name, preference.chain, preference.adapter)
 
-    def place(self, wish: Wish, avoid: Collection[str], *, whole: bool = False) -> Placed:
+    def place(self, preference: WorkerPreference, avoid: Collection[str], *, whole: bool = False) -> Placed:
         """The best replica for a call, and others; ``whole``: compare all, since the shortlist was full."""
         whole = whole or len(self._names) <= self._whole_up_to
-        views = self._views(self._names if whole else self._shortlist(wish), avoid)
+        views = self._views(self._names if whole else self._shortlist(preference), avoid)
         if not views and not whole:
             whole, views = True, self._views(self._names, avoid)
-        best = self._choice.choose(wish, views, None if whole else self._share())
+        best = self._choice.choose(preference, views, None if whole else self._share())
         return Placed(best, tuple(view.name for view in views if view.name != best), whole)
 
     def _views(self, names: Iterable[str], avoid: Collection[str]) -> list[WorkerView]:
@@ -79,10 +79,10 @@ class ReplicaFleet:
             if name in known and name not in avoid and (view := view_of(name)) is not None
         ]
 
-    def _shortlist(self, wish: Wish) -> Iterable[str]:
+    def _shortlist(self, preference: WorkerPreference) -> Iterable[str]:
         draw, names = self._random.random, self._names
-        found = dict.fromkeys(self._hints.of(wish.chain, wish.adapter))
-        found.update(dict.fromkeys(self._choice.near(wish, NEAR)))
+        found = dict.fromkeys(self._hints.of(preference.chain, preference.adapter))
+        found.update(dict.fromkeys(self._choice.near(preference, NEAR)))
         found.update({names[int(draw() * len(names))]: None for _ in range(DRAWN)})
         return found
 

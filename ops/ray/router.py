@@ -48,7 +48,7 @@ class PrefixRouter(RequestRouter):
         context = pending_request.routing_context
         again, context.should_backoff = context.should_backoff, True
         route = _route_of(pending_request)
-        placed = self._fleet.place(route.wish, route.avoid, whole=again)
+        placed = self._fleet.place(route.preference, route.avoid, whole=again)
         best = [] if placed.best is None else [self._by_name[placed.best]]
         ranks = [best, [self._by_name[name] for name in placed.others]]
         if placed.whole:
@@ -59,7 +59,7 @@ class PrefixRouter(RequestRouter):
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Record that a replica accepted the call, so that its cache will have the prompt."""
         if pending_request.metadata.call_method == GENERATE and replica_id in self.curr_replicas:
-            self._fleet.sent(replica_id.unique_id, _route_of(pending_request).wish)
+            self._fleet.sent(replica_id.unique_id, _route_of(pending_request).preference)
 
     def _view(self, name: str) -> WorkerView | None:
         replica = self._by_name.get(name)

@@ -12,7 +12,7 @@ import msgspec
 
 from budgeting.token_ids import PieceIds
 from gateway.backends.port import Completion, Work
-from gateway.backends.workers.worker_choice import Wish
+from gateway.backends.workers.worker_choice import WorkerPreference
 from gateway.contracts.events import AnswerEvent
 from resilience.failures import BackendFailure, FailureKind
 
@@ -71,9 +71,9 @@ class RouterHint(msgspec.Struct, frozen=True, array_like=True):
     avoid: tuple[str, ...] = ()
 
     @property
-    def wish(self) -> Wish:
+    def preference(self) -> WorkerPreference:
         """The hint in the form that :class:`WorkerChoice` takes."""
-        return Wish(self.chain, self.stable_blocks, self.adapter)
+        return WorkerPreference(self.chain, self.stable_blocks, self.adapter)
 
 
 def _plain(value: object) -> object:

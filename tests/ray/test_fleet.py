@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.backends.workers.pool import DRAWN, LOOK_S, NEAR, WHOLE_UP_TO
 from gateway.backends.workers.shortlist import WORKERS_PER_KEY
-from gateway.backends.workers.worker_choice import CACHED_FACTOR, Wish, WorkerChoice, WorkerView
+from gateway.backends.workers.worker_choice import CACHED_FACTOR, WorkerChoice, WorkerPreference, WorkerView
 from ops.ray.fleet import ReplicaFleet
 
 
@@ -36,75 +36,77 @@ class Replicas:
         self.looks += 1
         return None if name in self.away else WorkerView(name, self.requests[name])
 
-    def call(self, wish: Wish) -> str:
+    def call(self, preference: WorkerPreference) -> str:
         """Place a call and send it there."""
-        best = self.fleet.place(wish, ()).best
+        best = self.fleet.place(preference, ()).best
         assert best is not None
-        self.fleet.sent(best, wish)
+        self.fleet.sent(best, preference)
         self.requests[best] += 1
         return best
 
 
-def wish_of(conversation: int, turn: int = 0) -> Wish:
-    return Wish(tuple(1_000 * conversation + block for block in range(1, 9 + 2 * turn)), 2)
+def preference_of(conversation: int, turn: int = 0) -> WorkerPreference:
+    return WorkerPreference(tuple(1_000 * conversation + block for block in range(1, 9 + 2 * turn)), 2)
 
 
 def test_a_few_replicas_are_all_looked_at() -> None:
     replicas = Replicas(WHOLE_UP_TO)
-    placed = replicas.fleet.place(wish_of(1), ("replica-3",))
+    placed = replicas.fleet.place(preference_of(1), ("replica-3",))
     assert placed.whole
     assert {placed.best, *placed.others} == set(replicas.requests) - {"replica-3"}
 
 
 def test_of_many_a_call_looks_at_a_few_and_four_times_a_second_at_all() -> None:
     replicas = Replicas(1_000)
-    replicas.call(wish_of(0))
+    replicas.call(preference_of(0))
     replicas.looks = 0
     for number in range(1, 101):
-        replicas.call(wish_of(number))
+        replicas.call(preference_of(number))
     assert replicas.looks <= 100 * (WORKERS_PER_KEY + NEAR + DRAWN)
     replicas.now += LOOK_S
     replicas.looks = 0
-    replicas.call(wish_of(0))
+    replicas.call(preference_of(0))
     assert replicas.looks >= 1_000
 
 
 def test_a_conversation_of_many_stays_where_it_was() -> None:
     replicas = Replicas(500)
-    first = [replicas.call(wish_of(number)) for number in range(200)]
+    first = [replicas.call(preference_of(number)) for number in range(200)]
     replicas.requests = dict.fromkeys(replicas.requests, 0.0)
     replicas.now += LOOK_S
-    assert [replicas.call(wish_of(number, turn=1)) for number in range(200)] == first, "its cache is there"
+    assert [replicas.call(preference_of(number, turn=1)) for number in range(200)] == first, (
+        "its cache is there"
+    )
 
 
 def test_a_favourite_beginning_spreads_over_as_many_as_its_load_needs() -> None:
     replicas = Replicas(64)
-    calls = Counter(replicas.call(wish_of(7)) for _ in range(640))
+    calls = Counter(replicas.call(preference_of(7)) for _ in range(640))
     assert max(calls.values()) <= (1.25 + CACHED_FACTOR) * 640 / 64 + 1
 
 
 def test_when_nobody_of_the_shortlist_serves_all_are_looked_at() -> None:
     replicas = Replicas(200)
     replicas.away = set(replicas.requests) - {"replica-42"}
-    placed = replicas.fleet.place(wish_of(1), ())
+    placed = replicas.fleet.place(preference_of(1), ())
     assert (placed.best, placed.others, placed.whole) == ("replica-42", (), True)
     replicas.away.add("replica-42")
-    assert replicas.fleet.place(wish_of(1), ()).best is None
+    assert replicas.fleet.place(preference_of(1), ()).best is None
 
 
 def test_asked_again_every_one_that_serves_is_named() -> None:
     replicas = Replicas(100)
-    assert not replicas.fleet.place(wish_of(1), ()).whole
-    placed = replicas.fleet.place(wish_of(1), ("replica-1",), whole=True)
+    assert not replicas.fleet.place(preference_of(1), ()).whole
+    placed = replicas.fleet.place(preference_of(1), ("replica-1",), whole=True)
     assert {placed.best, *placed.others} == set(replicas.requests) - {"replica-1"}
 
 
 def test_a_replica_that_has_gone_is_neither_chosen_nor_remembered() -> None:
     replicas = Replicas(100)
-    gone = replicas.call(wish_of(1))
+    gone = replicas.call(preference_of(1))
     replicas.fleet.resize([name for name in replicas.requests if name != gone])
-    replicas.fleet.sent(gone, wish_of(1))
-    assert replicas.call(wish_of(1, turn=1)) != gone
+    replicas.fleet.sent(gone, preference_of(1))
+    assert replicas.call(preference_of(1, turn=1)) != gone
 
 
 @settings(max_examples=30)
@@ -119,11 +121,11 @@ def test_whoever_serves_and_did_not_fail_the_call_is_found(
 ) -> None:
     replicas = Replicas(count, whole_up_to=8)
     for number in conversations:
-        replicas.call(wish_of(number))
+        replicas.call(preference_of(number))
     replicas.away = {f"replica-{number}" for number in away}
     avoided = {f"replica-{number}" for number in avoid}
     free = set(replicas.requests) - replicas.away - avoided
-    placed = replicas.fleet.place(wish_of(1), avoided)
+    placed = replicas.fleet.place(preference_of(1), avoided)
     assert (placed.best in free) if free else placed.best is None
     assert set(placed.others) <= free - {placed.best}
 
@@ -134,6 +136,6 @@ def test_calls_without_a_wish_go_to_who_has_little_to_do(count: int) -> None:
     for name in list(replicas.requests)[1:]:
         replicas.requests[name] = 9.0
     for _ in range(20):
-        best = replicas.fleet.place(Wish(), ()).best
+        best = replicas.fleet.place(WorkerPreference(), ()).best
         assert best is not None
         assert replicas.requests[best] <= 9.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from adapters.values import Adapter
 from budgeting.values import ImageContent, Message, Role, Tool, ToolCall, ToolChoice
 from gateway.backends.port import Completion, PartialAnswer, Work
-from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerView
+from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference, WorkerView
 from gateway.config.engine import EngineSection
 from gateway.config.ray import RaySection
 from gateway.contracts.events import Delta, Reasoning, ToolArgs, ToolBegin, ToolEnd
@@ -190,15 +190,15 @@ def test_without_figures_the_replicas_stay() -> None:
 
 def test_a_choice_remembers_what_replicas_that_stay_were_sent() -> None:
     choice = WorkerChoice(["a"])
-    wish = Wish((11, 12, 13), 1)
-    choice.sent("a", wish)
+    preference = WorkerPreference((11, 12, 13), 1)
+    choice.sent("a", preference)
     choice.resize(["a", "b", "c"])
     views = [WorkerView("c"), WorkerView("b"), WorkerView("a")]
-    assert choice.choose(wish, views) == "a"
+    assert choice.choose(preference, views) == "a"
     choice.resize(["b", "c"])
-    assert choice.choose(wish, views[:2]) in ("b", "c")
+    assert choice.choose(preference, views[:2]) in ("b", "c")
     choice.resize(["a", "b", "c"])
-    assert choice.choose(Wish((11, 99), 1), views[:1]) == "c"
+    assert choice.choose(WorkerPreference((11, 99), 1), views[:1]) == "c"
 
 
 def test_the_kind_of_every_event_survives_the_wire() -> None:

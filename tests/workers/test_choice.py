@@ -14,8 +14,8 @@ from gateway.backends.workers.worker_choice import (
     CACHED_FACTOR,
     Ring,
     SentIndex,
-    Wish,
     WorkerChoice,
+    WorkerPreference,
     WorkerView,
 )
 
@@ -33,8 +33,8 @@ views = st.lists(
     min_size=1,
     unique_by=lambda view: view.name,
 )
-wishes = st.builds(
-    Wish,
+preferences = st.builds(
+    WorkerPreference,
     chain=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=8),
     stable_blocks=st.integers(0, 8),
     adapter=st.none() | st.sampled_from(["a", "b"]),
@@ -46,30 +46,30 @@ def view(number: int, requests: float = 0, **changes: object) -> WorkerView:
 
 
 @settings(deadline=None)
-@given(views, wishes, st.floats(1, 3), st.booleans())
+@given(views, preferences, st.floats(1, 3), st.booleans())
 def test_some_worker_is_always_under_the_bound_and_the_chosen_one_is(
-    workers: list[WorkerView], wish: Wish, factor: float, affinity: bool
+    workers: list[WorkerView], preference: WorkerPreference, factor: float, affinity: bool
 ) -> None:
     choice = WorkerChoice(NAMES, factor=factor, affinity=affinity)
-    chosen = choice.choose(wish, workers)
+    chosen = choice.choose(preference, workers)
     [worker] = [one for one in workers if one.name == chosen]
     share = (sum(one.requests for one in workers) + 1) / sum(one.weight for one in workers)
     assert worker.requests < factor * share * worker.weight
 
 
 @settings(deadline=None)
-@given(views, st.lists(wishes, min_size=1, max_size=8), st.floats(1, 3))
+@given(views, st.lists(preferences, min_size=1, max_size=8), st.floats(1, 3))
 def test_no_history_takes_a_choice_further_over_the_bound_than_a_cached_prompt_may(
-    workers: list[WorkerView], history: list[Wish], factor: float
+    workers: list[WorkerView], history: list[WorkerPreference], factor: float
 ) -> None:
     choice = WorkerChoice(NAMES, factor=factor)
     share = (sum(one.requests for one in workers) + 1) / sum(one.weight for one in workers)
-    for wish in history:
-        name = choice.choose(wish, workers)
+    for preference in history:
+        name = choice.choose(preference, workers)
         assert name is not None
         [worker] = [one for one in workers if one.name == name]
         assert worker.requests < (factor + CACHED_FACTOR) * share * worker.weight
-        choice.sent(name, wish)
+        choice.sent(name, preference)
 
 
 @pytest.mark.parametrize(("chain", "requests", "stays"), [
@@ -82,20 +82,22 @@ def test_a_cached_prompt_stays_at_its_worker_somewhat_longer_than_another_one(
     chain: list[int], requests: int, stays: bool
 ) -> None:
     choice = WorkerChoice(NAMES[:2], factor=1.25)
-    choice.sent(NAMES[0], Wish([1, 2, 3, 4]))
-    chosen = choice.choose(Wish(chain, 1), [view(0, requests), view(1)])
+    choice.sent(NAMES[0], WorkerPreference([1, 2, 3, 4]))
+    chosen = choice.choose(WorkerPreference(chain, 1), [view(0, requests), view(1)])
     assert (chosen == NAMES[0]) is stays
 
 
 @settings(deadline=None)
-@given(views, st.lists(wishes, min_size=1, max_size=8))
-def test_the_same_history_gives_the_same_choices(workers: list[WorkerView], history: list[Wish]) -> None:
+@given(views, st.lists(preferences, min_size=1, max_size=8))
+def test_the_same_history_gives_the_same_choices(
+    workers: list[WorkerView], history: list[WorkerPreference]
+) -> None:
     def choices() -> list[str | None]:
         choice, made = WorkerChoice(NAMES), []
-        for wish in history:
-            name = choice.choose(wish, workers)
+        for preference in history:
+            name = choice.choose(preference, workers)
             assert name is not None
-            choice.sent(name, wish)
+            choice.sent(name, preference)
             made.append(name)
         return made
 
@@ -145,77 +147,82 @@ def test_keys_are_spread_evenly() -> None:
 def test_a_conversation_goes_back_to_the_worker_that_has_most_of_it() -> None:
     choice = WorkerChoice(NAMES[:4])
     workers = [view(number) for number in range(4)]
-    choice.sent(NAMES[1], Wish([1, 2]))
-    choice.sent(NAMES[3], Wish([1, 2, 3, 4]))
-    assert choice.choose(Wish([1, 2, 3, 4, 5, 6], 1), workers) == NAMES[3]
-    assert choice.choose(Wish([1, 2, 9], 1), workers) in (NAMES[1], NAMES[3])
+    choice.sent(NAMES[1], WorkerPreference([1, 2]))
+    choice.sent(NAMES[3], WorkerPreference([1, 2, 3, 4]))
+    assert choice.choose(WorkerPreference([1, 2, 3, 4, 5, 6], 1), workers) == NAMES[3]
+    assert choice.choose(WorkerPreference([1, 2, 9], 1), workers) in (NAMES[1], NAMES[3])
 
 
 def test_of_workers_that_have_the_same_beginning_the_least_loaded_is_taken() -> None:
     choice = WorkerChoice(NAMES[:3])
     for number in range(3):
-        choice.sent(NAMES[number], Wish([1]))
-    assert choice.choose(Wish([1, 2], 1), [view(0, 3), view(1, 1), view(2, 2)]) == NAMES[1]
+        choice.sent(NAMES[number], WorkerPreference([1]))
+    assert choice.choose(WorkerPreference([1, 2], 1), [view(0, 3), view(1, 1), view(2, 2)]) == NAMES[1]
 
 
 def test_a_favourite_spills_over_once_its_worker_has_more_than_its_share() -> None:
     choice = WorkerChoice(NAMES[:4])
-    choice.sent(NAMES[0], Wish([1, 2, 3]))
-    wish = Wish([1, 2, 3], 3)
-    assert choice.choose(wish, [view(0, 4), view(1, 4), view(2, 4), view(3, 4)]) == NAMES[0]
-    assert choice.choose(wish, [view(0, 12), view(1, 4), view(2, 4), view(3, 4)]) != NAMES[0]
+    choice.sent(NAMES[0], WorkerPreference([1, 2, 3]))
+    preference = WorkerPreference([1, 2, 3], 3)
+    assert choice.choose(preference, [view(0, 4), view(1, 4), view(2, 4), view(3, 4)]) == NAMES[0]
+    assert choice.choose(preference, [view(0, 12), view(1, 4), view(2, 4), view(3, 4)]) != NAMES[0]
 
 
 def test_prompts_of_one_stable_prefix_begin_on_one_worker() -> None:
     workers = [view(number) for number in range(8)]
-    first = {WorkerChoice(NAMES[:8]).choose(Wish([1, 2, 100 + number], 2), workers) for number in range(20)}
+    first = {
+        WorkerChoice(NAMES[:8]).choose(WorkerPreference([1, 2, 100 + number], 2), workers)
+        for number in range(20)
+    }
     assert len(first) == 1
 
 
 def test_a_new_prefix_goes_to_a_worker_that_holds_its_adapter() -> None:
     workers = [view(number, adapters=frozenset({"a"} if number == 5 else ())) for number in range(8)]
     for number in range(20):
-        assert WorkerChoice(NAMES[:8]).choose(Wish([number], 1, "a"), workers) == NAMES[5]
+        assert WorkerChoice(NAMES[:8]).choose(WorkerPreference([number], 1, "a"), workers) == NAMES[5]
 
 
 def test_an_adapter_goes_back_to_where_it_was_last_sent() -> None:
     choice = WorkerChoice(NAMES[:8])
     workers = [view(number) for number in range(8)]
-    choice.sent(NAMES[6], Wish([1], 0, "a"))
-    assert choice.choose(Wish([2], 0, "a"), workers) == NAMES[6]
-    assert choice.choose(Wish((), 0, "a"), workers) == NAMES[6]
+    choice.sent(NAMES[6], WorkerPreference([1], 0, "a"))
+    assert choice.choose(WorkerPreference([2], 0, "a"), workers) == NAMES[6]
+    assert choice.choose(WorkerPreference((), 0, "a"), workers) == NAMES[6]
     for number in range(8):
-        choice.sent(NAMES[6], Wish([3], 0, f"other-{number}"))
-    assert choice.choose(Wish((), 0, "a"), workers) != NAMES[6], "eight others have pushed it out"
+        choice.sent(NAMES[6], WorkerPreference([3], 0, f"other-{number}"))
+    assert choice.choose(WorkerPreference((), 0, "a"), workers) != NAMES[6], "eight others have pushed it out"
     choice.forget(NAMES[6])
-    assert choice.choose(Wish((), 0, "other-7"), workers) != NAMES[6]
+    assert choice.choose(WorkerPreference((), 0, "other-7"), workers) != NAMES[6]
 
 
 def test_without_a_fingerprint_load_alone_decides_and_equals_take_turns() -> None:
     choice = WorkerChoice(NAMES[:3])
-    assert choice.choose(Wish(), [view(0, 2), view(1, 1), view(2, 3)]) == NAMES[1]
+    assert choice.choose(WorkerPreference(), [view(0, 2), view(1, 1), view(2, 3)]) == NAMES[1]
     order = []
     for _ in range(6):
-        name = choice.choose(Wish(), [view(0), view(1), view(2)])
+        name = choice.choose(WorkerPreference(), [view(0), view(1), view(2)])
         assert name is not None
-        choice.sent(name, Wish())
+        choice.sent(name, WorkerPreference())
         order.append(name)
     assert order == NAMES[:3] * 2
 
 
 def test_a_full_cache_counts_like_load() -> None:
     choice = WorkerChoice(NAMES[:2], affinity=False)
-    assert choice.choose(Wish(), [view(0, 1, kv_usage=0.99), view(1, 2, kv_usage=0.3)]) == NAMES[1]
+    assert (
+        choice.choose(WorkerPreference(), [view(0, 1, kv_usage=0.99), view(1, 2, kv_usage=0.3)]) == NAMES[1]
+    )
 
 
 def test_a_worker_that_is_coming_back_gets_a_smaller_share() -> None:
     choice = WorkerChoice(NAMES[:2], affinity=False)
-    assert choice.choose(Wish(), [view(0, 1, weight=0.1), view(1, 5)]) == NAMES[1]
-    assert choice.choose(Wish(), [view(0, 0, weight=0.2), view(1, 30)]) == NAMES[0]
+    assert choice.choose(WorkerPreference(), [view(0, 1, weight=0.1), view(1, 5)]) == NAMES[1]
+    assert choice.choose(WorkerPreference(), [view(0, 0, weight=0.2), view(1, 30)]) == NAMES[0]
 
 
 def test_there_is_no_choice_without_workers() -> None:
-    assert WorkerChoice(NAMES).choose(Wish([1], 1), []) is None
+    assert WorkerChoice(NAMES).choose(WorkerPreference([1], 1), []) is None
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=30), st.integers(1, 8))
@@ -274,8 +281,8 @@ def test_a_choice_among_16_workers_for_3600_tokens_costs_little() -> None:
     for prompt in prompts:
         began = time.perf_counter()
         chain = chain_of(prompt, 64, 7)
-        name = choice.choose(Wish(chain, 4), workers)
+        name = choice.choose(WorkerPreference(chain, 4), workers)
         best = min(best, time.perf_counter() - began)
         assert name is not None
-        choice.sent(name, Wish(chain))
+        choice.sent(name, WorkerPreference(chain))
     assert best < 200e-6

@@ -13,7 +13,7 @@ from benchmarks.fleet.front import Seen
 from gateway.backends.workers.load import WorkerFigures
 from gateway.backends.workers.pool import LOOK_S, WHOLE_UP_TO, WorkerPool
 from gateway.backends.workers.shortlist import PLACES, WORKERS_PER_KEY, Hints
-from gateway.backends.workers.worker_choice import Wish, WorkerChoice
+from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference
 
 MANY = 200
 IDLE = WorkerFigures(kv_usage=0.1, total_blocks=100, block_size=16)
@@ -28,14 +28,14 @@ def made(size: int = MANY, whole_up_to: int = WHOLE_UP_TO) -> tuple[WorkerPool[S
     return WorkerPool(members, choice, max_running=8, random=draws, whole_up_to=whole_up_to), members
 
 
-def placed(pool: WorkerPool[Seen], wish: Wish, now: float = 0.0) -> tuple[Seen, int]:
-    member = pool.pick(wish, (), now)
+def placed(pool: WorkerPool[Seen], preference: WorkerPreference, now: float = 0.0) -> tuple[Seen, int]:
+    member = pool.pick(preference, (), now)
     assert member is not None
-    return member, pool.sent(member, 64, wish)
+    return member, pool.sent(member, 64, preference)
 
 
-def conversation(number: int, blocks: int) -> Wish:
-    return Wish([number * 1000 + block for block in range(blocks)], stable_blocks=1)
+def conversation(number: int, blocks: int) -> WorkerPreference:
+    return WorkerPreference([number * 1000 + block for block in range(blocks)], stable_blocks=1)
 
 
 def test_a_conversation_goes_back_to_its_worker() -> None:
@@ -54,13 +54,15 @@ def test_conversations_that_begin_alike_each_go_back_to_their_own_worker() -> No
     chosen, tickets = {}, {}
     for number in range(100):
         chosen[number], tickets[number] = placed(
-            pool, Wish([*shared, *range(number * 1000 + 1000, number * 1000 + 1007)], 20)
+            pool, WorkerPreference([*shared, *range(number * 1000 + 1000, number * 1000 + 1007)], 20)
         )
     assert len({member.url for member in chosen.values()}) > 20, "a beginning that all share spreads"
     for number, ticket in tickets.items():
         pool.ended(chosen[number], ticket)
     back = [
-        pool.pick(Wish([*shared, *range(number * 1000 + 1000, number * 1000 + 1009)], 20), (), 0.1)
+        pool.pick(
+            WorkerPreference([*shared, *range(number * 1000 + 1000, number * 1000 + 1009)], 20), (), 0.1
+        )
         is chosen[number]
         for number in chosen
     ]
@@ -86,7 +88,7 @@ def test_its_load_is_the_sum_of_its_workers_when_it_looks(told: list[tuple[int, 
     for pool, members in ((large, some), (small, others)):
         for member, (running, waiting, ours) in zip(members, told, strict=True):
             for _ in range(ours):
-                pool.sent(member, 64, Wish())
+                pool.sent(member, 64, WorkerPreference())
             member.load.scraped(replace(IDLE, running=running, waiting=waiting), 1.0)
     assert large.load(1.0) == small.load(1.0)
 
@@ -130,19 +132,21 @@ def test_with_nobody_in_service_nobody_is_picked_and_the_first_back_is_found_at_
 def test_an_adapter_goes_where_it_was() -> None:
     pool, members = made()
     for number in range(8):
-        pool.ended(members[number], pool.sent(members[number], 64, Wish((), adapter=f"a-{number}")))
+        pool.ended(
+            members[number], pool.sent(members[number], 64, WorkerPreference((), adapter=f"a-{number}"))
+        )
     for number in range(8):
-        assert pool.pick(Wish((), adapter=f"a-{number}"), (), 0.0) is members[number]
+        assert pool.pick(WorkerPreference((), adapter=f"a-{number}"), (), 0.0) is members[number]
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(1, 40)), max_size=60))
 def test_hints_are_bounded_and_name_the_last_worker_first(sent: list[tuple[int, int, int]]) -> None:
     hints = Hints(most=50)
     for worker, number, blocks in sent:
-        wish = conversation(number, blocks)
-        hints.sent(f"w{worker}", wish.chain, None)
+        preference = conversation(number, blocks)
+        hints.sent(f"w{worker}", preference.chain, None)
         assert len(hints) <= 50
-        found = hints.of(wish.chain, None)
+        found = hints.of(preference.chain, None)
         assert found[0] == f"w{worker}" and len(found) <= WORKERS_PER_KEY
 
 

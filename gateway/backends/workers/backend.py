@@ -58,7 +58,7 @@ from gateway.backends.workers.tokenizer_check import TokenizerCheck
 from gateway.backends.workers.vectors import PATH as VECTORS
 from gateway.backends.workers.vectors import answer_of, body_of, vectors_of
 from gateway.backends.workers.worker import NOT_PROBED, NOT_READY, Worker
-from gateway.backends.workers.worker_choice import NO_WISH, Wish
+from gateway.backends.workers.worker_choice import NO_PREFERENCE, WorkerPreference
 from gateway.contracts.audio import EventSink, Recording
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
@@ -347,11 +347,11 @@ class WorkersBackend:
         tried: set[str] = set()
         failure: BackendFailure | None = None
         while len(tried) < self._max_attempts:
-            worker = self._pool.pick(NO_WISH, tried, self._clock())
+            worker = self._pool.pick(NO_PREFERENCE, tried, self._clock())
             if worker is None:
                 break
             tried.add(worker.url)
-            ticket = self._pool.sent(worker, tokens, NO_WISH)
+            ticket = self._pool.sent(worker, tokens, NO_PREFERENCE)
             try:
                 answer = await ask(worker.client, headers)
                 worker.succeeded()
@@ -377,10 +377,10 @@ class WorkersBackend:
         body = writer.request_body(work, self._clock())
         tried = self._without(work.adapter)
         most = len(tried) + self._max_attempts
-        request = _Request(writer.path(work), body, writer.headers(work), work, self._wish(work), most)
+        request = _Request(writer.path(work), body, writer.headers(work), work, self._preference(work), most)
         failure: BackendFailure | None = None
         while len(tried) < most:
-            worker = self._pool.pick(request.wish, tried, self._clock())
+            worker = self._pool.pick(request.preference, tried, self._clock())
             # The caller has taken the first call out of the budget.
             if worker is None or (failure is not None and not work.call_budget.take_extra()):
                 break
@@ -422,7 +422,7 @@ class WorkersBackend:
             budget = request.work.call_budget
             if len(tried) >= request.most or not budget.extra:
                 return None
-            other = self._pool.pick(request.wish, tried, self._clock())
+            other = self._pool.pick(request.preference, tried, self._clock())
             if other is None or not policy.grant():
                 return None
             budget.take_extra()
@@ -445,7 +445,7 @@ class WorkersBackend:
         with work.calls.call(worker.url, hedge=hedge) if work.calls else nullcontext() as call:
             if call is not None:
                 attempt.headers = call.headers
-            ticket = self._pool.sent(worker, work.input_tokens, request.wish)
+            ticket = self._pool.sent(worker, work.input_tokens, request.preference)
             try:
                 completion = await self._ask(worker, request, attempt)
                 worker.succeeded()
@@ -540,14 +540,14 @@ class WorkersBackend:
         finally:
             passing.close()
 
-    def _wish(self, work: Work) -> Wish:
+    def _preference(self, work: Work) -> WorkerPreference:
         if len(self._workers) == 1:
-            return NO_WISH
+            return NO_PREFERENCE
         adapter = self._writer.adapter_name(work)
         # A worker's index of sent blocks covers all models of the pool, so the salt names the model.
         salt = salt_number(self._writer.cache_salt(work), adapter or self.model)
         chain = chain_of(joined(work.token_ids), self._block_tokens, salt)
-        return Wish(chain, work.prefix_tokens // self._block_tokens, adapter)
+        return WorkerPreference(chain, work.prefix_tokens // self._block_tokens, adapter)
 
     def _is_last(self, worker: Worker) -> bool:
         return not any(other.health.in_service for other in self._workers.values() if other is not worker)
@@ -576,7 +576,7 @@ class _Request(Struct, frozen=True):
     body: bytes | Upload
     headers: bytes
     work: Work
-    wish: Wish
+    preference: WorkerPreference
     most: int
 
 

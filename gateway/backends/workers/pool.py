@@ -20,7 +20,7 @@ from admission.values import BackendLoad
 from gateway.backends.workers.health import WorkerHealth, WorkerState
 from gateway.backends.workers.load import WorkerLoad, pool_load
 from gateway.backends.workers.shortlist import Hints
-from gateway.backends.workers.worker_choice import Wish, WorkerChoice, WorkerView
+from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference, WorkerView
 
 # Examining all of so many workers costs about as much as a shortlist (docs/fleet-simulation.md).
 WHOLE_UP_TO = 32
@@ -89,13 +89,13 @@ class WorkerPool(Generic[M]):
         self._only = members[0] if len(members) == 1 else None
         self._snapshot: _Snapshot[M] | None = None
 
-    def sent(self, member: M, prompt_tokens: int, wish: Wish) -> int:
+    def sent(self, member: M, prompt_tokens: int, preference: WorkerPreference) -> int:
         """Count a request sent to ``member``; returns a ticket for :meth:`ended`."""
         self._in_flight += 1
         if self._only is None:
-            self._choice.sent(member.url, wish)
+            self._choice.sent(member.url, preference)
         if self._large:
-            self._hints.sent(member.url, wish.chain, wish.adapter)
+            self._hints.sent(member.url, preference.chain, preference.adapter)
         return member.load.sent(prompt_tokens)
 
     def ended(self, member: M, ticket: int) -> None:
@@ -123,10 +123,10 @@ class WorkerPool(Generic[M]):
         running = min(total, load.running + max(0, more), load.max_running or total)
         return replace(load, running=running, waiting=total - running)
 
-    def pick(self, wish: Wish, tried: Collection[str], now: float) -> M | None:
+    def pick(self, preference: WorkerPreference, tried: Collection[str], now: float) -> M | None:
         """The worker for a request among those not ``tried``; ``None`` when none of them takes requests."""
         if self._large:
-            found = self._pick_of_many(wish, tried, now)
+            found = self._pick_of_many(preference, tried, now)
             if found is not None:
                 return found
         if self._only is not None:
@@ -136,16 +136,16 @@ class WorkerPool(Generic[M]):
         ]
         if len(serving) <= 1:
             return serving[0] if serving else None
-        name = self._choice.choose(wish, [member.view(now) for member in serving])
+        name = self._choice.choose(preference, [member.view(now) for member in serving])
         return self._members[name] if name is not None else None
 
-    def _pick_of_many(self, wish: Wish, tried: Collection[str], now: float) -> M | None:
+    def _pick_of_many(self, preference: WorkerPreference, tried: Collection[str], now: float) -> M | None:
         snapshot = self._current(now)
         serving, draw, members = snapshot.serving, self._random.random, self._members
         if not serving or not snapshot.weight:
             return None
-        names = dict.fromkeys(self._hints.of(wish.chain, wish.adapter))
-        names.update(dict.fromkeys(self._choice.near(wish, NEAR)))
+        names = dict.fromkeys(self._hints.of(preference.chain, preference.adapter))
+        names.update(dict.fromkeys(self._choice.near(preference, NEAR)))
         names.update({serving[int(draw() * len(serving))].url: None for _ in range(DRAWN)})
         views = [
             member.view(now)
@@ -153,7 +153,7 @@ class WorkerPool(Generic[M]):
             if name not in tried and (member := members.get(name)) and _takes_requests(member, now)
         ]
         share = (snapshot.others + self._in_flight + 1.0) / snapshot.weight
-        chosen = self._choice.choose(wish, views, share)
+        chosen = self._choice.choose(preference, views, share)
         return members[chosen] if chosen is not None else None
 
     def _serving(self) -> list[M]:

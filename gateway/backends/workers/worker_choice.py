@@ -47,7 +47,7 @@ class WorkerView(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class WorkerPreference:
     """What a request prefers: its prompt's fingerprint, one number per block, and the workers' adapter name.
 
     The first ``stable_blocks`` of ``chain`` are the stable prefix.
@@ -59,7 +59,7 @@ class Wish:
 
 
 # For a pool of one worker, and for embeddings, scores and transcripts.
-NO_WISH = Wish()
+NO_PREFERENCE = WorkerPreference()
 
 
 class Ring:
@@ -174,11 +174,13 @@ class WorkerChoice:
         self._turns = {name: self._turns.get(name, self._turn) for name in names}
         self._adapters = {name: self._adapters.get(name, OrderedDict()) for name in names}
 
-    def near(self, wish: Wish, count: int) -> list[str]:
+    def near(self, preference: WorkerPreference, count: int) -> list[str]:
         """The first ``count`` workers on the ring from a prompt's position; none when only load decides."""
-        return self._ring.near(_key(wish), count) if self._affinity and wish.chain else []
+        return self._ring.near(_key(preference), count) if self._affinity and preference.chain else []
 
-    def choose(self, wish: Wish, workers: Sequence[WorkerView], share: float | None = None) -> str | None:
+    def choose(
+        self, preference: WorkerPreference, workers: Sequence[WorkerView], share: float | None = None
+    ) -> str | None:
         """The worker for a request; ``None`` when there is none. Deterministic.
 
         ``share``: the average of requests on a worker of weight 1, this request included; needed where
@@ -189,22 +191,24 @@ class WorkerChoice:
         if share is None:
             weight = sum(worker.weight for worker in workers)
             share = (sum(worker.requests for worker in workers) + 1.0) / weight
-        affinity = self._affinity and bool(wish.chain)
-        if affinity and (cached := self._with_prefix(wish, workers, share)):
-            return self._least_loaded(cached, wish.adapter)
+        affinity = self._affinity and bool(preference.chain)
+        if affinity and (cached := self._with_prefix(preference, workers, share)):
+            return self._least_loaded(cached, preference.adapter)
         # At least one of all workers is strictly below the bound: else their sum would exceed the total.
         under = [worker for worker in workers if worker.requests < self._factor * share * worker.weight]
         if not affinity or len(under) <= 1:
-            return self._least_loaded(under or workers, wish.adapter)
-        holders = {worker.name for worker in under if self._holds(worker, wish.adapter)}
-        return self._ring.first(_key(wish), holders or {worker.name for worker in under})
+            return self._least_loaded(under or workers, preference.adapter)
+        holders = {worker.name for worker in under if self._holds(worker, preference.adapter)}
+        return self._ring.first(_key(preference), holders or {worker.name for worker in under})
 
-    def _with_prefix(self, wish: Wish, workers: Sequence[WorkerView], share: float) -> list[WorkerView]:
+    def _with_prefix(
+        self, preference: WorkerPreference, workers: Sequence[WorkerView], share: float
+    ) -> list[WorkerView]:
         """The workers with the longest cached prefix, among those below the bound that their prefix gives."""
         longest, best = 0, list[WorkerView]()
         for worker in workers:
-            match = self._index[worker.name].match(wish.chain)
-            factor = self._factor + CACHED_FACTOR * match / len(wish.chain)
+            match = self._index[worker.name].match(preference.chain)
+            factor = self._factor + CACHED_FACTOR * match / len(preference.chain)
             if match >= max(longest, 1) and worker.requests < factor * share * worker.weight:
                 best = [*best, worker] if match == longest else [worker]
                 longest = match
@@ -222,15 +226,15 @@ class WorkerChoice:
     def _holds(self, worker: WorkerView, adapter: str | None) -> bool:
         return adapter is not None and (adapter in worker.adapters or adapter in self._adapters[worker.name])
 
-    def sent(self, name: str, wish: Wish) -> None:
+    def sent(self, name: str, preference: WorkerPreference) -> None:
         """Record a prompt that is sent to the worker."""
         self._turn += 1
         self._turns[name] = self._turn
-        self._index[name].add(wish.chain)
-        if wish.adapter is not None:
+        self._index[name].add(preference.chain)
+        if preference.adapter is not None:
             held = self._adapters[name]
-            held[wish.adapter] = None
-            held.move_to_end(wish.adapter)
+            held[preference.adapter] = None
+            held.move_to_end(preference.adapter)
             if len(held) > ADAPTERS_HELD:
                 held.popitem(last=False)
 
@@ -244,8 +248,8 @@ class WorkerChoice:
         self._adapters[name].clear()
 
 
-def _key(wish: Wish) -> int:
-    return wish.chain[max(0, min(wish.stable_blocks, len(wish.chain)) - 1)]
+def _key(preference: WorkerPreference) -> int:
+    return preference.chain[max(0, min(preference.stable_blocks, len(preference.chain)) - 1)]
 
 
 @lru_cache(maxsize=1_024)
