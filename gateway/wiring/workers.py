@@ -90,7 +90,7 @@ def make_workers(
             workers=workers,
             writer=_writer(section, model, dialect, connections.templates),
             pool=WorkerPool(workers, choice, max_running=section.max_running, random=random.Random()),
-            presence=WorkersInService(clock),
+            in_service=WorkersInService(clock),
             features=features,
             incapable=incapable,
             token_bytes=token_bytes,

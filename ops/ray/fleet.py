@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from gateway.backends.workers.pool import DRAWN, LOOK_S, NEAR, WHOLE_UP_TO
+from gateway.backends.workers.pool import DRAWN, MAX_SNAPSHOT_AGE_S, NEAR, WHOLE_UP_TO
 from gateway.backends.workers.shortlist import Hints
 from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference, WorkerView
 
@@ -92,7 +92,7 @@ class ReplicaFleet:
         Requests that ended in the last quarter of a second still count, so the bound may be a little high.
         """
         now = self._clock()
-        if self._looked_at is None or not 0.0 <= now - self._looked_at < LOOK_S:
+        if self._looked_at is None or not 0.0 <= now - self._looked_at < MAX_SNAPSHOT_AGE_S:
             views = self._views(self._names, ())
             self._looked_at, self._serving = now, len(views)
             self._requests = sum([view.requests for view in views])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.backends.workers.pool import DRAWN, LOOK_S, NEAR, WHOLE_UP_TO
+from gateway.backends.workers.pool import DRAWN, MAX_SNAPSHOT_AGE_S, NEAR, WHOLE_UP_TO
 from gateway.backends.workers.shortlist import WORKERS_PER_KEY
 from gateway.backends.workers.worker_choice import CACHED_FACTOR, WorkerChoice, WorkerPreference, WorkerView
 from ops.ray.fleet import ReplicaFleet
@@ -63,7 +63,7 @@ def test_of_many_a_call_looks_at_a_few_and_four_times_a_second_at_all() -> None:
     for number in range(1, 101):
         replicas.call(preference_of(number))
     assert replicas.looks <= 100 * (WORKERS_PER_KEY + NEAR + DRAWN)
-    replicas.now += LOOK_S
+    replicas.now += MAX_SNAPSHOT_AGE_S
     replicas.looks = 0
     replicas.call(preference_of(0))
     assert replicas.looks >= 1_000
@@ -73,7 +73,7 @@ def test_a_conversation_of_many_stays_where_it_was() -> None:
     replicas = Replicas(500)
     first = [replicas.call(preference_of(number)) for number in range(200)]
     replicas.requests = dict.fromkeys(replicas.requests, 0.0)
-    replicas.now += LOOK_S
+    replicas.now += MAX_SNAPSHOT_AGE_S
     assert [replicas.call(preference_of(number, turn=1)) for number in range(200)] == first, (
         "its cache is there"
     )

@@ -271,7 +271,7 @@ async def test_unread_bytes_hold_the_worker_back_until_they_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "flowing", "what"),
+    ("limits", "first_token_received", "what"),
     [
         ({"first_s": 0.05}, False, "no token came"),
         ({"idle_s": 0.05}, True, "nothing more came"),
@@ -279,13 +279,15 @@ async def test_unread_bytes_hold_the_worker_back_until_they_are_read() -> None:
         ({"total_s": 0.05}, True, "the answer did not end"),
     ],
 )
-async def test_each_limit_has_its_name(limits: dict[str, float], flowing: bool, what: str) -> None:
+async def test_each_limit_has_its_name(
+    limits: dict[str, float], first_token_received: bool, what: str
+) -> None:
     connection, transport, _ = connected()
     send(connection, **limits)
     connection.data_received(HEAD + b"content-length: 9\r\n\r\nx")
     assert await connection.read() == b"x"
-    if flowing:
-        connection.flowing()
+    if first_token_received:
+        connection.first_token_received()
     with pytest.raises(TimedOut) as caught:
         await connection.read()
     assert str(caught.value) == f"{what} within 0.05 s" and transport.aborted
@@ -295,7 +297,7 @@ async def test_each_limit_has_its_name(limits: dict[str, float], flowing: bool, 
 async def test_a_slow_reader_is_no_silent_worker() -> None:
     connection, transport, _ = connected()
     send(connection, first_s=5, idle_s=0.05)
-    connection.flowing()
+    connection.first_token_received()
     connection.data_received(HEAD + b"content-length: 9\r\n\r\nhello")
     await asyncio.sleep(0.2)
     assert not transport.aborted

@@ -288,7 +288,7 @@ def test_exactly_one_stream_reaches_the_sink_and_its_tokens_alone_are_billed(
 def test_never_more_extra_requests_than_the_share_allows(share: float, asks: list[bool]) -> None:
     policy = HedgePolicy(HedgeRules(max_share=share))
     for number, late in enumerate(asks, start=1):
-        policy.asked()
+        policy.record_request()
         if late:
             policy.grant()
         assert policy.sent <= share * number + 1e-9
@@ -298,14 +298,14 @@ def test_never_more_extra_requests_than_the_share_allows(share: float, asks: lis
 def test_late_is_what_is_later_than_the_quantile_of_the_last_minutes() -> None:
     policy = HedgePolicy(HedgeRules(quantile=0.9, min_s=0.01))
     for _ in range(9):
-        policy.took(0.1, 0.0)
+        policy.record_first_token(0.1, 0.0)
     assert policy.late_after_s(0.0) is None, "nine say nothing of one in ten"
     for _ in range(100):
-        policy.took(0.1, 1.0)
+        policy.record_first_token(0.1, 1.0)
     found = policy.late_after_s(1.0)
     assert found is not None and 0.1 <= found <= 0.111
     for _ in range(200):
-        policy.took(0.5, WINDOW_S + 2.0)
+        policy.record_first_token(0.5, WINDOW_S + 2.0)
     found = policy.late_after_s(WINDOW_S + 2.0)
     assert found is not None and 0.5 <= found <= 0.555, "it follows the load"
     assert policy.late_after_s(4 * WINDOW_S) is None, "what is old counts no more"
@@ -314,5 +314,5 @@ def test_late_is_what_is_later_than_the_quantile_of_the_last_minutes() -> None:
 def test_nothing_is_late_before_the_least_time() -> None:
     policy = HedgePolicy(HedgeRules(quantile=0.5, min_s=0.05))
     for _ in range(10):
-        policy.took(0.002, 0.0)
+        policy.record_first_token(0.002, 0.0)
     assert policy.late_after_s(0.0) == 0.05

@@ -155,7 +155,7 @@ async def test_a_proxy_that_refuses_is_a_failed_connection_that_says_so(status: 
 async def test_the_key_of_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("one\n")
-    key = ApiKey(path=path, look_s=0.005)
+    key = ApiKey(path=path, reload_s=0.005)
     assert key.line() == b"authorization: Bearer one\r\n"
     async with asyncio.TaskGroup() as loops:
         watch = loops.create_task(key.watch())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.fleet.front import Seen
 from gateway.backends.workers.load import WorkerFigures
-from gateway.backends.workers.pool import LOOK_S, WHOLE_UP_TO, WorkerPool
+from gateway.backends.workers.pool import MAX_SNAPSHOT_AGE_S, WHOLE_UP_TO, WorkerPool
 from gateway.backends.workers.shortlist import PLACES, WORKERS_PER_KEY, Hints
 from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference
 
@@ -98,11 +98,11 @@ def test_between_two_looks_our_own_requests_are_in_its_load() -> None:
     first = pool.load(0.0)
     assert first is not None and (first.running, first.waiting) == (0, 0)
     out = [placed(pool, conversation(number, 2)) for number in range(30)]
-    told = pool.load(LOOK_S / 2)
+    told = pool.load(MAX_SNAPSHOT_AGE_S / 2)
     assert told is not None and (told.running, told.workers) == (30, MANY)
     for member, ticket in out:
         pool.ended(member, ticket)
-    told = pool.load(LOOK_S / 2)
+    told = pool.load(MAX_SNAPSHOT_AGE_S / 2)
     assert told is not None and told.running == 0
 
 
@@ -124,7 +124,10 @@ def test_with_nobody_in_service_nobody_is_picked_and_the_first_back_is_found_at_
     for member in members:
         member.health.probe_failed(0.1)
         member.health.probe_failed(0.1)
-    assert pool.pick(conversation(1, 5), (), 0.1 + LOOK_S) is None and pool.load(0.1 + LOOK_S) is None
+    assert (
+        pool.pick(conversation(1, 5), (), 0.1 + MAX_SNAPSHOT_AGE_S) is None
+        and pool.load(0.1 + MAX_SNAPSHOT_AGE_S) is None
+    )
     members[7].health.probe_succeeded(10.0)
     assert pool.pick(conversation(1, 5), (), 10.0) is members[7]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import structlog
 
 # Time between two reads of the key's file, seconds. A service accepts an old key for longer than that.
-LOOK_S = 5.0
+KEY_RELOAD_S = 5.0
 MAX_KEY_BYTES = 16 * 1024
 
 
@@ -20,9 +20,11 @@ class ApiKey:
     Raises UnusableKey.
     """
 
-    def __init__(self, key: str | None = None, path: Path | None = None, *, look_s: float = LOOK_S) -> None:
+    def __init__(
+        self, key: str | None = None, path: Path | None = None, *, reload_s: float = KEY_RELOAD_S
+    ) -> None:
         self._path = path
-        self._look_s = look_s
+        self._reload_s = reload_s
         self._line = b"" if key is None else _line(key)
         if path is not None:
             self._line = _line(_read(path))
@@ -35,7 +37,7 @@ class ApiKey:
         """Read the file periodically until cancelled; with an unusable file the last key stays in use."""
         usable, log = True, structlog.get_logger("gateway.workers")
         while self._path is not None:
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(self._reload_s)
             try:
                 line = _line(await asyncio.to_thread(_read, self._path))
             except UnusableKey as error:

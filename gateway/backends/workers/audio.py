@@ -108,7 +108,7 @@ async def transcript_of(
     try:
         if connection.status != 200:
             raise await refusal_of(connection, model=model)
-        connection.flowing()
+        connection.first_token_received()
         if recording.stream:
             return await _streamed(connection, recording, push)
         return _whole(await whole_body(connection, MAX_ANSWER_BYTES), recording)

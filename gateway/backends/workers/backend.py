@@ -42,11 +42,11 @@ from gateway.backends.workers.dialect import (
     CompletionWriter,
     Dialect,
     echoed_logprobs,
-    honoured,
+    supports_format,
 )
 from gateway.backends.workers.errors import BadHttp, ConnectionsInUse, TransportError
 from gateway.backends.workers.hedging import HedgePolicy, Run, race
-from gateway.backends.workers.in_service import LOOK_S, WorkersInService
+from gateway.backends.workers.in_service import OUTAGE_PROBE_S, WorkersInService
 from gateway.backends.workers.inspection import Inspection, ServedModel
 from gateway.backends.workers.loras import WorkerLoras
 from gateway.backends.workers.pool import WorkerPool
@@ -114,7 +114,7 @@ class WorkersBackend:
         workers: Sequence[Worker],
         writer: CompletionWriter,
         pool: WorkerPool[Worker],
-        presence: WorkersInService,
+        in_service: WorkersInService,
         features: frozenset[Feature],
         token_bytes: Callable[[int], bytes],
         block_tokens: int,
@@ -137,7 +137,7 @@ class WorkersBackend:
         self._workers = {worker.url: worker for worker in workers}
         self._writer = writer
         self._pool = pool
-        self.presence = presence
+        self.in_service = in_service
         self._token_bytes = token_bytes
         self.check = check
         self._learn: Callable[[Work, int], None] | None = None
@@ -159,7 +159,7 @@ class WorkersBackend:
         """``READY`` while a worker is in service, else ``STARTING``; ``STOPPED`` after :meth:`run`."""
         if self._stopped:
             return BackendState.STOPPED
-        return BackendState.STARTING if self.presence.none else BackendState.READY
+        return BackendState.STARTING if self.in_service.none else BackendState.READY
 
     @property
     def generates(self) -> bool:
@@ -172,26 +172,26 @@ class WorkersBackend:
 
         ``None`` while one is in service, and before the first one has been.
         """
-        away_s = self.presence.away_s
-        return None if away_s is None or self._stopped else max(LOOK_S, away_s)
+        away_s = self.in_service.away_s
+        return None if away_s is None or self._stopped else max(OUTAGE_PROBE_S, away_s)
 
     @property
     def absence(self) -> Absence:
         """Why no worker is in service."""
         workers = self._workers.values()
-        loading = any(worker.trouble in (NOT_PROBED, NOT_READY) for worker in workers)
+        loading = any(worker.unavailable_reason in (NOT_PROBED, NOT_READY) for worker in workers)
         if len(workers) == 1:
-            return Absence(f"worker {self.name} {next(iter(workers)).trouble}", loading, RETRY_S)
-        counts = Counter(worker.trouble for worker in workers)
-        troubles = ", ".join(f"{trouble} ({count})" for trouble, count in counts.items())
+            return Absence(f"worker {self.name} {next(iter(workers)).unavailable_reason}", loading, RETRY_S)
+        counts = Counter(worker.unavailable_reason for worker in workers)
+        reasons = ", ".join(f"{reason} ({count})" for reason, count in counts.items())
         return Absence(
-            f"none of the {len(workers)} workers of {self.name} is in service: {troubles}", loading, RETRY_S
+            f"none of the {len(workers)} workers of {self.name} is in service: {reasons}", loading, RETRY_S
         )
 
     async def wait_ready(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` until a worker is in service; returns whether one is."""
         if not self._stopped:
-            await self.presence.wait(timeout_s)
+            await self.in_service.wait(timeout_s)
         return self.state is BackendState.READY
 
     @property
@@ -281,7 +281,7 @@ class WorkersBackend:
     def stop(self) -> None:
         """End every wait: no worker will come into service any more."""
         self._stopped = True
-        self.presence.close()
+        self.in_service.close()
 
     def generate(self, work: Work, out: DeltaSink) -> Coroutine[Any, Any, Completion]:
         """Generate. Leaving early closes the connection, which ends the generation on the worker.
@@ -289,7 +289,7 @@ class WorkersBackend:
         A worker that fails before the first token is replaced by another; each is tried at most once.
         """
         plain = work.response_format.type is FormatType.TEXT
-        if not plain and not honoured(self._writer.dialect, work.response_format.type):
+        if not plain and not supports_format(self._writer.dialect, work.response_format.type):
             raise BackendFailure(
                 FailureKind.INVALID_INPUT,
                 f"the workers of {self.name} cannot be asked for {work.response_format.type.value}",
@@ -392,7 +392,7 @@ class WorkersBackend:
                 return await self._hedged(self.hedging, worker, request, tried, attempt)
             except BackendFailure as error:
                 failure = error
-            if failure.kind in _WORKERS_FAULT and (self.presence.none or self._others_serve(tried)):
+            if failure.kind in _WORKERS_FAULT and (self.in_service.none or self._others_serve(tried)):
                 # The worker's health has counted the failure, so the pool's circuit breaker must not. When no
                 # worker is left the pool's state reports it; an open circuit would outlast a worker's return.
                 failure.isolated = True
@@ -430,7 +430,7 @@ class WorkersBackend:
             self._log.info("sent to a second worker", late=worker.url, worker=other.url)
             return on(other, hedge=True)
 
-        policy.asked()
+        policy.record_request()
         late_after_s = policy.late_after_s(self._clock())
         first = on(worker, hedge=False)
         return await race(
@@ -530,7 +530,7 @@ class WorkersBackend:
         return completion
 
     async def _stream(self, connection: Connection, reader: CompletionReader, attempt: _Attempt) -> None:
-        passing = PassingOn(reader, attempt.push, connection.flowing)
+        passing = PassingOn(reader, attempt.push, connection.first_token_received)
         try:
             while await connection.pass_on(passing.take):
                 await passing.rest()

@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
 
         Args:
             request: head and body, in one piece or several.
-            first_s: longest time until :meth:`flowing` is called.
+            first_s: longest time until :meth:`first_token_received` is called.
             idle_s: longest time without a byte after that.
             total_s: longest time of the exchange.
         """
@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
         self._buffered = 0
         return data
 
-    def flowing(self) -> None:
+    def first_token_received(self) -> None:
         """Note that the first token has come: from then on only the idle and total timeouts apply."""
         if self._first_by is not None:
             first_by, self._first_by = self._first_by, None

@@ -337,7 +337,7 @@ def echoed_logprobs(work: Work) -> int:
     return len(work.token_ids) * (sampling.logprobs + 1)
 
 
-def honoured(dialect: Dialect, shape: FormatType) -> bool:
+def supports_format(dialect: Dialect, shape: FormatType) -> bool:
     """Whether servers of the dialect support this format."""
     return shape is FormatType.TEXT or dialect is not Dialect.OPENAI or shape in _OPENAI_FORMATS
 

@@ -58,19 +58,19 @@ class HedgePolicy:
         self._saved = 0.0
         self.sent = self.won = self.refused = 0
 
-    def asked(self) -> None:
+    def record_request(self) -> None:
         """Record a new request, which earns ``max_share`` of an extra one."""
         self._saved = min(self._saved + self._rules.max_share, MOST_SAVED)
 
-    def took(self, first_token_s: float, now: float) -> None:
+    def record_first_token(self, first_token_s: float, now: float) -> None:
         """Record a time to first token; a cancelled call counts with its time until the cancellation."""
-        self._turn(now)
+        self._rotate_window(now)
         position = math.log(max(first_token_s, SHORTEST_S) / SHORTEST_S) / math.log(RATIO)
         self._recent[min(_BUCKETS - 1, math.ceil(position))] += 1
 
     def late_after_s(self, now: float) -> float | None:
         """How long to wait for a first token; ``None`` while there are too few samples."""
-        self._turn(now)
+        self._rotate_window(now)
         total = sum(self._recent) + sum(self._old)
         if total < self._needed:
             return None
@@ -90,7 +90,7 @@ class HedgePolicy:
         self.sent += 1
         return True
 
-    def _turn(self, now: float) -> None:
+    def _rotate_window(self, now: float) -> None:
         age = now - self._since
         if age < WINDOW_S:
             return
@@ -116,18 +116,18 @@ async def race(
     ``second`` is called if the first run's first delta is late; it may return ``None``. Raises the failure of
     the run whose deltas went out, else that of the first run.
     """
-    match = _Match(out, policy, clock)
+    runs = _Race(out, policy, clock)
     async with asyncio.TaskGroup() as group:
-        match.start(group, first)
+        runs.start(group, first)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(late_after_s):
-                await match.settled.wait()
-        if not match.settled.is_set() and (other := second()) is not None:
-            match.start(group, other)
-    return match.result()
+                await runs.settled.wait()
+        if not runs.settled.is_set() and (other := second()) is not None:
+            runs.start(group, other)
+    return runs.result()
 
 
-class _Beaten(Exception):
+class _LostRace(Exception):
     """The other run has sent a token first."""
 
 
@@ -141,7 +141,7 @@ class _Runner:
     error: Exception | None = None
 
 
-class _Match:
+class _Race:
     """Decides which run gets the sink. Settled once a run has it, or the first run has ended."""
 
     def __init__(self, out: DeltaSink, policy: HedgePolicy, clock: Callable[[], float]) -> None:
@@ -159,16 +159,16 @@ class _Match:
         runner.task = group.create_task(self._run(runner, run))
 
     def _claim(self, runner: _Runner) -> None:
-        """Give ``runner`` the sink at its first output. Raises _Beaten when the other run has it."""
+        """Give ``runner`` the sink at its first output. Raises _LostRace when the other run has it."""
         if self._winner is runner:
             return
         if self._winner is not None:
-            raise _Beaten
+            raise _LostRace
         self._winner = runner
         now = self._clock()
         for one in self._runners:
             if one.error is None:
-                self._policy.took(now - one.started_at, now)
+                self._policy.record_first_token(now - one.started_at, now)
             if one is not runner and one.task is not None:
                 one.task.cancel()
         if runner is not self._runners[0]:
@@ -184,7 +184,7 @@ class _Match:
             completion = await run(push)
             self._claim(runner)  # an answer may be empty
             runner.completion = completion
-        except _Beaten:
+        except _LostRace:
             return
         except Exception as error:
             runner.error = error

@@ -6,7 +6,7 @@ from collections.abc import Callable, Set
 
 # Time between two probes of a worker while none is in service, seconds. Longer in a large pool: at most
 # MAX_PROBES probes a second in all.
-LOOK_S = 0.25
+OUTAGE_PROBE_S = 0.25
 MAX_PROBES = 200.0
 
 
@@ -15,7 +15,7 @@ class WorkersInService:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._looks: dict[str, Callable[[], None]] = {}  # by worker URL, so bounded by their number
+        self._probe_now: dict[str, Callable[[], None]] = {}  # by worker URL, so bounded by their number
         self._serving: set[str] = set()
         self._left_at: float | None = None
         self._any = asyncio.Event()
@@ -31,40 +31,40 @@ class WorkersInService:
         return self._serving
 
     @property
-    def look_s(self) -> float:
+    def outage_probe_s(self) -> float:
         """Time between two probes of one worker while none is in service, seconds."""
-        return max(LOOK_S, len(self._looks) / MAX_PROBES)
+        return max(OUTAGE_PROBE_S, len(self._probe_now) / MAX_PROBES)
 
     @property
     def away_s(self) -> float | None:
         """Seconds since the last one left; ``None`` while one is in service and before the first one was."""
         return None if self._left_at is None else max(0.0, self._clock() - self._left_at)
 
-    def join(self, url: str, look: Callable[[], None]) -> None:
-        """Add a worker; ``look`` triggers a probe of it."""
-        self._looks[url] = look
+    def join_pool(self, url: str, probe_now: Callable[[], None]) -> None:
+        """Add a worker to the pool, in service or not; ``probe_now`` triggers a probe of it."""
+        self._probe_now[url] = probe_now
 
-    def quit(self, url: str) -> None:
-        """Remove a worker: it serves other models now."""
-        self._looks.pop(url, None)
+    def leave_pool(self, url: str) -> None:
+        """Remove a worker from the pool: it serves other models now."""
+        self._probe_now.pop(url, None)
         if url in self._serving:
-            self.left(url)
+            self.remove(url)
 
-    def came(self, url: str) -> None:
+    def add(self, url: str) -> None:
         """Record that the worker came into service."""
         self._serving.add(url)
         self._left_at = None
         self._any.set()
 
-    def left(self, url: str) -> None:
+    def remove(self, url: str) -> None:
         """Record that the worker left service; if it was the last one, all workers are probed."""
         self._serving.discard(url)
         if self._serving or self._left_at is not None:
             return
         self._left_at = self._clock()
         self._any.clear()
-        for look in self._looks.values():
-            look()
+        for probe_now in self._probe_now.values():
+            probe_now()
 
     def close(self) -> None:
         """End every wait, since the pool stops."""

@@ -3,7 +3,8 @@
 In a pool of at most ``WHOLE_UP_TO`` workers each request examines every worker. With a thousand workers that
 would cost milliseconds (``docs/fleet-simulation.md``), so in a larger pool
 
-* the pool's sums are computed every ``LOOK_S``, and our own requests are added to them in between;
+* the pool's sums are computed every ``MAX_SNAPSHOT_AGE_S``, and our own requests are added to them in
+  between;
 * a request is placed among a shortlist: the workers that last got its prefix or its adapter, the first ones
   on the ring, and a few drawn at random, so that load decides almost as among all (the best of a few random
   choices is nearly the best of all: Mitzenmacher 2001).
@@ -25,7 +26,7 @@ from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreferenc
 # Examining all of so many workers costs about as much as a shortlist (docs/fleet-simulation.md).
 WHOLE_UP_TO = 32
 # Longest age of a large pool's sums, seconds: less than the time between two scrapes of a worker.
-LOOK_S = 0.25
+MAX_SNAPSHOT_AGE_S = 0.25
 # The shortlist: workers from the ring and workers drawn at random, in addition to the hints.
 NEAR, DRAWN = 4, 8
 
@@ -162,7 +163,7 @@ class WorkerPool(Generic[M]):
     def _current(self, now: float) -> _Snapshot[M]:
         snapshot = self._snapshot
         # Without a worker in service the snapshot is not reused: one may return at any moment.
-        if snapshot is None or not snapshot.serving or not 0.0 <= now - snapshot.at < LOOK_S:
+        if snapshot is None or not snapshot.serving or not 0.0 <= now - snapshot.at < MAX_SNAPSHOT_AGE_S:
             serving = self._serving()
             ours = sum([member.load.in_flight for member in serving])
             requests = sum([member.load.requests(now) for member in serving])

@@ -51,7 +51,7 @@ class ServingPool:
         self._is_sluice: dict[str, bool] = {}
         self._one_at_a_time = asyncio.Lock()
         for worker in workers:
-            worker.serve([self.serving[0].presence])
+            worker.serve([self.serving[0].in_service])
 
     async def listed(self, url: str, models: Sequence[ServedModel] | None) -> str | None:
         """Take a worker's list of models; returns why the worker cannot be used, as the end of a sentence."""
@@ -59,9 +59,9 @@ class ServingPool:
             offered = offers_of(models, self.configured)
             if offered is None:
                 return None
-            trouble = offered if isinstance(offered, str) else None
+            reason = offered if isinstance(offered, str) else None
             self._listed[url] = {} if isinstance(offered, str) else {one.id: one for one in offered}
-            usable = trouble is None and Feature.LORA in self.serving[0].features
+            usable = reason is None and Feature.LORA in self.serving[0].features
             own = own_loras(models or (), tuple(self._listed[url].values())) if usable else {}
             same = own == self._loras.get(url, {})
             self._loras[url] = own
@@ -73,7 +73,7 @@ class ServingPool:
                 await self._regroup(url)
             if not same:
                 self._changed(self, set())
-            return trouble
+            return reason
 
     def loras_of(self, backend: WorkersBackend) -> Set[str]:
         """The adapters of the backend's model that workers list as their own."""
@@ -100,7 +100,7 @@ class ServingPool:
             one.name = self.name if len(serving) == 1 else f"{self.name}/{one.model}"
             one.serve_by([worker for worker in self._workers.values() if one in self._of(worker.url)])
         for worker in self._workers.values():
-            worker.serve([one.presence for one in self._of(worker.url)])
+            worker.serve([one.in_service for one in self._of(worker.url)])
         if before != [(one.name, one.model) for one in self.serving]:
             self._workers[url].detect_again()
             self._changed(self, {model for _, model in before} - serving.keys())

@@ -102,7 +102,7 @@ class Worker:
         self.own_loras: Collection[str] = ()
         self.health = WorkerHealth(rules)
         # Why it is not in service, as the end of a sentence.
-        self.trouble = NOT_PROBED
+        self.unavailable_reason = NOT_PROBED
         self.load = WorkerLoad(interval_s=watch.metrics_interval_s, max_running=max_running)
         self._watcher = make_client(
             url,
@@ -111,7 +111,7 @@ class Worker:
         )
         self._watch = watch
         self._clock = clock
-        self._presences: tuple[WorkersInService, ...] = ()
+        self._in_service: tuple[WorkersInService, ...] = ()
         self._on_return = on_return
         self._on_detected: OnDetected | None = None
         self._on_listed: OnListed | None = None
@@ -152,18 +152,18 @@ class Worker:
     @property
     def _none_in_service(self) -> bool:
         """Whether one of its models has no worker in service."""
-        return any(one.none for one in self._presences)
+        return any(one.none for one in self._in_service)
 
-    def serve(self, presences: Sequence[WorkersInService]) -> None:
+    def serve(self, in_service: Sequence[WorkersInService]) -> None:
         """Replace the sets of workers in service that it belongs to: one for each model that it serves."""
-        for one in self._presences:
-            if one not in presences:
-                one.quit(self.url)
-        for one in presences:
-            one.join(self.url, self._wake.set)
+        for one in self._in_service:
+            if one not in in_service:
+                one.leave_pool(self.url)
+        for one in in_service:
+            one.join_pool(self.url, self._wake.set)
             if self.health.in_service:
-                one.came(self.url)
-        self._presences = tuple(presences)
+                one.add(self.url)
+        self._in_service = tuple(in_service)
 
     def detect_again(self) -> None:
         """Ask for its models and tokenizers at once, since it said that it lacks a model or lists another."""
@@ -187,15 +187,15 @@ class Worker:
             self._probe_path = self._watch.sluice_probe_path
         if answer.status >= 500:
             return False
-        trouble = await self._on_listed(self.url, _listed(answer))
-        before, self._unusable = self._unusable, trouble
-        if trouble is None:
+        reason = await self._on_listed(self.url, _listed(answer))
+        before, self._unusable = self._unusable, reason
+        if reason is None:
             return True
-        if trouble != before:
-            self._log.warning("worker not usable", reason=trouble)
-        self.trouble = trouble
+        if reason != before:
+            self._log.warning("worker not usable", reason=reason)
+        self.unavailable_reason = reason
         if self.health.refused(self._clock()):
-            self._left("another model")
+            self._left_service("another model")
         return False
 
     def view(self, now: float) -> WorkerView:
@@ -240,7 +240,7 @@ class Worker:
     def failed(self, *, last: bool) -> None:
         """Record a request that failed because of this worker."""
         if self.health.failed(self._clock(), last=last):
-            self._left("requests failed")
+            self._left_service("requests failed")
 
     async def broke(self, error: TransportError) -> None:
         """Eject a worker that refused a request's connection; probe at once a worker whose connection broke.
@@ -287,7 +287,7 @@ class Worker:
                 self._log.info("worker in service")
                 self._returned()
             elif not good and self.health.probe_failed(now):
-                self._left("probes failed")
+                self._left_service("probes failed")
             probed, self._probed = self._probed, asyncio.Event()
             probed.set()
             if good and self._lists_models:
@@ -298,7 +298,7 @@ class Worker:
         """Sleep until the next probe: its time, the end of an ejection, or a wake-up."""
         wait_s, back_s = self._watch.probe_interval_s, self.health.returns_in(now)
         if self._none_in_service:
-            wait_s = min(wait_s, *(one.look_s for one in self._presences))
+            wait_s = min(wait_s, *(one.outage_probe_s for one in self._in_service))
         elif back_s > 0.0:
             wait_s = min(wait_s, back_s)
         with contextlib.suppress(TimeoutError):
@@ -313,17 +313,19 @@ class Worker:
                 self._probe_path = models
                 answer = await self._watcher.get(self._probe_path, timeout_s=timeout_s)
         except TransportError as error:
-            self.trouble = "does not answer"
+            self.unavailable_reason = "does not answer"
             if isinstance(error, ConnectFailed) and error.refused:
                 self._refused()
             return False
         # A server that refuses the probe's key is alive; requests show whether theirs is valid.
         good = answer.status < 400 or answer.status in (401, 403)
         if not good:
-            self.trouble = NOT_READY if answer.status == 503 else f"answers its probe with {answer.status}"
+            self.unavailable_reason = (
+                NOT_READY if answer.status == 503 else f"answers its probe with {answer.status}"
+            )
         elif not self.health.in_service:  # it comes into service in a moment, or when its ejection ends
             ejected = self.health.state is WorkerState.EJECTED
-            self.trouble = self._unusable or ("failed too many requests" if ejected else NOT_READY)
+            self.unavailable_reason = self._unusable or ("failed too many requests" if ejected else NOT_READY)
         return good
 
     async def _detect(self) -> bool:
@@ -356,18 +358,18 @@ class Worker:
         return await self._probe() if first and is_sluice_now else True
 
     def _refused(self) -> None:
-        self.trouble = "refuses connections"
+        self.unavailable_reason = "refuses connections"
         if self.health.refused(self._clock()):
-            self._left("connection refused")
+            self._left_service("connection refused")
 
-    def _left(self, reason: str) -> None:
+    def _left_service(self, reason: str) -> None:
         self._log.warning("worker ejected", reason=reason, ejections=self.health.ejections)
-        for one in self._presences:
-            one.left(self.url)
+        for one in self._in_service:
+            one.remove(self.url)
 
     def _returned(self) -> None:
-        for one in self._presences:
-            one.came(self.url)
+        for one in self._in_service:
+            one.add(self.url)
         self._listed = frozenset()
         if self.loras is not None:
             self.loras.forget()

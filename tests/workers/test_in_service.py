@@ -9,7 +9,7 @@ import pytest
 
 from gateway.backends.port import Absence, BackendState, Restarting
 from gateway.backends.workers.backend import RETRY_S
-from gateway.backends.workers.in_service import LOOK_S, MAX_PROBES, WorkersInService
+from gateway.backends.workers.in_service import MAX_PROBES, OUTAGE_PROBE_S, WorkersInService
 from resilience.failures import BackendFailure, FailureKind
 from tests.conformance.harness import hear
 from tests.workers.raw_worker import (
@@ -30,9 +30,9 @@ GOOD = answers("Hello", " there")
 PATIENT: dict[str, Any] = {"probe_interval_seconds": 60.0, "eject_seconds": 60.0, "eject_max_seconds": 60.0}
 
 
-def away(presence: WorkersInService) -> float | None:
+def away(in_service: WorkersInService) -> float | None:
     """Asked anew each time, which a property is not for the type checker."""
-    return presence.away_s
+    return in_service.away_s
 
 
 def dying(worker: RawWorker) -> None:
@@ -79,8 +79,8 @@ async def test_a_pool_out_of_service_says_what_its_workers_do() -> None:
         with pytest.raises(BackendFailure, match="the worker refuses connections"):
             await hear(backend, work())
         assert backend.state is BackendState.STARTING
-        trouble = f"none of the 2 workers of {backend.name} is in service: refuses connections (2)"
-        assert backend.absence == Absence(trouble, retry_s=RETRY_S)
+        reason = f"none of the 2 workers of {backend.name} is in service: refuses connections (2)"
+        assert backend.absence == Absence(reason, retry_s=RETRY_S)
     only = RawWorker([GOOD])
     async with pool(only, **PATIENT) as backend:
         await only.die()
@@ -116,7 +116,7 @@ async def test_whoever_waits_goes_on_with_the_first_worker_that_answers_again() 
             with pytest.raises(BackendFailure):
                 await hear(backend, work())
         assert backend.state is BackendState.STARTING
-        assert (backend.ready_in_s or 0.0) >= LOOK_S
+        assert (backend.ready_in_s or 0.0) >= OUTAGE_PROBE_S
         assert not await backend.wait_ready(0.01)
         async with asyncio.TaskGroup() as group:
             waits = [group.create_task(backend.wait_ready(60.0)) for _ in range(3)]
@@ -139,30 +139,30 @@ async def test_before_a_worker_has_ever_been_there_nobody_can_tell_when_one_will
 
 
 async def test_an_outage_is_taken_to_last_as_long_as_it_has_lasted() -> None:
-    now, looked = [100.0], []
-    presence = WorkersInService(lambda: now[0])
+    now, probed = [100.0], []
+    in_service = WorkersInService(lambda: now[0])
     for url in ("a", "b"):
-        presence.join(url, lambda url=url: looked.append(url))  # type: ignore[misc]
-    assert presence.none and away(presence) is None
-    presence.came("a")
-    presence.came("b")
-    presence.left("a")
-    assert away(presence) is None and not looked
-    presence.left("b")
-    assert away(presence) == 0.0
-    assert looked == ["a", "b"], "the last one's leaving makes all be looked at"
+        in_service.join_pool(url, lambda url=url: probed.append(url))  # type: ignore[misc]
+    assert in_service.none and away(in_service) is None
+    in_service.add("a")
+    in_service.add("b")
+    in_service.remove("a")
+    assert away(in_service) is None and not probed
+    in_service.remove("b")
+    assert away(in_service) == 0.0
+    assert probed == ["a", "b"], "the last one's leaving makes all be probed"
     now[0] += 3.0
-    presence.left("b")  # an ejection that is made longer
-    assert away(presence) == 3.0 and looked == ["a", "b"]
-    presence.came("a")
-    assert away(presence) is None
+    in_service.remove("b")  # an ejection that is made longer
+    assert away(in_service) == 3.0 and probed == ["a", "b"]
+    in_service.add("a")
+    assert away(in_service) is None
 
 
 def test_all_workers_of_a_large_pool_together_are_probed_a_bounded_number_of_times_a_second() -> None:
-    presence = WorkersInService(lambda: 0.0)
+    in_service = WorkersInService(lambda: 0.0)
     for number in range(1_000):
-        presence.join(str(number), lambda: None)
-    assert 1_000 / presence.look_s == MAX_PROBES
+        in_service.join_pool(str(number), lambda: None)
+    assert 1_000 / in_service.outage_probe_s == MAX_PROBES
 
 
 async def test_a_hung_worker_among_the_waiting_is_no_answer() -> None:
