@@ -17,8 +17,8 @@ from msgspec import Struct
 from adapters.values import Adapter
 from admission.values import BackendLoad
 from budgeting.token_ids import joined
+from gateway.backends.delta_forwarder import DeltaForwarder
 from gateway.backends.partial_answer import check_partial, generate_rest
-from gateway.backends.passing_on import PassingOn
 from gateway.backends.port import (
     Absence,
     BackendState,
@@ -530,15 +530,15 @@ class WorkersBackend:
         return completion
 
     async def _stream(self, connection: Connection, reader: CompletionReader, attempt: _Attempt) -> None:
-        passing = PassingOn(reader, attempt.push, connection.first_token_received)
+        forwarder = DeltaForwarder(reader, attempt.push, connection.first_token_received)
         try:
-            while await connection.pass_on(passing.take):
-                await passing.rest()
+            while await connection.pass_on(forwarder.take):
+                await forwarder.rest()
                 if reader.done:
                     connection.linger()
                     return
         finally:
-            passing.close()
+            forwarder.close()
 
     def _preference(self, work: Work) -> WorkerPreference:
         if len(self._workers) == 1:

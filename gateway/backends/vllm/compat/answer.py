@@ -59,7 +59,7 @@ class Outputs:
                     collector.ready.clear()
                 return
 
-    def close(self) -> None:
+    def detach(self) -> None:
         """Take no more outputs. Breaks the reference cycle with the collector, so no collection is needed."""
         del self._collector.put
 
@@ -78,7 +78,7 @@ class Outputs:
 
 
 class OutputReader:
-    """Reads an answer; implements :class:`gateway.backends.passing_on.AnswerReader`.
+    """Reads an answer; implements :class:`gateway.backends.delta_forwarder.AnswerReader`.
 
     Args:
         prompt_tokens: tokens of the prompt, without those of a partial answer.

@@ -14,7 +14,7 @@ import psutil
 from msgspec import structs
 
 from engine import errors
-from gateway.backends.passing_on import PassingOn
+from gateway.backends.delta_forwarder import DeltaForwarder
 from gateway.backends.port import Completion, DeltaSink, Work
 from gateway.backends.tool_bodies import message_body, parts_of_body, tool_bodies
 from gateway.backends.vllm.compat.answer import OutputReader, Outputs
@@ -120,15 +120,15 @@ class VllmEngine:
             for event in parsed.parser.rest(ask.token_ids[-ask.partial_tokens :], ask.partial_text):
                 await out(event)
         reader = OutputReader(ask.sampling, prompt_tokens, parsed, self._token_bytes)
-        passing = PassingOn(reader, out, lambda: self._pending.pop(ask.request_id, None))
+        forwarder = DeltaForwarder(reader, out, lambda: self._pending.pop(ask.request_id, None))
         outputs = await self._added(ask, prompt, parsed)
         try:
             while not reader.done:
-                await self._next(outputs, passing, ask)
-                await passing.rest()
+                await self._next(outputs, forwarder, ask)
+                await forwarder.rest()
         finally:
-            passing.close()
-            outputs.close()
+            forwarder.close()
+            outputs.detach()
             if not (reader.done or self.dead):
                 await self._llm.abort(outputs.request_id, internal=True)
         return reader.completion()
@@ -173,10 +173,10 @@ class VllmEngine:
             raise self._failure(error, ask) from error
         return Outputs(collector, self._llm.engine_core.outputs_queue.empty)
 
-    async def _next(self, outputs: Outputs, passing: PassingOn[Any], ask: EngineRequest) -> None:
+    async def _next(self, outputs: Outputs, forwarder: DeltaForwarder[Any], ask: EngineRequest) -> None:
         """Pass outputs on until the sink must be awaited or the answer ends. Raises BackendFailure."""
         try:
-            await outputs.pass_on(passing.take)
+            await outputs.pass_on(forwarder.take)
         except Exception as error:
             raise self._failure(error, ask) from error
 

@@ -1,4 +1,4 @@
-"""Passes an answer on to the caller: in the callback where its pieces arrive, or in the request's task."""
+"""Forwards an answer to the caller: in the callback where its pieces arrive, or in the request's task."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Generic, Protocol, TypeVar
@@ -33,8 +33,8 @@ class AnswerReader(Protocol[T_contra]):
         """Raise the fault, if there is one."""
 
 
-class PassingOn(Struct, Generic[T_contra], eq=False):
-    """Passes an answer on, delta by delta: at once unless the sink must be awaited.
+class DeltaForwarder(Struct, Generic[T_contra], eq=False):
+    """Forwards an answer, delta by delta: at once unless the sink must be awaited.
 
     Args:
         on_start: called once, when the answer has started.
@@ -67,7 +67,7 @@ class PassingOn(Struct, Generic[T_contra], eq=False):
         return not reader.done and reader.fault is None
 
     async def rest(self) -> None:
-        """Await the sink, and pass on the remaining deltas. Raises the error that stopped :meth:`take`."""
+        """Await the sink, and forward the remaining deltas. Raises the error that stopped :meth:`take`."""
         if self._error is not None:
             raise self._error
         if self._waiting is not None:

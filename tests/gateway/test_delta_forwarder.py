@@ -3,7 +3,7 @@
 import pytest
 
 from budgeting.values import Message, Role
-from gateway.backends.passing_on import PassingOn
+from gateway.backends.delta_forwarder import DeltaForwarder
 from gateway.backends.port import Work
 from gateway.backends.workers.answer import CompletionReader
 from gateway.contracts.events import Delta
@@ -12,17 +12,17 @@ from gateway.contracts.values import Sampling
 EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'
 
 
-def passing(sent: list[str]) -> PassingOn[bytes]:
+def forwarder(sent: list[str]) -> DeltaForwarder[bytes]:
     async def push(delta: Delta) -> None:
         sent.append(delta.text)
 
     work = Work("gen_1", (), (Message(Role.USER, "hi"),), Sampling())
-    return PassingOn(CompletionReader(work, lambda token_id: b""), push, lambda: None)
+    return DeltaForwarder(CompletionReader(work, lambda token_id: b""), push, lambda: None)
 
 
 async def test_they_go_out_in_order_when_their_task_has_its_turn() -> None:
     sent: list[str] = []
-    one = passing(sent)
+    one = forwarder(sent)
     assert not one.take(EVENT) and not sent
     await one.rest()
     assert sent == ["a"]
@@ -31,7 +31,7 @@ async def test_they_go_out_in_order_when_their_task_has_its_turn() -> None:
 @pytest.mark.filterwarnings("error")
 async def test_they_end_with_a_request_that_is_cancelled_before_that() -> None:
     sent: list[str] = []
-    one = passing(sent)
+    one = forwarder(sent)
     assert not one.take(EVENT)
     one.close()
     await one.rest()
