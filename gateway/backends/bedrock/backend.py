@@ -48,7 +48,7 @@ FEATURES = frozenset(
 
 # Longest wait, seconds, for the thread of a call that was cut or is complete. A thread that takes longer
 # keeps its lane until the read timeout ends it.
-LEAVE_WAIT_S = 0.5
+THREAD_END_WAIT_S = 0.5
 
 
 class BedrockBackend:
@@ -163,7 +163,7 @@ class BedrockBackend:
             self._lanes.leave()
             raise BackendFailure(FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped") from error
         self._calls.add(call)
-        thread.add_done_callback(partial(self._ended, call, asyncio.get_running_loop()))
+        thread.add_done_callback(partial(self._on_thread_done, call, asyncio.get_running_loop()))
         return call
 
     @contextlib.asynccontextmanager
@@ -192,13 +192,13 @@ class BedrockBackend:
                 )
             if not reader.cut:
                 # Wait for the last bytes: a connection that was read to its end can be reused.
-                await call.wait_left(LEAVE_WAIT_S)
+                await call.wait_thread_ended(THREAD_END_WAIT_S)
             rest, completion = reader.finish()
             for piece in rest:
                 await out(piece)
         finally:
             call.cut()
-            await call.wait_left(LEAVE_WAIT_S)
+            await call.wait_thread_ended(THREAD_END_WAIT_S)
         usage = reader.usage
         if usage is None and reader.cut:
             self._log.debug("cut at a stop string of white space; tokens are estimated", model=self.model)
@@ -215,16 +215,18 @@ class BedrockBackend:
             )
         return completion
 
-    def _ended(self, call: EventBatches, loop: asyncio.AbstractEventLoop, thread: Future[None]) -> None:
+    def _on_thread_done(
+        self, call: EventBatches, loop: asyncio.AbstractEventLoop, thread: Future[None]
+    ) -> None:
         if thread.cancelled():  # stopped before it began
             call.end(BackendFailure(FailureKind.BACKEND_UNAVAILABLE, f"{self.name} is stopped"))
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self._left, call)
+            loop.call_soon_threadsafe(self._thread_ended, call)
 
-    def _left(self, call: EventBatches) -> None:
+    def _thread_ended(self, call: EventBatches) -> None:
         self._calls.discard(call)
         self._lanes.leave()
-        call.left()
+        call.thread_ended()
 
 
 class _InvokingBackend(BedrockBackend):
@@ -240,12 +242,12 @@ class _InvokingBackend(BedrockBackend):
                 events, over = await call.take()
                 for event in events:
                     if isinstance(event, InvokedModel):
-                        await call.wait_left(LEAVE_WAIT_S)
+                        await call.wait_thread_ended(THREAD_END_WAIT_S)
                         return event
             raise BackendFailure(FailureKind.STREAM_BROKEN, f"{self.name} gave no answer")
         finally:
             call.cut()
-            await call.wait_left(LEAVE_WAIT_S)
+            await call.wait_thread_ended(THREAD_END_WAIT_S)
 
 
 class BedrockReranker(_InvokingBackend):

@@ -100,7 +100,7 @@ class EventBatches:
         self._over = False
         self._waking = False
         self._news = asyncio.Event()
-        self._gone = asyncio.Event()
+        self._thread_end = asyncio.Event()
 
     def put(self, event: Event) -> None:
         """Hand over an event; waits while too many are unread. Raises WireCut when the call was given up."""
@@ -145,12 +145,12 @@ class EventBatches:
         with self._room:
             self._room.notify()
 
-    def left(self) -> None:
+    def thread_ended(self) -> None:
         """Note that the thread has left the call; called on the loop."""
-        self._gone.set()
+        self._thread_end.set()
 
-    async def wait_left(self, timeout_s: float) -> None:
+    async def wait_thread_ended(self, timeout_s: float) -> None:
         """Wait at most ``timeout_s`` until the thread has left."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._gone.wait()
+                await self._thread_end.wait()
