@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gateway.backends.faulty import Chaos
+from gateway.backends.faulty import FaultInjection
 from gateway.config.chaos import MAX_RULES, FaultRule
 from gateway.config.section import Section
 from gateway.state.audit import Audit
@@ -39,7 +39,7 @@ class FaultsBody(TypedDict):
 class ChaosAdmin:
     """Shows and replaces the faults of this process."""
 
-    chaos: Chaos
+    chaos: FaultInjection
     audit: Audit
 
     def show(self) -> FaultsBody:

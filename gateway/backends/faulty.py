@@ -58,7 +58,7 @@ class FaultPlan:
         self._done[chosen] += 1
         return self.rules[chosen]
 
-    def met(self, rule: FaultRule) -> None:
+    def count_injected(self, rule: FaultRule) -> None:
         """Count an injected fault; a chosen fault is not injected if the answer is too short for it."""
         self._injected[rule.backend, str(rule.kind)] += 1
 
@@ -71,7 +71,7 @@ class FaultPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Chaos:
+class FaultInjection:
     """The faults in force and the backends that they may name."""
 
     plan: FaultPlan
@@ -164,14 +164,14 @@ class _Call:
                     raise _Struck from None
             if not self._slowed:
                 self._slowed = True
-                self._plan.met(self._rule)
+                self._plan.count_injected(self._rule)
             await asyncio.sleep(self._rule.delay_ms / 1000)
         self._tokens += delta.tokens
         await self._out(delta)
 
     async def strike(self) -> None:
         """Inject the fault. Raises BackendFailure; a hang ends only by cancellation."""
-        self._plan.met(self._rule)
+        self._plan.count_injected(self._rule)
         if self._rule.kind == "hang":
             await asyncio.get_running_loop().create_future()
         raise BackendFailure(FailureKind(self._rule.kind), f"{self._rule.kind} on purpose (chaos)")

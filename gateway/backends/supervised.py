@@ -32,7 +32,7 @@ from resilience.supervisor import (
 )
 
 # Time between two checks of the engine's processes, seconds; the engine's end is noticed at once.
-LOOK_EVERY_S = 0.25
+CHECK_INTERVAL_S = 0.25
 # The kernel's kill of a worker may be noticed so many seconds later: the engine answers its requests first.
 OOM_WINDOW_S = 10.0
 # Longest time, seconds, for the remaining processes of a dead engine to end before the next one starts.
@@ -47,7 +47,7 @@ _STATES: Mapping[SupervisorState, BackendState] = {
 
 
 @dataclass(slots=True)
-class _Life:
+class _EngineRun:
     """One engine, from its creation to its end."""
 
     host: EngineHost
@@ -58,10 +58,10 @@ class _Life:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStanding:
+class EngineStatus:
     """The engine's state, for health and metrics."""
 
-    standing: SupervisorState
+    state: SupervisorState
     restarts_last_hour: int
     ready_in_s: float | None
 
@@ -69,7 +69,7 @@ class EngineStanding:
         """The fields of the health answer."""
         ready_in_s = self.ready_in_s
         return {
-            "state": self.standing.value,
+            "state": self.state.value,
             "restarts_last_hour": self.restarts_last_hour,
             "ready_in_seconds": None if ready_in_s is None else round(ready_in_s, 1),
         }
@@ -121,17 +121,17 @@ class SupervisedHost:
         self._lost_at = 0.0
         self._detail = ""
         self._news = asyncio.Event()
-        self._life = self._new_life()
+        self._run = self._new_run()
 
     @property
     def state(self) -> BackendState:
         """The engine's state; ``STARTING`` while it is to be restarted."""
-        standing = self._supervisor.state
-        if standing in (SupervisorState.READY, SupervisorState.SUSPECT):
-            state = self._life.host.state
+        supervised = self._supervisor.state
+        if supervised in (SupervisorState.READY, SupervisorState.SUSPECT):
+            state = self._run.host.state
             # The host may show the engine's death before it reports it.
             return state if state is BackendState.READY else BackendState.STARTING
-        return _STATES[standing]
+        return _STATES[supervised]
 
     @property
     def ready_in_s(self) -> float | None:
@@ -142,15 +142,15 @@ class SupervisedHost:
         doing = "loads its model" if first else "is being restarted"
         return Absence(f"the engine of {name} {doing}", loading=True)
 
-    def standing(self) -> EngineStanding:
+    def status(self) -> EngineStatus:
         now, supervisor = self._clock(), self._supervisor
         restarts = supervisor.restarts_last_hour(now)
-        return EngineStanding(supervisor.state, restarts, supervisor.ready_in_s(now))
+        return EngineStatus(supervisor.state, restarts, supervisor.ready_in_s(now))
 
     def figures(self) -> EngineFigures | None:
         """The engine's figures for the metrics; counters continue across restarts."""
-        life = self._life
-        return self._totals.on(None if life.over else life.host.figures())
+        run = self._run
+        return self._totals.on(None if run.over else run.host.figures())
 
     def backend(
         self, name: str, more: frozenset[Feature] = frozenset(), without: frozenset[Feature] = frozenset()
@@ -163,20 +163,20 @@ class SupervisedHost:
 
     def inner(self, name: str) -> Backend:
         """The backend of that name on the engine that runs now."""
-        if name not in self._life.backends:
-            self._life.backends[name] = self._life.host.backend(name)
-        return self._life.backends[name]
+        if name not in self._run.backends:
+            self._run.backends[name] = self._run.host.backend(name)
+        return self._run.backends[name]
 
     def check_ready(self, name: str) -> None:
         """Refuse work that would wait for a restart. Raises BackendFailure."""
-        standing = self._supervisor.state
-        if standing is SupervisorState.RESTARTING:
+        state = self._supervisor.state
+        if state is SupervisorState.RESTARTING:
             raise BackendFailure(
                 FailureKind.BACKEND_UNAVAILABLE,
                 f"{name}: the engine is starting again",
                 retry_after_s=self.ready_in_s,
             )
-        if standing is SupervisorState.GIVEN_UP:
+        if state is SupervisorState.GIVEN_UP:
             raise BackendFailure(
                 FailureKind.ENGINE_DEAD, f"{name}: the engine has died too often and is not started again"
             )
@@ -198,20 +198,20 @@ class SupervisedHost:
 
     def notice_death(self) -> None:
         """Check whether the engine is dead; a failed request may detect that first."""
-        if self._life.host.state is BackendState.DEAD:
-            self._lose(self._life, Loss.EXITED, "a request found it dead")
+        if self._run.host.state is BackendState.DEAD:
+            self._lose(self._run, Loss.EXITED, "a request found it dead")
 
     def request_restart(self, reason: str) -> None:
         """Restart a running engine whose output cannot be trusted. No effect while it restarts."""
         if self._supervisor.state in (SupervisorState.READY, SupervisorState.SUSPECT):
-            life = self._life
-            self._lose(life, Loss.DEVICE, reason)
-            kill(life.processes)
+            run = self._run
+            self._lose(run, Loss.DEVICE, reason)
+            kill(run.processes)
 
     async def start(self) -> EngineFacts:
         """Start the first engine. Raises EngineStartError."""
         self._supervisor.begun(self._clock())
-        self.facts = await self._life.host.start()
+        self.facts = await self._run.host.start()
         self._first_blocks = self.facts.total_blocks
         self._supervisor.started(self._clock())
         self._notify()
@@ -220,14 +220,14 @@ class SupervisedHost:
     async def stop(self, timeout_s: float) -> None:
         self._supervisor.stop()
         self._notify()
-        await self._life.host.stop(timeout_s)
+        await self._run.host.stop(timeout_s)
 
     async def keep(self) -> None:
         """Watch the engine and start it again when it is lost; until cancelled, stopped or given up."""
         decision = await self._watch()
         while decision is not None:
             await self._retire()
-            exit_code = self._life.host.exit_code
+            exit_code = self._run.host.exit_code
             if isinstance(decision, GiveUp):
                 self._emit(EngineGivenUp(decision.reason, decision.restarts, exit_code, self._detail))
                 return
@@ -241,42 +241,42 @@ class SupervisedHost:
 
     async def _watch(self) -> Restart | GiveUp | None:
         """Wait until the engine is lost; returns what to do then, ``None`` when it was stopped."""
-        life = self._life
-        life.processes = await asyncio.to_thread(life.host.find_processes)
+        run = self._run
+        run.processes = await asyncio.to_thread(run.host.find_processes)
         while self._decision is None and self._supervisor.state is not SupervisorState.STOPPED:
             news = self._news
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_EVERY_S):
+                async with asyncio.timeout(CHECK_INTERVAL_S):
                     await news.wait()
-            self._look(life)
+            self._check_processes(run)
         decision, self._decision = self._decision, None
         return decision
 
-    def _look(self, life: _Life) -> None:
+    def _check_processes(self, run: _EngineRun) -> None:
         if self._supervisor.state not in (SupervisorState.READY, SupervisorState.SUSPECT):
             return
-        gone, stopped = gone_and_stopped(life.processes)
+        gone, stopped = gone_and_stopped(run.processes)
         seen = Observation(
             gone=gone,
             stopped=stopped,
-            unfinished=life.host.unfinished,
-            steps=life.steps,
-            pending_tokens=life.host.pending_tokens,
-            occupied=life.host.occupied,
+            unfinished=run.host.unfinished,
+            steps=run.steps,
+            pending_tokens=run.host.pending_tokens,
+            occupied=run.host.occupied,
         )
         loss = self._supervisor.observe(self._clock(), seen)
         if loss is None:
             self._count_oom_kills()
         else:
             # Recorded before the kill, so that requests failing by it find the engine lost.
-            self._lose(life, loss, f"pids {', '.join(str(process.pid) for process in life.processes)}")
-            kill(life.processes)
+            self._lose(run, loss, f"pids {', '.join(str(process.pid) for process in run.processes)}")
+            kill(run.processes)
 
-    def _lose(self, life: _Life, reason: Loss, detail: str) -> None:
-        if life is not self._life:
+    def _lose(self, run: _EngineRun, reason: Loss, detail: str) -> None:
+        if run is not self._run:
             return  # a late report of an engine that was already replaced
         if reason is Loss.EXITED:
-            reason = self._cause(life.host.last_error)
+            reason = self._cause(run.host.last_error)
         decision = self._supervisor.lost(self._clock(), reason)
         if decision is not None:
             self._decision, self._lost_at, self._detail = decision, self._clock(), detail
@@ -304,13 +304,13 @@ class SupervisedHost:
 
     async def _retire(self) -> None:
         """Stop what is left of a lost engine, and add its counters to the totals."""
-        life = self._life
-        if not life.over:
-            self._totals.add(life.host.figures())
-            life.over = True
+        run = self._run
+        if not run.over:
+            self._totals.add(run.host.figures())
+            run.over = True
         try:
             async with asyncio.timeout(RETIRE_TIMEOUT_S):
-                await life.host.stop(0.0)
+                await run.host.stop(0.0)
         except TimeoutError:
             self._detail += f"; what was left has not ended within {RETIRE_TIMEOUT_S:g} s"
 
@@ -318,10 +318,10 @@ class SupervisedHost:
         """Start the next engine; returns ``None`` when it takes work, else what to do next."""
         async with self.starting:
             started_at = self._clock()
-            life = self._life = self._new_life()
+            run = self._run = self._new_run()
             self._supervisor.begun(started_at)
             self._oom_counts = deque([(started_at, self._oom_kills())])
-            error = await self._load(life)
+            error = await self._load(run)
         now = self._clock()
         if error is not None:
             self._detail = str(error) or f"not loaded within {self._start_timeout_s:g} s"
@@ -336,46 +336,46 @@ class SupervisedHost:
         self._on_step(self._totals.preemptions)  # wakes callers that wait for a step
         return None
 
-    async def _load(self, life: _Life) -> Exception | None:
+    async def _load(self, run: _EngineRun) -> Exception | None:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(self._watch_load(life), name="engine-load-watch")
+            watching = group.create_task(self._watch_load(run), name="engine-load-watch")
             try:
                 async with asyncio.timeout(self._start_timeout_s):
-                    self.facts = await life.host.start()
+                    self.facts = await run.host.start()
             except (EngineStartError, OSError) as error:  # a machine at its limits cannot make a process
                 return error
             finally:
                 watching.cancel()
         return None
 
-    async def _watch_load(self, life: _Life) -> None:
+    async def _watch_load(self, run: _EngineRun) -> None:
         """Kill an engine that is stopped while it loads, so that its start fails."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
-            processes = await asyncio.to_thread(life.host.find_processes)
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            processes = await asyncio.to_thread(run.host.find_processes)
             _, stopped = gone_and_stopped(processes)
             seen = Observation(stopped=stopped)
             if self._supervisor.observe(self._clock(), seen) is not None:
                 kill(processes)
 
-    def _new_life(self) -> _Life:
+    def _new_run(self) -> _EngineRun:
         def on_step(preemptions: int) -> None:
-            life.steps += 1
-            host = life.host
-            if life is self._life:
+            run.steps += 1
+            host = run.host
+            if run is self._run:
                 self._supervisor.stepped(
                     self._clock(), unfinished=host.unfinished > 0, computed_tokens=host.computed_tokens
                 )
             self._on_step(self._totals.preemptions + preemptions)
 
-        life = _Life(
+        run = _EngineRun(
             self._make(
                 on_step=on_step,
-                on_death=lambda error: self._lose(life, Loss.EXITED, _line(error)),
+                on_death=lambda error: self._lose(run, Loss.EXITED, _line(error)),
                 kv_blocks=self._kv_blocks,
             )
         )
-        return life
+        return run
 
     def _notify(self) -> None:
         self._news.set()

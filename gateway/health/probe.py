@@ -17,7 +17,7 @@ from gateway.backends.port import (
     generates,
     makes_vectors,
 )
-from gateway.backends.supervised import EngineStanding
+from gateway.backends.supervised import EngineStatus
 from gateway.backends.workers.inspection import Inspection, WorkerInspections
 from gateway.contracts.events import Delta
 from gateway.contracts.features import Feature
@@ -56,7 +56,7 @@ class HealthProbe:
     rolling_stats: RollingStats
     text: Callable[[str], TokenizerText]
     model_loaded: Callable[[], bool]
-    engines: Mapping[str, Callable[[], EngineStanding]]
+    engines: Mapping[str, Callable[[], EngineStatus]]
     engine_figures: Callable[[], Mapping[str, EngineFigures | None]]
     state_store_ok: Callable[[], bool]
     inspections: WorkerInspections
@@ -90,7 +90,7 @@ class HealthProbe:
         checks = self.checks()
         ready = all(checks.values())
         engines = {name: one() for name, one in self.engines.items()}
-        given_up = any(one.standing is SupervisorState.GIVEN_UP for one in engines.values())
+        given_up = any(one.state is SupervisorState.GIVEN_UP for one in engines.values())
         status = "ready" if ready else "draining" if self.requests.draining else "not_ready"
         if status == "not_ready" and given_up:
             status = "engine_given_up"

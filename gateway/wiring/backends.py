@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from budgeting.counting import ChatTokenizer
 from gateway.backends.embedded_vectors import EncodePart
-from gateway.backends.faulty import Chaos, FaultPlan, faulty
+from gateway.backends.faulty import FaultInjection, FaultPlan, faulty
 from gateway.backends.host import Resident
 from gateway.backends.port import Backend, BackendState, EmbedPart, Fleet
 from gateway.backends.workers.backend import WorkersBackend
@@ -93,7 +93,7 @@ class Engines:
 
     def states(self) -> Mapping[str, SupervisorState]:
         """Return the supervised state of each in-process engine by gate."""
-        return {one.gate: one.host.standing().standing for one in self.in_process}
+        return {one.gate: one.host.status().state for one in self.in_process}
 
     def on_workers(self) -> Iterator[WorkersBackend]:
         """Yield the backends on pools of workers: one for each model."""
@@ -119,7 +119,7 @@ class BackendParts:
     engines: Engines
     fleet: Fleet
     models_of: Mapping[str, Sequence[str]]
-    chaos: Chaos | None
+    chaos: FaultInjection | None
     admission: AdmissionLink
     summaries: EngineSummarizer | None
 
@@ -213,7 +213,7 @@ def part_encoder(threads: TextThreads, tokenizer: ChatTokenizer) -> EncodePart:
 
 def make_chaos(
     section: ChaosSection, backends: Collection[str]
-) -> tuple[Callable[[Backend], Backend], Chaos | None]:
+) -> tuple[Callable[[Backend], Backend], FaultInjection | None]:
     """Return the wrapper that injects faults, and its control, if enabled. Raises ConfigError for a rule."""
     if not section.enabled:
         return lambda backend: backend, None
@@ -221,7 +221,7 @@ def make_chaos(
         "FAULTS ARE MADE ON PURPOSE: chaos.enabled is true; never serve real callers like this"
     )
     plan = FaultPlan((), random.Random(section.seed))
-    chaos = Chaos(plan, frozenset(backends))
+    chaos = FaultInjection(plan, frozenset(backends))
     try:
         chaos.replace(section.faults)
     except InvalidRequest as error:

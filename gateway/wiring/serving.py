@@ -181,7 +181,7 @@ def make_health(core: Core, in_flight: InFlightRequests, inspections: WorkerInsp
         rolling_stats=base.rolling_stats,
         text=lambda model: models.of(model).service,
         model_loaded=lambda: engines.loaded and adapters.ready,
-        engines={one.gate: one.host.standing for one in engines.in_process},
+        engines={one.gate: one.host.status for one in engines.in_process},
         engine_figures=engines.figures,
         state_store_ok=lambda: base.state.ready,
         inspections=inspections,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from budgeting.values import Message, Role
 from gateway.admin.chaos import ChaosAdmin
-from gateway.backends.faulty import Chaos, FaultPlan, FaultyBackend, faulty
+from gateway.backends.faulty import FaultInjection, FaultPlan, FaultyBackend, faulty
 from gateway.backends.port import Absence, Backend, Restarting, Work
 from gateway.backends.scripted import Script, ScriptedBackend
 from gateway.config.chaos import ChaosSection, FaultRule
@@ -173,7 +173,7 @@ def test_a_rule_is_chosen_by_count_or_by_chance() -> None:
 
 
 def test_operators_change_the_faults_at_run_time_and_the_path_is_only_there_when_enabled() -> None:
-    chaos = Chaos(plan_of(), frozenset({"local"}))
+    chaos = FaultInjection(plan_of(), frozenset({"local"}))
     body = {"faults": [{"backend": "local", "kind": "nan_output", "after_tokens": 4, "every": 2}]}
     streams = MemoryStreams()
     audit = Audit(MemoryStateStore(streams, unix_time=lambda: 1.0), unix_time=lambda: 1.0)

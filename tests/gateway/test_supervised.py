@@ -25,7 +25,7 @@ from gateway.backends.embedded_vectors import ids_alone
 from gateway.backends.host import EngineFacts, EngineHost, MakeHost
 from gateway.backends.port import Backend, BackendState, Completion, DeltaSink, Restarting, Work
 from gateway.backends.scripted import ScriptedBackend
-from gateway.backends.supervised import LOOK_EVERY_S, SupervisedHost
+from gateway.backends.supervised import CHECK_INTERVAL_S, SupervisedHost
 from gateway.contracts.events import Delta
 from gateway.contracts.values import Sampling
 from observability.events import Distribution, EngineFigures
@@ -245,9 +245,9 @@ async def test_a_request_that_fails_with_the_engine_makes_its_death_known() -> N
         rig.engines[0].state = BackendState.DEAD  # and nobody is told
         assert backend.state is BackendState.STARTING
         assert (await fails(backend)).kind is FailureKind.ENGINE_DEAD
-        assert rig.host.standing().standing is SupervisorState.RESTARTING
+        assert rig.host.status().state is SupervisorState.RESTARTING
         assert await backend.wait_ready(60.0)
-        assert rig.host.standing().restarts_last_hour == 1
+        assert rig.host.status().restarts_last_hour == 1
 
 
 async def test_an_engine_with_work_that_makes_no_step_is_replaced_one_that_steps_is_not() -> None:
@@ -305,7 +305,7 @@ async def test_an_engine_that_outlives_its_killed_worker_still_died_of_memory(un
         rig.engines[0].unfinished = 1
         rig.oom_kills += 1
         rig.engines[0].unfinished = unfinished
-        await asyncio.sleep(3 * LOOK_EVERY_S)
+        await asyncio.sleep(3 * CHECK_INTERVAL_S)
         rig.engines[0].die()
         assert await rig.host.wait_ready(60.0)
         [restarting] = rig.told(EngineRestarting)
@@ -465,7 +465,7 @@ class Real:
     events: list[tuple[float, SupervisorEvent]]
 
     def pid(self) -> int:
-        [process] = self.host._life.host.find_processes()
+        [process] = self.host._run.host.find_processes()
         return int(process.pid)
 
     def told(self, kind: type) -> list[float]:
@@ -499,7 +499,7 @@ async def test_a_real_engine_whose_loop_hangs_is_found_within_three_seconds(
         long = replace(work(400), token_ids=tuple(range(300, 380)))
         await backend.generate(long, ignore)  # its steps are known now
         asked = group.create_task(fails(backend, long))
-        await until(lambda: engine.host._life.host.unfinished)
+        await until(lambda: engine.host._run.host.unfinished)
         mark.touch()
         struck = time.monotonic()
         await until(lambda: engine.told(EngineLost))
@@ -561,9 +561,9 @@ async def test_an_engine_that_stands_still_is_replaced_at_once_but_not_for_a_sho
         backend = engine.host.backend("local")
         pid = engine.pid()
         os.kill(pid, signal.SIGSTOP)
-        await until(lambda: engine.host.standing().standing is SupervisorState.SUSPECT)
+        await until(lambda: engine.host.status().state is SupervisorState.SUSPECT)
         os.kill(pid, signal.SIGCONT)
-        await until(lambda: engine.host.standing().standing is SupervisorState.READY)
+        await until(lambda: engine.host.status().state is SupervisorState.READY)
         assert await answer(backend, work())
         assert engine.pid() == pid and not engine.events
 
@@ -583,7 +583,7 @@ async def test_an_engine_that_dies_or_stands_still_while_it_loads_again_is_start
         for blow in (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP):
             old = engine.pid()
             os.kill(old, blow)
-            await until(lambda: engine.host._life.host.find_processes() and engine.pid() != old)  # noqa: B023
+            await until(lambda: engine.host._run.host.find_processes() and engine.pid() != old)  # noqa: B023
         assert await engine.host.wait_ready(60.0)
         reasons = [event.reason for _, event in engine.events if isinstance(event, EngineRestarting)]
         assert reasons == [Loss.EXITED, Loss.START_FAILED, Loss.START_FAILED]

@@ -38,7 +38,7 @@ class Rig:
 
     async def strike(self, fault: str, *values: object) -> float:
         """Arm a fault, and make the step that it is in; when the loss was found after the step began."""
-        vllm: Any = self.host._life.host
+        vllm: Any = self.host._run.host
         await vllm._engine._llm.collective_rpc(fault, args=values)
         self.events.clear()
         began = time.monotonic()
@@ -103,7 +103,7 @@ async def supervised() -> AsyncIterator[Rig]:
     await host.start()
     async with asyncio.TaskGroup() as group:
         keeper = group.create_task(host.keep())
-        await until(lambda: host._life.processes)
+        await until(lambda: host._run.processes)
         yield Rig(host, events)
         keeper.cancel()
     await host.stop(10.0)
@@ -145,7 +145,7 @@ async def test_a_worker_that_the_kernel_kills_for_memory_is_told_from_one_killed
             assert await rig.back() is Loss.OUT_OF_MEMORY
             assert rig.blocks == int(BLOCKS * 0.7)
 
-            for process in rig.host._life.processes:
+            for process in rig.host._run.processes:
                 process.kill()
             await until(lambda: [one for _, one in rig.events if isinstance(one, EngineLost)][1:])
             await until(lambda: [one for _, one in rig.events if isinstance(one, EngineRestarting)][1:])
