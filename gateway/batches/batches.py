@@ -70,7 +70,7 @@ class Batches:
     async def cancel(self, tenant: str, batch_id: str) -> dict[str, Any]:
         """Cancel a batch: no further line starts. A batch that has ended stays as it is."""
         row = await self._get(tenant, batch_id, "batch_id")
-        body = packed(row.body, cancelling_at=int(self.unix_time()))
+        body = with_changes(row.body, cancelling_at=int(self.unix_time()))
         await self.files.store.change(
             batch_id, ("validating", "in_progress"), status="cancelling", ending="cancelled", body=body
         )
@@ -101,7 +101,7 @@ class Batches:
         return batch_body(row, await self.files.store.counts(row.batch_id))
 
 
-def packed(body: bytes, **changes: Any) -> bytes:
+def with_changes(body: bytes, **changes: Any) -> bytes:
     """The fields of a batch that only clients read (``BatchRow.body``), with ``changes``."""
     return orjson.dumps({**orjson.loads(body), **changes})
 

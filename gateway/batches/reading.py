@@ -14,7 +14,7 @@ MAX_ERRORS: Final = 100
 """Most faults that are reported of one file."""
 MAX_LINE_BYTES: Final = 8 << 20
 MAX_CUSTOM_ID: Final = 512
-PREFIX_CHARS: Final = (256, 1_024, 4_096, 16_384)
+PREFIX_LENGTHS_BYTES: Final = (256, 1_024, 4_096, 16_384)
 """Lengths of the prompt prefixes by which lines are sorted, in bytes of JSON."""
 _DIGEST: Final = 6
 
@@ -134,5 +134,7 @@ def _order(body: Mapping[str, Any]) -> bytes:
     """A sort key of the digests of prompt prefixes: lines that share a long prefix become neighbours."""
     parts = (body.get("model"), body.get("instructions"), body.get("tools"), body.get("system"))
     prompt = next((body[name] for name in ("messages", "input", "prompt") if name in body), None)
-    text = orjson.dumps((*parts, prompt))[: PREFIX_CHARS[-1]]
-    return b"".join(hashlib.blake2b(text[:size], digest_size=_DIGEST).digest() for size in PREFIX_CHARS)
+    text = orjson.dumps((*parts, prompt))[: PREFIX_LENGTHS_BYTES[-1]]
+    return b"".join(
+        hashlib.blake2b(text[:size], digest_size=_DIGEST).digest() for size in PREFIX_LENGTHS_BYTES
+    )

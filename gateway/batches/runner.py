@@ -18,7 +18,7 @@ from gateway.batches.reading import LineFault
 from gateway.batches.stages import BatchStages
 from observability.collectors import BatchFigures
 
-LOOK_S: Final = 1.0
+POLL_S: Final = 1.0
 """Seconds between two reads of the batches; a cancellation by another gateway takes so long to be seen."""
 TICK_S: Final = 0.05
 """Seconds between two checks of idle capacity while there are lines."""
@@ -94,14 +94,14 @@ class BatchRunner:
         unix_time: Callable[[], float],
         *,
         tick_s: float = TICK_S,
-        look_s: float = LOOK_S,
+        poll_s: float = POLL_S,
     ) -> None:
         self._files = files
         self._stages = BatchStages(files, unix_time)
         self._capacity = capacity
         self._clock = clock
         self._unix_time = unix_time
-        self._tick_s, self._look_s = tick_s, look_s
+        self._tick_s, self._poll_s = tick_s, poll_s
         self._runner: LineRunner | None = None
         self._batches: list[BatchRow] = []
         self._running: list[_Running] = []
@@ -135,17 +135,17 @@ class BatchRunner:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_claims())
                 tasks.create_task(self._keep_sweeping())
-                looked = float("-inf")
+                polled_at = float("-inf")
                 while True:
                     try:
-                        if self._clock() - looked >= self._look_s:
-                            looked = self._clock()
+                        if self._clock() - polled_at >= self._poll_s:
+                            polled_at = self._clock()
                             await self._look(tasks, runner)
                         await self._feed(tasks, runner)
                     except LedgerUnavailable as error:
                         self._log.warning("batches wait for the database", reason=str(error))
                     has_lines = self._running or any(one.status == "in_progress" for one in self._batches)
-                    await asyncio.sleep(self._tick_s if has_lines else self._look_s)
+                    await asyncio.sleep(self._tick_s if has_lines else self._poll_s)
         finally:
             try:
                 await self._files.store.give_all_back()

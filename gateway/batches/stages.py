@@ -9,7 +9,7 @@ import orjson
 import structlog
 
 from accounting.batch_tables import BatchRow
-from gateway.batches.batches import packed
+from gateway.batches.batches import with_changes
 from gateway.batches.files import Files, temporary
 from gateway.batches.outcome import unrun_line
 from gateway.batches.reading import BodyFault, LineFault, checked
@@ -53,12 +53,12 @@ class BatchStages:
             total=len(found.lines),
             owner=None,
             lease_until=None,
-            body=packed(batch.body, model=found.model, in_progress_at=int(self._unix_time())),
+            body=with_changes(batch.body, model=found.model, in_progress_at=int(self._unix_time())),
         )
 
     async def _fail(self, batch: BatchRow, faults: Sequence[LineFault]) -> None:
         errors = {"object": "list", "data": [asdict(one) for one in faults]}
-        body = packed(batch.body, errors=errors, failed_at=int(self._unix_time()))
+        body = with_changes(batch.body, errors=errors, failed_at=int(self._unix_time()))
         await self._files.store.change(
             batch.batch_id, ("validating",), status="failed", ending="failed", owner=None, body=body
         )
@@ -69,10 +69,10 @@ class BatchStages:
         row = await store.get(batch.tenant, batch.batch_id)
         body = (row or batch).body
         if batch.status == "finalizing":
-            body = packed(body, finalizing_at=int(self._unix_time()))
+            body = with_changes(body, finalizing_at=int(self._unix_time()))
         output = await self._results(batch, "output", ("done",), ending)
         errors = await self._results(batch, "error", ("failed", "unrun"), ending)
-        ended = packed(
+        ended = with_changes(
             body, output_file_id=output, error_file_id=errors, **{f"{ending}_at": int(self._unix_time())}
         )
         if await store.change(

@@ -124,7 +124,7 @@ class House:
     ) -> AsyncIterator[Batches]:
         files, loop = self.files(owner), asyncio.get_running_loop()
         runner = BatchRunner(
-            files, engines or Engines(), loop.time, lambda: self.now, tick_s=0.005, look_s=0.02
+            files, engines or Engines(), loop.time, lambda: self.now, tick_s=0.005, poll_s=0.02
         )
         runner.run_by(lines)
         async with asyncio.TaskGroup() as tasks:
