@@ -30,9 +30,9 @@ GOOD = answers("Hello", " there")
 PATIENT: dict[str, Any] = {"probe_interval_seconds": 60.0, "eject_seconds": 60.0, "eject_max_seconds": 60.0}
 
 
-def away(in_service: WorkersInService) -> float | None:
+def outage(in_service: WorkersInService) -> float | None:
     """Asked anew each time, which a property is not for the type checker."""
-    return in_service.away_s
+    return in_service.outage_s
 
 
 def dying(worker: RawWorker) -> None:
@@ -143,19 +143,19 @@ async def test_an_outage_is_taken_to_last_as_long_as_it_has_lasted() -> None:
     in_service = WorkersInService(lambda: now[0])
     for url in ("a", "b"):
         in_service.join_pool(url, lambda url=url: probed.append(url))  # type: ignore[misc]
-    assert in_service.none and away(in_service) is None
+    assert in_service.none and outage(in_service) is None
     in_service.add("a")
     in_service.add("b")
     in_service.remove("a")
-    assert away(in_service) is None and not probed
+    assert outage(in_service) is None and not probed
     in_service.remove("b")
-    assert away(in_service) == 0.0
+    assert outage(in_service) == 0.0
     assert probed == ["a", "b"], "the last one's leaving makes all be probed"
     now[0] += 3.0
     in_service.remove("b")  # an ejection that is made longer
-    assert away(in_service) == 3.0 and probed == ["a", "b"]
+    assert outage(in_service) == 3.0 and probed == ["a", "b"]
     in_service.add("a")
-    assert away(in_service) is None
+    assert outage(in_service) is None
 
 
 def test_all_workers_of_a_large_pool_together_are_probed_a_bounded_number_of_times_a_second() -> None:

@@ -172,8 +172,8 @@ class WorkersBackend:
 
         ``None`` while one is in service, and before the first one has been.
         """
-        away_s = self.in_service.away_s
-        return None if away_s is None or self._stopped else max(OUTAGE_PROBE_S, away_s)
+        outage_s = self.in_service.outage_s
+        return None if outage_s is None or self._stopped else max(OUTAGE_PROBE_S, outage_s)
 
     @property
     def absence(self) -> Absence:

@@ -17,7 +17,7 @@ class WorkersInService:
         self._clock = clock
         self._probe_now: dict[str, Callable[[], None]] = {}  # by worker URL, so bounded by their number
         self._serving: set[str] = set()
-        self._left_at: float | None = None
+        self._outage_began_at: float | None = None
         self._any = asyncio.Event()
 
     @property
@@ -36,9 +36,9 @@ class WorkersInService:
         return max(OUTAGE_PROBE_S, len(self._probe_now) / MAX_PROBES)
 
     @property
-    def away_s(self) -> float | None:
+    def outage_s(self) -> float | None:
         """Seconds since the last one left; ``None`` while one is in service and before the first one was."""
-        return None if self._left_at is None else max(0.0, self._clock() - self._left_at)
+        return None if self._outage_began_at is None else max(0.0, self._clock() - self._outage_began_at)
 
     def join_pool(self, url: str, probe_now: Callable[[], None]) -> None:
         """Add a worker to the pool, in service or not; ``probe_now`` triggers a probe of it."""
@@ -53,15 +53,15 @@ class WorkersInService:
     def add(self, url: str) -> None:
         """Record that the worker came into service."""
         self._serving.add(url)
-        self._left_at = None
+        self._outage_began_at = None
         self._any.set()
 
     def remove(self, url: str) -> None:
         """Record that the worker left service; if it was the last one, all workers are probed."""
         self._serving.discard(url)
-        if self._serving or self._left_at is not None:
+        if self._serving or self._outage_began_at is not None:
             return
-        self._left_at = self._clock()
+        self._outage_began_at = self._clock()
         self._any.clear()
         for probe_now in self._probe_now.values():
             probe_now()
