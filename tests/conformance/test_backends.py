@@ -216,6 +216,35 @@ async def test_the_narrowest_choice_of_tokens_is_the_greedy_one(
     assert (await hear(specimen.backend, work)).text == reference[QUESTIONS[0]]
 
 
+@pytest.mark.parametrize(
+    ("feature", "asked", "reason", "least"),
+    [
+        (Feature.LOGIT_BIAS, {}, FinishReason.STOP, 0),
+        (Feature.IGNORE_EOS, {"ignore_eos": True}, FinishReason.LENGTH, 12),
+        (Feature.MIN_TOKENS, {"min_tokens": 5}, FinishReason.STOP, 5),
+    ],
+)
+async def test_the_models_end_ends_an_answer_unless_it_is_ignored_or_comes_too_early(
+    specimen: Specimen, feature: Feature, asked: dict[str, object], reason: FinishReason, least: int
+) -> None:
+    needs(specimen, Feature.LOGIT_BIAS)
+    needs(specimen, feature)
+    work = specimen.work(QUESTIONS[0], max_tokens=12, logit_bias={END_TOKEN: 100.0}, **asked)
+    heard = await hear(specimen.backend, work)
+    assert heard.completion.finish_reason is reason
+    assert least <= heard.completion.usage.output_tokens <= least + 1  # some count the end, too
+
+
+async def test_a_stop_token_ends_an_answer(specimen: Specimen, reference: dict[str, str]) -> None:
+    needs(specimen, Feature.STOP_TOKEN_IDS)
+    ids = specimen.tokenizer.encode(reference[QUESTIONS[0]], add_special_tokens=False)
+    place = next(n for n, token in enumerate(ids) if n > 1 and token not in ids[:n])
+    work = specimen.work(QUESTIONS[0], max_tokens=24, stop_token_ids=(ids[place],))
+    heard = await hear(specimen.backend, work)
+    assert heard.completion.finish_reason is FinishReason.STOP
+    assert heard.text == specimen.tokenizer.decode(ids[:place])
+
+
 SCHEMA = {
     "type": "object",
     "properties": {"answer": {"enum": ["yes", "no"]}},
