@@ -82,7 +82,9 @@ class Adjustments:
         return place
 
 
-def adjustments_of(params: SamplingParams, prompt: Iterable[int], ends: Iterable[int]) -> Adjustments | None:
+def adjustments_of(
+    params: SamplingParams, prompt: Iterable[int], ends: Iterable[int] = ()
+) -> Adjustments | None:
     """The changes for a new sequence; None if its parameters change no logits."""
     neutral = (
         params.repetition_penalty == 1.0

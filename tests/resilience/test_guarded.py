@@ -39,9 +39,8 @@ class Bench:
     ) -> Completion:
         self.backend = ScriptedBackend(scripts=scripts)
         watch = OutputGuard(self.action, LIMITS, self.told.append, Blame(lambda: 0.0))
-        sampling = Sampling(max_tokens=500, n=n, temperature=temperature, echo="echo" in asked)
-        extra = {name: value for name, value in asked.items() if name != "echo"}
-        work = Work("g", (1, 2, 3, 4), (), sampling, extra=extra)
+        sampling = Sampling(max_tokens=500, n=n, temperature=temperature, **asked)
+        work = Work("g", (1, 2, 3, 4), (), sampling)
         return await watch.generate(
             self.backend, work, self._take, again=lambda: self.may_again, note=self.notes.append
         )
