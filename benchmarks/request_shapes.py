@@ -202,31 +202,32 @@ async def compare(asked: Sequence[Shape], worker: str, sluice: str, key: str) ->
         return [Compared(one, *await row) for one, row in zip(asked, rows, strict=True)]
 
 
-_STRICT = "Sluice converts no value, vLLM does"
-_NOT_YET = "not implemented, so refused by its name; vLLM ignores it for this model or does it"
-_FORM = "would change the answer's form, which Sluice reads"
-_MODEL = "required, as in OpenAI's contract: with several models nothing else says which is meant"
-_TURN = "Sluice plans a prompt around the user's latest turn, which must have text"
+_STRICT = "vLLM converts the value to the field's type; Sluice does not"
+_NOT_YET = "Sluice does not implement it, so it refuses it; vLLM ignores or applies it"
+_FORM = "it changes the format of the worker's answer, which Sluice parses"
+_MODEL = "the field is required, as in OpenAI's API: a gateway with several models has no default"
+_TURN = "the last message must be the user's or a tool's and have text: Sluice builds the prompt around it"
 REASONS: Sequence[tuple[str, str]] = (
     ('max_tokens="5"', _STRICT), ('temperature="0.5"', _STRICT), ('stream="true"', _STRICT),
-    ("n=2, temperature=0", "Sluice asks vLLM for the same in another way (`top_k` 1)"),
-    ("logit_bias", "OpenAI's range is -100 to 100"),
-    ("cache_salt", "the tenant is the salt"),
-    ("request_id", "a label is `sluice.request_id` or the header `x-request-id`"),
+    ("n=2, temperature=0", "vLLM takes no `n` above 1 at temperature 0; Sluice sends it `top_k` 1 instead"),
+    ("logit_bias", "OpenAI allows -100 to 100, and so does Sluice"),
+    ("cache_salt", "Sluice derives the salt from the tenant"),
+    ("request_id", "Sluice takes a request's label from `sluice.request_id` or the header `x-request-id`"),
     ("return_token_ids", _FORM),
-    ("prompt_logprobs", f"{_FORM}; vLLM on the CPU dies of it when started with LoRA"),
-    ("truncate_prompt_tokens", "Sluice counts and trims prompts itself"),
+    ("prompt_logprobs", f"{_FORM}; on the CPU, a vLLM started with LoRA crashes on it"),
+    ("truncate_prompt_tokens", "Sluice itself counts and trims prompts"),
     ("no model", _MODEL), ("model=null", _MODEL), ('model=""', _MODEL),
-    ("store=true", "nothing is stored, so it is not said to be"),
+    ("store=true", "Sluice stores no chat completions, so it refuses the field"),
     ("verbosity", _NOT_YET),
-    ("tools=[]", "asks for nothing, and clients send it"), ("tool_choice", "asks for nothing without tools"),
-    ("narrator", "no role of OpenAI's"),
+    ("tools=[]", "an empty list has no effect; clients send it"),
+    ("tool_choice", "without tools it has no effect"),
+    ("narrator", "OpenAI's API has no such role"),
     ("chat: messages=", _TURN),
-    ("text: messages", "a chat's field; vLLM ignores it and completes `prompt`"),
-    ("content type", "the body is JSON on this path whatever the header says, as in `curl -d`"),
-    ("text/plain", "the body is JSON on this path whatever the header says, as in `curl -d`"),
-    ("key", "Sluice asks for keys; this worker was started without one"),
-    ("models: one", "vLLM has the list alone"),
+    ("text: messages", "the field belongs to chats; vLLM ignores it and completes `prompt`"),
+    ("content type", "the body is parsed as JSON whatever the header says: `curl -d` sends another type"),
+    ("text/plain", "the body is parsed as JSON whatever the header says: `curl -d` sends another type"),
+    ("key", "Sluice requires a key; this worker was started without one"),
+    ("models: one", "vLLM has only the list of models"),
 )  # fmt: skip
 """Why statuses differ: the first entry whose text the shape's name contains."""
 
@@ -240,13 +241,13 @@ def document(rows: Sequence[Compared]) -> str:
     """The table of the document."""
     differ = [row for row in rows if row.worker != row.sluice]
     lines = [
-        "# Request shapes, next to vLLM",
+        "# Request shapes: Sluice and vLLM compared",
         "",
         f"`python -m benchmarks.request_shapes --write` sends {len(rows)} requests to a `vllm serve` and to",
-        f"a Sluice in front of it (`sluice serve --worker`). {len(rows) - len(differ)} have the same status.",
-        "The others:",
+        f"a Sluice in front of it (`sluice serve --worker`). {len(rows) - len(differ)} have the same HTTP",
+        "status. The others:",
         "",
-        "| request | vLLM | Sluice | why |",
+        "| request | status of vLLM | status of Sluice | reason |",
         "| --- | --- | --- | --- |",
     ]
     for row in differ:
