@@ -480,25 +480,25 @@ def documented() -> dict[str, list[str]]:
 
 
 OTHER_EVENTS = {
-    "a custom tool": "to vLLM it is a function with one text, and the demo model does not end that text",
-    "a schema or a call": "vLLM binds the whole answer to the schema, so that no tool is called",
+    "a custom tool": "vLLM gets it as a function with one string argument, and the demo model does not end that string",
+    "a schema or a call": "vLLM constrains the whole answer to the schema, so the model cannot call a tool",
 }
 INTRODUCTION = f"""# Conversations on every backend
 
-`python -m tests.conformance.conversations --write` holds {len(CONVERSATIONS)} conversations of OpenAI's chat on each backend, each streamed
-and whole. In each answer the events come in their order, the chunks of the stream fold to the whole answer, the tokens of
-the events are those of the usage, and the prompt's tokens that were counted before admission are those of the engine
-(Bedrock has a tokenizer of its own). Arguments of a finished call are JSON.
+`python -m tests.conformance.conversations --write` sends {len(CONVERSATIONS)} conversations of OpenAI's chat API to each backend, each with
+`stream` and without. It checks of each answer: the events are in order; the chunks of the stream, joined, are the whole answer;
+the events have as many tokens as `usage` says (for Bedrock at least as many, since they are estimates); the prompt has as many
+tokens as were counted before admission (not checked for Bedrock, which has its own tokenizer); the arguments of a finished call are JSON.
 
-The embedded engine's answers are the measure. *same*: the same events, text, calls and finish reason, of the same model.
+The column *events* lists the kinds of events of the embedded engine's first choice; the columns after it compare each backend with it. *same*: the same events, text, calls and finish reason; the model is the same.
 *same events*: the same kinds of events in the same order and the same finish reason, with other text or arguments,
-since another grammar bound the model. *refused*: the status is 4xx, and the error names this field. The stand-in of
-Bedrock (Claude 3 Haiku) plays the answers of the embedded engine. It also plays reasoning, which the demo model
-does not have.
+because the backend constrains the model with another grammar. *refused*: the status is 4xx, and the error names this field. The stand-in of
+Bedrock (Claude 3 Haiku) replays the answers of the embedded engine. It also replays reasoning, which the demo model
+does not generate.
 
 `python -m tests.conformance.prompt_tokens 1000` counts the prompts of 1,000 random conversations with tools (schemas, histories with calls and results,
-many scripts) and asks a `vllm serve` for one token of each, with messages: the counts are those of its `usage`, but for texts that spell
-a control token of the model such as `<|im_end|>`, which Sluice counts as text.
+many scripts). It sends each as messages to a `vllm serve`, with `max_tokens` 1. The counts equal the worker's `usage`, except for texts that contain
+the spelling of a control token such as `<|im_end|>`, which Sluice counts as text.
 """
 
 
