@@ -83,61 +83,61 @@ _ONE_RETRY = (1, 0.1, 0.1)
 
 POLICIES: Mapping[FailureKind, FailurePolicy] = {
     FailureKind.CUDA_OOM: FailurePolicy(
-        "Memory was too short for this request's part of a step; the engine goes on.",
+        "The device had too little memory for this request's part of a step; the engine keeps running.",
         HealthEffect.SHRINK_LOAD,
         *_THREE_RETRIES,
         retry_with=Remedy.SHORTER_CONTEXT,
     ),
     FailureKind.CUDA_DRIVER_ERROR: FailurePolicy(
-        "The device or its driver failed; nothing that the process computes can be trusted.",
+        "The device or its driver failed; what the process computes can no longer be trusted.",
         HealthEffect.RESTART_ENGINE,
     ),
     FailureKind.ENGINE_DEAD: FailurePolicy(
         "The engine's process has ended or hangs.", HealthEffect.RESTART_ENGINE
     ),
     FailureKind.PREEMPTED: FailurePolicy(
-        "The engine pushed the request out of its batch and did not take it back.",
+        "The engine removed the request from its batch and did not schedule it again.",
         HealthEffect.COUNTS_AGAINST,
         *_THREE_RETRIES,
     ),
     FailureKind.NAN_OUTPUT: FailurePolicy(
-        "The model computed something that is not a number.",
+        "The model computed a value that is not finite.",
         HealthEffect.COUNTS_AGAINST,
         *_ONE_RETRY,
         retry_with=Remedy.OTHER_SEED,
     ),
     # Prompts can ask for repetition: a tenant that does so must not be able to open the circuit for others.
     FailureKind.DEGENERATE_OUTPUT: FailurePolicy(
-        "The answer ran into an endless repetition or into replacement characters.",
+        "The answer became an endless repetition, or replacement characters.",
         HealthEffect.NOTHING,
         *_ONE_RETRY,
         retry_with=Remedy.OTHER_SEED,
         resumes=False,  # the rest of a repetition repeats too
     ),
     FailureKind.TIMEOUT: FailurePolicy(
-        "The backend did not answer in its time.",
+        "The backend did not answer within its time limit.",
         HealthEffect.COUNTS_AGAINST,
         *(2, 1.0, 10.0),
     ),
     FailureKind.WORKER_RESTARTED: FailurePolicy(
-        "The worker that had the request has restarted.",
+        "The worker restarted while it had the request.",
         HealthEffect.COUNTS_AGAINST,
         *(2, 5.0, 5.0),
     ),
     FailureKind.THROTTLED: FailurePolicy(
-        "The backend is busy, or a quota there is used up.", HealthEffect.COUNTS_AGAINST
+        "The backend is busy, or a quota there is exhausted.", HealthEffect.COUNTS_AGAINST
     ),
     FailureKind.BACKEND_UNAVAILABLE: FailurePolicy(
-        "The backend cannot be reached, or says that it is out of service.", HealthEffect.COUNTS_AGAINST
+        "The backend cannot be reached, or reports that it is out of service.", HealthEffect.COUNTS_AGAINST
     ),
     FailureKind.STREAM_BROKEN: FailurePolicy(
-        "The answer broke off in the middle.", HealthEffect.COUNTS_AGAINST
+        "The answer broke off before its end, or cannot be parsed.", HealthEffect.COUNTS_AGAINST
     ),
     FailureKind.ACCESS_DENIED: FailurePolicy(
-        "The backend refuses the gateway's credentials, or there are none.", HealthEffect.MISCONFIGURED
+        "The backend rejects the gateway's credentials, or there are none.", HealthEffect.MISCONFIGURED
     ),
     FailureKind.INVALID_INPUT: FailurePolicy(
-        "The request cannot be honoured as it is.",
+        "The request is invalid, or asks for what the backend cannot do.",
         HealthEffect.NOTHING,
         other_backend=False,
         resumes=False,
@@ -147,19 +147,19 @@ POLICIES: Mapping[FailureKind, FailurePolicy] = {
         "The backend does not have the model or the adapter.", HealthEffect.NOTHING
     ),
     FailureKind.TOKEN_LIMIT_EXCEEDED: FailurePolicy(
-        "Prompt and answer are longer than the model takes.",
+        "Prompt and answer together are longer than the model's context.",
         HealthEffect.NOTHING,
         other_backend=False,
         resumes=False,
     ),
     FailureKind.CANCELLED_BY_CLIENT: FailurePolicy(
-        "The caller left, or the gateway stopped, before the answer was whole.",
+        "The caller left, or the gateway stopped, before the answer was complete.",
         HealthEffect.NOTHING,
         other_backend=False,
         resumes=False,
     ),
     FailureKind.INTERNAL: FailurePolicy(
-        "The backend failed in a way that has no name here.", HealthEffect.COUNTS_AGAINST
+        "The backend failed in a way that has no kind of its own.", HealthEffect.COUNTS_AGAINST
     ),
 }
 

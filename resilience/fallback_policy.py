@@ -138,7 +138,7 @@ class StepKind(Enum):
 
     PRIMARY = auto()
     SHORT_WAIT = auto()  # at most the route's ``wait_s``
-    LEGS = auto()  # the first leg of the chain that can answer
+    FALLBACK_TARGETS = auto()  # the first leg of the chain that can answer
     LONG_WAIT = auto()  # if the primary had begun the request, or its deadline leaves enough time
 
 
@@ -146,13 +146,13 @@ class StepKind(Enum):
 # degraded text follows every row.
 STEPS: Mapping[tuple[Primary, bool], tuple[StepKind, ...]] = {
     (Primary.READY, True): (StepKind.PRIMARY,),
-    (Primary.READY, False): (StepKind.LEGS, StepKind.PRIMARY),
+    (Primary.READY, False): (StepKind.FALLBACK_TARGETS, StepKind.PRIMARY),
     (Primary.SOON, True): (StepKind.SHORT_WAIT,),
-    (Primary.SOON, False): (StepKind.LEGS, StepKind.LONG_WAIT, StepKind.SHORT_WAIT),
-    (Primary.LATE, True): (StepKind.LEGS, StepKind.LONG_WAIT),
-    (Primary.LATE, False): (StepKind.LEGS, StepKind.LONG_WAIT),
-    (Primary.GONE, True): (StepKind.LEGS,),
-    (Primary.GONE, False): (StepKind.LEGS,),
+    (Primary.SOON, False): (StepKind.FALLBACK_TARGETS, StepKind.LONG_WAIT, StepKind.SHORT_WAIT),
+    (Primary.LATE, True): (StepKind.FALLBACK_TARGETS, StepKind.LONG_WAIT),
+    (Primary.LATE, False): (StepKind.FALLBACK_TARGETS, StepKind.LONG_WAIT),
+    (Primary.GONE, True): (StepKind.FALLBACK_TARGETS,),
+    (Primary.GONE, False): (StepKind.FALLBACK_TARGETS,),
 }
 
 
@@ -288,7 +288,7 @@ class FallbackPolicy:
     def _step(self, choice: StepKind, view: Situation) -> Step | None:
         if choice is StepKind.PRIMARY:
             return self._try(self._primary)
-        if choice is StepKind.LEGS:
+        if choice is StepKind.FALLBACK_TARGETS:
             return self._next_leg(view)
         if choice is StepKind.SHORT_WAIT:
             self._on_primary_engine(EngineEvent.SHORT_WAIT)

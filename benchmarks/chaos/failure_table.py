@@ -1,8 +1,8 @@
-"""Every kind of failure, before the first token and after: what callers saw, what was tried, what was billed.
+"""Every kind of failure, before the first token and after it: the answer, the retries, the billed tokens.
 
-Each kind gets a gateway of its own: the embedded engine, Bedrock's stand-in behind it, and then the degraded
-answer. The failure is made in the engine's backend (`chaos`), once or in every call, and one greedy stream is
-asked over HTTP and held against its undisturbed run.
+Each kind gets its own gateway: the embedded engine, then Bedrock's stand-in, then the degraded answer. The
+failure is injected into the engine's backend (`chaos`), once or in every call. One greedy stream is requested
+over HTTP and compared with a run without failures.
 
 ::
 
@@ -24,18 +24,18 @@ from ops.chaos.scenario import Scenario, ScenarioStart, Verdict
 from ops.chaos.testbed import started
 from resilience.failures import FailureKind
 
-# Not a backend's: callers leave by themselves.
+# It is caused by the caller, not by a backend.
 LEFT_OUT = frozenset({"cancelled_by_client"})
 AFTER_TOKENS = 8
 BEGIN, END = "<!-- failure table: begin -->", "<!-- failure table: end -->"
-HEAD = ("failure", "when", "the caller saw", "tried again, gone on with", "billed")
+HEAD = ("failure", "when", "the caller saw", "retries, resumptions", "tokens billed / in usage")
 SAW: Mapping[Verdict, str] = {
     Verdict.WHOLE: "the undisturbed answer",
-    Verdict.RESUMED: "one whole answer",
-    Verdict.FALLBACK: "a whole answer of another leg",
+    Verdict.RESUMED: "a whole answer, resumed",
+    Verdict.FALLBACK: "a whole answer of a fallback target",
     Verdict.DEGRADED: "the degraded answer",
-    Verdict.PARTIAL: "a beginning and a clean end",
-    Verdict.ERROR: "a clean error",
+    Verdict.PARTIAL: "part of an answer, reported as incomplete",
+    Verdict.ERROR: "an error",
     Verdict.LOST: "NO END",
     Verdict.WRONG: "A WRONG ANSWER",
 }
@@ -81,10 +81,10 @@ def _row(
     if outcome.finish not in (None, "stop", "degraded"):
         saw += f", `{outcome.finish}`"
     retries = sum(count for name, count in reported.items() if name.startswith("sluice_retries{"))
-    tried = [f"{retries:g} × on the engine"] if retries else []
+    tried = [f"{retries:g} {'retry' if retries == 1 else 'retries'}"] if retries else []
     tried += list(outcome.seams or ())
-    told_tokens = outcome.tokens if outcome.tokens is not None else "–"
-    billed = f"{outcome.billed if outcome.billed is not None else '–'} of {told_tokens} reported"
+    reported_tokens = outcome.tokens if outcome.tokens is not None else "–"
+    billed = f"{outcome.billed if outcome.billed is not None else '–'} / {reported_tokens}"
     return (f"`{kind}`", when, saw, "; ".join(tried) or "–", billed)
 
 
@@ -95,7 +95,7 @@ def shown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def written(text: str, table: str) -> str:
-    """``text`` with the table between its marks, or behind it when it has none."""
+    """``text`` with the table between its marks, or appended if it has none."""
     block = f"{BEGIN}\n{table}\n{END}"
     if BEGIN in text and END in text:
         before, rest = text.split(BEGIN, 1)

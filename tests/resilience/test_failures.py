@@ -14,7 +14,7 @@ SAYS = {
     HealthEffect.COUNTS_AGAINST: "counts against it",
     HealthEffect.SHRINK_LOAD: "counts against it; gets less load",
     HealthEffect.RESTART_ENGINE: "engine is restarted",
-    HealthEffect.MISCONFIGURED: "counts against it; mend the configuration",
+    HealthEffect.MISCONFIGURED: "counts against it; the configuration must be changed",
 }
 CHANGES = {
     Remedy.NOTHING: "",
