@@ -53,15 +53,16 @@ class GateFigures:
 
 
 GATE_GAUGES: tuple[tuple[str, str, Callable[[GateFigures], float | None]], ...] = (
-    ("sluice_admission_waiting_tokens", "Uncached prompt tokens that wait.", lambda it: it.waiting_tokens),
-    ("sluice_admission_in_flight", "Sequences handed on and not ended.", lambda it: it.in_flight),
+    ("sluice_admission_waiting_tokens", "Uncached prompt tokens of queued requests.",
+     lambda it: it.waiting_tokens),
+    ("sluice_admission_in_flight", "Sequences dispatched and not ended.", lambda it: it.in_flight),
     ("sluice_admission_limit", "Sequences that may be in flight.", lambda it: it.limit),
-    ("sluice_admission_factor", "Share of its sequences and blocks in use; 1: all.", lambda it: it.factor),
+    ("sluice_admission_factor", "Share of sequences and blocks used; 1: all.", lambda it: it.factor),
     ("sluice_admission_kv_usage", "Share of KV blocks in use, as reported.", lambda it: it.kv_usage),
-    ("sluice_admission_kv_forecast", "The same at the forecast's peak.", lambda it: it.kv_forecast),
-    ("sluice_admission_prefill_backlog_tokens", "Uncached prompt tokens handed on and not yet computed.",
+    ("sluice_admission_kv_forecast", "Largest forecast share of KV blocks.", lambda it: it.kv_forecast),
+    ("sluice_admission_prefill_backlog_tokens", "Uncached prompt tokens dispatched and not yet computed.",
      lambda it: it.prefill_backlog),
-    ("sluice_admission_pace", "Time between two tokens over its target; 1: just met.", lambda it: it.pace),
+    ("sluice_admission_pace", "Time between two tokens divided by its target.", lambda it: it.pace),
 )  # fmt: skip
 
 
@@ -70,19 +71,19 @@ def gate_families(figures: Iterable[GateFigures]) -> Iterator[Metric]:
     gates = list(figures)
     yield gauge(
         "sluice_admission_queue_depth",
-        "Requests that wait, by class.",
+        "Queued requests, by class.",
         {(gate.name, name): gate.queued.get(name, 0) for gate in gates for name in CLASSES},
         "backend", "class",
     )  # fmt: skip
     yield gauge(
         "sluice_admission_circuit",
-        "1 for the current state.",
+        "1 for the circuit breaker's current state.",
         {(gate.name, state): gate.circuit == state for gate in gates for state in CIRCUITS},
         "backend", "state",
     )  # fmt: skip
     yield gauge(
         "sluice_admission_rung",
-        "Degradation steps in force for a new request; of routes with a ladder of their own by route.",
+        "Overload level for a new request; by route for routes with overload levels of their own.",
         {(gate.name, route): rungs for gate in gates for route, rungs in gate.rungs.items()},
         "backend", "route",
     )  # fmt: skip
@@ -97,35 +98,38 @@ class AdmissionMetrics:
         self._uncounted: list[Admitted] = []
         counter = partial(counted, registry)
         self._decisions = counter(
-            "sluice_admission_decisions_total", "Admission's decisions.", decision=Bounded(), reason=Bounded()
+            "sluice_admission_decisions_total",
+            "Decisions of admission.",
+            decision=Bounded(),
+            reason=Bounded(),
         )
         self._admitted = self._decisions("admitted", None)
         for reason in Reason:
             self._decisions("refused", reason.value)  # shown from the start
         self._left = counter(
             "sluice_admission_left_queue_total",
-            "Requests that were refused after waiting in the queue: expired, displaced.",
+            "Requests that were queued and then refused, by reason.",
             backend=backends, reason=Bounded(),
         )  # fmt: skip
         self._shrunk = counter(
             "sluice_admission_shrunk_total",
-            "Requests whose answer a long queue has shortened.",
+            "Requests whose answer was shortened by a long queue.",
             backend=backends,
         )
         self._beyond = counter(
             "sluice_admission_beyond_forecast_total",
-            "Requests handed on although the memory forecast passed its watermark, and why.",
+            "Requests dispatched although the memory forecast exceeded its watermark, by reason.",
             backend=backends, reason=Bounded(),
         )  # fmt: skip
         self._waits = Histogram(
-            "sluice_admission_wait_seconds", "Queue time of requests handed on.", WAIT_BUCKETS, registry,
+            "sluice_admission_wait_seconds", "Queue time of dispatched requests.", WAIT_BUCKETS, registry,
             label="class", values=Bounded(cap=8),
         )  # fmt: skip
         for name in CLASSES:
             self._waits.of(name)  # shown from the start, so that a rate sees the first requests too
         self._error = Histogram(
             "sluice_admission_ttft_error_seconds",
-            "Distance between first tokens and their estimates.",
+            "Difference between the first token's time and its forecast.",
             ERROR_BUCKETS,
             registry,
         )

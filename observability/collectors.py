@@ -29,8 +29,8 @@ class AdapterFigures:
 def adapter_families(figures: AdapterFigures) -> Iterator[Metric]:
     """Registered and loaded adapters."""
     yield gauge("sluice_adapters", "Registered versions of adapters.", figures.states, "state")
-    yield gauge("sluice_adapters_resident", "Adapters that the engine in process holds.", figures.resident)
-    yield gauge("sluice_adapter_places", "Most adapters that the engine in process holds.", figures.places)
+    yield gauge("sluice_adapters_resident", "Adapters loaded in the engine in process.", figures.resident)
+    yield gauge("sluice_adapter_places", "Most adapters that the engine in process can hold.", figures.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ def canary_families(figures: CanaryFigures | None) -> Iterator[Metric]:
         {(figures.route, figures.backend, figures.phase): figures.percent},
         "route", "backend", "phase",
     )  # fmt: skip
-    yield gauge("sluice_canary_requests", "Requests on the last canary that were judged.", figures.requests)
+    yield gauge("sluice_canary_requests", "Requests of the last canary that were judged.", figures.requests)
     yield gauge(
         "sluice_canary_evidence_ratio",
-        "Evidence of a check against the canary in this step, over the rollback bound; 1: rolled back.",
+        "Evidence of a check against the canary in this step, divided by the rollback bound; 1: rolled back.",
         {check: log / figures.bound for check, log in figures.evidence.items()},
         "check",
     )
@@ -70,7 +70,7 @@ def canary_families(figures: CanaryFigures | None) -> Iterator[Metric]:
 def chaos_families(figures: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
     """Injected faults, by backend and kind."""
     yield counter(
-        "sluice_chaos_faults", "Faults injected on purpose.", dict(sorted(figures.items())),
+        "sluice_chaos_faults", "Injected faults.", dict(sorted(figures.items())),
         "backend", "kind",
     )  # fmt: skip
 
@@ -103,7 +103,7 @@ def hedge_families(figures: Mapping[str, tuple[int, int, int]]) -> Iterator[Metr
     """
     yield counter(
         "sluice_hedged_requests",
-        "Requests whose first token was late, by the result of asking a second worker.",
+        "Hedges of requests whose first token was late, by result.",
         {
             (backend, result): count
             for backend, counts in figures.items()
@@ -141,10 +141,10 @@ def log_families(figures: int) -> Iterator[Metric]:
 def quota_store_families(figures: tuple[bool, int]) -> Iterator[Metric]:
     """The shared store of keys' limits; ``figures``: (it is unreachable, number of waiting settlements)."""
     away, waiting = figures
-    yield gauge("sluice_quota_store_up", "1 while the shared limits answer.", float(not away))
+    yield gauge("sluice_quota_store_up", "1 while the store of shared limits answers.", float(not away))
     yield gauge(
         "sluice_quota_settlements_waiting",
-        "Ended requests not yet reported to the shared limits.",
+        "Ended requests not yet reported to the store of shared limits.",
         waiting,
     )
 
@@ -153,7 +153,9 @@ def response_cache_families(figures: CacheFigures | None) -> Iterator[Metric]:
     """The response cache of this process; no family without one."""
     if figures is not None:
         yield gauge("sluice_response_cache_entries", "Answers stored in this process.", figures.entries)
-        yield gauge("sluice_response_cache_bytes", "Bytes that they take, estimated.", figures.bytes)
+        yield gauge(
+            "sluice_response_cache_bytes", "Estimated size of the stored answers in bytes.", figures.bytes
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +171,16 @@ class BatchFigures:
 
 def batch_families(figures: BatchFigures) -> Iterator[Metric]:
     """Batches and their lines."""
-    yield gauge("sluice_batches_unfinished", "Batches of the database that have no end.", figures.unfinished)
-    yield gauge("sluice_batch_lines_running", "Lines that run in this process.", figures.running)
-    yield counter("sluice_batch_lines", "Lines that this process ran.", figures.lines, "outcome")
+    yield gauge("sluice_batches_unfinished", "Unfinished batches in the database.", figures.unfinished)
+    yield gauge("sluice_batch_lines_running", "Lines of batches that run in this process.", figures.running)
+    yield counter(
+        "sluice_batch_lines", "Lines of batches that this process ran, by outcome.", figures.lines, "outcome"
+    )
 
 
 def retry_budget_families(figures: Mapping[str, float]) -> Iterator[Metric]:
     """Retries left, by backend."""
-    yield gauge("sluice_retry_budget", "Retries that a backend may be given now.", figures, "backend")
+    yield gauge("sluice_retry_budget", "Retries left for a backend now.", figures, "backend")
 
 
 def routing_families(figures: tuple[int, bool]) -> Iterator[Metric]:
@@ -290,15 +294,27 @@ class WorkerStatus:
 WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerStatus], float | None]], ...] = (
     (
         "sluice_worker_in_service",
-        "1 while it is given requests.",
+        "1 while the worker gets requests.",
         lambda worker: float(worker.state == "in_service"),
     ),
-    ("sluice_worker_weight", "Its share relative to a worker in full service.", lambda worker: worker.weight),
-    ("sluice_worker_in_flight", "Requests sent to it from this process.", lambda worker: worker.in_flight),
-    ("sluice_worker_connections", "Connections to it.", lambda worker: worker.connections),
-    ("sluice_worker_running", "Sequences in its batch, estimated.", lambda worker: worker.running),
-    ("sluice_worker_waiting", "Sequences in its queue, estimated.", lambda worker: worker.waiting),
-    ("sluice_worker_kv_usage", "Share of its KV blocks in use, estimated.", lambda worker: worker.kv_usage),
+    (
+        "sluice_worker_weight",
+        "The worker's share of requests relative to one in full service.",
+        lambda worker: worker.weight,
+    ),
+    (
+        "sluice_worker_in_flight",
+        "Requests of this process in flight at the worker.",
+        lambda worker: worker.in_flight,
+    ),
+    ("sluice_worker_connections", "Connections to the worker.", lambda worker: worker.connections),
+    ("sluice_worker_running", "Sequences in the worker's batch, estimated.", lambda worker: worker.running),
+    ("sluice_worker_waiting", "Sequences in the worker's queue, estimated.", lambda worker: worker.waiting),
+    (
+        "sluice_worker_kv_usage",
+        "Share of the worker's KV blocks in use, estimated.",
+        lambda worker: worker.kv_usage,
+    ),
 )
 
 
@@ -310,7 +326,7 @@ def worker_families(figures: Mapping[str, Sequence[WorkerStatus]]) -> Iterator[M
         yield gauge(name, text, values, "backend", "worker")
     yield counter(
         "sluice_worker_ejections",
-        "Times it was taken out of service.",
+        "Times that the worker was taken out of service.",
         {key: worker.ejections for key, worker in workers.items()},
         "backend", "worker",
     )  # fmt: skip

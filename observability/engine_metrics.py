@@ -79,13 +79,17 @@ def _gateway_names(backend: str, figures: EngineFigures) -> Iterator[Metric]:
     """The same figures under the gateway's names, like those of remote workers (``sluice_worker_*``)."""
     for name, text, value in (
         ("sluice_engine_running", "Sequences in the batch of an engine in process.", figures.running),
-        ("sluice_engine_waiting", "Sequences in its queue.", figures.waiting),
-        ("sluice_engine_kv_usage", "Share of its KV blocks in use, 0 to 1.", figures.kv_usage),
+        ("sluice_engine_waiting", "Sequences in the queue of an engine in process.", figures.waiting),
+        ("sluice_engine_kv_usage", "Share of the engine's KV blocks in use, 0 to 1.", figures.kv_usage),
     ):
         yield gauge(name, text, {backend: value}, "backend")
     for name, text, total in (
-        ("sluice_engine_prefix_queries", "Prompt tokens looked up in its cache.", figures.prefix_queries),
-        ("sluice_engine_prefix_hits", "Prompt tokens found in its cache.", figures.prefix_hits),
+        (
+            "sluice_engine_prefix_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            figures.prefix_queries,
+        ),
+        ("sluice_engine_prefix_hits", "Prompt tokens found in the prefix cache.", figures.prefix_hits),
         ("sluice_engine_preemptions", "Sequences preempted.", figures.preemptions),
     ):
         yield counter(name, text, {backend: total}, "backend")

@@ -113,7 +113,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("sluice_retries_total", "Attempts repeated on the same backend.", [on(Retried)]),
     Family(
-        "sluice_retries_refused_total", "Retries that the retry budget did not allow.",
+        "sluice_retries_refused_total", "Retries that the retry budget refused.",
         [on(RetryRefused, lambda event: (event.backend,))], ("backend",),
     ),
     Family(
@@ -149,11 +149,11 @@ FAMILIES: tuple[Family, ...] = (
     ),
     # The engine in process.
     Family(
-        "sluice_engine_restarts_total", "Restarts of an engine in process, by why it was lost.",
+        "sluice_engine_restarts_total", "Restarts of an engine in process, by the reason of the loss.",
         [on(EngineRestarting, lambda event: (event.backend, event.reason.value))], ("backend", "reason"),
     ),
     Family(
-        "sluice_engine_restart_seconds", "From the engine's loss until it took work again.",
+        "sluice_engine_restart_seconds", "From the engine's loss until it accepted requests again.",
         [on(EngineRestarted, amount=lambda event: event.away_s)], buckets=RESTART_BUCKETS,
     ),
     # The response cache and the limits on fallback targets.
@@ -210,7 +210,7 @@ FAMILIES: tuple[Family, ...] = (
         ("result",), start=(("written",), ("lost",)),
     ),
     Family(
-        "sluice_ledger_write_failures_total", "Batches of usage rows that must be tried again.",
+        "sluice_ledger_write_failures_total", "Batches of usage rows whose write failed and is retried.",
         [on(WriteFailed)],
     ),
     Family(
@@ -222,11 +222,11 @@ FAMILIES: tuple[Family, ...] = (
         [on(JournalSynced, amount=lambda event: event.rows)],
     ),
     Family(
-        "sluice_ledger_journal_failures_total", "Groups of usage rows that the disk failed.",
+        "sluice_ledger_journal_failures_total", "Groups of usage rows that the disk failed to write.",
         [on(JournalFailed)],
     ),
     Family(
-        "sluice_ledger_journal_refused_total", "Usage rows that were not journaled: in memory alone.",
+        "sluice_ledger_journal_refused_total", "Usage rows that were not journaled and are only in memory.",
         [on(JournalRefused, lambda event: (event.reason.value,))], ("reason",),
         start=[(reason.value,) for reason in JournalRefusal],
     ),
@@ -236,7 +236,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "sluice_ledger_rows_replayed_total",
-        "Usage rows read back from journals, those that were written before included.",
+        "Usage rows read back from journals, including rows that are already in the database.",
         [on(RowsReplayed, lambda event: ("adopted" if event.adopted else "own",), lambda event: event.count)],
         ("whose",), start=(("adopted",), ("own",)),
     ),
@@ -247,14 +247,14 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "sluice_failed_logins_total",
-        "Requests with a wrong key; throttled: after too many others from their address.",
+        "Requests with a wrong key; throttled: after too many from the same address.",
         [on(LoginFailed, lambda event: ("throttled" if event.throttled else "refused",))],
         ("outcome",), start=(("refused",), ("throttled",)),
     ),
     # Keys' limits, by outcome and kind, never by key.
     Family(
         "sluice_quota_decisions_total",
-        "Questions of limited keys, by what was asked for and which limit refused; counts=own: decided by "
+        "Decisions on limited keys, by kind and by the limit that refused; counts=own: decided by "
         "this process alone.",
         [on(QuotaDecided, lambda event: (event.kind, event.refused_by or "allowed",
                                          "shared" if event.shared else "own"))],
@@ -263,7 +263,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "sluice_quota_tokens_total",
-        "Tokens of limited keys' requests that have ended: held for them, and used by them.",
+        "Tokens of ended requests of limited keys: held (reserved) and used.",
         [
             on(QuotaSettled, lambda event: ("held",), lambda event: event.held),
             on(QuotaSettled, lambda event: ("used",), lambda event: event.used),
@@ -272,16 +272,16 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "sluice_quota_store_misses_total",
-        "Times that the shared limits did not answer; this process' own counts decide then.",
+        "Times that the store of shared limits did not answer; the process then uses its own counts.",
         [on(LimitStoreMissed, lambda event: (event.reason,))], ("reason",),
         start=(("timeout",), ("unavailable",)),
     ),
     Family(
-        "sluice_quota_settlements_lost_total", "Requests whose use will never reach the shared limits.",
+        "sluice_quota_settlements_lost_total", "Requests whose use is never reported to that store.",
         [on(SettlementsLost, amount=lambda event: event.count)],
     ),
     Family(
-        "sluice_quota_store_seconds", "Time of the shared limits' answers.",
+        "sluice_quota_store_seconds", "Response time of the store of shared limits.",
         [on(LimitStoreAnswered, amount=lambda event: event.took_s)], buckets=ANSWER_BUCKETS,
     ),
 )  # fmt: skip

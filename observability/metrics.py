@@ -46,26 +46,26 @@ STAGE_BUCKETS = (
 
 # Name, help, buckets and field (in milliseconds) of the distributions over requests.
 TIMES = (
-    ("sluice_request_overhead_seconds", "Time in the gateway that was not its backend's.",
+    ("sluice_request_overhead_seconds", "The gateway's own time: neither queued nor in the backend.",
      OVERHEAD_BUCKETS, "overhead_ms"),
     ("sluice_ttft_seconds", "From arrival to the first token.", TTFT_BUCKETS, "ttft_ms"),
     ("sluice_time_per_output_token_seconds", "Mean time between two tokens of an answer.",
      TPOT_BUCKETS, "time_per_output_token_ms"),
-    ("sluice_queue_wait_seconds", "Waiting before the first step of the engine.",
+    ("sluice_queue_wait_seconds", "Waiting time before the engine's first step.",
      WAIT_BUCKETS, "queue_wait_ms"),
-    ("sluice_generation_seconds", "In the backend, its queue not included.", TOTAL_BUCKETS, "generation_ms"),
+    ("sluice_generation_seconds", "Time in the backend without its queue.", TOTAL_BUCKETS, "generation_ms"),
 )  # fmt: skip
 # Name, help and label of counters over requests; by the label's value the field that is added.
 COUNTS = (
-    ("sluice_tokens_total", "Tokens of answers, as the backend counted.", "kind",
+    ("sluice_tokens_total", "Tokens of answers, as the backend counted them.", "kind",
      {"input": "input_tokens", "output": "output_tokens", "cached": "cached_tokens"}),
-    ("sluice_tool_calls_total", "Calls of tools in answers, by what became of them.", "outcome",
+    ("sluice_tool_calls_total", "Tool calls in answers, by outcome.", "outcome",
      {one: f"tool_calls.{one}" for one in ToolCallCounts.__struct_fields__}),
-    ("sluice_budget_dropped_total", "What the token budget left out.", "what",
+    ("sluice_budget_dropped_total", "Chunks and turns that the token budget left out.", "what",
      {"chunks": "dropped_chunks", "turns": "dropped_turns"}),
     ("sluice_budget_shortened_total",
-     "What the token budget sent in another form: chunks up to a sentence's end, duplicates merged, "
-     "turns as a summary.", "what",
+     "Parts of prompts that the token budget shortened: chunks cut at a sentence's end, duplicates merged, "
+     "turns summarized.", "what",
      {one: one for one in ("cut_chunks", "merged_chunks", "summarized_turns")}),
 )  # fmt: skip
 # Figures of other parts, with one series each; ``collectors.py`` has the others.
@@ -75,7 +75,7 @@ GAUGES = {
     "sluice_ledger_outbox_rows": "Usage rows waiting to be written.",
     "sluice_ledger_lag_seconds": "Age of the oldest usage row that is not in the database yet.",
     "sluice_ledger_journal_bytes": "Bytes of this process' journal files.",
-    "sluice_ledger_journal_up": "1 while usage rows are journaled, or no journal is wanted.",
+    "sluice_ledger_journal_up": "1 while usage rows are journaled, or no journal is configured.",
 }
 # Most requests that wait to be counted: some hundred KB.
 MAX_UNCOUNTED = 256
@@ -134,18 +134,21 @@ class Metrics:
         ProcessCollector(registry=registry)
         Info("sluice_build", "The running version.", registry=registry).info({"version": version})
         self._requests = counter(
-            "sluice_requests_total", "Requests.",
+            "sluice_requests_total", "Requests, by HTTP status and error code.",
             route=routes, backend=backends, status=Bounded(), code=Bounded(),
         )  # fmt: skip
         self._versions = counter(
-            "sluice_answers_total", "Answers, by the weights that gave them.", backend_version=Bounded()
+            "sluice_answers_total", "Whole answers, by the version of the weights.", backend_version=Bounded()
         )
         self._fallbacks = counter(
-            "sluice_fallbacks_total", "Answers of the fallback chain.", kind=Bounded(), reason=Bounded()
+            "sluice_fallbacks_total",
+            "Answers of the fallback chain, by fallback target and cause.",
+            kind=Bounded(),
+            reason=Bounded(),
         )
         self._trimmed = counter(
             "sluice_budget_trimmed_requests_total",
-            "Requests whose prompt the token budget cut.",
+            "Requests whose prompt was trimmed by the token budget.",
         )()
         self._emit_errors = counter(
             "sluice_telemetry_errors_total", "Events that could not be recorded.", event=Bounded()
@@ -155,7 +158,7 @@ class Metrics:
         )
         self._times = [Histogram(name, text, buckets, registry) for name, text, buckets, _ in TIMES]
         self._stages = Histogram(
-            "sluice_stage_seconds", "Time in each stage of the journey.", STAGE_BUCKETS, registry,
+            "sluice_stage_seconds", "Time in each stage of a request.", STAGE_BUCKETS, registry,
             label="stage", values=Bounded(cap=32),
         )  # fmt: skip
         self._counts: list[Counter] = []

@@ -48,13 +48,13 @@ class PromptMetrics(Collector):
             for name, text in (
                 ("sluice_prompt_prefix_tokens_total", "Tokens of stable prefixes, whole blocks only."),
                 ("sluice_prompt_expected_cached_tokens_total",
-                 "Those that the same backend had computed before for the same tenant and adapter."),
-                ("sluice_prompt_cached_tokens_total", "Those of them that were found in a prefix cache."),
+                 "Prefix tokens that the same backend had computed before for the same tenant and adapter."),
+                ("sluice_prompt_cached_tokens_total", "Prefix tokens that were found in a prefix cache."),
             )
         )  # fmt: skip
         self._volatile = counted(
             registry, "sluice_prompt_volatile_total",
-            "Requests with volatile content in the caller's system messages, by its kinds.",
+            "Requests with volatile content in the caller's system messages, by kind.",
             kind=Bounded(), action=Bounded(),
         )  # fmt: skip
         self._recent: dict[str, _DecayingSums] = {}
@@ -86,7 +86,7 @@ class PromptMetrics(Collector):
                 ratios[version, "expected"] = recent.cached_of_expected / recent.expected
         yield gauge(
             "sluice_prompt_cached_ratio",
-            "Prefix tokens found in the cache, of those expected and of all, over the latest requests.",
+            "Prefix tokens found in the cache, divided by those expected or by all; of the latest requests.",
             ratios,
             "prompt_version", "against",
         )  # fmt: skip

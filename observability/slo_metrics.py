@@ -69,7 +69,7 @@ class SloMetrics(Collector):
             "route", "objective", OBJECTIVES, routes, registry,
         )  # fmt: skip
         self._good = LabelCounter(
-            "sluice_slo_good", "Those of them that met their route's target.",
+            "sluice_slo_good", "Requests that met their route's target.",
             "route", "objective", OBJECTIVES, routes, registry,
         )  # fmt: skip
 
@@ -105,4 +105,6 @@ class SloMetrics(Collector):
             self._good.of(route)
             seconds[route, "ttft"] = targets.ttft_ms / 1000
             seconds[route, "total"] = targets.total_ms / 1000
-        yield gauge("sluice_slo_target_seconds", "The targets in force.", seconds, "route", "objective")
+        yield gauge(
+            "sluice_slo_target_seconds", "The routes' targets in force.", seconds, "route", "objective"
+        )

@@ -38,7 +38,7 @@ class UsageMetrics:
             "tenant", "outcome", OUTCOMES, tenants, registry,
         )  # fmt: skip
         self._by_tenant = LabelCounter(
-            "sluice_tenant_tokens", "Tokens of answers by tenant; cached ones are input ones too.",
+            "sluice_tenant_tokens", "Tokens of answers by tenant; `input` includes `cached`.",
             "tenant", "kind", KINDS, tenants, registry,
         )  # fmt: skip
         self._by_adapter = LabelCounter(
@@ -47,11 +47,14 @@ class UsageMetrics:
         )  # fmt: skip
 
         self._cost = counted(
-            registry, "sluice_cost_usd_total", "Cost of requests by the price book, of those with a price.",
+            registry, "sluice_cost_usd_total", "Cost of requests by the price book, where a price fits.",
             route=routes, backend=backends,
         )  # fmt: skip
         self._tenant_cost = counted(
-            registry, "sluice_tenant_cost_usd_total", "The same by tenant.", tenant=tenants
+            registry,
+            "sluice_tenant_cost_usd_total",
+            "Cost of requests by the price book, by tenant.",
+            tenant=tenants,
         )
 
     def count(self, records: Iterable[RequestRecord]) -> None:
