@@ -16,8 +16,8 @@ from ops.chaos.scenario import NEVER, Verdict
 
 REDRAWS_PER_S = 4.0
 COLUMNS = (
-    "request", "how", "sent s", "first s", "pause s", "end s", "met", "answered by", "fallback", "seams",
-    "tokens", "billed", "±chars", "verdict", "why",
+    "request", "mode", "sent s", "first s", "pause s", "end s", "faults", "answered by", "fallback",
+    "resumed", "tokens", "billed", "±chars", "verdict", "reason",
 )  # fmt: skip
 # Most rows shown; the counts include the others.
 MOST_ROWS = 60
@@ -60,7 +60,7 @@ def tables(report: ChaosReport, *, every: bool = False) -> RenderableType:
         parts.append(Text(f"{left} more; --every shows all, --json has all", style="dim"))
     parts.append(_figures(report))
     if report.ok:
-        parts.append(Text("Nothing lost, nothing wrong.", style="bold green"))
+        parts.append(Text("No request was lost or wrong.", style="bold green"))
     parts.extend(Text(f"✗ {problem}", style="bold red") for problem in report.problems)
     return Group(*parts)
 

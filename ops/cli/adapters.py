@@ -33,7 +33,7 @@ POLL_S = 0.5
 Id = Annotated[str, typer.Argument(metavar="ID", help="A version's id.")]
 Alias = Annotated[str, typer.Argument(metavar="ALIAS", help="An alias.")]
 
-adapters = command_group("adapters", "The LoRA adapters: versions, aliases, what is loaded.")
+adapters = command_group("adapters", "LoRA adapters: versions, aliases, loaded adapters.")
 
 
 @operator_command(adapters, "list")
@@ -55,14 +55,14 @@ def add(
         str, typer.Argument(metavar="LOCATION", help="A folder, a .tar.gz or .zip, or s3://bucket/prefix.")
     ],
     name: Annotated[
-        str, typer.Option("--id", help="The version's id; default: the location's last word.")
+        str, typer.Option("--id", help="The version's id; default: the location's last part.")
     ] = "",
-    sha256: Annotated[str | None, typer.Option(help="The content that is expected.")] = None,
+    sha256: Annotated[str | None, typer.Option(help="The expected SHA-256 of the content.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, repeatable.")] = None,
     comment: Comment = "",
     dry_run: DryRun = False,
 ) -> None:
-    """Check an adapter and register it, staged. The gateway must see the location.
+    """Check an adapter and register it in state staged. The gateway must be able to read the location.
 
     Example: sluice adapters add models/adapters/manga_domain_v3 --label domain=manga
     """
@@ -96,7 +96,7 @@ def preload(gateway: Operator, name: Id) -> None:
 def pin(
     gateway: Operator,
     name: Id,
-    off: Annotated[bool, typer.Option("--off", help="Take the pin away.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Remove the pin.")] = False,
 ) -> None:
     """Keep a version loaded in every gateway."""
     _post(gateway, name, "unpin" if off else "pin")
@@ -106,16 +106,18 @@ def pin(
 def promote(
     gateway: Operator,
     name: Id,
-    alias: Annotated[str | None, typer.Option(help="The alias that is to name it.")] = None,
+    alias: Annotated[str | None, typer.Option(help="The alias to point to it.")] = None,
     percent: Annotated[
-        float, typer.Option(min=0.001, max=100, help="Of the alias' sessions; below 100: a canary.")
+        float, typer.Option(min=0.001, max=100, help="Share of the alias' sessions; below 100: a canary.")
     ] = 100.0,
-    force: Annotated[bool, typer.Option("--force", help="Without a passing evaluation; audited.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Allow it without a passing evaluation; audited.")
+    ] = False,
     comment: Comment = "",
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Make an alias name a version, or serve the version under its own name.
+    """Point an alias to a version, or serve the version under its own name.
 
     Example: sluice adapters promote manga_domain_v4 --alias manga_domain --percent 10
     """
@@ -131,13 +133,13 @@ def promote(
 def rollback(
     gateway: Operator,
     alias: Alias,
-    to: Annotated[str | None, typer.Option(help="The version; default: the one before.")] = None,
+    to: Annotated[str | None, typer.Option(help="The version; default: the previous one.")] = None,
     comment: Comment = "",
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Make an alias name an earlier version again; ends its canary too."""
-    _sure(f"Roll {alias} back to {to or 'the version before'}?", yes or dry_run)
+    """Point an alias to an earlier version again; also ends its canary."""
+    _sure(f"Roll {alias} back to {to or 'the previous version'}?", yes or dry_run)
     _post(gateway, "aliases", alias, "rollback", to=to, comment=comment, dry_run=dry_run)
 
 
@@ -149,8 +151,8 @@ def end_canary(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """End the canary of an alias: its sessions return to the version that has the others."""
-    confirm(f"Give all of {alias} back to the version that has the others?", yes or dry_run)
+    """End the canary of an alias: its sessions return to the stable version."""
+    confirm(f"Return all sessions of {alias} to the stable version?", yes or dry_run)
     _post(gateway, "aliases", alias, "end-canary", comment=comment, dry_run=dry_run)
 
 
@@ -170,7 +172,7 @@ def _post(gateway: Operator, *path: str, **body: Any) -> None:
 def _sure(question: str, yes: bool) -> None:
     """Ask at a terminal; without a terminal, ``--yes`` is required."""
     if not yes and not sys.stdin.isatty():
-        print(f"sluice: {question} say --yes", file=sys.stderr)
+        print(f"sluice: {question} give --yes", file=sys.stderr)
         raise typer.Exit(2)
     confirm(question, yes)
 
@@ -253,7 +255,7 @@ def _print_list(console: Console, found: Any) -> None:
         )
         print_rows(console, ("alias", "version", "canary", "earlier versions"), aliases)
     print_lines(console, *(f"refused: {one['id']}: {one['reason']}" for one in found["refused"]))
-    places = f"{len(found['resident'])} of {found['places']} places taken" if found["places"] else "no engine"
+    places = f"{len(found['resident'])} of {found['places']} slots used" if found["places"] else "no engine"
     console.print(f"{len(found['adapters'])} versions, {places}", markup=False, highlight=False)
 
 
@@ -271,7 +273,10 @@ def _print_done(gateway: Operator, found: Any) -> None:
     if found.get("dry_run"):
         print("valid; nothing was changed")
     if found.get("others_told") is False:
-        print("sluice: the state store does not answer: the other gateways do not know it", file=sys.stderr)
+        print(
+            "sluice: the state store does not answer: the other gateways do not have this change yet",
+            file=sys.stderr,
+        )
 
 
 def _print_one(console: Console, found: Any) -> None:

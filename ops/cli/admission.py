@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # Decisions that fit a screen; --json shows all that the gateway keeps.
 SHOWN_DECISIONS = 15
 
-admission = command_group("admission", "Who waits for which backend, and what was decided last.")
+admission = command_group("admission", "Queues of the backends, and the last decisions of admission.")
 
 
 @operator_command(admission, "show")
@@ -27,7 +27,7 @@ def show(gateway: Operator) -> None:
 
 def _print(console: Console, found: Any) -> None:
     if not found["backends"]:
-        console.print("No request has come to any backend yet.")
+        console.print("No backend has had a request yet.")
         return
     gates = table_of(
         "backend", "waiting", "held by", "in flight", "TPOT", "memory", "forecast", "overload level",
@@ -56,14 +56,14 @@ def _print(console: Console, found: Any) -> None:
     if waiting.row_count:
         console.print(waiting)
     last = table_of(
-        "at", "backend", "class", "tenant", "decision", "wait ms", "again ms", title="last decisions"
+        "at", "backend", "class", "tenant", "decision", "wait ms", "retry after ms", title="last decisions"
     )
     for one in found["decisions"][:SHOWN_DECISIONS]:
         refused = one["decision"] == "refused"
         wait = one["estimated_wait_ms"] if refused else one["waited_ms"]
         what = "admitted, shortened" if not refused and one["shrunk"] else "admitted"
         if refused:
-            what = f"{one['reason']}, in line" if one["queued"] else one["reason"]
+            what = f"{one['reason']}, in queue" if one["queued"] else one["reason"]
         again = f"{one['retry_after_ms']:,.0f}" if refused else ""
         last.add_row(one["at"], one["backend"], one["class"], one["tenant"], what, f"{wait:,.0f}", again)
     console.print(last)

@@ -23,10 +23,10 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 LOOK_S = 1.0
 UPLOAD_TIMEOUT_S = 600.0
 
-batch = command_group("batch", "Files of requests on idle capacity: submit, follow, collect, cancel.")
+batch = command_group("batch", "Batches: run files of requests on idle capacity.")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="A batch's id.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Follow it to its end; exit code 1 unless completed.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for the batch's end; exit code 1 unless completed.")]
 
 
 @operator_command(batch, "submit")
@@ -36,7 +36,9 @@ def submit(
         Path, typer.Argument(metavar="FILE", help="JSON lines, each a request with a custom_id.")
     ],
     endpoint: Annotated[str | None, typer.Option(help="Default: the url of the file's first line.")] = None,
-    window: Annotated[str, typer.Option(help="In which it is to be done: minutes, hours or days.")] = "24h",
+    window: Annotated[
+        str, typer.Option(help="Time in which it must be completed: minutes, hours or days, as in 24h.")
+    ] = "24h",
     wait: Wait = False,
 ) -> None:
     """Upload a file and start a batch; prints the batch's id on standard output.
@@ -87,9 +89,9 @@ def results(
     gateway: Operator,
     id: Id,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to; default: standard output.")
+        Path | None, typer.Option("--output", "-o", help="Output file; default: standard output.")
     ] = None,
-    errors: Annotated[bool, typer.Option("--errors", help="The lines that failed instead.")] = False,
+    errors: Annotated[bool, typer.Option("--errors", help="Write the failed lines instead.")] = False,
 ) -> None:
     """Write the results of an ended batch as JSON lines.
 
@@ -98,7 +100,7 @@ def results(
     one = gateway.get(*AT, id)
     name = "error_file_id" if errors else "output_file_id"
     if one["status"] not in ENDED:
-        raise AdminError(f"{id} is {one['status']}; results come when it has ended")
+        raise AdminError(f"{id} is {one['status']}; results are available when it has ended")
     if one[name] is None:
         raise AdminError(f"{id} has no {'errors' if errors else 'results'}; it is {one['status']}")
     client = gateway.client(UPLOAD_TIMEOUT_S)
@@ -123,7 +125,7 @@ def _url_of(file: Path, line: bytes) -> str:
     try:
         return str(json.loads(line)["url"])
     except (ValueError, KeyError, TypeError):
-        raise AdminError(f"{file}: its first line names no url; say --endpoint") from None
+        raise AdminError(f"{file}: its first line has no url; give --endpoint") from None
 
 
 def _follow(gateway: Operator, id: str) -> None:

@@ -13,7 +13,7 @@ from ops.cli.operator import Operator, command_group, operator_command
 if TYPE_CHECKING:
     from rich.console import Console
 
-cache = command_group("cache", "The response cache.")
+cache = command_group("cache", "The response cache: calibrate its threshold.")
 
 
 @operator_command(cache, "calibrate")
@@ -21,11 +21,14 @@ def calibrate(
     gateway: Operator,
     pairs: Annotated[
         Path,
-        typer.Option(help='JSON lines {"a": "…", "b": "…", "same": true}: questions, and what you think.'),
+        typer.Option(
+            help='JSON lines {"a": "…", "b": "…", "same": true}: questions, and whether they mean the same.'
+        ),
     ],
-    model: Annotated[str, typer.Option(help="An embedding model of the gateway.")],
+    model: Annotated[str, typer.Option(help="An embedding model that the gateway serves.")],
     precision: Annotated[
-        float, typer.Option(min=0.5, max=1.0, help="Least share of right answers among those given.")
+        float,
+        typer.Option(min=0.5, max=1.0, help="Least share of right answers among the cached answers given."),
     ] = 1.0,
 ) -> None:
     """Choose the threshold for similar questions from your own pairs (response_cache.similar of a route).
@@ -82,15 +85,16 @@ def _print(console: Console, answer: dict[str, Any], precision: float) -> None:
     if any(never.values()):
         print_lines(
             console,
-            f"Never similar, since their numbers differ: {never['same']} of the same, "
-            f"{never['different']} of the different pairs.",
+            f"Never similar, because their numbers differ: {never['same']} of the pairs with one meaning, "
+            f"{never['different']} of those with different meanings.",
         )
     if proposed is None:
         print_lines(console, f"No threshold has a precision of {precision:g}.")
         return
     print_lines(
         console,
-        f"Proposed: {proposed['threshold']:.3f}. Of pairs that differ it takes at most "
-        f"{answer['wrong_at_most']:.1%} for the same (95 % confidence, by {answer['different']} pairs).",
+        f"Proposed: {proposed['threshold']:.3f}. It treats at most "
+        f"{answer['wrong_at_most']:.1%} of different pairs as the same (95 % confidence, "
+        f"from {answer['different']} pairs).",
         f"response_cache: {{similar: {{model: {answer['model']}, threshold: {proposed['threshold']:.3f}}}}}",
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 AT = ("admin", "canary")
 
 canary = command_group(
-    "canary", "Give a backend a route step by step; it is rolled back by itself when it is worse."
+    "canary", "Shift a route to a backend step by step; rolled back automatically when it is worse."
 )
 
 
@@ -36,12 +36,14 @@ def start(
     gateway: Operator,
     route: Route,
     backend: Backend,
-    steps: Annotated[str, typer.Option(help="Rising percents, the last 100.")] = "5,25,50,100",
-    min_samples: Annotated[int, typer.Option(min=1, help="Requests of each side in a step.")] = 200,
+    steps: Annotated[str, typer.Option(help="Increasing percentages; the last is 100.")] = "5,25,50,100",
+    min_samples: Annotated[int, typer.Option(min=1, help="Least requests on each side in a step.")] = 200,
     step_seconds: Annotated[float, typer.Option(min=0, help="Shortest time of a step.")] = 60,
-    window_seconds: Annotated[float, typer.Option(min=1, max=60, help="What is compared at once.")] = 5,
+    window_seconds: Annotated[
+        float, typer.Option(min=1, max=60, help="Seconds of requests that are compared at a time.")
+    ] = 5,
     force: Annotated[
-        bool, typer.Option("--force", help="Without the evaluation that the route requires; audited.")
+        bool, typer.Option("--force", help="Start without the evaluation that the route requires; audited.")
     ] = False,
     comment: Comment = "",
     dry_run: DryRun = False,
@@ -55,7 +57,7 @@ def start(
         percents = [float(part) for part in steps.split(",")]
     except ValueError:
         raise AdminError(f"--steps: given {steps!r}; allowed: percents, as in 5,25,50,100") from None
-    confirm(f"give {backend} {percents[0]:g} % of {route} now, and more by itself?", yes or dry_run)
+    confirm(f"give {backend} {percents[0]:g} % of {route} now, and more automatically?", yes or dry_run)
     _post(
         gateway, "start", route=route, backend=backend, steps=percents, min_samples=min_samples,
         step_seconds=step_seconds, window_seconds=window_seconds, force=force, dry_run=dry_run,
@@ -84,7 +86,7 @@ def resume(gateway: Operator, comment: Comment = "") -> None:
 @operator_command(canary, "abort")
 def abort(gateway: Operator, comment: Comment = "", dry_run: DryRun = False, yes: Yes = False) -> None:
     """End the canary and restore the route's earlier weights. Asks first at a terminal."""
-    confirm("end the canary and give its sessions back?", yes or dry_run)
+    confirm("end the canary and restore the earlier weights?", yes or dry_run)
     _post(gateway, "abort", comment=comment, dry_run=dry_run)
 
 
@@ -99,7 +101,7 @@ def _print(console: Console, found: Any) -> None:
         print("valid; nothing was changed")
         return
     if one is None:
-        print("there was no canary yet")
+        print("there has been no canary yet")
         return
     heading = f"{one['id']}: {one['backend']} on {one['route']}: {one['phase']}"
     if one["percent"] is not None:
@@ -110,7 +112,7 @@ def _print(console: Console, found: Any) -> None:
         f"waits for {one['waiting_for']}" if one["waiting_for"] else "",
     )
     print_lines(console, *filter(None, lines))
-    headings = ("check", "canary: bad", "of", "baseline: bad", "of", "evidence", "rolled back at")
+    headings = ("check", "canary: failed", "of", "baseline: failed", "of", "evidence", "rolled back at")
     counts, powers = ("canary_bad", "canary", "baseline_bad", "baseline"), ("log10_e", "log10_bound")
     rows = (
         (check, *(seen[name] for name in counts), *(f"1e{seen[name]:g}" for name in powers))

@@ -23,18 +23,18 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 HELP = """
-Inject faults while callers are served; report the outcome of each request.
+Inject faults while requests are served; report the outcome of each one.
 
-SCENARIO is a YAML file: what is asked, what breaks and when; or the name
+SCENARIO is a YAML file with the requests and the faults; or the name
 of one that ships with Sluice (engine-kill, engine-stop, worker-kill, nan,
-oom, soak and others; docs/chaos.md). First each question is asked
-undisturbed; then N streams and not-streamed requests run while the
-faults happen; every answer is compared with the undisturbed one.
+oom, soak and others; docs/chaos.md). First each request is sent without
+faults; then N streams and unstreamed requests run while faults are
+injected. Each answer is compared with the one without faults.
 
-With --start the tool starts its own gateway (engine, workers and a
-stand-in for Bedrock, as the scenario says) and breaks that. Without it,
-it speaks to --url: a gateway with chaos.enabled: true takes injected
-faults; its processes can be killed when --pid names it on this machine.
+With --start the command starts its own gateway (engine, workers and a
+stand-in for Bedrock, as in the scenario). Without it, it uses --url: a
+gateway with chaos.enabled: true accepts injected faults; its processes
+can be killed if it runs on this machine and --pid is given.
 
 \b
 Examples
@@ -43,14 +43,14 @@ Examples
 
 \b
 Verdicts
-  whole     the undisturbed answer        partial  a beginning, and an end that says so
-  resumed   broken, and whole all the same  error    a clean error before anything came
-  fallback  a whole answer of another leg   lost     no end at all
-  degraded  the route's degraded text       wrong    not the right text, or billed wrong
+  whole     the answer without faults       partial  incomplete, and reported as such
+  resumed   interrupted, but complete       error    an error before any output
+  fallback  from a fallback target          lost     no end
+  degraded  the route's degraded text       wrong    wrong text, or billed wrong
 
 Exit code: 0; 1 when a request was lost or wrong, had a verdict that the
-scenario does not allow, or something is left over; 2 when the run could
-not be made; 130 after Ctrl-C or SIGTERM.
+scenario does not allow, or resources were not released; 2 when the run
+could not start; 130 after Ctrl-C or SIGTERM.
 """
 
 
@@ -59,27 +59,30 @@ def chaos(
         Path, typer.Argument(metavar="SCENARIO", help="The YAML file, or a bundled scenario's name.")
     ],
     start: Annotated[
-        bool, typer.Option("--start", help="Start what the scenario names, and break that.")
+        bool,
+        typer.Option(
+            "--start", help="Start the processes that the scenario names, and inject faults into them."
+        ),
     ] = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
     pid: Annotated[
-        int | None, typer.Option(help="The gateway's process, to break it and its engine.")
+        int | None, typer.Option(help="Process id of the gateway, to kill or stop it and its engine.")
     ] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="The gateway's SQLite ledger, to check what was billed.")
+        Path | None, typer.Option(help="The gateway's SQLite ledger, to check the billed tokens.")
     ] = None,
     log: Annotated[
-        Path | None, typer.Option(help="The gateway's log in JSON, to see where seams are.")
+        Path | None, typer.Option(help="The gateway's log in JSON, to find where answers were resumed.")
     ] = None,
     streams: Annotated[int | None, typer.Option(help="Instead of the scenario's load.streams.")] = None,
     for_s: Annotated[float | None, typer.Option(help="Instead of the scenario's load.for_s.")] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the scenario's random.seed.")] = None,
-    every: Annotated[bool, typer.Option("--every", help="Show every request, however many.")] = False,
+    every: Annotated[bool, typer.Option("--every", help="Show every request in the table.")] = False,
     output: Annotated[Path | None, typer.Option(help="Write the report to this file as JSON.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Inject faults while callers are served; report the outcome of each request."""
+    """Inject faults while requests are served; report the outcome of each one."""
     from ops.chaos.scenario import ChaosError, load_scenario
     from ops.chaos.show import tables
 

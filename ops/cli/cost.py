@@ -17,35 +17,41 @@ BUILD, BUY = Build(), Buy()
 
 def cost(
     tokens_per_day: Annotated[
-        float | None, typer.Option(help="Input and output a day; default: a full day of one replica.")
+        float | None,
+        typer.Option(help="Input and output tokens a day; default: those of one replica in a full day."),
     ] = None,
     gpus: Annotated[int, typer.Option(help="GPUs of one replica.")] = BUILD.gpus,
-    gpu_usd_per_hour: Annotated[float, typer.Option(help="Of one GPU.")] = BUILD.gpu_usd_per_hour,
+    gpu_usd_per_hour: Annotated[float, typer.Option(help="Price of one GPU.")] = BUILD.gpu_usd_per_hour,
     tokens_per_second: Annotated[
-        float, typer.Option(help="That a replica serves within its SLO: measure it with `sluice replay`.")
+        float,
+        typer.Option(help="Tokens that a replica serves within its SLO: measure it with `sluice replay`."),
     ] = BUILD.tokens_per_second,
     utilization: Annotated[
-        float, typer.Option(help="Share of it that the load of a day reaches, nights included.")
+        float, typer.Option(help="Mean load of a day, nights included, as a share of --tokens-per-second.")
     ] = BUILD.utilization,
     usd_per_month: Annotated[
-        float, typer.Option(help="On top, whatever the load: people, storage, network.")
+        float, typer.Option(help="Fixed costs: people, storage, network.")
     ] = BUILD.usd_per_month,
     spare_replicas: Annotated[
-        int, typer.Option(help="Kept running for updates and a lost node.")
+        int, typer.Option(help="Replicas kept running for updates and a lost node.")
     ] = BUILD.spare_replicas,
-    input_usd: Annotated[float, typer.Option(help="Bought: a million input tokens.")] = BUY.input_usd,
-    output_usd: Annotated[float, typer.Option(help="Bought: a million output tokens.")] = BUY.output_usd,
+    input_usd: Annotated[float, typer.Option(help="Price of a million bought input tokens.")] = BUY.input_usd,
+    output_usd: Annotated[
+        float, typer.Option(help="Price of a million bought output tokens.")
+    ] = BUY.output_usd,
     cached_usd: Annotated[
-        float | None, typer.Option(help="Bought: a million cached input tokens; default: as input.")
+        float | None, typer.Option(help="Price of a million bought cached input tokens; default: as input.")
     ] = None,
-    input_share: Annotated[float, typer.Option(help="Of all tokens.")] = BUY.input_share,
-    cached_share: Annotated[float, typer.Option(help="Of the input.")] = BUY.cached_share,
+    input_share: Annotated[float, typer.Option(help="Share of input in all tokens.")] = BUY.input_share,
+    cached_share: Annotated[
+        float, typer.Option(help="Share of cached tokens in the input.")
+    ] = BUY.cached_share,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the cost of self-hosting with that of buying tokens, and show from which load hosting pays.
+    """Compare the cost of self-hosting with that of buying tokens, and show the load at which they are equal.
 
     The defaults are one worked example (a 72B model in FP8 on two H100 against GPT-4o's list price), at a
-    load that keeps the replica busy day and night. Few loads do: give your own --utilization,
+    load that keeps the replica busy day and night. Few loads do that: give your own --utilization,
     --usd-per-month and the tokens a second that `sluice replay` measured.
 
     Example: sluice cost --tokens-per-day 30e6 --utilization 0.35 --usd-per-month 12000 --spare-replicas 1
@@ -68,21 +74,22 @@ def cost(
 
 def _show(build: Build, buy: Buy, found: BuildOrBuy) -> None:
     console = screen()
-    inputs = table_of("what was put in", "", title="Inputs", title_justify="left")
-    inputs.add_row("GPUs a replica", f"{build.gpus} at {build.gpu_usd_per_hour:g} US dollars an hour")
+    inputs = table_of("input", "value", title="Inputs", title_justify="left")
+    inputs.add_row("GPUs per replica", f"{build.gpus} at {build.gpu_usd_per_hour:g} US dollars an hour")
     inputs.add_row(
         "a replica serves",
         f"{build.tokens_per_second:,.0f} tokens/s × {build.utilization:.0%} = "
         f"{build.replica_tokens_per_day / 1e6:,.0f} M a day",
     )
-    inputs.add_row("on top", f"{build.usd_per_month:,.0f} US dollars a month")
+    inputs.add_row("fixed costs", f"{build.usd_per_month:,.0f} US dollars a month")
     inputs.add_row("spare replicas", str(build.spare_replicas))
     cached = "as input" if buy.cached_usd is None else f"{buy.cached_usd:g}"
     inputs.add_row(
-        "bought, US dollars a million", f"input {buy.input_usd:g}, output {buy.output_usd:g}, cached {cached}"
+        "bought tokens, US dollars a million",
+        f"input {buy.input_usd:g}, output {buy.output_usd:g}, cached {cached}",
     )
     inputs.add_row(
-        "mixture", f"{buy.input_share:.0%} input, {buy.cached_share:.0%} of it cached: "
+        "mix", f"{buy.input_share:.0%} input, {buy.cached_share:.0%} of it cached: "
         f"{buy.usd_per_million:.2f} a million"
     )  # fmt: skip
     console.print(inputs)
@@ -99,19 +106,19 @@ def _show(build: Build, buy: Buy, found: BuildOrBuy) -> None:
     console.print(table)
     console.print(f"US dollars. Buying costs {found.ratio:.1f} times what building costs.")
     if found.break_even_tokens_per_day is None:
-        console.print(
-            "At these figures a full replica costs more than its tokens bought: building never pays."
-        )
+        console.print("A fully loaded replica costs more than buying its tokens: building never pays off.")
     else:
-        console.print(f"Building pays from {found.break_even_tokens_per_day / 1e6:,.1f} M tokens a day on.")
+        console.print(
+            f"Building pays off from {found.break_even_tokens_per_day / 1e6:,.1f} M tokens a day on."
+        )
     console.print(_rule_of_thumb(found), style="dim")
 
 
 def _rule_of_thumb(found: BuildOrBuy) -> str:
     if BUY_BELOW <= found.tokens_per_day <= BUILD_ABOVE:
-        return "Rule of thumb from 10 to 100 M a day: it depends on what the team can run."
+        return "Rule of thumb from 10 to 100 M a day: it depends on whether the team can operate it."
     if found.tokens_per_day < BUY_BELOW:
         rule, holds = "Rule of thumb below 10 M a day: buy, it is simpler", found.ratio <= 1.0
     else:
         rule, holds = "Rule of thumb above 100 M a day: host it", found.ratio >= 1.0
-    return f"{rule}." if holds else f"{rule}; by these inputs the opposite holds."
+    return f"{rule}." if holds else f"{rule}; with these inputs the opposite holds."

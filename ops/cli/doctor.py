@@ -143,7 +143,7 @@ async def _response_cache(gateway: Gateway) -> DoctorCheck:
     if error is not None:
         hint = "start Redis, or correct response_cache.url"
         return DoctorCheck(check, False, f"{answers.place}: {error}", hint)
-    return DoctorCheck(check, True, f"kept in {answers.place}")
+    return DoctorCheck(check, True, f"stored in {answers.place}")
 
 
 def _similar_questions(gateway: Gateway) -> DoctorCheck:
@@ -154,14 +154,14 @@ def _similar_questions(gateway: Gateway) -> DoctorCheck:
     caches = {name: route.get("response_cache") or {} for name, route in (config or {})["routes"].items()}
     models = {name: cache["similar"]["model"] for name, cache in caches.items() if cache.get("similar")}
     if not models:
-        return DoctorCheck(check, True, "exact matches alone: no route has an embedding model")
+        return DoctorCheck(check, True, "only exact matches: no route has an embedding model")
     vectors = [one for one in fleet.backends.values() if makes_vectors(one)]
     known = {name for one in vectors for name in (one.model, one.name)}
     lacking = sorted(name for name, model in models.items() if fleet.aliases.get(model, model) not in known)
     if lacking:
         missing, routes = ", ".join(sorted({models[name] for name in lacking})), ", ".join(lacking)
-        hint = f"start a worker with it, or correct response_cache.similar.model of {routes}"
-        return DoctorCheck(check, False, f"nothing here makes vectors with {missing}", hint)
+        hint = f"start a worker with that model, or correct response_cache.similar.model of {routes}"
+        return DoctorCheck(check, False, f"no backend makes embeddings with {missing}", hint)
     return DoctorCheck(check, True, ", ".join(f"{name} by {model}" for name, model in sorted(models.items())))
 
 
@@ -177,19 +177,19 @@ def _python() -> DoctorCheck:
 
 def _disk() -> DoctorCheck:
     free = shutil.disk_usage(".").free
-    detail, hint = f"{free / 2**30:.1f} GiB free here", "free some: ledger and state grow here"
+    detail, hint = f"{free / 2**30:.1f} GiB free here", "free disk space: ledger and state are written here"
     return _checked("disk", free >= LOW_DISK_BYTES, detail, hint)
 
 
 def _keys(settings: Settings) -> DoctorCheck:
     if not settings.auth.enabled:
         local = settings.server.host in ("127.0.0.1", "::1", "localhost")
-        hint = "set auth.enabled: true beyond loopback"
+        hint = "set auth.enabled: true, or listen on loopback only"
         return _checked("keys", local, "off: every caller is the operator", hint)
     try:
         require_first_key(settings, os.environ.get("SLUICE_ADMIN_KEY"))
     except ConfigError as error:
-        hint = "set SLUICE_ADMIN_KEY, or SLUICE_AUTH__ENABLED=false as make run does without it"
+        hint = "set SLUICE_ADMIN_KEY, or switch keys off with SLUICE_AUTH__ENABLED=false (as make run does)"
         return _checked("keys", False, str(error), hint)
     return _checked("keys", True, "required", "")
 
@@ -209,16 +209,16 @@ def _start_error(check: str, error: Exception) -> DoctorCheck:
     reported = [str(fault) or "timed out" for fault in start_errors(error)]
     if not reported:
         raise error
-    return DoctorCheck(check, False, "\n".join(reported), "correct what the line names")
+    return DoctorCheck(check, False, "\n".join(reported), "correct what the message names")
 
 
 async def _opened(
     check: str, url: str, open_it: Callable[[], Awaitable[None]], healthy: Callable[[], bool]
 ) -> DoctorCheck:
     await open_it()
-    hint = "does the server answer here, and take the user and password?"
+    hint = "check that the server can be reached from here, and that user and password are right"
     if url.startswith("sqlite"):
-        hint = "is the file writable, the folder there, the disk not full?"
+        hint = "check that the folder exists, the file is writable and the disk is not full"
     return _checked(check, healthy(), url, hint)
 
 
@@ -227,7 +227,7 @@ async def _routing(gateway: Gateway) -> DoctorCheck:
     book, seed = gateway.core.control.routing, gateway.core.control.seed
     file = seed.source
     if book.unusable is not None:
-        hint = f"revision {book.number} stays in force; correct what the line names, or roll back"
+        hint = f"revision {book.number} stays in force; correct what the message names, or roll back"
         return DoctorCheck("routing", False, book.unusable.reason, hint)
     if book.head:
         await book.compare_file()
@@ -240,7 +240,7 @@ async def _routing(gateway: Gateway) -> DoctorCheck:
             "routing", True, f"{detail}; {file} was changed and is not in force: {changes}", hint
         )
     if seed.fault is not None:
-        return DoctorCheck("routing", False, str(seed.fault), "correct what the line names")
+        return DoctorCheck("routing", False, str(seed.fault), "correct what the message names")
     return DoctorCheck("routing", True, f"{file}, as revision 1")
 
 
@@ -249,10 +249,10 @@ async def _published(gateway: Gateway) -> DoctorCheck:
     try:
         count = await gateway.core.model.publishing.check()
     except PromptChanged as error:
-        return DoctorCheck(check, False, str(error), "publish the new text under a new id")
+        return DoctorCheck(check, False, str(error), "publish the changed text under a new id")
     except StoreUnreachable as error:
-        detail = f"cannot be compared with what was published: {error}"
-        return DoctorCheck(check, False, detail, "see state store")
+        detail = f"cannot be compared with the published texts: {error}"
+        return DoctorCheck(check, False, detail, "see the check `state store`")
     return DoctorCheck(check, True, f"{count} published, unchanged")
 
 
@@ -271,7 +271,7 @@ async def _weights(
         with watch(weights.source) as on_progress:
             await weights.fetch(on_progress)
     except FetchError as error:
-        return DoctorCheck("weights", False, str(error), "correct what the line names")
+        return DoctorCheck("weights", False, str(error), "correct what the message names")
     return None
 
 
@@ -310,7 +310,7 @@ def _worker(name: str, found: Inspection) -> DoctorCheck:
             check, False, found.faults[0].partition(";")[0], found.faults[0].partition("; ")[2]
         )
     length = "" if found.max_model_len is None else f", {found.max_model_len} tokens"
-    detail = f"serves {found.model}{length}, tokenizer {found.tokenizer}, a token in {found.latency_ms} ms"
+    detail = f"serves {found.model}{length}, tokenizer {found.tokenizer}, one token in {found.latency_ms} ms"
     return DoctorCheck(check, not found.faults, detail, "; ".join(found.faults))
 
 
@@ -325,7 +325,9 @@ async def _bedrock(name: str, backend: BedrockBackend) -> DoctorCheck:
         reported = str(error) or f"no answer within {BEDROCK_TIMEOUT_S:g} s"
         if isinstance(error, BackendFailure) and error.__cause__ is not None:
             reported += f": {error.__cause__}"
-        return DoctorCheck(check, False, reported, "credentials, region, model access: see docs/bedrock.md")
+        return DoctorCheck(
+            check, False, reported, "check credentials, region and model access: docs/bedrock.md"
+        )
     finally:
         backend.stop()
     detail = f"{backend.model} answered a test of {completion.usage.input_tokens} tokens"

@@ -21,7 +21,7 @@ def drain(
     wait: Annotated[
         float,
         typer.Option(
-            min=0, help="Wait at most so many seconds until no request is in flight and none is accepted."
+            min=0, help="Longest wait, in seconds, until no request is in flight and none is accepted."
         ),
     ] = 0.0,
 ) -> None:
@@ -46,5 +46,5 @@ def drain(
 
 def _print(console: Console, answer: Any) -> None:
     count = answer["in_flight"]
-    still = "" if answer["closed"] else ", new ones are still taken"
+    still = "" if answer["closed"] else ", new ones are still accepted"
     print(f"draining; {count} request{'' if count == 1 else 's'} in flight{still}")

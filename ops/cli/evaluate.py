@@ -15,7 +15,7 @@ OWN_OPTIONS: dict[str, Any] = {
     "help_option_names": [],
 }
 
-evaluate = command_group("evaluate", "Compare a new version with the one that is served; signed reports.")
+evaluate = command_group("evaluate", "Compare a new version with the served one; write signed reports.")
 
 
 @evaluate.command("adapter", context_settings=OWN_OPTIONS)

@@ -18,12 +18,12 @@ from ops.importing.writer import write
 
 imports = typer.Typer(
     name="import",
-    help="Turn another gateway's configuration into sluice.yaml and routing.yaml.",
+    help="Convert another gateway's configuration to sluice.yaml and routing.yaml.",
     no_args_is_help=True,
 )
 Source = Annotated[Path, typer.Argument(help="The other gateway's file.", show_default=False)]
 Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where both files are written.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that are there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 _COLOURS = {"carried": "green", "different": "yellow", "unsupported": "red"}
 
 
@@ -38,7 +38,7 @@ def litellm(file: Source, out: Out = Path(), force: Force = False, as_json: AsJs
 
 @imports.command(name="vllm-router")
 def vllm_router(
-    arguments: Annotated[list[str], typer.Argument(help="The router's own, after `--`.")],
+    arguments: Annotated[list[str], typer.Argument(help="The router's arguments, after `--`.")],
     out: Out = Path(),
     force: Force = False,
     as_json: AsJson = False,
@@ -54,7 +54,7 @@ def vllm_router(
 def production_stack(
     file: Source,
     release: Annotated[
-        str, typer.Option(help="The name of the Helm release, a part of the services' names.")
+        str, typer.Option(help="The Helm release, whose name is part of the services' names.")
     ] = "vllm",
     out: Out = Path(),
     force: Force = False,
@@ -74,7 +74,7 @@ def _run(read: Callable[[], ImportedSetup], source: str, out: Path, *, force: bo
     if as_json:
         print_json({"files": [str(path) for path in paths], "notes": [asdict(note) for note in setup.notes]})
         return
-    table = table_of("", "setting", "here, and what to do")
+    table = table_of("", "setting", "in Sluice, and what to do")
     for outcome in reversed(ImportOutcome):  # what needs work first
         for note in setup.notes:
             if note.outcome is outcome:

@@ -28,7 +28,7 @@ TIMEOUT_S = 10.0
 def init(workers: Sequence[str], *, force: bool, as_json: bool) -> None:
     with one_line_errors():
         if FILE.exists() and not force:
-            raise ConfigError(f"{FILE}: is there already; --force replaces it")
+            raise ConfigError(f"{FILE}: exists already; --force replaces it")
         data: dict[str, Any] = {"backends": {"local": {"kind": "engine"}}, **keys_of(os.environ)}
         if workers:
             data = worker_configuration(workers, os.environ)
@@ -63,17 +63,17 @@ def worker_configuration(urls: Sequence[str], environ: Mapping[str, str]) -> dic
     longest = min(lengths.values(), default=None)
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{base}: {length}" for base, length in lengths.items())
-        print_errors(f"the workers' lengths of {model.id} differ ({said}); the shortest holds: {longest}")
+        print_errors(f"the workers' lengths of {model.id} differ ({said}); the shortest is used: {longest}")
     if longest is None:
         longest = EngineSection.model_fields["max_model_len"].default
         print_errors(
-            f"{bases[0]} does not say how long its sequences may be; engine.max_model_len: {longest}"
+            f"{bases[0]} does not report its max_model_len; engine.max_model_len is set to {longest}"
         )
     tokenizer = _tokenizer(model)
     if tokenizer is None:
         print_errors(
             f"the tokenizer of {model.root or model.id} is not on this machine: prompts are counted by the "
-            "worker's /tokenize, or estimated; engine.tokenizer may name it (a folder or hub id)"
+            "worker's /tokenize, or estimated; to count exactly, set engine.tokenizer (a folder or hub id)"
         )
     engine = {
         "kind": "none",

@@ -19,39 +19,43 @@ AT = ("admin", "keys")
 # Short names of the limits on the command line.
 SHORT = {"rpm": "requests_per_minute", "tpm": "tokens_per_minute", "tpd": "tokens_per_day"}
 
-keys = command_group("keys", "Keys of callers and operators: make, list, revoke.")
+keys = command_group("keys", "Keys of callers and operators: create, list, revoke.")
 
 
 @operator_command(keys, "create")
 def create(
     gateway: Operator,
-    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whom its requests are booked to.")],
+    tenant: Annotated[
+        str, typer.Argument(metavar="TENANT", help="The tenant that its requests are billed to.")
+    ],
     role: Annotated[
         str,
-        typer.Option(help="caller, front (another Sluice that speaks for its tenants), operator or admin."),
+        typer.Option(help="caller, front (another Sluice, which names the tenants), operator or admin."),
     ] = "caller",
     org: Annotated[str | None, typer.Option(help="The tenant's organization, for reports.")] = None,
     max_priority: Annotated[
         int | None,
-        typer.Option(min=-1, max=1, help="Higher priorities are lowered to it; default: 0, a front's 1."),
+        typer.Option(min=-1, max=1, help="Higher priorities are lowered to this; default: 0, for a front 1."),
     ] = None,
     rpm: Annotated[int | None, typer.Option(min=1, help="Requests per minute.")] = None,
     tpm: Annotated[int | None, typer.Option(min=1, help="Tokens per minute.")] = None,
     tpd: Annotated[int | None, typer.Option(min=1, help="Tokens per day.")] = None,
-    usd_per_day: Annotated[float | None, typer.Option(help="US dollars of a UTC day.")] = None,
-    usd_per_month: Annotated[float | None, typer.Option(help="US dollars of a calendar month, UTC.")] = None,
+    usd_per_day: Annotated[float | None, typer.Option(help="US dollars per day (UTC).")] = None,
+    usd_per_month: Annotated[float | None, typer.Option(help="US dollars per calendar month (UTC).")] = None,
     route: Annotated[
-        list[str] | None, typer.Option(help="A route that it may use, repeatable; default: all.")
+        list[str] | None, typer.Option(help="A route that the key may use, repeatable; default: all.")
     ] = None,
     adapter: Annotated[
-        list[str] | None, typer.Option(help="An adapter or alias that it may use, repeatable; default: all.")
+        list[str] | None,
+        typer.Option(help="An adapter or alias that the key may use, repeatable; default: all."),
     ] = None,
-    tools: Annotated[bool, typer.Option(help="Whether its requests may have tools.")] = True,
+    tools: Annotated[bool, typer.Option(help="Whether the key's requests may have tools.")] = True,
     model: Annotated[
-        list[str] | None, typer.Option(help="A model that may answer it, repeatable; default: all.")
+        list[str] | None, typer.Option(help="A model that the key may use, repeatable; default: all.")
     ] = None,
     alias: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=MODEL", help="Its own name of a model, repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME=MODEL", help="The key's own name for a model, repeatable."),
     ] = None,
     model_limit: Annotated[
         list[str] | None,
@@ -63,11 +67,11 @@ def create(
     expires: Annotated[
         str | None, typer.Option(metavar="TIME", help="ISO 8601 with an offset, as 2027-01-31T00:00:00Z.")
     ] = None,
-    comment: Annotated[str, typer.Option("--comment", "-m", help="What it is for.")] = "",
+    comment: Annotated[str, typer.Option("--comment", "-m", help="The purpose of the key.")] = "",
 ) -> None:
     """Create a key and print it: it is shown only once, and stored only as a hash.
 
-    The key alone is printed on standard output, all else on standard error.
+    Standard output has only the key; everything else goes to standard error.
 
     Example: sluice keys create acme --rpm 600 --route self_hosted_generation
     """
@@ -175,11 +179,11 @@ def _limits_of(one: Any) -> Iterator[tuple[str, Any, Any]]:
 @operator_command(keys, "revoke")
 def revoke(
     gateway: Operator,
-    key_id: Annotated[str, typer.Argument(metavar="ID", help="As `sluice keys list` shows it.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show whose it is; revoke nothing.")] = False,
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="The key's id, from `sluice keys list`.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the key's owner; revoke nothing.")] = False,
     yes: Yes = False,
 ) -> None:
-    """Refuse a key from now on, everywhere within a second; its requests in flight are finished.
+    """Revoke a key: all gateways refuse it within a second; its requests in flight are finished.
 
     This cannot be undone. Asks first at a terminal.
 
@@ -201,4 +205,4 @@ def _owner(gateway: Operator, key_id: str) -> str:
         if one["id"] == key_id:
             used = one["last_used_at"] or "never"
             return f"{key_id} of {one['tenant']}, {one['role']}, last used {used}"
-    raise AdminError(f"{key_id}: there is no such key; allowed: an id that `sluice keys list` shows")
+    raise AdminError(f"{key_id}: no such key; allowed: an id from `sluice keys list`")

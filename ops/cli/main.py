@@ -54,16 +54,17 @@ def serve(
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     gpus: Annotated[
         str | None,
-        typer.Option(help="A worker process for each GPU behind this gateway: all, or indices as in 0,1."),
+        typer.Option(
+            help="Start a worker process for each GPU behind this gateway: all GPUs, or indices as in 0,1."
+        ),
     ] = None,
     worker: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="URL", help="A running worker to serve in front of, without a file; repeatable."
-        ),
+        typer.Option(metavar="URL", help="A running worker, in place of a configuration file; repeatable."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=64, help="The same with so many workers, where no GPUs are.")
+        int | None,
+        typer.Option(min=1, max=64, help="Start this many worker processes, on a machine without GPUs."),
     ] = None,
 ) -> None:
     """Start the gateway; SIGTERM drains it.
@@ -79,7 +80,9 @@ def serve(
     gc.enable()
     path = config_path(config)
     if worker and config is not None:
-        raise typer.BadParameter("--worker is instead of --config; `sluice init --worker URL` writes a file")
+        raise typer.BadParameter(
+            "--worker replaces --config: give one of them; `sluice init --worker URL` writes a file"
+        )
     raise typer.Exit(run(path, log_level, gpus=gpus, workers=workers, urls=worker or ()))
 
 
@@ -92,7 +95,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing sluice.yaml.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a first sluice.yaml: in front of running workers, or with the demo model.
+    """Write a first sluice.yaml: for running workers, or with the demo model.
 
     Example: sluice init --worker http://127.0.0.1:8001
     """
@@ -105,9 +108,7 @@ def init(
 def doctor(
     config: ConfigFile = None,
     as_json: AsJson = False,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Instead of checking: what fits on a GPU, by arithmetic.")
-    ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Check nothing; compute what fits on a GPU.")] = False,
     model: Annotated[
         str | None,
         typer.Option(
@@ -118,12 +119,12 @@ def doctor(
         list[str] | None, typer.Option(help="For --plan, repeatable: A10G, A100, H100…; default: all known.")
     ] = None,
     gpu_memory_gib: Annotated[
-        float | None, typer.Option(min=0.1, help="For --plan: memory of a card that is not known.")
+        float | None, typer.Option(min=0.1, help="For --plan: memory of a GPU that is not in the list.")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="For --plan: of a typical prompt.")] = 960,
-    answer_tokens: Annotated[int, typer.Option(min=1, help="For --plan: of a typical answer.")] = 140,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="For --plan: tokens of a typical prompt.")] = 960,
+    answer_tokens: Annotated[int, typer.Option(min=1, help="For --plan: tokens of a typical answer.")] = 140,
     shared_prefix_tokens: Annotated[
-        int, typer.Option(min=0, help="For --plan: that all prompts begin with, cached once.")
+        int, typer.Option(min=0, help="For --plan: tokens at the start of all prompts, cached once.")
     ] = 0,
     markdown: Annotated[bool, typer.Option(help="For --plan: print the table as Markdown.")] = False,
 ) -> None:

@@ -17,7 +17,7 @@ from ops.cli.startup import ConfigFile, config_path, one_line_errors
 if TYPE_CHECKING:
     from gateway.weights.values import OnProgress
 
-models = command_group("models", "The served model's files.")
+models = command_group("models", "Files of the served model.")
 
 
 @models.command("fetch")

@@ -19,7 +19,9 @@ from ops.client import DEFAULT_URL, TIMEOUT_S, AdminClient, AdminError
 if TYPE_CHECKING:
     from rich.console import Console
 
-Url = Annotated[str, typer.Option("--url", envvar="SLUICE_URL", show_envvar=True, help="The gateway.")]
+Url = Annotated[
+    str, typer.Option("--url", envvar="SLUICE_URL", show_envvar=True, help="The gateway's address.")
+]
 Key = Annotated[
     str | None,
     typer.Option(
@@ -31,7 +33,8 @@ Key = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Comment = Annotated[
-    str, typer.Option("--comment", "--message", "-m", help="Why; kept in the history and the audit log.")
+    str,
+    typer.Option("--comment", "--message", "-m", help="The reason; stored in the history and the audit log."),
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Validate and show what would change; change nothing.")

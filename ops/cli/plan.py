@@ -90,7 +90,9 @@ def _gpus(options: PlanOptions) -> list[Gpu]:
     for given in options.gpus:
         found = [gpu for name, gpu in GPUS.items() if name.lower().startswith(given.lower())]
         if not found:
-            raise PlanError(f"GPU {given!r} is not known: {', '.join(GPUS)}; or give --gpu-memory-gib")
+            raise PlanError(
+                f"GPU {given!r} is not known; allowed: {', '.join(GPUS)}; or give --gpu-memory-gib"
+            )
         chosen += found
     return chosen or list(GPUS.values())
 
@@ -108,7 +110,7 @@ def rows(plans: Sequence[EnginePlan]) -> list[tuple[str, ...]]:
         f"{asked.max_loras} LoRA slots of rank {asked.max_lora_rank}": [_gib(p.lora_bytes) for p in plans],
         "workspace (estimate)": [_gib(p.workspace_bytes) for p in plans],
         "KV cache": [_gib(p.kv_bytes) for p in plans],
-        "KV cache a token": [f"{p.token_bytes / 1024:g} KiB" for p in plans],
+        "KV cache per token": [f"{p.token_bytes / 1024:g} KiB" for p in plans],
         f"blocks of {asked.block_size} tokens": [f"{p.blocks:,}" for p in plans],
         "tokens": [f"{p.tokens:,}" for p in plans],
         f"sequences of {asked.context_tokens:,} tokens{shared}": [f"{p.sequences:,}" for p in plans],
@@ -139,7 +141,7 @@ def _print_table(plans: Sequence[EnginePlan]) -> None:
         for warning in one.warnings:
             console.print(f"[yellow]{one.request.gpu.name}:[/] {warning}", highlight=False)
     console.print(
-        "The workspace is an estimate: vLLM measures its own when it starts; its log says what is left.",
+        "The workspace is an estimate. vLLM measures it when it starts and logs the memory that is left.",
         highlight=False,
     )
 

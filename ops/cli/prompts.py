@@ -16,7 +16,7 @@ from ops.client import AdminError
 if TYPE_CHECKING:
     from rich.console import Console
 
-prompts = command_group("prompts", "Registered prompt versions, and what would be sent for a request.")
+prompts = command_group("prompts", "Registered prompt versions, and the prompt that a request would send.")
 
 
 @operator_command(prompts, "list")
@@ -63,7 +63,7 @@ def render(
         Path, typer.Argument(metavar="FILE", help="A request's body as JSON; - reads standard input.")
     ],
     openai: Annotated[
-        bool, typer.Option("--openai", help="The body is one of /v1/chat/completions, not of /v1/generate.")
+        bool, typer.Option("--openai", help="The body is for /v1/chat/completions, not for /v1/generate.")
     ] = False,
 ) -> None:
     """Show the prompt that a request would send, section by section; generates nothing.
@@ -86,10 +86,10 @@ def _print_preview(console: Console, found: Any) -> None:
             for name, one in found["sections"].items()
         ),
         ("generation_reserve", f"{found['generation_reserve']:,}", ""),
-        ("in all", f"{found['input_tokens'] + found['generation_reserve']:,}", ""),
+        ("total", f"{found['input_tokens'] + found['generation_reserve']:,}", ""),
     ]
     version = found["prompt_version"]["id"] if found["prompt_version"] else "none"
-    lines = [f"route {found['route']}, prompt version {version}, longest {found['max_model_len']:,} tokens"]
+    lines = [f"route {found['route']}, prompt version {version}, at most {found['max_model_len']:,} tokens"]
     lines += [f"{name.replace('_', ' ')}: {_listed(cut)}" for name, cut in found["cuts"].items() if cut]
     for one in found["volatile"]["findings"]:
         where = f"in system message {one['system_message']}: {one['action']}"

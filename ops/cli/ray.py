@@ -37,16 +37,18 @@ Name = Annotated[str, typer.Option("--application", help="`ray.application` of t
 def deploy(
     config: Config,
     folder: Annotated[
-        Path | None, typer.Option(help="Working folder on every node; default: the present one.")
+        Path | None, typer.Option(help="Working folder on every node; default: the current one.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Where Serve's proxies listen, if they do not yet.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Their port.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address for Serve's proxies, if they do not run yet.")
+    ] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Serve's proxies.")] = 8000,
     address: Address = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Deploy the application, or change the one that runs to this configuration, and wait until it runs.
+    """Deploy the application, or update the running one to this configuration, and wait until it runs.
 
-    Replicas of an earlier configuration are replaced one at a time, each once its answers have ended.
+    Replicas of an earlier configuration are replaced one at a time, each after its requests have ended.
 
     Example: sluice ray deploy /etc/sluice/sluice.yaml --address head:6379
     """

@@ -27,13 +27,13 @@ HELP = """
 Replay a trace against a gateway; print latencies, throughput and goodput.
 
 TRACE is Azure's CSV (TIMESTAMP, ContextTokens, GeneratedTokens) or
-Mooncake's JSON lines. Requests are sent when the trace says, whether or
-not earlier ones were answered. Prompts are made of words to the trace's
-lengths, the same for the same --seed. All answers stream, so that TTFT
-is what a reader would see.
+Mooncake's JSON lines. Requests are sent at the times of the trace, whether or
+not earlier ones were answered. Prompts are random words of the trace's
+lengths, the same for the same --seed. All answers are streamed, so TTFT
+is measured as a client sees it.
 
-Latencies count from sending. What waits for --concurrency is reported
-apart, as client-side delay.
+Latencies count from sending. The time for which --concurrency holds a
+request back is reported separately, as client-side delay.
 
 \b
 Example: the first 200 rows, twice as fast, at a tenth of the lengths
@@ -41,7 +41,7 @@ Example: the first 200 rows, twice as fast, at a tenth of the lengths
       --limit 200 --speed 2 --scale-tokens 0.1 --plot replay.png
 
 Exit code: 0; 1 when more than --max-errors requests failed; 2 when it
-could not begin; 130 after Ctrl-C (what ended is still printed).
+could not start; 130 after Ctrl-C (ended requests are still reported).
 """
 
 
@@ -50,33 +50,37 @@ def replay(
     url: Url = DEFAULT_URL,
     key: Key = None,
     speed: Annotated[float, typer.Option(help="Divide the trace's times by this.")] = 1.0,
-    limit: Annotated[int | None, typer.Option(help="Replay so many rows.")] = None,
-    skip: Annotated[int, typer.Option(help="Leave out so many rows first.")] = 0,
+    limit: Annotated[int | None, typer.Option(help="Number of rows to replay; default: all.")] = None,
+    skip: Annotated[int, typer.Option(help="Number of rows to skip at the start.")] = 0,
     scale_tokens: Annotated[
-        float, typer.Option(help="Multiply both lengths by this (1 token at least).")
+        float, typer.Option(help="Multiply prompt and answer lengths by this (at least 1 token).")
     ] = 1.0,
     concurrency: Annotated[int, typer.Option(help="Most requests in flight.")] = 256,
     contract: Annotated[ContractName, typer.Option(help="Which API to use.")] = ContractName.NATIVE,
-    route: Annotated[str | None, typer.Option(help="A route of the gateway, else its default.")] = None,
+    route: Annotated[
+        str | None, typer.Option(help="A route of the gateway; default: its default route.")
+    ] = None,
     model: Annotated[
-        str | None, typer.Option(help="For --contract openai; else the gateway's first.")
+        str | None, typer.Option(help="For --contract openai; default: the gateway's first model.")
     ] = None,
     slo_ttft_ms: Annotated[float, typer.Option(help="Goodput's limit on TTFT.")] = 200.0,
     slo_total_ms: Annotated[float, typer.Option(help="Goodput's limit on the whole answer.")] = 1400.0,
-    timeout: Annotated[float, typer.Option(help="Longest one request may take, seconds.")] = 120.0,
-    seed: Annotated[int, typer.Option(help="Seed of the texts.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Timeout of one request, seconds.")] = 120.0,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts' words.")] = 0,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Cut lengths to fit this; else the gateway's length.")
+        int | None, typer.Option(help="Cut lengths to this; default: the gateway's maximum.")
     ] = None,
     no_fallback: Annotated[
-        bool, typer.Option("--no-fallback", help="Ask for errors instead of fallback answers.")
+        bool, typer.Option("--no-fallback", help="Request errors instead of fallback answers.")
     ] = False,
-    max_errors: Annotated[int, typer.Option(min=0, help="Failed requests that are still a success.")] = 0,
+    max_errors: Annotated[
+        int, typer.Option(min=0, help="Failed requests up to this number give exit code 0.")
+    ] = 0,
     as_batch: Annotated[
         Path | None,
         typer.Option(help="Write the requests to this file for `sluice batch submit`, and send none."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a PNG here.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a plot to this PNG file.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the figures to this file as JSON.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -161,5 +165,5 @@ def _notes(options: Options, done: Replayed) -> dict[str, str]:
         "trace": f"{trace.path} ({trace.format}, {rows})",
         "gateway": f"{options.url}, {options.contract.value} contract",
         "scale": f"time / {options.speed:g}, lengths x {options.scale_tokens:g}",
-        "prompts": f"{measured if lexicon.calibrated else 'lengths guessed: no /tokenize'}; {lengths}",
+        "prompts": f"{measured if lexicon.calibrated else 'lengths estimated: no /tokenize'}; {lengths}",
     }

@@ -11,30 +11,34 @@ from ops.cli.operator import AsJson, Key, Url, command_group
 from ops.cli.startup import one_line_errors
 from ops.client import DEFAULT_URL, AdminClient, AdminError
 
-rollout = command_group("rollout", "The rollout checklist, asked of a live gateway.")
+rollout = command_group("rollout", "The rollout checklist, run against a live gateway.")
 
 
 @rollout.command("check")
 def check(
-    prometheus: Annotated[str | None, typer.Option(help="Whose rules to look at: http://HOST:9090.")] = None,
-    replay: Annotated[
-        Path | None, typer.Option(help="Figures of `sluice replay TRACE --output FILE` over real traffic.")
+    prometheus: Annotated[
+        str | None, typer.Option(help="The Prometheus whose rules are checked: http://HOST:9090.")
     ] = None,
-    soak: Annotated[Path | None, typer.Option(help="The same of half an hour or more.")] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Output file of `sluice replay TRACE --output FILE` with real traffic."),
+    ] = None,
+    soak: Annotated[Path | None, typer.Option(help="The same of a replay of half an hour or more.")] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="The gateway's configuration, for its drain time.")
+        Path | None,
+        typer.Option("--config", "-c", help="The gateway's configuration, which has its drain time."),
     ] = None,
     grace: Annotated[
-        float | None, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL where it runs.")
+        float | None, typer.Option(min=0, help="Seconds between SIGTERM and SIGKILL on its platform.")
     ] = None,
     url: Url = DEFAULT_URL,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the checklist; exit code 1 if a line is wrong.
+    """Run the checklist; exit code 1 if a check is wrong.
 
-    A line that the gateway itself cannot answer is `manual`, and says which file or option answers it. The
-    command takes a few seconds: every backend generates a few tokens.
+    A check that the gateway itself cannot answer is `manual`, and names the file or option that answers it.
+    The command takes a few seconds: every backend generates a few tokens.
 
     Example: sluice rollout check --prometheus http://127.0.0.1:9090 --replay replay.json --grace 180
     """

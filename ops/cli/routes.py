@@ -30,13 +30,15 @@ if TYPE_CHECKING:
 
 AT = ("admin", "routing")
 
-routes = command_group("routes", "Which backend serves which share of a route: show, change, undo.")
+routes = command_group("routes", "Shares of backends in routes: show, change, roll back.")
 
 Expected = Annotated[
     int | None,
-    typer.Option("--expected", min=0, help="Refuse unless this is still the last revision."),
+    typer.Option("--expected", min=0, help="Refuse the change unless this is still the last revision."),
 ]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="How many, newest first.")]
+Limit = Annotated[
+    int, typer.Option("--limit", "-n", min=1, max=1000, help="Number of entries, newest first.")
+]
 
 
 @operator_command(routes, "show")
@@ -57,7 +59,7 @@ def apply(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Make a routing file the next revision, in force everywhere within a second. Asks first at a terminal.
+    """Make a routing file the next revision; all gateways use it within a second. Asks first at a terminal.
 
     Example: sluice routes apply routing.yaml -m "new worker pool" --dry-run
     """
@@ -107,7 +109,10 @@ def promote(
 def rollback(
     gateway: Operator,
     to: Annotated[
-        int | None, typer.Option("--to", min=1, help="A revision's number; default: the last other one.")
+        int | None,
+        typer.Option(
+            "--to", min=1, help="A revision's number; default: the last with another configuration."
+        ),
     ] = None,
     comment: Comment = "",
     expected: Expected = None,
@@ -128,7 +133,7 @@ def rollback(
 def history(gateway: Operator, limit: Limit = 20) -> None:
     """List who changed what, when and why, newest first."""
     columns = {
-        "revision": "revision", "created_at": "at", "author": "by", "action": "action", "parent": "after",
+        "revision": "revision", "created_at": "at", "author": "by", "action": "action", "parent": "parent",
         "comment": "comment",
     }  # fmt: skip
     _list(gateway, gateway.get(*AT, "history", query={"limit": limit}), "revisions", columns)
@@ -138,7 +143,7 @@ def history(gateway: Operator, limit: Limit = 20) -> None:
 def diff(
     gateway: Operator,
     a: Annotated[int, typer.Argument(metavar="A", min=1, help="A revision's number.")],
-    b: Annotated[int, typer.Argument(metavar="B", min=1, help="Another one's.")],
+    b: Annotated[int, typer.Argument(metavar="B", min=1, help="Another revision's number.")],
 ) -> None:
     """Show the changes from revision A to revision B."""
     found = gateway.get(*AT, "diff", query={"a": a, "b": b})
@@ -158,7 +163,7 @@ def list_audit(gateway: Operator, context: typer.Context, limit: Limit = 20) -> 
     if context.invoked_subcommand is not None:
         return
     columns = {
-        "at": "at", "who": "who", "action": "action", "target": "what", "result": "result",
+        "at": "at", "who": "who", "action": "action", "target": "target", "result": "result",
         "comment": "comment",
     }  # fmt: skip
     _list(gateway, gateway.get("admin", "audit", query={"limit": limit}), "entries", columns)
@@ -185,7 +190,8 @@ def verify(
     gateway: Operator,
     file: Annotated[Path | None, typer.Option(help="An exported file instead of a gateway.")] = None,
     head: Annotated[
-        str | None, typer.Option(help="The hash that an earlier verify told: the log must still hold it.")
+        str | None,
+        typer.Option(help="The hash that an earlier verify printed: the log must still contain it."),
     ] = None,
     key_file: Annotated[
         Path | None, typer.Option(help="A file with the keys that records are signed with.")
@@ -215,9 +221,9 @@ def verify(
     except AuditBroken as error:
         raise AdminError(f"the audit log was tampered with: {error}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise AdminError(f"{file}: no exported audit log ({type(error).__name__})") from None
+        raise AdminError(f"{file}: not an exported audit log ({type(error).__name__})") from None
     if head is not None and head not in found.hashes:
-        raise AdminError(f"the audit log was cut: no record has the hash {head}")
+        raise AdminError(f"the audit log was truncated: no record has the hash {head}")
     told = {
         "records": found.records,
         "unchained": found.unchained,
@@ -312,10 +318,10 @@ def _print_revision(console: Console, found: Any) -> None:
 def print_changes(console: Console, changes: Any) -> None:
     """Print the changes as a table."""
     if not changes:
-        console.print("nothing differs")
+        console.print("no differences")
         return
     rows = ((one["path"], json.dumps(one["before"]), json.dumps(one["after"])) for one in changes)
-    print_rows(console, ("where", "before", "after"), rows)
+    print_rows(console, ("setting", "before", "after"), rows)
 
 
 def _print_done(console: Console, done: Any) -> None:

@@ -24,7 +24,7 @@ READ_TIMEOUT_S = 30.0
 sagemaker = command_group("sagemaker", "Sluice as a SageMaker endpoint.")
 
 SpecFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The endpoint, as in deploy/sagemaker/endpoint.yaml.")
+    Path, typer.Argument(metavar="FILE", help="The endpoint's file, as deploy/sagemaker/endpoint.yaml.")
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The endpoint's name.")]
 Region = Annotated[str | None, typer.Option(help="AWS region; default: as the AWS SDK finds it.")]
@@ -87,7 +87,7 @@ def deploy(
         bool, typer.Option("--dry-run", help="Print the calls; ask and change nothing.")
     ] = False,
 ) -> None:
-    """Create the endpoint, or update it to the file without an interruption, and wait until it serves.
+    """Create the endpoint, or update it to the file without downtime, and wait until it serves.
 
     Deploying the same file again changes nothing. To go back, deploy the earlier file.
 
@@ -151,7 +151,7 @@ def delete(
     from ops.sagemaker.deploy import delete as run
 
     if not yes:
-        typer.confirm(f"Delete the endpoint {name} and all that was made for it?", abort=True)
+        typer.confirm(f"Delete the endpoint {name} and everything that was created for it?", abort=True)
     with _aws_errors():
         run(name, _aws(region), _report)
 

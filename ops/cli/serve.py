@@ -42,7 +42,7 @@ def serve(
     name = "sluice" if number is None else f"sluice: worker {number}"
     try:
         if urls and (gpus is not None or workers is not None):
-            raise ConfigError("--worker: the workers run already; leave out --gpus and --workers")
+            raise ConfigError("--worker: it names running workers; leave out --gpus and --workers")
         base = worker_configuration(urls, os.environ) if urls else None
         settings = load_settings(None if urls else config, base=base)
         always = {} if number is None else {"worker_number": number}
@@ -81,7 +81,7 @@ def serve(
             for line in text.splitlines():
                 print(f"{name}: {line}", file=sys.stderr)
         if any(isinstance(fault, GivenUp) for fault in reported):
-            end = "stopped; the workers' own lines above say why, and"
+            end = "stopped; the workers' lines above have the reason, and"
         else:
             end = "not started;"
         print(f"{name}: {end} `sluice doctor` checks everything at once", file=sys.stderr)

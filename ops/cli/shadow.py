@@ -12,15 +12,15 @@ from ops.cli.operator import Operator, command_group, operator_command
 if TYPE_CHECKING:
     from rich.console import Console
 
-shadow = command_group("shadow", "How another backend would have answered: compare it.")
+shadow = command_group("shadow", "Compare the answers of a shadow backend with those that callers got.")
 
 
 @operator_command(shadow, "report")
 def report(
     gateway: Operator,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="The newest pairs.")] = 1_000,
-    route: Annotated[str | None, typer.Option(help="Of one route alone.")] = None,
-    since: Annotated[float | None, typer.Option(help="Unix seconds.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of pairs, newest first.")] = 1_000,
+    route: Annotated[str | None, typer.Option(help="Only pairs of this route.")] = None,
+    since: Annotated[float | None, typer.Option(help="Only pairs after this time, in Unix seconds.")] = None,
 ) -> None:
     """Compare the newest pairs by checks, times, costs and likeness, per prompt version, adapter and intent.
 
@@ -36,7 +36,7 @@ def report(
 
 def print_report(console: Console, found: Any) -> None:
     if not found["pairs"]:
-        print("no pairs yet: give a route `shadow: {backend, sample}`")
+        print("no pairs yet: set `shadow: {backend, sample}` in a route")
         return
     from ops.shadow.tables import lines, tables
 

@@ -17,7 +17,7 @@ ConfigFile = Annotated[
     typer.Option(
         "--config",
         "-c",
-        help="YAML configuration; default: SLUICE_CONFIG, else ./sluice.yaml if it is there.",
+        help="YAML configuration; default: SLUICE_CONFIG, else ./sluice.yaml if it exists.",
     ),
 ]
 

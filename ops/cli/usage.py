@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 AT = ("admin", "usage")
 NANOUSD = 1_000_000_000
 
-usage = command_group("usage", "What was used: sums, rows, and the engines' own counts.")
+usage = command_group("usage", "Usage and cost: sums, rows, comparison with the engines' counters.")
 
 Since = Annotated[
     str | None,
-    typer.Option(help="From then on: 2026-11-22 (UTC), an ISO 8601 time with an offset, or seconds."),
+    typer.Option(
+        help="From this time on: 2026-11-22 (UTC), an ISO 8601 time with an offset, or Unix seconds."
+    ),
 ]
-Until = Annotated[str | None, typer.Option(help="Before then; as --since.")]
+Until = Annotated[str | None, typer.Option(help="Before this time; same format as --since.")]
 
 
 class ExportFormat(StrEnum):
@@ -42,16 +44,17 @@ def report(
     by: Annotated[
         str,
         typer.Option(
-            help="Commas between: tenant, org, user, key, route, model, adapter, backend, day, hour."
+            help="Comma-separated: tenant, org, user, key, route, model, adapter, backend, day, hour."
         ),
     ] = "tenant",
     since: Since = None,
     until: Until = None,
     kind: Annotated[
-        str, typer.Option(help="request, shadow, cache, or front: for another Sluice, which bills.")
+        str,
+        typer.Option(help="request, shadow, cache, or front (requests of another Sluice, which bills them)."),
     ] = "request",
 ) -> None:
-    """Sum up tokens and cost. Margin: billed tokens that a cache served, less tokens computed in vain.
+    """Sum up tokens and cost. Margin: billed tokens that a cache served, minus computed tokens not billed.
 
     Example: sluice usage report --by tenant,day --since 2026-11-01
     """
@@ -114,7 +117,7 @@ def reconcile(gateway: Operator, since: Since = None, until: Until = None) -> No
             return
         not_billed = tuple(found["rows"][0]["not_billed"])
         right = (
-            "watched", "requests", "engine in/out", "ledger in/out", "difference in/out",
+            "observed", "requests", "engine in/out", "ledger in/out", "difference in/out",
             *not_billed,
         )  # fmt: skip
         table = table_of("hour", "backend", *right, "verdict", right=right)

@@ -60,17 +60,17 @@ def ready(facts: Facts) -> Judgement:
     """The gateway accepts traffic."""
     failing = [name for name, holds in facts.ready.get("checks", {}).items() if not holds]
     found = ", ".join(failing) or str(facts.ready.get("status"))
-    return (bool(facts.ready.get("ready")), found, "wait, or see what /ready and the log say")
+    return (bool(facts.ready.get("ready")), found, "wait, or read /ready and the log")
 
 
 def ready_in_time(facts: Facts) -> Judgement:
     """The gateway was ready soon enough after its start."""
-    hint = "local weights instead of a download; a longer startup probe"
+    hint = "use local weights instead of a download, or a longer startup probe"
     found = list(facts.having("sluice_ready_after_seconds"))
     if not found:
-        return (None, "it was not ready yet", "ask again once it was")
+        return (None, "it has not been ready yet", "run the check again when it is ready")
     took_s = found[0][1]
-    return (took_s <= READY_WITHIN_S, f"after {took_s:.0f} s (bar {READY_WITHIN_S:.0f})", hint)
+    return (took_s <= READY_WITHIN_S, f"after {took_s:.0f} s (limit {READY_WITHIN_S:.0f})", hint)
 
 
 def generates(facts: Facts) -> Judgement:
@@ -82,7 +82,7 @@ def generates(facts: Facts) -> Judgement:
         if reported.get("status") != "healthy"
     ]
     found = ", ".join(sick) or f"{len(backends)} generated: {', '.join(backends)}"
-    hint = "`sluice doctor`, and the backend's own log"
+    hint = "run `sluice doctor`, and read the backend's log"
     return (bool(backends) and not sick, found, hint)
 
 
@@ -90,8 +90,8 @@ def workers_fit(facts: Facts) -> Judgement:
     """Every worker serves its model, with the tokenizer and the length that the gateway assumes."""
     workers = [one for found in facts.deep.get("workers", {}).values() for one in found]
     wrong = [f"{one['url']}: {'; '.join(one['faults'])}" for one in workers if one["faults"]]
-    found = "; ".join(wrong) or (f"{len(workers)} fit" if workers else "none")
-    return (not wrong, found, "`sluice doctor` says what to change")
+    found = "; ".join(wrong) or (f"{len(workers)} compatible" if workers else "none")
+    return (not wrong, found, "`sluice doctor` shows what to change")
 
 
 def has_fallback(facts: Facts) -> Judgement:
@@ -101,26 +101,30 @@ def has_fallback(facts: Facts) -> Judgement:
         for name, route in _routes(facts).items()
         if not {*route.get("fallback", ())} - {"degraded"} and len(route["backends"]) < 2
     ]
-    hint = "a second backend in the route's `fallback`"
-    return (not bare, ", ".join(bare) or "all have", hint)
+    hint = "add a second backend to the route's `fallback`"
+    return (not bare, ", ".join(bare) or "all have one", hint)
 
 
 def real_workload(facts: Facts) -> Judgement:
     """A replay of the real workload, not of one prompt, met the SLO."""
-    hint = "sluice replay TRACE --output replay.json, then --replay replay.json"
+    hint = "run sluice replay TRACE --output replay.json, then give --replay replay.json"
     if facts.replay is None:
         return (None, "no --replay file", hint)
     requests = facts.replay["requests"]
     share = _goodput(facts.replay)
     found = f"{requests['sent']:,} sent, {requests['errors']} errors, {share:.1%} within the SLO"
     whole = requests["sent"] >= LEAST_REPLAYED and not requests["errors"] and not requests["interrupted"]
-    return (whole and share >= LEAST_GOODPUT, found, f"{hint} (bar {LEAST_GOODPUT:.0%}, no errors)")
+    return (whole and share >= LEAST_GOODPUT, found, f"{hint} (at least {LEAST_GOODPUT:.0%}, no errors)")
 
 
 def soaked(facts: Facts) -> Judgement:
     """A replay of at least half an hour ended without errors."""
     if facts.soak is None:
-        return (None, "no --soak file", "replay for half an hour, adapters mixed, then --soak FILE")
+        return (
+            None,
+            "no --soak file",
+            "replay for half an hour with several adapters, then give --soak FILE",
+        )
     requests, wall_s = facts.soak["requests"], float(facts.soak["wall_s"])
     found = f"{wall_s / 60:.0f} min, {requests['errors']} errors, {requests['unfinished']} unfinished"
     held = wall_s >= SOAK_S and not requests["errors"] and not requests["unfinished"]
@@ -137,21 +141,21 @@ def latency(facts: Facts) -> Judgement:
         seen = max(seen, asked)
         share = facts.total("sluice_slo_good_total", **labels) / asked
         if share < WITHIN[objective]:
-            bar = f"(bar {WITHIN[objective]:.0%})"
+            bar = f"(at least {WITHIN[objective]:.0%})"
             late.append(f"{labels.get('route')} {objective}: {share:.1%} of {asked:,.0f} {bar}")
     if not seen:
         return (None, "too few requests yet", f"send at least {LEAST_REQUESTS} to each route")
-    return (not late, "; ".join(late) or f"held over {seen:,.0f} requests", "docs/runbooks/slo-total.md")
+    return (not late, "; ".join(late) or f"met over {seen:,.0f} requests", "see docs/runbooks/slo-total.md")
 
 
 def prefix_hits(facts: Facts) -> Judgement:
     """Prefixes computed before are found in the cache; a change of the prompt can break that."""
     expected = facts.total("sluice_prompt_expected_cached_tokens_total")
     if not expected:
-        return (None, "no prefix was repeated yet", "send traffic, then ask again")
+        return (None, "no prefix was repeated yet", "send requests, then run the check again")
     share = facts.total("sluice_prompt_cached_tokens_total") / expected
-    found = f"{share:.1%} of {expected:,.0f} expected tokens (bar {LEAST_FOUND:.0%})"
-    return (share >= LEAST_FOUND, found, "docs/prompts.md: what makes a prefix change")
+    found = f"{share:.1%} of {expected:,.0f} expected tokens (at least {LEAST_FOUND:.0%})"
+    return (share >= LEAST_FOUND, found, "see docs/prompts.md: what changes a prefix")
 
 
 def gated_adapters(facts: Facts) -> Judgement:
@@ -168,7 +172,9 @@ def gated_adapters(facts: Facts) -> Judgement:
     if filed and not wrong:
         return (None, f"from adapters.file, never evaluated: {', '.join(filed)}", hint)
     found = (
-        f"without a passed evaluation: {', '.join(wrong)}" if wrong else f"{len(serving)} serve, all passed"
+        f"without a passed evaluation: {', '.join(wrong)}"
+        if wrong
+        else f"{len(serving)} in service, all passed"
     )
     return (not wrong, found, hint)
 
@@ -183,7 +189,7 @@ def gated_backends(facts: Facts) -> Judgement:
             names = [one["name"] for one in weighted if one.get("weight", 100)]
             asked += len(names)
             wrong += [faults[name] for name in names if name in faults]
-    found = "; ".join(dict.fromkeys(wrong)) or (f"{asked} did" if asked else "no route requires one")
+    found = "; ".join(dict.fromkeys(wrong)) or (f"{asked} passed" if asked else "no route requires one")
     return (not wrong, found, hint)
 
 
@@ -194,56 +200,60 @@ def _passed(report: Mapping[str, Any]) -> bool:
 def canary_first(facts: Facts) -> Judgement:
     """The last canary was not rolled back."""
     last = facts.canary.get("canary")
-    hint = "sluice canary status: why it ended, before the next one"
+    hint = "find out why with sluice canary status, before the next one"
     if last is None:
-        return (None, "none yet", "begin with one: sluice canary start ROUTE BACKEND")
+        return (None, "none yet", "start one: sluice canary start ROUTE BACKEND")
     return (last.get("phase") != "rolled_back", str(last.get("phase")), hint)
 
 
 def shadowed(facts: Facts) -> Judgement:
     """The other backend's answers have been compared."""
     if not any(route.get("shadow") for route in _routes(facts).values()):
-        return (None, "no route has a shadow", "route key `shadow: {backend, sample}`, docs/shadow.md")
+        return (None, "no route has a shadow", "set `shadow: {backend, sample}` in a route: docs/shadow.md")
     pairs = int(facts.shadow.get("pairs", 0))
-    return (pairs >= LEAST_REPLAYED, f"{pairs:,} pairs", f"let it run to {LEAST_REPLAYED} pairs")
+    return (
+        pairs >= LEAST_REPLAYED,
+        f"{pairs:,} pairs",
+        f"let the shadow run until there are {LEAST_REPLAYED} pairs",
+    )
 
 
 def can_go_back(facts: Facts) -> Judgement:
     """A rollback is possible at the routing layer."""
     if isinstance(facts.rollback, str):
-        hint = "the first change makes one: `sluice routes apply`"
+        hint = "make a first change with `sluice routes apply`"
         return (None, facts.rollback, hint)
     changes = len(facts.rollback.get("changes", ()))
-    return (True, f"would change {changes} things", "")
+    return (True, f"a rollback would change {changes} settings", "")
 
 
 def in_force(facts: Facts) -> Judgement:
     """This gateway routes by the last revision."""
     behind = facts.routing.get("behind") or facts.total("sluice_routing_behind")
     found = f"revision {facts.routing.get('revision')}" + (f", behind: {behind}" if behind else "")
-    return (not behind, found, "docs/runbooks, SluiceStateBehind")
+    return (not behind, found, "see docs/runbooks/state-behind.md")
 
 
 def ledger(facts: Facts) -> Judgement:
     """Usage rows reach the database in time, and none was lost."""
     lag_s, lost = facts.total("sluice_ledger_lag_seconds"), facts.total("sluice_ledger_rows_lost_total")
     found = f"{lag_s:.1f} s behind, {lost:,.0f} rows lost"
-    return (lag_s <= MAX_LEDGER_LAG_S and not lost, found, "docs/ledger.md; is its database up?")
+    return (lag_s <= MAX_LEDGER_LAG_S and not lost, found, "check that its database is up: docs/ledger.md")
 
 
 def keys_on(facts: Facts) -> Judgement:
     """The operator API requires a key."""
-    found = "/admin answers without one" if facts.open_admin else "asked for"
-    return (not facts.open_admin, found, "auth.enabled: true, and SLUICE_ADMIN_KEY")
+    found = "/admin answers without a key" if facts.open_admin else "required"
+    return (not facts.open_admin, found, "set auth.enabled: true and SLUICE_ADMIN_KEY")
 
 
 def alerts(facts: Facts) -> Judgement:
     """Prometheus has loaded Sluice's rules, can evaluate them, and none fires."""
-    hint = "rule_files of Prometheus: deploy/prometheus/*.yaml"
+    hint = "add deploy/prometheus/*.yaml to rule_files of Prometheus"
     if facts.rules is None:
-        return (None, "no --prometheus", "--prometheus http://HOST:9090")
+        return (None, "no --prometheus", "give --prometheus http://HOST:9090")
     if isinstance(facts.rules, str):
-        return (False, facts.rules, "is Prometheus there?")
+        return (False, facts.rules, "check that Prometheus can be reached")
     groups: Sequence[Mapping[str, Any]] = facts.rules.get("data", {}).get("groups", ())
     ours = [rule for group in groups if str(group["name"]).startswith("sluice") for rule in group["rules"]]
     sick = [str(rule["name"]) for rule in ours if rule.get("health") == "err"]
@@ -254,16 +264,16 @@ def alerts(facts: Facts) -> Judgement:
         found += f"; cannot be evaluated: {', '.join(sick)}"
     if firing:
         found += f"; firing: {', '.join(firing)}"
-    return (bool(count) and not sick and not firing, found, hint if not firing else "docs/runbooks")
+    return (bool(count) and not sick and not firing, found, hint if not firing else "see docs/runbooks")
 
 
 def time_to_drain(facts: Facts) -> Judgement:
     """SIGKILL comes after the drain and the time that the stop needs after it."""
-    hint = "terminationGracePeriodSeconds, TimeoutStopSec above it"
+    hint = "raise terminationGracePeriodSeconds or TimeoutStopSec above it"
     if facts.drain_s is None or facts.grace_s is None:
-        return (None, "no --config and --grace", "--config FILE --grace SECONDS")
+        return (None, "no --config and --grace", "give --config FILE and --grace SECONDS")
     needed_s = facts.drain_s + AFTER_DRAIN_S
-    found = f"{facts.grace_s:.0f} s for {facts.drain_s:.0f} s and {AFTER_DRAIN_S:.0f} s after it"
+    found = f"{facts.grace_s:.0f} s, for a drain of {facts.drain_s:.0f} s and {AFTER_DRAIN_S:.0f} s after it"
     return (facts.grace_s >= needed_s, found, hint)
 
 

@@ -12,13 +12,13 @@ UNITS: Mapping[str, tuple[str, float]] = {
     "total_ms": ("whole answer, ms", 1.0),
     "output_tokens": ("tokens of the answer", 1.0),
     "chars": ("characters of the answer", 1.0),
-    "tool_calls": ("calls of tools", 1.0),
+    "tool_calls": ("tool calls", 1.0),
     "reasoning_chars": ("characters of the reasoning", 1.0),
     "cost_nanousd": ("cost, US$ for 1,000", 1e-6),
 }
 """For each measure: its name, and the factor by which its values are multiplied."""
 
-HEADER = ("", "pairs", "primary", "shadow", "shadow less primary")
+HEADER = ("", "pairs", "primary", "shadow", "shadow minus primary")
 
 
 def lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -32,7 +32,7 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
         failures = ", ".join(f"{count} {kind}" for kind, count in report["failures"].items())
         yield f"the shadow gave no answer: {failures}"
     for one in report["finish_reasons"]:
-        yield f"ended {one['primary']} / {one['shadow']} (primary / shadow): {one['pairs']}"
+        yield f"finish reasons {one['primary']} / {one['shadow']} (primary / shadow): {one['pairs']}"
 
 
 def title(group: Mapping[str, Any]) -> str:
@@ -56,9 +56,9 @@ def rows(group: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield (name, str(one["pairs"]), *means, _interval(one["difference"], scale))
     for name, key, percent in (
         ("shadow answered", "answered", True),
-        ("same end", "same_finish_reason", True),
+        ("same finish reason", "same_finish_reason", True),
         ("same tools called", "same_tools", True),
-        ("same calls, arguments too", "same_calls", True),
+        ("same calls with the same arguments", "same_calls", True),
         ("same language", "same_language", True),
         ("length, shadow / primary", "length_ratio", False),
         ("likeness by characters", "likeness", False),

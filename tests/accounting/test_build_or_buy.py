@@ -68,7 +68,7 @@ def test_a_figure_out_of_its_range_is_named(build: Build, buy: Buy, load: float 
 def test_the_command_shows_every_input_and_says_from_when_on_building_pays() -> None:
     shown = CliRunner().invoke(app, ["cost", "--tokens-per-day", "30e6", "--utilization", "0.5"])
     assert shown.exit_code == 0, shown.output
-    assert "Building pays from" in shown.output
+    assert "Building pays off from" in shown.output
     as_json = CliRunner().invoke(app, ["cost", "--json"])
     assert json.loads(as_json.output)["result"]["replicas"] == 1
     never = CliRunner().invoke(app, ["cost", "--gpu-usd-per-hour", "100"])

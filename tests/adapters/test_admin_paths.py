@@ -224,7 +224,15 @@ def sluice(adapters: FakeAdapters, *words: str) -> Any:
 def test_the_command_lists_versions_aliases_and_what_was_refused() -> None:
     shown = sluice(FakeAdapters(), "list")
     assert shown.exit_code == 0
-    for word in ("v1", "active", "style", "passed", "v2 25%", "refused: bad: not_finite", "1 of 8 places"):
+    for word in (
+        "v1",
+        "active",
+        "style",
+        "passed",
+        "v2 25%",
+        "refused: bad: not_finite",
+        "1 of 8 slots used",
+    ):
         assert word in " ".join(shown.output.split())
 
 

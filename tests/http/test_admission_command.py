@@ -86,7 +86,7 @@ def test_a_busy_gateway_is_shown_as_tables() -> None:
         "75%",
         "acme",
         "queue_full  ",
-        "wait_exceeded, in line",
+        "wait_exceeded, in queue",
         "2,345",
         "admitted, shortened",
     ):
@@ -99,7 +99,7 @@ def test_the_gateways_own_answer_is_printed_for_machines() -> None:
 
 
 def test_an_idle_gateway_says_so() -> None:
-    assert run(busy=False) == (0, "No request has come to any backend yet.\n")
+    assert run(busy=False) == (0, "No backend has had a request yet.\n")
 
 
 def test_a_callers_key_is_refused_in_one_line() -> None:

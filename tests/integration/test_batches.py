@@ -99,7 +99,7 @@ def test_the_command_submits_follows_and_collects(tmp_path: Path) -> None:
         none = run("results", batch["id"], "--errors")
         assert none.exit_code == 1 and "has no errors" in none.output
         given.write_text('{"custom_id": "a"}\n')
-        assert "say --endpoint" in run("submit", str(given)).output
+        assert "give --endpoint" in run("submit", str(given)).output
         wrong = run("submit", str(given), "--endpoint", "/v1/completions", "--wait")
         assert wrong.exit_code == 1 and "line 1: method is not POST" in wrong.output
         assert "not_found" in run("cancel", "batch_x", "--yes").output

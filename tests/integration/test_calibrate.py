@@ -77,7 +77,8 @@ async def test_the_table_names_the_proposal_and_the_lines_to_configure(tmp_path:
     assert done.exit_code == 0, done.output
     assert "1/2" in done.stdout and " *" in done.stdout
     assert (
-        "Never similar, since their numbers differ: 0 of the same, 1 of the different pairs." in done.stdout
+        "Never similar, because their numbers differ: 0 of the pairs with one meaning, 1 of those with "
+        "different meanings." in done.stdout
     )
     assert f"response_cache: {{similar: {{model: {MODEL}, threshold: 0.77" in done.stdout
 

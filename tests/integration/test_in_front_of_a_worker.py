@@ -51,7 +51,7 @@ def test_a_configuration_is_written_from_what_the_worker_says_and_doctor_finds_i
     [found] = [one for name, one in checks.items() if name.startswith("worker ")]
     assert found["ok"] and "serves demo, 1024 tokens, tokenizer its own" in found["detail"], found
     assert checks["token counting demo"]["detail"] == "the workers' /tokenize"
-    assert checks["similar questions"]["detail"].startswith("exact matches alone"), checks
+    assert checks["similar questions"]["detail"].startswith("only exact matches"), checks
     similar = {"similar": {"model": "bge-small", "threshold": 0.9}}
     route = {"backends": [{"name": "worker"}], "fallback": ["response_cache"], "response_cache": similar}
     (tmp_path / "similar.yaml").write_text(yaml.safe_dump({"routes": {"chat": route}}))
@@ -64,7 +64,7 @@ def test_a_configuration_is_written_from_what_the_worker_says_and_doctor_finds_i
         SLUICE_STATE__URL=f"sqlite:///{tmp_path}/other.db",
     )
     [lacking] = [one for one in json.loads(wrong.stdout)["checks"] if one["check"] == "similar questions"]
-    assert not lacking["ok"] and lacking["detail"] == "nothing here makes vectors with bge-small", lacking
+    assert not lacking["ok"] and lacking["detail"] == "no backend makes embeddings with bge-small", lacking
     assert "response_cache.similar.model of chat" in lacking["hint"]
     [found] = [one for one in json.loads(wrong.stdout)["checks"] if one["check"].startswith("worker ")]
     assert wrong.returncode == 1 and not found["ok"]

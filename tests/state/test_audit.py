@@ -250,4 +250,4 @@ async def test_the_command_exports_and_verifies_and_finds_what_was_cut(
     file.write_text(file.read_text(encoding="utf-8").replace("key_1", "key_2", 1), encoding="utf-8")
     assert "tampered with: record 1 " in sluice("verify", "--file", str(file), code=1)
     del entries[3:]
-    assert "was cut" in sluice("verify", "--head", "0" * 64, code=1)
+    assert "was truncated" in sluice("verify", "--head", "0" * 64, code=1)

@@ -43,7 +43,7 @@ async def test_the_shortest_length_of_the_workers_holds_and_is_said(
     found = await learned([model("base", max_model_len=4096)], [model("base", max_model_len=2048)])
     assert found["engine"]["max_model_len"] == 2048
     said = capsys.readouterr().err
-    assert "4096" in said and "the shortest holds: 2048" in said
+    assert "4096" in said and "the shortest is used: 2048" in said
 
 
 async def test_equal_lengths_need_no_words(capsys: pytest.CaptureFixture[str]) -> None:
