@@ -181,7 +181,7 @@ def _refused(error: Refused) -> PublicError:
     if error.reason is Reason.CIRCUIT_OPEN:
         code, why = (
             "backend_unavailable",
-            "too many of the backend's last answers failed; it is asked again soon",
+            "too many of the backend's last answers failed; it is tried again soon",
         )
     elif error.reason is Reason.WAIT_EXCEEDED:
         why = f"no answer is expected in time: {error}"

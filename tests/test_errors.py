@@ -83,7 +83,7 @@ def test_every_failure_has_a_code_of_the_table(kind: FailureKind) -> None:
 def test_an_open_circuit_and_a_hang_blame_the_backend_and_not_a_deadline_or_the_load() -> None:
     circuit = public_error(Refused(Reason.CIRCUIT_OPEN, estimated_wait_s=0.1, retry_after_s=30.0))
     assert circuit.code == "backend_unavailable"
-    assert circuit.message == "too many of the backend's last answers failed; it is asked again soon"
+    assert circuit.message == "too many of the backend's last answers failed; it is tried again soon"
     hang = failure_of_transport(TimedOut("nothing more came", 30), delivered=True)
     public = public_error(hang)
     assert (public.status, public.code) == (503, "backend_unavailable")

@@ -154,7 +154,9 @@ def with_parts(message: Message, parts: Sequence[str | ImageContent]) -> Message
     if image is None:
         return message
     if message.role is not Role.USER:
-        raise not_allowed(image.param, f"is an image of '{message.role.value}'", "images of 'user'")
+        raise not_allowed(
+            image.param, f"is an image of '{message.role.value}'", "images in messages of 'user'"
+        )
     return replace(message, parts=tuple([part for part in parts if part]))
 
 

@@ -53,7 +53,9 @@ def anthropic_models(
     ids = [card.id for card in cards]
     for name, cursor in (("after_id", after_id), ("before_id", before_id)):
         if cursor is not None and cursor not in ids:
-            raise not_allowed(name, f"is '{path_of([cursor])}', which is no model of the list", "an id of it")
+            raise not_allowed(
+                name, f"is '{path_of([cursor])}', which is not in the list", "the id of a listed model"
+            )
     if before_id is not None:
         found = cards[: ids.index(before_id)]
         page = found[-limit:]

@@ -72,9 +72,7 @@ def shape_of(body: OpenAIBody) -> tuple[str, ResponseFormat]:
     found = {field: shape for field, shape in shapes.items() if shape and shape.type is not FormatType.TEXT}
     if len(found) > 1:
         first, second = list(found)[:2]
-        raise not_allowed(
-            second, f"is given together with {first}", "one of the fields that shape the answer"
-        )
+        raise not_allowed(second, f"is given together with {first}", "one field that constrains the answer")
     return next(iter(found.items()), ("response_format", PLAIN_TEXT))
 
 

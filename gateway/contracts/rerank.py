@@ -140,7 +140,7 @@ def score_request(body: ScoreBody, origin: RequestOrigin) -> ScoreRequest:
     _check("text_2", texts)
     if len(firsts) not in (1, len(texts)):
         raise not_allowed(
-            "text_1", f"has {len(firsts)} texts and text_2 {len(texts)}", "one text, or as many as text_2"
+            "text_1", f"has {len(firsts)} texts and text_2 has {len(texts)}", "one text, or as many as text_2"
         )
     if len(firsts) == 1:
         firsts = firsts * len(texts)

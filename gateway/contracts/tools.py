@@ -124,7 +124,7 @@ def checked_tools(tools: Sequence[Tool], name_at: Callable[[int], str]) -> tuple
     chars = 0
     for index, tool in enumerate(tools):
         if tool.name in names:
-            raise not_allowed(name_at(index), "is the name of another tool too", "each name once")
+            raise not_allowed(name_at(index), "is also the name of another tool", "each name once")
         names.add(tool.name)
         chars += len(tool.parameters or "") + len(tool.format or "") + len(tool.description or "")
         if chars > MAX_TOOLS_CHARS:
@@ -156,7 +156,9 @@ def template_kwargs(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
     for name in given:
         if name in RESERVED or name.endswith("_token") or not name.isidentifier():
             path = path_of((field, name))
-            raise not_allowed(path, "is not a variable for callers", "names that the chat template defines")
+            raise not_allowed(
+                path, "is a variable that callers may not set", "names that the chat template defines"
+            )
     if len(given) > MAX_KWARGS:
         raise not_allowed(field, f"has {len(given)} fields", f"{MAX_KWARGS} or fewer")
     if (size := len(orjson.dumps(given))) > MAX_KWARGS_CHARS:
@@ -173,7 +175,7 @@ def chat_ending(*, continues: bool | None, generates: bool | None) -> Mapping[st
     Raises InvalidRequest: both are true.
     """
     if continues and generates:
-        raise not_allowed(GENERATES, f"is true with {CONTINUES}", "false or none, or the other one false")
+        raise not_allowed(GENERATES, f"is true with {CONTINUES}", f"false, or {CONTINUES} false")
     if continues:
         return {CONTINUES: True, GENERATES: False}
     return _NO_KWARGS if generates is not False else {GENERATES: False}
@@ -203,7 +205,7 @@ def _known(given: ToolChoiceBody | ToolReference, at: str, tools: Sequence[Tool]
     if named is None:
         _missing(f"{at}.{given.type}")
     if not any(tool.name == named.name and tool.kind == given.type for tool in tools):
-        raise not_allowed(f"{at}.{given.type}.name", "is not the name of a tool", "a tool of tools")
+        raise not_allowed(f"{at}.{given.type}.name", "is not the name of a tool", "a name in tools")
     return named.name
 
 
@@ -240,7 +242,7 @@ def message_of(given: CallFields, role: Role, content: str | None, at: str) -> M
         )
     if (given.tool_call_id is None) is (role is Role.TOOL):
         problem = "is missing" if role is Role.TOOL else f"is given for role '{role.value}'"
-        raise not_allowed(f"{at}.tool_call_id", problem, "the id of a call, with 'tool'")
+        raise not_allowed(f"{at}.tool_call_id", problem, "the id of a call, in messages of 'tool'")
     if content is None and not given.tool_calls and "content" not in given.__pydantic_fields_set__:
         raise InvalidRequest(f"{at}.content is missing; it is required", param=f"{at}.content")
     reasoning = given.reasoning if given.reasoning is not None else given.reasoning_content

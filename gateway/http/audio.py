@@ -87,7 +87,7 @@ async def _held(
 async def _asked(task: Task, form: FormData, most: int, origin: RequestOrigin) -> AudioRequest:
     upload = form.get("file")
     if not isinstance(upload, UploadFile):
-        raise not_allowed("file", "is missing or no file", "one file")
+        raise not_allowed("file", "is missing or is not a file", "one file")
     size = upload.size or 0
     if size > most:
         raise BodyTooLarge(f"the file is larger than {most} bytes", param="file")

@@ -24,7 +24,7 @@ def identify(services: Services, exchange: Exchange, *, reads: bool = False) -> 
         services.failed_logins.failed(exchange.address)
         raise
     if caller.role is CallerRole.VIEWER and not (reads or exchange.reads):
-        raise Forbidden("the key's role is 'viewer', which reads; allowed: another role")
+        raise Forbidden("the key's role is 'viewer', which may only read; allowed: another role")
     return on_behalf(caller, exchange.headers)
 
 

@@ -85,7 +85,7 @@ class BatchLines:
         try:
             caller = replace(self._services.keys.by_id(batch.key_id), own_salt=batch.own_salt)
             if caller.tenant != batch.tenant:
-                raise InvalidKey("the key of the batch is another tenant's now")
+                raise InvalidKey("the key of the batch now belongs to another tenant")
             origin = self._origin(batch, own, caller)
             answered = await self._answer(batch, body, origin)
         except CALLER_ERRORS as error:

@@ -30,7 +30,7 @@ async def create_batch(
 ) -> Response:
     """Begin a batch; its file is checked first."""
     if caller.by_front:
-        raise Forbidden("a front runs the batches of its tenants itself")
+        raise Forbidden("a key of role 'front' may not use batches: a front runs those of its tenants itself")
 
     async def run() -> Reply:
         made = await services.batches.create(caller, services.new_id("batch"), given)

@@ -66,7 +66,7 @@ async def _signed_in(services: Services, exchange: Exchange, request: Request) -
     except (orjson.JSONDecodeError, KeyError, TypeError):
         key = None
     if not isinstance(key, str) or not key:
-        raise not_allowed("key", "is missing or no text", "a key of role viewer, operator or admin")
+        raise not_allowed("key", "is missing or is not text", "a key of role viewer, operator or admin")
     exchange.headers[b"authorization"] = b"Bearer " + key.encode("latin-1", "replace")
     caller = _operating(caller_of(services, exchange, reads=True))
     await services.console.signed_in(caller.key_id, exchange.address or "")

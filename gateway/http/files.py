@@ -65,9 +65,9 @@ async def _stored(services: Services, tenant: str, form: FormData) -> FileRow:
     fields = dict(form.items())
     file, purpose = fields.get("file"), fields.get("purpose")
     if not isinstance(file, UploadFile):
-        raise not_allowed("file", "is missing or no file", "one file")
+        raise not_allowed("file", "is missing or is not a file", "one file")
     if purpose not in PURPOSES:
-        raise not_allowed("purpose", "is missing or another word", ", ".join(PURPOSES))
+        raise not_allowed("purpose", "is missing or has another value", ", ".join(PURPOSES))
     anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
     expires_s = expiry(
         anchor if isinstance(anchor, str) else None, seconds if isinstance(seconds, str) else None

@@ -110,7 +110,7 @@ def card_of(services: Services, caller: Caller, model: str) -> ModelCard:
         if card.id == model:
             return card
     name = path_of([model])
-    raise UnknownModel(f"model '{name}' is not served; GET /v1/models lists what is", param="model")
+    raise UnknownModel(f"model '{name}' is not served; GET /v1/models lists the served models", param="model")
 
 
 def _body(card: ModelCard, created: int, services: Services) -> ModelBody:

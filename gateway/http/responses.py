@@ -175,7 +175,7 @@ class ResponsesRerun:
         again = msgspec.msgpack.decode(zlib.decompress(row.again or b""), type=_Again)
         caller = replace(services.keys.by_id(again.key_id), own_salt=again.own_salt)
         if caller.tenant != row.tenant:
-            raise InvalidKey("the key of the request is another tenant's now")
+            raise InvalidKey("the key of the request now belongs to another tenant")
         origin = RequestOrigin(
             request_id=again.request_id,
             generation_id=f"gen_{row.response_id.removeprefix('resp_')}",
@@ -270,14 +270,14 @@ async def list_input_items(
 ) -> Response:
     """The model's input: the conversation before the response, and the response's own input."""
     if order not in ("asc", "desc"):
-        raise not_allowed("order", "is another word", "asc or desc")
+        raise not_allowed("order", "has another value", "asc or desc")
     items = await services.responses.input_items(caller.tenant, response_id, services.limits.max_body_bytes)
     if order == "desc":
         items = items[::-1]
     if after is not None:
         ids = [item["id"] for item in items]
         if after not in ids:
-            raise not_allowed("after", "is no item of the response", "an id of the page before")
+            raise not_allowed("after", "is not an item of the response", "an id from the previous page")
         items = items[ids.index(after) + 1 :]
     return page_of(items, limit)
 

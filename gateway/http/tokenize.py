@@ -118,7 +118,7 @@ def _encode(text: TokenizerText, request: TokenizeRequest, max_messages: int) ->
         return text.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
     if request.add_special_tokens:
         raise not_allowed(
-            "add_special_tokens", "is true with messages", "false, the chat template writes its own"
+            "add_special_tokens", "is true with messages", "false, since the chat template adds its own"
         )
     messages = request.messages or []
     check_count(len(messages), max_messages)

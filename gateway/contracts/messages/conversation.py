@@ -56,7 +56,9 @@ def conversation(body: CountRequest) -> tuple[Message, ...]:
 def _check_latest(given: Sequence[BlockMessage], messages: Sequence[Message]) -> None:
     at = f"messages.{len(given) - 1}"
     if given[-1].role == "assistant":
-        raise not_allowed(f"{at}.role", "is 'assistant', which no answer continues", "'user' at the end")
+        raise not_allowed(
+            f"{at}.role", "is 'assistant', which cannot be continued", "'user' in the last message"
+        )
     last = messages[-1] if messages else Message(Role.USER, "")
     if last.role is not Role.TOOL and not last.content.strip() and not last.parts:
         raise not_allowed(f"{at}.content", "is blank", "text or a tool_result in the last message")
@@ -105,7 +107,7 @@ def _image(source: ImageSource, at: str) -> ImageContent:
     if source.type == "url":
         return ImageContent(required(source.url, f"{at}.url"), param=f"{at}.url")
     if source.type != "base64":
-        raise not_allowed(f"{at}.type", "is a source that is not served here", "'base64' or 'url'")
+        raise not_allowed(f"{at}.type", "is a source type that is not supported", "'base64' or 'url'")
     media_type = required(source.media_type, f"{at}.media_type")
     return ImageContent(f"data:{media_type};base64,{required(source.data, f'{at}.data')}", param=f"{at}.data")
 
@@ -135,7 +137,7 @@ def _assistant(message: BlockMessage, at: str) -> Message:
         elif block.type != "redacted_thinking":
             _not_served(block, where, "'text', 'tool_use', 'thinking' or 'redacted_thinking'")
     if len(calls) > MAX_CALLS:
-        raise not_allowed(f"{at}.content", f"has {len(calls)} calls of tools", f"{MAX_CALLS} or fewer")
+        raise not_allowed(f"{at}.content", f"has {len(calls)} tool calls", f"{MAX_CALLS} or fewer")
     return Message(
         Role.ASSISTANT, "".join(texts), tool_calls=tuple(calls), reasoning="".join(reasoning) or None
     )
@@ -149,7 +151,7 @@ def _call(block: ContentBlock, at: str) -> ToolCall:
 
 def _not_served(block: ContentBlock, at: str, allowed: str) -> Any:
     known = block.type if block.type in _KNOWN else "not a known type"
-    raise not_allowed(f"{at}.type", f"is {known}, which is not served here", allowed)
+    raise not_allowed(f"{at}.type", f"is {known}, which is not supported", allowed)
 
 
 _KNOWN: Final = frozenset(
@@ -166,7 +168,7 @@ def input_tools(given: Sequence[InputTool]) -> tuple[Tool, ...]:
     for index, one in enumerate(given):
         at = f"tools.{index}"
         if one.type not in (None, "custom"):
-            raise not_allowed(f"{at}.type", "is a tool that is not served", "'custom' or none")
+            raise not_allowed(f"{at}.type", "is a tool type that is not supported", "'custom' or none")
         schema = required(one.input_schema, f"{at}.input_schema")
         text = canonical_json(bounded_schema(schema, f"{at}.input_schema"))
         tools.append(Tool(one.name, description=one.description, parameters=text, strict=one.strict))
@@ -183,5 +185,5 @@ def chosen(given: InputToolChoice | None, tools: Sequence[Tool]) -> ToolChoice |
         return ToolChoice(_MODES[given.type])
     name = required(given.name, "tool_choice.name")
     if not any(tool.name == name for tool in tools):
-        raise not_allowed("tool_choice.name", "is not the name of a tool", "a tool of tools")
+        raise not_allowed("tool_choice.name", "is not the name of a tool", "a name in tools")
     return ToolChoice(ToolChoiceMode.NAMED, name)

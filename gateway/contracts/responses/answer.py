@@ -84,7 +84,10 @@ def ended_response(asked: ResponsesRequest, answer: Answer, output: Sequence[Ite
         # The contract has no reason for a deadline; `sluice.finish_reason` is exact.
         own["incomplete_details"] = {"reason": "max_output_tokens"}
     elif status == "failed":
-        own["error"] = {"code": "server_error", "message": (*answer.warnings, "the answer has a fault")[0]}
+        own["error"] = {
+            "code": "server_error",
+            "message": (*answer.warnings, "the answer ended with an error")[0],
+        }
     else:
         own["completed_at"] = asked.request.created + round(answer.timings.total_ms / 1000)
     return response_body(asked, status, answer.model, output, **own)

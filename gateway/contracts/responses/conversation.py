@@ -189,5 +189,5 @@ def _known(given: NamedTool | ChoiceObject, at: str, tools: Sequence[Tool]) -> s
     if given.namespace is not None:
         name = f"{given.namespace}{NAMESPACE_JOINT}{name}"
     if not any(tool.name == name and tool.kind == given.type for tool in tools):
-        raise not_allowed(f"{at}.name", "is not the name of a tool", "a tool of tools")
+        raise not_allowed(f"{at}.name", "is not the name of a tool", "a name in tools")
     return name

@@ -27,5 +27,5 @@ async def request(id: str, services: ServicesDep) -> dict[str, Any]:
     """One of the last requests, with each stage; its texts are not stored."""
     found = services.console.request(id)
     if found is None:
-        raise UnknownRequest(f"this gateway does not remember {id!r}", param="id")
+        raise UnknownRequest(f"this gateway has no record of request {id!r}", param="id")
     return dict(found)
