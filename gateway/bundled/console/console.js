@@ -25,7 +25,7 @@ const requestLink = (one) => `#/requests/${encodeURIComponent(one.request_id)}`;
 
 // Views
 
-const HOLDS = { slots: "a place in the engine's batch", prefill: "the prompts before it to be computed", memory: "KV memory: the forecast passes the watermark" };
+const HOLDS = { slots: "a free slot in the engine's batch", prefill: "earlier prompts to be computed", memory: "KV memory: the forecast exceeds the watermark" };
 
 function Now() {
   const [live, set] = useState(null);
@@ -63,13 +63,13 @@ function Now() {
       ["TTFT p50 / p99", (one) => one.gone ? "–" : `${ms(one.ttft_ms_p50)} / ${ms(one.ttft_ms_p99)}`, "number"],
       ["TPOT p50 / p99", (one) => one.gone ? "–" : `${ms(one.tpot_ms_p50)} / ${ms(one.tpot_ms_p99)}`, "number"],
     ]} />
-    <h3>Against the targets, last minute</h3>
+    <h3>Routes against their targets, last minute</h3>
     <${Table} rows=${live.targets} empty="No request has ended in the last minute." columns=${[
       ["route", (one) => one.route], ["requests", (one) => number(one.requests), "number"],
-      ["first token within", (one) => ms(one.ttft_target_ms), "number"],
-      ["in time (half is the target)", (one) => html`<span class=${one.ttft_met !== null && one.ttft_met < .5 ? "bad" : ""}>${share(one.ttft_met)}</span>`, "number"],
-      ["whole answer within", (one) => ms(one.total_target_ms), "number"],
-      ["in time (99 % is the target)", (one) => html`<span class=${one.total_met !== null && one.total_met < .99 ? "bad" : ""}>${share(one.total_met)}</span>`, "number"],
+      ["first token: target", (one) => ms(one.ttft_target_ms), "number"],
+      ["in time (target: half)", (one) => html`<span class=${one.ttft_met !== null && one.ttft_met < .5 ? "bad" : ""}>${share(one.ttft_met)}</span>`, "number"],
+      ["whole answer: target", (one) => ms(one.total_target_ms), "number"],
+      ["in time (target: 99 %)", (one) => html`<span class=${one.total_met !== null && one.total_met < .99 ? "bad" : ""}>${share(one.total_met)}</span>`, "number"],
       ["goodput, requests a second", (one) => number(one.goodput, 2), "number"],
     ]} />
     <h3>Backends</h3>
@@ -77,31 +77,31 @@ function Now() {
       ["name", (one) => one.name], ["kind", (one) => one.kind], ["model", (one) => one.model],
       ["state", (one) => html`<span class=${one.state === "ready" ? "good" : "bad"}>${one.state}</span>`],
       ["workers", (one) => number(one.load?.workers), "number"], ["running", (one) => number(one.load?.running), "number"],
-      ["waiting inside", (one) => number(one.load?.waiting), "number"], ["KV memory", (one) => share(one.load?.kv_usage), "number"],
+      ["queued in the engine", (one) => number(one.load?.waiting), "number"], ["KV memory", (one) => share(one.load?.kv_usage), "number"],
       ["input found in the prefix cache", (one) => share(live.prefix_hits[one.name]), "number"],
     ]} />
     ${live.workers.length ? html`<h3>Workers</h3><${Table} rows=${live.workers} columns=${[
       ["pool", (one) => one.pool], ["worker", (one) => one.url],
       ["state", (one) => html`<span class=${one.state === "in_service" ? "good" : "bad"}>${one.state.replaceAll("_", " ")}</span>`],
-      ["from here", (one) => number(one.in_flight), "number"], ["running", (one) => number(one.running), "number"],
-      ["waiting inside", (one) => number(one.waiting), "number"], ["KV memory", (one) => share(one.kv_usage), "number"],
+      ["in flight from this gateway", (one) => number(one.in_flight), "number"], ["running", (one) => number(one.running), "number"],
+      ["queued in the worker", (one) => number(one.waiting), "number"], ["KV memory", (one) => share(one.kv_usage), "number"],
       ["ejections", (one) => number(one.ejections), "number"],
     ]} />` : null}
     <h3>Admission</h3>
-    <${Table} rows=${gates} empty="No request has come yet." columns=${[
+    <${Table} rows=${gates} empty="No request yet." columns=${[
       ["engine", ([name]) => name],
       ["in flight", ([, gate]) => `${number(gate.in_flight.sequences)} of ${number(gate.in_flight.limit)}`, "number"],
       ["waiting: high, normal, low", ([, gate]) => ["high", "normal", "low"].map((one) => gate.queue.classes[one]).join(", "), "number"],
       ["KV now / forecast", ([, gate]) => `${share(gate.memory.used)} / ${share(gate.memory.forecast)}`, "number"],
       ["overload level", ([, gate]) => number(gate.ladder.rung), "number"],
-      ["circuit", ([, gate]) => html`<span class=${gate.circuit.state === "closed" ? "good" : "bad"}>${gate.circuit.state}</span>`],
+      ["circuit breaker", ([, gate]) => html`<span class=${gate.circuit.state === "closed" ? "good" : "bad"}>${gate.circuit.state}</span>`],
     ]} />
-    <h3>Waiting, and why</h3>
-    <${Table} rows=${queued.flatMap(([engine, gate]) => gate.queue.tenants.slice(0, 50).map((one) => ({ engine, gate, ...one })))} empty="Nothing waits." columns=${[
+    <h3>Waiting requests and their reasons</h3>
+    <${Table} rows=${queued.flatMap(([engine, gate]) => gate.queue.tenants.slice(0, 50).map((one) => ({ engine, gate, ...one })))} empty="No request waits." columns=${[
       ["engine", (one) => one.engine], ["tenant", (one) => one.tenant], ["class", (one) => one.class], ["requests", (one) => number(one.requests), "number"],
-      ["the first of the queue waits for", (one) => HOLDS[one.gate.queue.held_by] ?? one.gate.queue.held_by ?? "its turn"],
+      ["the first in the queue waits for", (one) => HOLDS[one.gate.queue.held_by] ?? one.gate.queue.held_by ?? "its turn"],
       ["prompt tokens ahead, at most", (one) => number(one.gate.queue.tokens + one.gate.in_flight.prefill_tokens), "number"],
-      ["they take", (one) => one.gate.rates.prefill_tokens_per_s ? ms(1000 * (one.gate.queue.tokens + one.gate.in_flight.prefill_tokens) / one.gate.rates.prefill_tokens_per_s) : "–", "number"],
+      ["time to compute these", (one) => one.gate.rates.prefill_tokens_per_s ? ms(1000 * (one.gate.queue.tokens + one.gate.in_flight.prefill_tokens) / one.gate.rates.prefill_tokens_per_s) : "–", "number"],
     ]} />
     <h3>Last decisions</h3>
     <${Table} rows=${live.decisions} empty="None yet." columns=${[
@@ -129,11 +129,11 @@ function RequestSearch() {
   return html`<h2>Requests of this gateway</h2>
     <form class="row" onSubmit=${search}>
       <label>id, tenant, key id, model, route, backend or error <input value=${text} maxlength="128" onInput=${(event) => set(event.target.value)} /></label>
-      <label><input type="checkbox" checked=${errors} onChange=${(event) => setErrors(event.target.checked)} /> errors alone</label>
+      <label><input type="checkbox" checked=${errors} onChange=${(event) => setErrors(event.target.checked)} /> errors only</label>
       <button>Search</button>
     </form>
     <${Asked} state=${state}>${(data) => html`<${Table} rows=${data.requests} columns=${REQUEST_COLUMNS} onRow=${requestLink}
-      empty="Nothing of the last 2,000 requests fits; older ones are in the ledger (Usage)." />`}<//>`;
+      empty="None of the last 2,000 requests matches; older ones are in the ledger (Usage)." />`}<//>`;
 }
 
 function Request({ id }) {
@@ -156,7 +156,7 @@ function Request({ id }) {
       })}</svg>
       <h3>What was left out of the prompt</h3>
       <p>${one.dropped_chunks} evidence chunks and ${one.dropped_turns} turns dropped (${one.summarized_turns} of them summarized), ${one.cut_chunks} chunks cut, ${one.merged_chunks} merged.</p>
-      <h3>All that is known</h3><pre>${JSON.stringify(one, null, 2)}</pre>`;
+      <h3>All recorded fields</h3><pre>${JSON.stringify(one, null, 2)}</pre>`;
   }}<//>`;
 }
 
@@ -165,9 +165,9 @@ function Batches({ role }) {
   return html`<h2>Batches of this key's tenant</h2><${Asked} state=${state}>${({ data }) => html`<${Table} rows=${data} empty="None: see docs/batches.md." columns=${[
     ["id", (one) => one.id], ["status", (one) => one.status], ["endpoint", (one) => one.endpoint], ["model", (one) => one.model ?? "–"],
     ["done", (one) => `${number(one.request_counts.completed)} of ${number(one.request_counts.total)}`, "number"], ["failed", (one) => number(one.request_counts.failed), "number"],
-    ["until", (one) => at(one.expires_at)],
+    ["expires", (one) => at(one.expires_at)],
     ["", (one) => ["validating", "in_progress"].includes(one.status) ? html`<${Action} role=${role} label="Cancel" done=${again}
-      says="No further line starts; what has ended is in the result files." run=${() => ask(`/v1/batches/${encodeURIComponent(one.id)}/cancel`, "POST", {})} />` : null],
+      says="No further line starts; ended lines stay in the result files." run=${() => ask(`/v1/batches/${encodeURIComponent(one.id)}/cancel`, "POST", {})} />` : null],
   ]} />`}<//>`;
 }
 
@@ -183,7 +183,7 @@ function SignIn({ done, reason }) {
     event.preventDefault();
     ask("/console/session", "POST", { key }).then(done, (error) => setFault(error.message));
   };
-  return html`<main><h2>Sign in to Sluice</h2><p>With a key of role viewer, operator or admin; it is exchanged for a session of eight hours and not stored.</p>
+  return html`<main><h2>Sign in to Sluice</h2><p>Use a key of role viewer, operator or admin. It is exchanged for a session of eight hours and not stored.</p>
     <form class="row" onSubmit=${send}><label>key <input type="password" autocomplete="off" required value=${key} onInput=${(event) => set(event.target.value)} /></label><button>Sign in</button></form>
     ${fault ? html`<p class="bad" role="alert">${fault}</p>` : null}</main>`;
 }

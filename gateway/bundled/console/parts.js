@@ -63,7 +63,7 @@ const shown = (value) => typeof value === "string" ? value : JSON.stringify(valu
 
 export function Changes({ changes }) {
   return html`<${Table} rows=${changes} empty="Nothing changes." columns=${[
-    ["where", (one) => one.path],
+    ["setting", (one) => one.path],
     ["before", (one) => one.before === null ? "–" : html`<del>${shown(one.before)}</del>`],
     ["after", (one) => one.after === null ? "–" : html`<ins>${shown(one.after)}</ins>`],
   ]} />`;

@@ -51,7 +51,7 @@ function Answer({ model, answer }) {
     <pre aria-live="polite">${answer.text}</pre>
     ${answer.calls.map((one) => html`<pre>${`${one.name}(${one.given})`}</pre>`)}
     ${answer.error ? html`<p class="bad" role="alert">${answer.error}</p>` : null}
-    <p class="quiet">first output after ${ms(answer.first)}, all after ${ms(answer.total)}${answer.finish ? `, ended by ${answer.finish}` : ""}${
+    <p class="quiet">first output after ${ms(answer.first)}, complete after ${ms(answer.total)}${answer.finish ? `, ended by ${answer.finish}` : ""}${
       answer.usage ? `, ${answer.usage.prompt_tokens} tokens in, ${answer.usage.completion_tokens} out` : ""}</p></section>`;
 }
 
@@ -63,7 +63,7 @@ export function Playground({ role }) {
   const [fault, setFault] = useState("");
   const [answers, setAnswers] = useState([]);
   const running = useRef(null);
-  if (role === "viewer") return html`<h2>Playground</h2><p class="quiet">A viewer's key reads; sign in with an operator's.</p>`;
+  if (role === "viewer") return html`<h2>Playground</h2><p class="quiet">A viewer's key may only read; sign in with an operator's key.</p>`;
   const send = (event, names) => {
     event.preventDefault();
     running.current?.abort();
@@ -80,7 +80,7 @@ export function Playground({ role }) {
     const select = (label, place, none) => html`<label>${label} <select value=${chosen[place] || (none ? "" : names[0])} onChange=${(event) => choose(chosen.map((one, index) => index === place ? event.target.value : one))}>
       ${none ? html`<option value="">none</option>` : null}${names.map((one) => html`<option value=${one}>${one}</option>`)}</select></label>`;
     return html`<form onSubmit=${(event) => send(event, [chosen[0] || names[0], chosen[1]].filter(Boolean))}>
-      <div class="row">${select("model", 0, false)} ${select("next to it", 1, true)}</div>
+      <div class="row">${select("model", 0, false)} ${select("compare with", 1, true)}</div>
       <label>message <textarea name="message" value=${text} onInput=${(event) => setText(event.target.value)} required></textarea></label>
       <details><summary>Tools</summary><label>tools as JSON <textarea name="tools" value=${tools} onInput=${(event) => setTools(event.target.value)}></textarea></label>
         <button type="button" onClick=${() => setTools(TOOL)}>An example</button></details>

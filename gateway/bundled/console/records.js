@@ -59,7 +59,7 @@ export function Usage() {
         ]} /><h3>${plot} by ${keys.join(", ")}${rows.length > order.length ? `, ${order.length} of ${rows.length} lines` : ""}</h3>
         <${Bars} label=${`${plot} by ${by}`} rows=${order.map((one) => [`${name(one)}: ${shown(value(one))}`, value(one)])} />
         <div class="row"><button onClick=${() => download(`usage-by-${by.replaceAll(",", "-")}.csv`, rows)}>Download as CSV</button></div>` : null}
-      <${Table} rows=${rows.slice(0, 500)} empty="No request of this time is in the ledger." columns=${[
+      <${Table} rows=${rows.slice(0, 500)} empty="The ledger has no request in this time." columns=${[
         ...keys.map((key) => [key, (one) => one[key] ?? "–"]), ["requests", (one) => number(one.requests), "number"], ["input", (one) => number(one.input_tokens), "number"],
         ["cached", (one) => number(one.cached_tokens), "number"], ["output", (one) => number(one.output_tokens), "number"],
         ["cost", (one) => dollars(one.cost_nanousd), "number"], ["without a price", (one) => number(one.unpriced_tokens), "number"],
@@ -85,7 +85,7 @@ function Promotion({ one, role, done }) {
 export function Adapters({ role }) {
   const [state, again] = useAsked("/admin/adapters");
   return html`<h2>Adapters</h2><${Asked} state=${state}>${(data) => html`
-    <p>${data.resident.length} of ${data.places} places taken.</p>
+    <p>${data.resident.length} of ${data.places} slots used.</p>
     <${Table} rows=${data.adapters} empty="No adapter is registered: sluice adapters add." columns=${[
       ["id", (one) => one.id], ["state", (one) => one.state], ["aliases", (one) => one.aliases.join(", ") || "–"], ["base model", (one) => one.base_model], ["rank", (one) => number(one.rank), "number"],
       ["loaded", (one) => one.resident ? `yes, ${number(one.leases)} in use` : "no"], ["by", (one) => one.author],
@@ -94,8 +94,8 @@ export function Adapters({ role }) {
     ]} />
     <h3>Aliases</h3>
     <${Table} rows=${data.aliases} empty="No alias." columns=${[
-      ["alias", (one) => one.alias], ["leads to", (one) => one.target ?? "–"], ["canary", (one) => one.canary ? `${one.canary}, ${number(one.percent, 1)} %` : "–"], ["before", (one) => one.history.join(", ") || "–"],
-      ["", (one) => html`<${Action} role=${role} label="Roll back" done=${again} says=${`${one.alias} leads to the version before, in every gateway within a second.`}
+      ["alias", (one) => one.alias], ["version", (one) => one.target ?? "–"], ["canary", (one) => one.canary ? `${one.canary}, ${number(one.percent, 1)} %` : "–"], ["earlier versions", (one) => one.history.join(", ") || "–"],
+      ["", (one) => html`<${Action} role=${role} label="Roll back" done=${again} says=${`${one.alias} points to its previous version again, in every gateway within a second.`}
         run=${() => ask(`/admin/adapters/aliases/${encodeURIComponent(one.alias)}/rollback`, "POST", { comment: "from the console" })} />`],
     ]} />
     ${data.refused.length ? html`<h3>Not served here</h3><${Table} rows=${data.refused} columns=${[["id", (one) => one.id], ["reason", (one) => one.reason]]} />` : null}
@@ -117,12 +117,12 @@ export function Keys({ role }) {
     const keys = data.keys.map((one) => ({ ...one, most: limitsOf(one) })).map((one) => ({ ...one, nearest: Math.max(0, ...one.most.map((limit) => limit.used / limit.most)) }));
     const near = keys.filter((one) => one.nearest >= .8).length;
     return html`<p class=${near ? "bad" : "quiet"}>${near ? `${number(near)} of ${number(keys.length)} keys have used 80 % of a limit or more.` : "No key has used 80 % of a limit."} Keys nearest to a limit come first.</p>
-    <${Table} rows=${keys.sort((a, b) => b.nearest - a.nearest)} empty="No key was made: sluice keys create TENANT." columns=${[
+    <${Table} rows=${keys.sort((a, b) => b.nearest - a.nearest)} empty="There is no key yet: sluice keys create TENANT." columns=${[
       ["id", (one) => one.id], ["tenant", (one) => one.tenant], ["role", (one) => one.role], ["comment", (one) => one.comment || "–"], ["last used", (one) => one.last_used_at ?? "never"],
       ["nearest limit", (one) => one.most.length ? html`<span class=${one.nearest >= .8 ? "bad" : ""}>${share(one.nearest)}</span>` : "no limit", "number"],
       ["used of limits", (one) => one.most.map(({ name, used, most }) => html`<div class=${used >= .8 * most ? "bad" : ""}>${name}: ${number(used, 2)} of ${number(most, 2)}</div>`)],
       ["", (one) => html`<${Action} role=${role === "admin" ? role : "viewer"} label="Revoke" done=${again}
-        says=${`${one.id} of ${one.tenant} is refused in every gateway within a second. A revoked key does not come back.`} run=${() => ask(`/admin/keys/${encodeURIComponent(one.id)}`, "DELETE")} />`],
+        says=${`${one.id} of ${one.tenant} is refused in every gateway within a second. This cannot be undone.`} run=${() => ask(`/admin/keys/${encodeURIComponent(one.id)}`, "DELETE")} />`],
     ]} />`;
   }}<//>`;
 }
@@ -153,7 +153,7 @@ function Prompt({ id, role }) {
   return html`<p><a href="#/prompts">All prompts</a></p><${Asked} state=${state}>${(one) => html`<h2>${one.id}</h2>
     <p>Routes: ${one.routes.join(", ") || "none"}. Tokens for the answer: ${number(one.reserve)}. Summaries: ${one.summarizer}. Volatile content: ${one.volatile ?? "as configured"}.</p>
     ${one.budgets ? html`<h3>Section budgets</h3><${Table} rows=${Object.entries(one.budgets)} columns=${[["section", ([name]) => name.replaceAll("_", " ")], ["tokens", ([, value]) => number(value), "number"]]} />` : null}
-    <h3>Sent first, the same for every request</h3><pre>${one.stable_text}</pre>
+    <h3>Stable prefix, the same for every request</h3><pre>${one.stable_text}</pre>
     ${role === "viewer" ? null : html`<h3>Preview</h3><form onSubmit=${render}>
       <label>message of the user <textarea required value=${text} onInput=${(event) => setText(event.target.value)}></textarea></label><div class="row"><button>Render</button></div></form>`}
     ${preview ? html`<${Asked} state=${preview}>${(data) => html`<${Preview} data=${data} />`}<//>` : null}`}<//>`;
@@ -162,7 +162,7 @@ function Prompt({ id, role }) {
 function Preview({ data }) {
   const { cuts, prefix } = data;
   return html`<${Cards} figures=${[
-      ["input tokens", number(data.input_tokens)], ["kept for the answer", number(data.generation_reserve)], ["the model takes", number(data.max_model_len)],
+      ["input tokens", number(data.input_tokens)], ["reserved for the answer", number(data.generation_reserve)], ["the model's context", number(data.max_model_len)],
       ["shared prefix", `${number(prefix.tokens)} in ${number(prefix.blocks)} blocks`],
     ]} />
     <h3>Sections</h3><${Table} rows=${Object.entries(data.sections)} columns=${[
@@ -180,7 +180,7 @@ export function Shadow() {
   const [state] = useAsked("/admin/shadow");
   const range = (one, shown) => one ? `${shown(one.mean)}${one.low === null ? "" : ` (${shown(one.low)} to ${shown(one.high)})`}` : "–";
   return html`<h2>Shadow</h2><${Asked} state=${state}>${(data) => data.pairs ? html`
-    <p>${data.primary.join(", ")} answered; ${data.shadow.join(", ")} got the same requests from ${at(data.since)} to ${at(data.until)}. Ranges have a confidence of ${share(data.confidence)}; a difference is the shadow's value less the primary's.</p>
+    <p>${data.primary.join(", ")} answered; ${data.shadow.join(", ")} got the same requests from ${at(data.since)} to ${at(data.until)}. Ranges have a confidence of ${share(data.confidence)}; a difference is the shadow's value minus the primary's.</p>
     <${Cards} figures=${[["pairs", number(data.pairs)], ["compared", number(data.compared)],
       ...Object.entries(data.failures).map(([name, count]) => [`shadow: ${name}`, number(count), "bad"])]} />
     ${data.groups.map((group) => html`<h3>${group.by ? `${group.by.replaceAll("_", " ")}: ${group.value ?? "none"}` : "All pairs"} (${number(group.pairs)})</h3>
@@ -194,7 +194,7 @@ export function Shadow() {
         ...["primary", "shadow", "difference"].map((side) => [side, (one) => range(one[side], share), "number"]),
       ]} />` : null}
       <${Table} rows=${[["the shadow answered", group.answered], ["same finish reason", group.same_finish_reason], ["same tools", group.same_tools], ["same calls", group.same_calls],
-          ["same language", group.same_language], ["likeness", group.likeness], ["length, of the primary's", group.length_ratio]].filter(([, one]) => one)}
+          ["same language", group.same_language], ["likeness", group.likeness], ["length relative to the primary's", group.length_ratio]].filter(([, one]) => one)}
         columns=${[["agreement", ([name]) => name], ["share", ([, one]) => range(one, share), "number"]]} />`)}
     <h3>Finish reasons</h3><${Table} rows=${data.finish_reasons} empty="None." columns=${[
       ["primary", (one) => one.primary ?? "–"], ["shadow", (one) => one.shadow ?? "–"], ["pairs", (one) => number(one.pairs), "number"]]} />`

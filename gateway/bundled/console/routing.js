@@ -23,10 +23,10 @@ export function Routing({ role }) {
     <h3>Canary</h3><${Canary} role=${role} done=${done} />
     <h3>History</h3>
     <${Asked} state=${history}>${(data) => html`<${Table} rows=${data.revisions} empty="No revision." columns=${[
-      ["revision", (one) => one.revision, "number"], ["at", (one) => one.created_at], ["by", (one) => one.author], ["what", (one) => one.comment || one.action],
-      ["what it changed", (one) => one.parent ? html`<${Diff} a=${one.parent} b=${one.revision} />` : "–"],
+      ["revision", (one) => one.revision, "number"], ["at", (one) => one.created_at], ["by", (one) => one.author], ["comment", (one) => one.comment || one.action],
+      ["changes", (one) => one.parent ? html`<${Diff} a=${one.parent} b=${one.revision} />` : "–"],
       ["", (one) => html`<${Action} role=${role} label=${`Roll back to ${one.revision}`} done=${done}
-        says=${`Every route becomes what it was in revision ${one.revision}, in every gateway within a second. The change itself is a new revision and can be rolled back.`}
+        says=${`Every route gets its configuration of revision ${one.revision}, in every gateway within a second. This makes a new revision, which can be rolled back.`}
         ...${change("/admin/routing/rollback", { to: one.revision })} />`],
     ]} />`}<//>`;
 }
@@ -58,22 +58,22 @@ function Canary({ role, done }) {
     <${Cards} figures=${[
       ["share now", canary.percent === null ? "–" : `${number(canary.percent, 1)} %`],
       ["step", `${canary.step} of ${canary.steps.length}`],
-      ["next step", !canary.waiting_for ? "none" : canary.step < canary.steps.length ? `${number(canary.steps[canary.step], 1)} %` : "its end"],
-      ["which waits for", canary.waiting_for ?? "nothing"],
-      ["its requests", number(canary.canary_requests)],
+      ["next step", !canary.waiting_for ? "none" : canary.step < canary.steps.length ? `${number(canary.steps[canary.step], 1)} %` : "end of the canary"],
+      ["waits for", canary.waiting_for ?? "nothing"],
+      ["requests of the canary", number(canary.canary_requests)],
     ]} />
     <${Table} rows=${Object.entries(canary.checks)} empty="No request has been judged in this step." columns=${[
-      ["bad requests of this step", ([name]) => name],
+      ["bad requests in this step", ([name]) => name],
       ["canary, with its 95 % interval", ([, one]) => side(one.canary_bad, one.canary, one.canary_interval)],
       ["stable, with its 95 % interval", ([, one]) => side(one.baseline_bad, one.baseline, one.baseline_interval)],
       ["both", ([, one]) => html`<${Intervals} check=${one} />`],
-      ["evidence against it; rolled back at", ([, one]) => html`<span class=${one.log10_e > .5 * one.log10_bound ? "bad" : ""}>${number(one.log10_e, 2)}; ${number(one.log10_bound, 2)}</span>`, "number"],
+      ["evidence against it; bound for rollback", ([, one]) => html`<span class=${one.log10_e > .5 * one.log10_bound ? "bad" : ""}>${number(one.log10_e, 2)}; ${number(one.log10_bound, 2)}</span>`, "number"],
     ]} />
     ${canary.phase === "running" || canary.phase === "paused" ? html`<div class="row">
       ${canary.phase === "running"
         ? html`<${Action} role=${role} label="Pause the canary" done=${both} says=${`${canary.backend} stays at its share of ${canary.route}, and nothing is judged until it is resumed.`} run=${() => order("pause")} />`
-        : html`<${Action} role=${role} label="Resume the canary" done=${both} says=${`${canary.backend} is judged again, from now on.`} run=${() => order("resume")} />`}
-      <${Action} role=${role} label="Abort the canary" done=${both} says=${`The weights of ${canary.route} become those before the canary, at once.`}
+        : html`<${Action} role=${role} label="Resume the canary" done=${both} says=${`${canary.backend} is judged again from now on.`} run=${() => order("resume")} />`}
+      <${Action} role=${role} label="Abort the canary" done=${both} says=${`${canary.route} gets its weights from before the canary back, at once.`}
         preview=${() => order("abort", { dry_run: true })} run=${() => order("abort")} /></div>` : null}`
-    : html`<p class="quiet">None runs. <code>sluice canary start</code> begins one.</p>`}<//>`;
+    : html`<p class="quiet">No canary runs. <code>sluice canary start</code> begins one.</p>`}<//>`;
 }
