@@ -43,10 +43,14 @@ Examples
 
 \b
 Verdicts
-  whole     the answer without faults       partial  incomplete, and reported as such
-  resumed   interrupted, but complete       error    an error before any output
-  fallback  from a fallback target          lost     no end
-  degraded  the route's degraded text       wrong    wrong text, or billed wrong
+  whole     the answer without faults
+  resumed   interrupted, but complete
+  fallback  a whole answer from a fallback target
+  degraded  the route's degraded text
+  partial   incomplete, and reported as such
+  error     an error before any output
+  lost      no end
+  wrong     wrong text, or billed wrong
 
 Exit code: 0; 1 when a request was lost or wrong, had a verdict that the
 scenario does not allow, or resources were not released; 2 when the run
