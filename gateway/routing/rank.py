@@ -37,8 +37,8 @@ class Ranking(Struct, frozen=True):
         lack = frozenset().union(*self.unable.values())
         if known := [name for name in extra if name in PASSABLE and Feature.FIELDS_PASSED in lack]:
             raise InvalidRequest(
-                f"{', '.join(known)} is for vLLM workers alone, which this route does not have or which have "
-                "unknown_fields other than pass; leave it out, or choose another route",
+                f"{', '.join(known)} is a field of vLLM workers with unknown_fields: pass, and this route has "
+                "none; leave it out, or choose another route",
                 param=known[0],
             )
         if extra and lack & {Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED}:
