@@ -37,7 +37,7 @@ class Ranking(Struct, frozen=True):
         lack = frozenset().union(*self.unable.values())
         if known := [name for name in extra if name in PASSABLE and Feature.FIELDS_PASSED in lack]:
             raise InvalidRequest(
-                f"{', '.join(known)} is a field of vLLM workers with unknown_fields: pass, and this route has "
+                f"{', '.join(known)} is a field of vLLM workers with unknown_fields: pass; this route has "
                 "none; leave it out, or choose another route",
                 param=known[0],
             )
