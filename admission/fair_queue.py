@@ -48,7 +48,7 @@ class Waiting(Struct, eq=False):
     arrived_at: float
     leave_at: float
     deadline: float | None = None
-    place: int = 0  # its live entry in the heaps; 0: none
+    heap_entry: int = 0  # its live entry in the heaps; 0: none
 
 
 @dataclass(slots=True)
@@ -62,12 +62,12 @@ class _Tenant:
     def sweep(self) -> None:
         """Drop dead entries once they outnumber the live ones."""
         if len(self.heap) > SWEEP_FROM + 2 * self.living:
-            self.heap = [entry for entry in self.heap if entry[2] == entry[3].place]
+            self.heap = [entry for entry in self.heap if entry[2] == entry[3].heap_entry]
             heapq.heapify(self.heap)
 
     def head(self) -> Waiting:
         """The first live entry; there is one while ``living`` is above 0."""
-        while self.heap[0][2] != self.heap[0][3].place:
+        while self.heap[0][2] != self.heap[0][3].heap_entry:
             heapq.heappop(self.heap)
         return self.heap[0][3]
 
@@ -95,7 +95,7 @@ class _Class:
             at = max(self._time - CREDIT, self._away.pop(item.tenant, 0))
             tenant = self.tenants[item.tenant] = _Tenant(self._enter(at, item.tenant))
         deadline = NEVER if item.deadline is None else item.deadline
-        heapq.heappush(tenant.heap, (deadline, item.number, item.place, item))
+        heapq.heappush(tenant.heap, (deadline, item.number, item.heap_entry, item))
         tenant.living += 1
         self.living += 1
         self._cost += item.cost
@@ -127,7 +127,7 @@ class _Class:
         tenant.turn = self._enter(at + item.cost, item.tenant)
         self.discard(item)
 
-    def passed(self, item: Waiting) -> None:
+    def count_served_directly(self, item: Waiting) -> None:
         """Count a request served past the empty class: the effect of :meth:`add` and :meth:`served`."""
         at = max(self._time - CREDIT, self._away.pop(item.tenant, 0))
         self._time = max(self._time, at)
@@ -164,7 +164,7 @@ class FairQueue:
         self._order = RANKS[::-1]
         self._leaving: list[tuple[float, int, int, Waiting]] = []
         self._aging: list[tuple[float, int, int, Waiting]] = []
-        self._places = 0
+        self._heap_entries = 0
         self._living: dict[int, Waiting] = {}
         self.tokens = 0
         self.size_bytes = 0
@@ -203,16 +203,16 @@ class FairQueue:
         self._classes[item.rank].served(item)
         self._forget(item)
 
-    def pass_empty(self, item: Waiting) -> None:
+    def count_served_directly(self, item: Waiting) -> None:
         """Count a request that is handed on past the empty queue in its tenant's share."""
         item.rank = min(max(item.rank, self._order[-1]), self._top)
-        self._classes[item.rank].passed(item)
+        self._classes[item.rank].count_served_directly(item)
 
     def age(self, now: float) -> None:
         """Raise each request that has waited long enough by one class."""
         while self._aging and self._aging[0][0] <= now:
-            _, _, place, item = heapq.heappop(self._aging)
-            if place == item.place and item.rank < self._top:
+            _, _, heap_entry, item = heapq.heappop(self._aging)
+            if heap_entry == item.heap_entry and item.rank < self._top:
                 self._classes[item.rank].discard(item)
                 item.rank += 1
                 self._enter(item, now)
@@ -222,8 +222,8 @@ class FairQueue:
         """Remove and return the requests whose ``leave_at`` has passed."""
         out = []
         while self._leaving and self._leaving[0][0] <= now:
-            _, _, place, item = heapq.heappop(self._leaving)
-            if place == item.place:
+            _, _, heap_entry, item = heapq.heappop(self._leaving)
+            if heap_entry == item.heap_entry:
                 self.leave(item)
                 out.append(item)
         return out
@@ -232,7 +232,7 @@ class FairQueue:
         """When :meth:`expired` or :meth:`age` will next have something to do."""
         times = []
         for heap in (self._leaving, self._aging):
-            while heap and heap[0][2] != heap[0][3].place:
+            while heap and heap[0][2] != heap[0][3].heap_entry:
                 heapq.heappop(heap)
             if heap:
                 times.append(heap[0][0])
@@ -264,8 +264,8 @@ class FairQueue:
         }
 
     def _enter(self, item: Waiting, now: float) -> None:
-        self._places += 1
-        item.place = self._places
+        self._heap_entries += 1
+        item.heap_entry = self._heap_entries
         self._classes[item.rank].add(item)
         if self._aging_s > 0 and item.rank < self._top:
             self._push(self._aging, now + self._aging_s, item)
@@ -273,13 +273,13 @@ class FairQueue:
     def _push(self, heap: list[tuple[float, int, int, Waiting]], at: float, item: Waiting) -> None:
         if at == NEVER:
             return
-        heapq.heappush(heap, (at, item.number, item.place, item))
+        heapq.heappush(heap, (at, item.number, item.heap_entry, item))
         if len(heap) > SWEEP_FROM + 2 * len(self._living):
-            heap[:] = [entry for entry in heap if entry[2] == entry[3].place]
+            heap[:] = [entry for entry in heap if entry[2] == entry[3].heap_entry]
             heapq.heapify(heap)
 
     def _forget(self, item: Waiting) -> None:
-        item.place = 0
+        item.heap_entry = 0
         del self._living[item.number]
         self.tokens -= item.tokens
         self.size_bytes -= item.size_bytes

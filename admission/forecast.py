@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 # A request as the forecast reads it: (minus its remaining steps, tokens held now, number of sequences).
 # Sorting these tuples puts the longest request first; equal tuples are interchangeable.
-Growing = tuple[int, int, int]
+ForecastEntry = tuple[int, int, int]
 
 
 class ReservedTokens:
-    """One request in flight, in tokens; all counts but ``left`` are sums over its ``width`` sequences.
+    """One request in flight, in tokens; all counts but ``steps_left`` are sums over its ``width`` sequences.
 
     ``prompt`` needs KV blocks of its own (cached prefixes are shared). ``now`` is held at this moment,
-    ``final`` in the end; ``left`` are the steps it will still run, at least one; ``growing`` is for
-    :func:`fullest`.
+    ``final`` in the end; ``steps_left`` are the steps it will still run, at least one; ``forecast_entry`` is
+    for :func:`fullest`.
     """
 
     # The derived figures are stored: a forecast reads them for every sequence, and they change rarely.
-    __slots__ = ("expected", "final", "growing", "left", "now", "produced", "prompt", "width")
+    __slots__ = ("expected", "final", "forecast_entry", "now", "produced", "prompt", "steps_left", "width")
 
     def __init__(self, prompt: int, expected: int, produced: int = 0, *, width: int = 1) -> None:
         self.width = width
@@ -33,9 +33,9 @@ class ReservedTokens:
         """Change the counts."""
         self.prompt, self.expected, self.produced = prompt, expected, produced
         self.now = prompt + produced
-        self.left = max(1, (expected - produced) // self.width)
-        self.final = self.now + self.left * self.width
-        self.growing: Growing = (-self.left, self.now, self.width)
+        self.steps_left = max(1, (expected - produced) // self.width)
+        self.final = self.now + self.steps_left * self.width
+        self.forecast_entry: ForecastEntry = (-self.steps_left, self.now, self.width)
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Moment:
 
     def count(self, held: ReservedTokens, sign: int) -> None:
         """Add (``sign`` 1) or subtract (-1) the tokens of one request at that moment."""
-        if held.left >= self.steps:
+        if held.steps_left >= self.steps:
             self.tokens += sign * (held.now + self.steps * held.width)
             self.alive += sign * held.width
 
@@ -59,7 +59,7 @@ class Moment:
 
 
 def fullest(
-    growing: Sequence[Growing],
+    entries: Sequence[ForecastEntry],
     *,
     sequence_slack: int = 0,
     extra: ReservedTokens | None = None,
@@ -67,10 +67,10 @@ def fullest(
 ) -> Moment:
     """The future moment at which these sequences will hold the most KV tokens together.
 
-    ``growing`` is sorted, the longest first; ``sequence_slack`` is lost per sequence in its last block; the
+    ``entries`` is sorted, the longest first; ``sequence_slack`` is lost per sequence in its last block; the
     search may stop at a moment with more tokens than ``enough``.
     """
-    running = growing if extra is None else _with(extra.growing, growing)
+    running = entries if extra is None else _with(extra.forecast_entry, entries)
     total = peak = alive = steps = there = 0
     # When a sequence ends, exactly it and those before it in this order still hold tokens.
     for minus_left, now, width in running:
@@ -84,9 +84,9 @@ def fullest(
     return Moment(steps, peak - there * sequence_slack, there)
 
 
-def _with(extra: Growing, growing: Sequence[Growing]) -> list[Growing]:
-    at = bisect_left(growing, extra)
-    return [*growing[:at], extra, *growing[at:]]
+def _with(extra: ForecastEntry, entries: Sequence[ForecastEntry]) -> list[ForecastEntry]:
+    at = bisect_left(entries, extra)
+    return [*entries[:at], extra, *entries[at:]]
 
 
 class KvPoolTokens:
@@ -106,7 +106,7 @@ class KvForecast:
 
     def __init__(self) -> None:
         self._held: dict[int, ReservedTokens] = {}
-        self._longest_first: list[Growing] = []
+        self._longest_first: list[ForecastEntry] = []
         self._stale = False  # whether that list must be sorted again
         # The peak that the last search found, with its counts kept up to date. It may no longer be the peak,
         # but a request that does not fit at this moment is refused without another search.
@@ -147,7 +147,7 @@ class KvForecast:
     def sort(self) -> None:
         """Restore the order after a round of :meth:`produced`."""
         if self._stale:
-            self._longest_first = sorted([held.growing for held in self._held.values()])
+            self._longest_first = sorted([held.forecast_entry for held in self._held.values()])
             self._stale = False
 
     def cached(self, ticket: int, private_prompt: int) -> None:
@@ -172,7 +172,7 @@ class KvForecast:
         room, slack, known = share * pool.tokens - self._others(pool, used), pool.sequence_slack, self._moment
         if known is not None:
             there = known.with_slack(slack)
-            if extra.left >= known.steps:
+            if extra.steps_left >= known.steps:
                 there += extra.now + (known.steps + slack) * extra.width
             if there > room:
                 return False
@@ -201,11 +201,11 @@ class KvForecast:
 
     def _list(self, held: ReservedTokens) -> None:
         if not self._stale:
-            insort(self._longest_first, held.growing)
+            insort(self._longest_first, held.forecast_entry)
 
     def _unlist(self, held: ReservedTokens) -> None:
         if not self._stale:
-            del self._longest_first[bisect_left(self._longest_first, held.growing)]
+            del self._longest_first[bisect_left(self._longest_first, held.forecast_entry)]
 
     def _count(self, held: ReservedTokens, sign: int) -> None:
         self.now_tokens += sign * held.now

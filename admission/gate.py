@@ -139,7 +139,7 @@ class BackendGate:
             self._hold = work.holds(ticket, room, now)
             # The check above found it in time, by the same estimates.
             if self._hold is None:
-                self.queue.pass_empty(item)
+                self.queue.count_served_directly(item)
                 work.add(ticket, now, room.ahead)
                 return ticket
         self.tickets[item.number] = ticket

@@ -78,7 +78,7 @@ class InFlightWork:
         """Take the engine's load after a step."""
         self.signals.report(load, now)
         self.foreign = self.signals.foreign(self.sequences)
-        self.prefill.bound(self.signals.workers, now, self.estimator.rates.s_per_token)
+        self.prefill.set_engines(self.signals.workers, now, self.estimator.rates.s_per_token)
         if load.max_running:
             self.estimator.limit.bound(load.max_running)
         pace = self.estimator.pace

@@ -12,27 +12,28 @@ class PrefillBacklog:
     """
 
     __slots__ = (
-        "_begun", "_begun_tokens", "_ends", "_next", "_since", "_whole", "_whole_tokens", "_workers", "total"
+        "_ends", "_in_progress", "_in_progress_tokens", "_next", "_overdue", "_overdue_tokens", "_starts_sum",
+        "_workers", "total",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._workers = 1
         # By ticket, in order of hand-over: (tokens, start) of prompts in progress; tokens of the next ones.
-        self._begun: dict[int, tuple[int, float]] = {}
+        self._in_progress: dict[int, tuple[int, float]] = {}
         self._next: dict[int, int] = {}
         # Tokens of all prompts, those in progress in full.
         self.total = 0
-        self._begun_tokens = 0
+        self._in_progress_tokens = 0
         # Prompts in progress: (expected end, ticket); those past it, with their tokens; sum of other starts.
         self._ends: list[tuple[float, int]] = []
-        self._whole: set[int] = set()
-        self._whole_tokens = 0
-        self._since = 0.0
+        self._overdue: set[int] = set()
+        self._overdue_tokens = 0
+        self._starts_sum = 0.0
 
     def __bool__(self) -> bool:
-        return bool(self._begun)
+        return bool(self._in_progress)
 
-    def bound(self, workers: int, now: float, s_per_token: float) -> None:
+    def set_engines(self, workers: int, now: float, s_per_token: float) -> None:
         """Set the number of engines."""
         self._workers = workers
         self._begin(now, s_per_token)
@@ -45,19 +46,19 @@ class PrefillBacklog:
 
     def done(self, number: int, now: float, s_per_token: float) -> None:
         """Remove a prompt that has its first token or has ended. Raises KeyError for an unknown one."""
-        if number not in self._begun:
+        if number not in self._in_progress:
             self.total -= self._next.pop(number)
             return
-        tokens, since = self._begun.pop(number)
+        tokens, started_at = self._in_progress.pop(number)
         self.total -= tokens
-        self._begun_tokens -= tokens
-        if number in self._whole:
-            self._whole.remove(number)
-            self._whole_tokens -= tokens
+        self._in_progress_tokens -= tokens
+        if number in self._overdue:
+            self._overdue.remove(number)
+            self._overdue_tokens -= tokens
         else:
-            self._since -= since
-        if not self._begun:  # resets the sums, rounding errors included
-            self._since, self._ends = 0.0, []
+            self._starts_sum -= started_at
+        if not self._in_progress:  # resets the sums, rounding errors included
+            self._starts_sum, self._ends = 0.0, []
         self._begin(now, s_per_token)
 
     def ahead(self, now: float, s_per_token: float) -> int:
@@ -65,27 +66,27 @@ class PrefillBacklog:
 
         Tokens of prompts in progress that should be computed by now are subtracted.
         """
-        if len(self._begun) < self._workers:
+        if len(self._in_progress) < self._workers:
             return 0
         while self._ends and self._ends[0][0] <= now:
             _, number = heapq.heappop(self._ends)
-            if number in self._begun and number not in self._whole:
-                tokens, since = self._begun[number]
-                self._whole.add(number)
-                self._whole_tokens += tokens
-                self._since -= since
+            if number in self._in_progress and number not in self._overdue:
+                tokens, started_at = self._in_progress[number]
+                self._overdue.add(number)
+                self._overdue_tokens += tokens
+                self._starts_sum -= started_at
         done = 0
         if s_per_token > 0.0:
-            under_way = len(self._begun) - len(self._whole)
-            done = self._whole_tokens + int((under_way * now - self._since) / s_per_token)
-        return (self.total - min(self._begun_tokens, max(0, done))) // self._workers
+            running = len(self._in_progress) - len(self._overdue)
+            done = self._overdue_tokens + int((running * now - self._starts_sum) / s_per_token)
+        return (self.total - min(self._in_progress_tokens, max(0, done))) // self._workers
 
     def _begin(self, now: float, s_per_token: float) -> None:
-        while self._next and len(self._begun) < self._workers:
+        while self._next and len(self._in_progress) < self._workers:
             number = next(iter(self._next))
             tokens = self._next.pop(number)
-            self._begun[number] = (tokens, now)
-            self._begun_tokens += tokens
-            self._since += now
+            self._in_progress[number] = (tokens, now)
+            self._in_progress_tokens += tokens
+            self._starts_sum += now
             ends_at = now + tokens * s_per_token if s_per_token > 0.0 else math.inf
             heapq.heappush(self._ends, (ends_at, number))

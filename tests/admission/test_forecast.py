@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from admission.forecast import Growing, KvForecast, KvPoolTokens, ReservedTokens, fullest
+from admission.forecast import ForecastEntry, KvForecast, KvPoolTokens, ReservedTokens, fullest
 
 ANY = st.lists(
     st.builds(ReservedTokens, st.integers(0, 500), st.integers(1, 200), st.integers(0, 200)), max_size=30
@@ -17,12 +17,12 @@ def stepped(held: list[ReservedTokens]) -> int:
     """The most tokens held at any step, by walking through them: each grows until its end, then is gone."""
     peak = 0
     for step in range(1, 302):
-        peak = max(peak, sum(one.now + step for one in held if one.left >= step))
+        peak = max(peak, sum(one.now + step for one in held if one.steps_left >= step))
     return peak
 
 
-def longest_first(held: list[ReservedTokens]) -> list[Growing]:
-    return sorted(one.growing for one in held)
+def longest_first(held: list[ReservedTokens]) -> list[ForecastEntry]:
+    return sorted(one.forecast_entry for one in held)
 
 
 @given(ANY)
@@ -37,7 +37,10 @@ def test_one_more_sequence_never_lowers_the_peak(held: list[ReservedTokens], mor
 
 def test_what_ends_soon_makes_room_for_what_grows_late() -> None:
     short, long = ReservedTokens(1000, 10), ReservedTokens(10, 500)
-    assert fullest(longest_first([short, long])).tokens < short.now + short.left + long.now + long.left
+    assert (
+        fullest(longest_first([short, long])).tokens
+        < short.now + short.steps_left + long.now + long.steps_left
+    )
 
 
 def test_what_the_engine_holds_beyond_our_own_counts_stays_in_the_forecast() -> None:

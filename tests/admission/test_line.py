@@ -86,7 +86,7 @@ def test_waiting_raises_a_request_class_by_class_so_that_none_starves() -> None:
     low = waiting(0, "low", rank=-1)
     made = line(low, aging_s=10.0)
     number, now = 0, 0.0
-    while made.peek() is not None and low.place:
+    while made.peek() is not None and low.heap_entry:
         number += 1
         now += 1.0
         made.join(waiting(number, "high", rank=1, arrived_at=now, leave_at=now + 1000))

@@ -29,7 +29,7 @@ def pool(workers: int, waiting: int = 0, running: int = 0) -> BackendLoad:
 
 def test_while_an_engine_has_no_prompt_nothing_is_ahead() -> None:
     backlog = PrefillBacklog()
-    backlog.bound(3, 0.0, RATE)
+    backlog.set_engines(3, 0.0, RATE)
     for number in range(3):
         assert backlog.ahead(0.0, RATE) == 0
         backlog.add(number, 900, 0.0, RATE)
@@ -60,7 +60,7 @@ def test_what_is_ahead_is_what_a_count_of_each_prompt_says(
     workers: int, moves: list[tuple[str, int, int]]
 ) -> None:
     backlog, now = PrefillBacklog(), 0.0
-    backlog.bound(workers, now, RATE)
+    backlog.set_engines(workers, now, RATE)
     begun: dict[int, tuple[int, float]] = {}
     after: dict[int, int] = {}
     for number, (kind, tokens, later_ms) in enumerate(moves):
