@@ -32,7 +32,7 @@ ENDED: Final = ("completed", "failed", "expired", "cancelled")
 INSERTED_AT_ONCE: Final = 500
 
 
-NOBODYS: Final = {"owner": None, "lease_until": None}
+UNCLAIMED: Final = {"owner": None, "lease_until": None}
 """The column values of a batch or line that no gateway has claimed."""
 _TOKENS: Final = tuple(one.name for one in fields(LineTokens))
 Row = TypeVar("Row", FileRow, BatchRow, BatchLine)
@@ -64,7 +64,7 @@ class BatchStore(FurtherTables):
     async def file(self, tenant: str, file_id: str, now: float) -> FileRow | None:
         """The file; ``None`` when it is not there, has expired, or is another tenant's."""
         query = select(files).where(
-            files.c.tenant == tenant, files.c.file_id == file_id, _is_kept(files.c.expires_at, now)
+            files.c.tenant == tenant, files.c.file_id == file_id, _is_unexpired(files.c.expires_at, now)
         )
         return await self._first(query, FileRow)
 
@@ -72,7 +72,7 @@ class BatchStore(FurtherTables):
         self, tenant: str, now: float, *, after: FileRow | None, limit: int, purpose: str | None, newest: bool
     ) -> list[FileRow]:
         """A page of files in the order of their creation."""
-        query = select(files).where(files.c.tenant == tenant, _is_kept(files.c.expires_at, now))
+        query = select(files).where(files.c.tenant == tenant, _is_unexpired(files.c.expires_at, now))
         if purpose is not None:
             query = query.where(files.c.purpose == purpose)
         last = None if after is None else (after.created_at, after.file_id)
@@ -132,7 +132,7 @@ class BatchStore(FurtherTables):
         free = update(batches).where(batches.c.batch_id == batch_id, batches.c.status == was, is_free)
         return await self._change(free.values(owner=self._owner, lease_until=until))
 
-    async def keep(self, until: float) -> None:
+    async def extend_leases(self, until: float) -> None:
         """Extend the leases of all batches and lines that this process has claimed."""
         async with self._transaction() as connection:
             for table in (batches, lines):
@@ -175,7 +175,7 @@ class BatchStore(FurtherTables):
     async def release(self, batch_id: str) -> None:
         """Release this process's claim of a batch."""
         own = update(batches).where(batches.c.batch_id == batch_id, batches.c.owner == self._owner)
-        await self._change(own.values(**NOBODYS))
+        await self._change(own.values(**UNCLAIMED))
 
     async def claim_lines(
         self, batch_id: str, now: float, until: float, most: int, *, failed_before: bool = False
@@ -204,7 +204,7 @@ class BatchStore(FurtherTables):
 
     async def give_back(self, line: BatchLine, failures: int = 0) -> None:
         """Release the claim of a line, so that it waits again, and add ``failures`` to its count."""
-        waits = self._own(line).values(status="pending", failures=lines.c.failures + failures, **NOBODYS)
+        waits = self._own(line).values(status="pending", failures=lines.c.failures + failures, **UNCLAIMED)
         await self._change(waits)
 
     async def give_all_back(self) -> None:
@@ -213,9 +213,11 @@ class BatchStore(FurtherTables):
             await connection.execute(
                 update(lines)
                 .where(lines.c.owner == self._owner, lines.c.status == "running")
-                .values(status="pending", **NOBODYS)
+                .values(status="pending", **UNCLAIMED)
             )
-            await connection.execute(update(batches).where(batches.c.owner == self._owner).values(**NOBODYS))
+            await connection.execute(
+                update(batches).where(batches.c.owner == self._owner).values(**UNCLAIMED)
+            )
 
     async def finish(
         self, line: BatchLine, status: str, output: bytes, usage: UsageRow | None, tokens: LineTokens
@@ -223,7 +225,7 @@ class BatchStore(FurtherTables):
         """Store a line's result and its usage row; false, and nothing stored, when the claim was lost."""
         async with self._transaction() as connection:
             ended = await connection.execute(
-                self._own(line).values(status=status, output=output, **NOBODYS, **asdict(tokens))
+                self._own(line).values(status=status, output=output, **UNCLAIMED, **asdict(tokens))
             )
             if not ended.rowcount:
                 return False
@@ -239,7 +241,7 @@ class BatchStore(FurtherTables):
             await connection.execute(
                 update(lines)
                 .where(lines.c.batch_id == batch_id, _waits(now))
-                .values(status="unrun", **NOBODYS)
+                .values(status="unrun", **UNCLAIMED)
             )
             running = select(lines.c.place).where(lines.c.batch_id == batch_id, lines.c.status == "running")
             return (await connection.execute(running.limit(1))).first() is None
@@ -277,7 +279,7 @@ class BatchStore(FurtherTables):
         return [_row(one, kind) for one in await self._rows(query)]
 
 
-def _is_kept(expires_at: Any, now: float) -> Any:
+def _is_unexpired(expires_at: Any, now: float) -> Any:
     return or_(expires_at.is_(None), expires_at > now)
 
 

@@ -222,7 +222,7 @@ class KeyRing:
         return self._by_id.get(key_id)
 
     @property
-    def made(self) -> Sequence[StoredKey]:
+    def created(self) -> Sequence[StoredKey]:
         """The created keys that were not revoked, oldest first; expired ones included."""
         return tuple(self._by_id.values())
 

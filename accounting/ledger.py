@@ -130,7 +130,7 @@ class Ledger:
             more = self._store.prepared
             while more and not self._writer.closing:
                 # Under the writer's lock: SQLite allows one write at a time.
-                async with self._writer.turn:
+                async with self._writer.write_lock:
                     try:
                         more = await self._store.sum_a_day(int(self._options.unix_time() // DAY_S))
                     except LedgerUnavailable:
@@ -176,7 +176,7 @@ class Ledger:
         finally:
             if self._journal is not None:
                 await self._journal.close()
-            left = tuple(entry.row for entry in self._writer.leave() if entry.segment is None)
+            left = tuple(entry.row for entry in self._writer.take_remaining() if entry.segment is None)
             if left:
                 self._writer.lose(left, LossReason.CLOSED)
             await self._let_go()
@@ -202,7 +202,7 @@ class Ledger:
     @contextlib.asynccontextmanager
     async def _reading(self) -> AsyncIterator[None]:
         # With SQLite in memory all callers share one connection, and returning it to the pool rolls back.
-        lock = self._writer.turn if self._store.in_memory else contextlib.nullcontext()
+        lock = self._writer.write_lock if self._store.in_memory else contextlib.nullcontext()
         try:
             async with asyncio.timeout(DATABASE_CALL_S), lock:
                 yield

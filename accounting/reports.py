@@ -107,7 +107,7 @@ class UsageReport:
 
     def line(self, found: Mapping[str, Any]) -> dict[str, object]:
         """A line of the report; ``margin_tokens`` are billed tokens that were not computed."""
-        line: dict[str, object] = {name: _told(name, found[f"by_{name}"]) for name in self.by}
+        line: dict[str, object] = {name: _formatted(name, found[f"by_{name}"]) for name in self.by}
         # PostgreSQL returns sums of integers as decimals; a sum over no rows is NULL.
         sums = {name: int(found[name] or 0) for name in VALUES}
         # Cached tokens were not computed.
@@ -143,7 +143,7 @@ def too_many(lines: Sequence[object]) -> bool:
     return len(lines) > MAX_LINES
 
 
-def _told(name: str, value: Any) -> object:
+def _formatted(name: str, value: Any) -> object:
     if name == "day":
         return datetime.fromtimestamp(value * _HOURS_A_DAY * HOUR_S, UTC).date().isoformat()
     if name == "hour":

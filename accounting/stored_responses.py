@@ -90,7 +90,7 @@ class ResponseStore(FurtherTables):
             _unfinished(response).values(alive_until=until, status=response.status, body=response.body)
         )
 
-    async def not_again(self, response: StoredResponse) -> None:
+    async def forbid_rerun(self, response: StoredResponse) -> None:
         """Forbid other gateways to run the response again."""
         await self._change(_unfinished(response).values(again=None))
 

@@ -45,7 +45,7 @@ class Writer:
         self._wake = asyncio.Event()
         self._enough = asyncio.Event()
         # One batch at a time: the writer's loop and the flush at closing must not take the same rows.
-        self.turn = asyncio.Lock()
+        self.write_lock = asyncio.Lock()
         # Whether :meth:`stop` was called, and the event that signals it.
         self.closing = False
         self._closed = asyncio.Event()
@@ -109,7 +109,7 @@ class Writer:
         while self._outbox:
             await self._retrying(self._write_batch, rest=asyncio.sleep, ended=lambda: False)
 
-    def leave(self) -> tuple[PendingRow, ...]:
+    def take_remaining(self) -> tuple[PendingRow, ...]:
         """Remove and return the waiting rows."""
         left = tuple(self._outbox)
         self._outbox.clear()
@@ -159,7 +159,7 @@ class Writer:
         return await retrying(write) is not False
 
     async def _write_batch(self) -> None:
-        async with self.turn, self._bounded():
+        async with self.write_lock, self._bounded():
             batch = tuple(islice(self._outbox, self._options.batch_rows))
             unwritable: frozenset[str] = frozenset()
             try:
@@ -181,7 +181,7 @@ class Writer:
             self._options.emit(RowsWritten(len(batch) - len(bad)))
 
     async def _write_rows(self, rows: Sequence[UsageRow]) -> None:
-        async with self.turn, self._bounded():
+        async with self.write_lock, self._bounded():
             try:
                 await self._store.write(rows)
             except UnwritableRows as error:

@@ -26,7 +26,7 @@ from jinja2 import TemplateSyntaxError
 from msgspec import Struct, structs
 
 from budgeting.errors import TemplateRefused, TokenizerError
-from budgeting.forms import learn_form
+from budgeting.forms import learn_system_support
 from budgeting.template import CONTINUES, GENERATES, ChatTemplate, RenderElsewhere, left_open
 from budgeting.template_analysis import MARKER, Frame, frame_in
 from budgeting.template_input import shown_tools, texts_in
@@ -58,7 +58,7 @@ _MARKUP_TOKENS = 6
 # Rendered before a message to find what the message adds.
 _ANCHOR = Message(Role.USER, "x")
 _SYSTEM = Message(Role.SYSTEM, "x")
-_NONE_WEIGHED: tuple[Sequence[Message], list[tuple[int, ...] | None]] = (), []
+_NO_PIECES: tuple[Sequence[Message], list[tuple[int, ...] | None]] = (), []
 
 
 class EncodedChat(Struct, frozen=True):
@@ -93,7 +93,9 @@ class ChatTokenizer:
             )
         except TemplateSyntaxError as error:
             raise TokenizerError(files.folder, f"the chat template is malformed: {error}") from error
-        self._form = learn_form(lambda messages: self._template.render(messages, add_generation_prompt=False))
+        self._system_support = learn_system_support(
+            lambda messages: self._template.render(messages, add_generation_prompt=False)
+        )
         self._anchor = ""
         self._generation_ids: tuple[int, ...] = ()
         # Whether conversations are tokenized message by message.
@@ -104,7 +106,7 @@ class ChatTokenizer:
         counts_bytes = cache_bytes // _COUNTS_SHARE
         self._cache: TokenCache[tuple[int, ...]] = TokenCache(cache_bytes - 2 * counts_bytes)
         # The last conversation given to `unseen_chars`, and its cached pieces; the last thread's value stays.
-        self._weighed = _NONE_WEIGHED
+        self._last_pieces = _NO_PIECES
         self._counts: TokenCache[int] = TokenCache(counts_bytes)
         self._tool_counts: TokenCache[tuple[int, int]] = TokenCache(counts_bytes)
 
@@ -170,10 +172,10 @@ class ChatTokenizer:
             add_generation_prompt = add_generation_prompt and kwargs.get(GENERATES) is not False
         alone = self.per_message and messages and not (tools and self._template.reads_tools)
         alone = alone and CONTINUES not in kwargs
-        if alone and self._form.fold(messages, _opening(cuts)) is messages:
+        if alone and self._system_support.fold(messages, _opening(cuts)) is messages:
             # A plan needs the pieces twice: in `unseen_chars`, and here.
-            (weighed, pieces), self._weighed = self._weighed, _NONE_WEIGHED
-            if weighed != messages:
+            (last_messages, pieces), self._last_pieces = self._last_pieces, _NO_PIECES
+            if last_messages != messages:
                 pieces = self._pieces(messages)
             found = self._with_missing(pieces, messages)
             if found is not None:
@@ -205,7 +207,7 @@ class ChatTokenizer:
             kwargs=kwargs,
             guard=self._controls.guard if guarded else None,
         )
-        folded = self._form.fold(messages, _opening(cuts))
+        folded = self._system_support.fold(messages, _opening(cuts))
         asked = add_generation_prompt and kwargs.get(GENERATES) is not False and CONTINUES not in kwargs
         rendered = render(folded, add_generation_prompt=asked)
         if CONTINUES in kwargs and folded:
@@ -228,14 +230,14 @@ class ChatTokenizer:
     def as_sent(self, messages: Sequence[Message], opening: int) -> Sequence[Message]:
         """The conversation as the chat template takes it (:mod:`budgeting.forms`); its first ``opening``
         messages are the leading system messages."""
-        return self._form.fold(messages, opening)
+        return self._system_support.fold(messages, opening)
 
     def message_tokens(self, message: Message) -> int:
         """Tokens that a message adds after the first one, markup included.
 
         Exact when :attr:`per_message`; an estimate for planning otherwise.
         """
-        if self.per_message and (self._form.later or message.role is not Role.SYSTEM):
+        if self.per_message and (self._system_support.later or message.role is not Role.SYSTEM):
             piece = self._piece(message, first=False)
             if piece is not None:
                 return len(piece)
@@ -278,7 +280,7 @@ class ChatTokenizer:
         if self._template.is_bounded or (tools and self._template.reads_tools):
             return NEVER_INLINE_CHARS
         pieces = self._pieces(messages)
-        self._weighed = messages, pieces
+        self._last_pieces = messages, pieces
         return sum(
             [
                 (sum(map(len, message.texts)) if message.tool_calls else len(message.content))
@@ -357,13 +359,13 @@ class ChatTokenizer:
         frame = self._frames.get((first, message.role)) if message.plain else None
         if frame is not None:
             text = self._controls.guard(message.content) if guarded else message.content
-            return self._keep(key, texts, self._vocabulary.rendered_ids(frame.around(text), guarded=guarded))
+            return self._store(key, texts, self._vocabulary.rendered_ids(frame.around(text), guarded=guarded))
         piece = self._alone(message, first=first, guarded=guarded)
         if piece is None:
             return None
-        return self._keep(key, texts, self._vocabulary.rendered_ids(piece, guarded=guarded))
+        return self._store(key, texts, self._vocabulary.rendered_ids(piece, guarded=guarded))
 
-    def _keep(
+    def _store(
         self, key: tuple[bool, Message], texts: tuple[str, ...], found: Sequence[int]
     ) -> tuple[int, ...]:
         ids = self._vocabulary.shared(found)
@@ -412,13 +414,17 @@ class ChatTokenizer:
         start = None
         if cut and (not folded or cut <= opening):  # else the beginning alone is folded differently
             with suppress(TemplateRefused):  # the template may refuse the beginning alone
-                start = render(self._form.fold(messages[:cut], opening), add_generation_prompt=False)
+                start = render(
+                    self._system_support.fold(messages[:cut], opening), add_generation_prompt=False
+                )
         if start is not None and rendered.startswith(start):
             return len(start)
         # Rendered again with other words after the cut, the common beginning is what does not depend on those
         # messages. It may include the opening markup of the next message.
         others = [structs.replace(m, content="\ufdd3") for m in messages[cut:]]
-        start = render(self._form.fold([*messages[:cut], *others], opening), add_generation_prompt=False)
+        start = render(
+            self._system_support.fold([*messages[:cut], *others], opening), add_generation_prompt=False
+        )
         return len(commonprefix((start, rendered)))  # noqa: RUF071 - compares characters on purpose
 
 

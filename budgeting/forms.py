@@ -30,7 +30,7 @@ Render = Callable[[Sequence[Message]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class SystemMessageSupport:
     """Whether a template takes a ``leading`` system message, ``several``, a ``later`` one in the turns."""
 
     leading: bool = True
@@ -75,13 +75,13 @@ class Form:
         return (*folded, *(Message(Role.SYSTEM, text) for text in waiting))
 
 
-def learn_form(render: Render) -> Form:
+def learn_system_support(render: Render) -> SystemMessageSupport:
     """Learn what a template takes; ``render`` adds no generation prompt, and may raise TemplateRefused."""
     user, answer, system = Role.USER, Role.ASSISTANT, Role.SYSTEM
     if not _shows(render, (user,)):
-        return Form()  # the template takes no form known here
+        return SystemMessageSupport()  # the template takes no form known here
     leading = _shows(render, (system, user))
-    return Form(
+    return SystemMessageSupport(
         leading=leading,
         several=leading and _shows(render, (system, system, user)),
         later=_shows(render, (user, answer, system, user)) or not _shows(render, (user, answer, user)),

@@ -128,12 +128,12 @@ class BudgetPlanner:
 
     def _fitting(self, request: BudgetRequest) -> Fitting:
         reserve, budgets = self._reserve(request), request.budgets
-        summarizer, kept = None, reserve
+        summarizer, reserved = None, reserve
         if budgets is not None:
-            kept = reserve or default_reserve(self._max_model_len, budgets.total)
+            reserved = reserve or default_reserve(self._max_model_len, budgets.total)
             if request.summary is not SummaryKind.NONE and budgets.older_summary > 0:
                 summarizer = self._summarizers.get(request.summary, self._extractive)
-        allowed = self._max_model_len - (kept or 1)
+        allowed = self._max_model_len - (reserved or 1)
         if request.max_input_tokens is not None:
             allowed = min(allowed, request.max_input_tokens)
         return Fitting(
@@ -150,11 +150,11 @@ class BudgetPlanner:
         unknown = self._tokenizer.unknown_id(token_ids)
         if unknown is not None:
             raise UnknownTokenId(unknown, self._tokenizer.vocabulary)
-        needed, kept = len(token_ids), reserve or 1
-        allowed = min(self._max_model_len - kept, max_input_tokens or self._max_model_len)
+        needed, reserved = len(token_ids), reserve or 1
+        allowed = min(self._max_model_len - reserved, max_input_tokens or self._max_model_len)
         if needed > allowed:
             raise ContextTooLong(
-                section=PromptSection.RECENT_TURNS, needed=needed, allowed=allowed, reserve=kept
+                section=PromptSection.RECENT_TURNS, needed=needed, allowed=allowed, reserve=reserved
             )
         return Plan(
             messages=(),

@@ -36,7 +36,7 @@ class TokenCache(Generic[V]):
         entry = self._old.get(key)
         if entry is None:
             return None
-        self._keep(key, entry)
+        self._store(key, entry)
         return entry[0]
 
     def get_all(self, keys: Sequence[Hashable]) -> list[V | None]:
@@ -45,16 +45,16 @@ class TokenCache(Generic[V]):
             at = entries.index(None, at + 1)
             entries[at] = entry = old.get(keys[at])
             if entry is not None:
-                self._keep(keys[at], entry)
+                self._store(keys[at], entry)
         return [None if entry is None else entry[0] for entry in entries]
 
     def put(self, key: Hashable, value: V, size: int) -> None:
         """Store a value; ``size`` is its bytes, the text of the key included."""
         size += ENTRY_BYTES
         if size <= self._largest:
-            self._keep(key, (value, size))
+            self._store(key, (value, size))
 
-    def _keep(self, key: Hashable, entry: tuple[V, int]) -> None:
+    def _store(self, key: Hashable, entry: tuple[V, int]) -> None:
         with self._lock:
             if key in self._young:
                 return

@@ -139,7 +139,7 @@ class GroupedAttention:
         self.kernel = kernel
         self._most_keys = MOST_KEYS if device.type == "cpu" else sys.maxsize
 
-    def arrange(self, widths: list[int], contexts: list[int]) -> list[list[int]]:
+    def group_sequences(self, widths: list[int], contexts: list[int]) -> list[list[int]]:
         """The groups of a step, given the query and key counts of its sequences."""
         if self.kernel is None:
             return group_by_shape(widths, contexts, self._most_keys)

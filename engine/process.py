@@ -113,27 +113,31 @@ class Channel:
 
 def serve(engine: "Engine", channel: Channel) -> None:
     """Execute commands and step until the parent closes its end."""
-    desk = AdapterCommands(engine)
-    while (commands := channel.receive(_patience_s(engine, desk))) is not None:
-        outputs = [output for command in commands if (output := _apply(engine, desk, command)) is not None]
-        for settled in desk.settle():
+    adapter_commands = AdapterCommands(engine)
+    while (commands := channel.receive(_command_wait_s(engine, adapter_commands))) is not None:
+        outputs = [
+            output
+            for command in commands
+            if (output := _apply(engine, adapter_commands, command)) is not None
+        ]
+        for settled in adapter_commands.settle():
             channel.send(settled)
         if engine.has_work:
             outputs += engine.step()
         channel.send(StepOutputs(tuple(outputs), engine.signals))
 
 
-def _patience_s(engine: "Engine", desk: AdapterCommands) -> float | None:
+def _command_wait_s(engine: "Engine", adapter_commands: AdapterCommands) -> float | None:
     """How long to wait for a command: 0 if there is work, None (no limit) if there is none."""
     if engine.has_work:
         return 0.0
-    return ADAPTER_POLL_S if desk.is_busy else None
+    return ADAPTER_POLL_S if adapter_commands.is_busy else None
 
 
-def _apply(engine: "Engine", desk: AdapterCommands, command: Command) -> SequenceOutput | None:
+def _apply(engine: "Engine", adapter_commands: AdapterCommands, command: Command) -> SequenceOutput | None:
     """Execute one command; returns an error output for a refused request."""
     if isinstance(command, LoadAdapter | UnloadAdapter):
-        desk.take(command)
+        adapter_commands.take(command)
     elif isinstance(command, Abort):
         engine.abort(command.request_id)
     elif isinstance(command, Add):

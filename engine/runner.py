@@ -109,7 +109,7 @@ class ModelRunner:
     def _run(self, chunks: Seq[Chunk]) -> StepResult:
         for chunk in chunks:
             self._update_table(chunk)
-        members = self._model.attention.arrange([c.length for c in chunks], [c.end for c in chunks])
+        members = self._model.attention.group_sequences([c.length for c in chunks], [c.end for c in chunks])
         order = list(chain.from_iterable(members))
         ordered = [chunks[index] for index in order]
         starts = np.array([chunk.start for chunk in ordered])

@@ -95,11 +95,11 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], dict
     if logprobs is None:
         return tokens, {}
     wanted = [draws[row].params.logprobs or 0 for row in asked]
-    entries = _tell(logprobs, [tokens[row] for row in asked], wanted)
+    entries = _logprob_entries(logprobs, [tokens[row] for row in asked], wanted)
     return tokens, dict(zip(asked, entries, strict=True))
 
 
-def _tell(logprobs: torch.Tensor, tokens: list[int], wanted: list[int]) -> list[TokenIdLogprob]:
+def _logprob_entries(logprobs: torch.Tensor, tokens: list[int], wanted: list[int]) -> list[TokenIdLogprob]:
     """For each row the log-probability of its token, and the ``wanted`` highest log-probabilities."""
     chosen = logprobs.gather(-1, torch.tensor(tokens, device=logprobs.device).unsqueeze(1))
     best = logprobs.topk(max(wanted), dim=-1)

@@ -140,7 +140,7 @@ class Journey:
             expected = self.admission.expected_output(demand)
             cost = partial(estimated_cost, row, backend, demand.input_tokens, expected, self.accounts.price)
             tokens_held = demand.input_tokens + expected
-            urgent.over()  # the request may wait now; otherwise no turn of the loop passes
+            urgent.end()  # the request may wait now; otherwise no turn of the loop passes
             reservation = await self.limiter.reserve(request.caller, tokens_held, cost, backend.model)
             with (
                 Settling(reservation, demand.input_tokens, stream) as tokens,

@@ -238,7 +238,7 @@ class StreamStatus:
     """
 
     number: int
-    standing: str
+    state: str
 
 
 def state_families(figures: tuple[bool, Mapping[str, StreamStatus]]) -> Iterator[Metric]:
@@ -255,7 +255,7 @@ def state_families(figures: tuple[bool, Mapping[str, StreamStatus]]) -> Iterator
         "sluice_state_stream_in_step",
         "0 when the store lost records that are in force here, holds one that cannot be applied, or was "
         "never reached.",
-        {name: float(stream.standing == "following") for name, stream in streams.items()},
+        {name: float(stream.state == "following") for name, stream in streams.items()},
         "stream",
     )
 

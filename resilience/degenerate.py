@@ -89,7 +89,7 @@ class Detector:
 
     def take(self, text: str, tokens: int, token_ids: tuple[int, ...]) -> Sign | None:
         """Take the next piece, its number of tokens, and their ids if reported; returns the sign, if any."""
-        garbled = REPLACEMENT in text and self._garbled(text)
+        garbled = REPLACEMENT in text and self._replaced_too_often(text)
         self._chars += len(text)
         if garbled:
             return Sign.REPLACEMENT
@@ -115,7 +115,7 @@ class Detector:
             )
         return self._text.take(text)
 
-    def _garbled(self, text: str) -> bool:
+    def _replaced_too_often(self, text: str) -> bool:
         most, places = self._limits.replacement_chars, self._replaced
         for at, char in enumerate(text, self._chars):
             if char == REPLACEMENT:

@@ -172,7 +172,7 @@ class BackendFailure(Exception):
         message: for an operator; never contains prompt text or a secret.
         retry_after_s: the backend's Retry-After, seconds.
         param: the field of the request that is at fault.
-        final: the same backend is not asked again, whatever the policy permits.
+        no_retry_here: the same backend is not asked again, whatever the policy permits.
         isolated: only a part of the backend failed, and the rest still serves.
     """
 
@@ -183,13 +183,13 @@ class BackendFailure(Exception):
         *,
         retry_after_s: float | None = None,
         param: str | None = None,
-        final: bool = False,
+        no_retry_here: bool = False,
         isolated: bool = False,
     ) -> None:
         self.kind = kind
         self.retry_after_s = retry_after_s
         self.param = param
-        self.final = final
+        self.no_retry_here = no_retry_here
         self.isolated = isolated
         super().__init__(message)
 

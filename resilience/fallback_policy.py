@@ -213,15 +213,15 @@ class FallbackPolicy:
         kind: FailureKind,
         *,
         moved: bool,
-        again: Callable[[], bool] = lambda: False,
+        may_retry: Callable[[], bool] = lambda: False,
         away: bool = False,
     ) -> None:
         """Record the failure of a backend.
 
         Args:
             moved: it gave a part of the answer before, and could resume it.
-            again: takes one more request for a whole answer from the retry budget, if possible; called only
-                if the retry loop does not repeat this kind of failure.
+            may_retry: takes one more request for a whole answer from the retry budget, if possible; called
+                only if the retry loop does not repeat this kind of failure.
             away: the backend's own state says that it takes no work.
         """
         repeats = kind not in _NOT_AGAIN and not POLICIES[kind].retries_same
@@ -229,7 +229,7 @@ class FallbackPolicy:
             self._on_leg(LegEvent.MOVED, [backend])
             self._on_primary_engine(EngineEvent.PROGRESS)
             self._futile_restarts = 0
-        elif repeats and self._legs[backend] in _MAY_REPEAT and again():
+        elif repeats and self._legs[backend] in _MAY_REPEAT and may_retry():
             self._on_leg(LegEvent.REPEAT, [backend])
         else:
             self._on_leg(LegEvent.FAILED, [backend])

@@ -32,7 +32,7 @@ class Heartbeat:
         self._since: float | None = None
         self._computed_before = 0
 
-    def working(self, now: float) -> None:
+    def got_work(self, now: float) -> None:
         """Record that the engine got work; if it was idle, its next step begins now."""
         if self._since is None:
             self._since = now

@@ -131,14 +131,14 @@ class ResponseCache:
     def remember(
         self,
         key: Callable[[], str],
-        kept: CachedAnswer,
+        answer: CachedAnswer,
         question: Callable[[], Question | None] = lambda: None,
     ) -> None:
         """Queue an answer to be stored; ``key`` and ``question`` are called later, in another thread."""
         if len(self._outbox) >= self._outbox_size:
             self._emit(AnswersLost(1, "outbox_full"))
             return
-        self._outbox.append((key, kept, question, self._clock()))
+        self._outbox.append((key, answer, question, self._clock()))
         self._wake.set()
 
     async def run(self) -> None:
@@ -154,7 +154,7 @@ class ResponseCache:
 
     async def flush(self) -> None:
         while self._outbox:
-            await self._keep([self._outbox.popleft() for _ in range(min(BATCH, len(self._outbox)))])
+            await self._store_batch([self._outbox.popleft() for _ in range(min(BATCH, len(self._outbox)))])
 
     async def _look(
         self, key: str, limit_s: float, question: Question | None
@@ -163,7 +163,7 @@ class ResponseCache:
         async with asyncio.timeout_at(deadline):
             entry = await self._store.get(key)
         if entry is not None:
-            return Lookup.EXACT, entry.kept
+            return Lookup.EXACT, entry.answer
         if question is None:
             return Lookup.MISS, None
         vector = await self._vector(question, limit_s / 2)
@@ -173,14 +173,15 @@ class ResponseCache:
             found = await self._most_similar(question, vector)
         return (Lookup.MISS if found is None else Lookup.SIMILAR), found
 
-    async def _keep(self, batch: Sequence[_Waiting]) -> None:
+    async def _store_batch(self, batch: Sequence[_Waiting]) -> None:
         if self._clock() < self._rest_until:
             self._emit(AnswersLost(len(batch), "store"))
             return
         try:
             described = await asyncio.to_thread(
                 lambda: [
-                    (StoredAnswer(key(), kept, put_at), question()) for key, kept, question, put_at in batch
+                    (StoredAnswer(key(), answer, put_at), question())
+                    for key, answer, question, put_at in batch
                 ]
             )
         except Exception as error:  # a defect; it must not end the loop
@@ -257,7 +258,7 @@ class ResponseCache:
         likely = await asyncio.to_thread(nearest, vector, candidates, question.threshold)
         for similarity, key in likely:
             if (entry := await self._store.get(key)) is not None:
-                return replace(entry.kept, similarity=similarity)
+                return replace(entry.answer, similarity=similarity)
         return None
 
     def _failed(self, error: StoreError | TimeoutError) -> None:

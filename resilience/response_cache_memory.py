@@ -83,4 +83,4 @@ class MemoryStore:
 
 def _size(entry: StoredAnswer) -> int:
     # Python takes at most four bytes a character.
-    return ENTRY_BYTES + 4 * (len(entry.kept.text) + len(entry.kept.reasoning or "")) + len(entry.vector)
+    return ENTRY_BYTES + 4 * (len(entry.answer.text) + len(entry.answer.reasoning or "")) + len(entry.vector)

@@ -70,8 +70,8 @@ class RedisStore:
         try:
             async with self.client.pipeline(transaction=False) as pipeline:
                 for entry in entries:
-                    kept = entry.kept
-                    row = _Row(kept.text, kept.finish_reason, entry.put_at, kept.reasoning)
+                    answer = entry.answer
+                    row = _Row(answer.text, answer.finish_reason, entry.put_at, answer.reasoning)
                     pipeline.set(self._name(entry.key), msgspec.msgpack.encode(row), px=ttl_ms)
                     if entry.shelf is not None:
                         shelf = self._shelf(entry.shelf)

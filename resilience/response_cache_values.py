@@ -47,7 +47,7 @@ class StoredAnswer:
     """
 
     key: str
-    kept: CachedAnswer
+    answer: CachedAnswer
     put_at: float
     shelf: str | None = None
     vector: bytes = b""

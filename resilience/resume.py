@@ -67,24 +67,24 @@ class ResumePoint:
     Args:
         token_ids: the ids that are kept; the next token is generated after them.
         held: text of the last kept id that the caller does not have; it is sent first.
-        again: the end of the caller's text that the ids do not cover; the new output repeats it, and it is
-            not sent again. One of ``held`` and ``again`` is empty.
+        repeated: the end of the caller's text that the ids do not cover; the new output repeats it, and it is
+            not sent again. One of ``held`` and ``repeated`` is empty.
     """
 
     token_ids: tuple[int, ...]
     held: str = ""
-    again: str = ""
+    repeated: str = ""
 
     def covered(self, text: str) -> str:
         """The text of ``token_ids``, if the caller has ``text``."""
-        return text[: len(text) - len(self.again)] + self.held
+        return text[: len(text) - len(self.repeated)] + self.held
 
 
 def align(token_ids: Sequence[int], text: str, token_bytes: Callable[[int], bytes]) -> ResumePoint | None:
     """The point after the caller's ``text``: the fewest of the reported ids that cover it.
 
     When the last of these ids covers more than the text, the rest is ``held``. When they end inside a
-    character, ids are dropped back to the end of a character, and the text after it is generated ``again``.
+    character, ids are dropped back to the end of a character, and the text after it is ``repeated``.
     ``None`` when ids and text belong to different answers.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -101,7 +101,7 @@ def align(token_ids: Sequence[int], text: str, token_bytes: Callable[[int], byte
     if ends == kept and covered >= len(text):
         return ResumePoint(tuple(token_ids[:kept]), held=rest)
     # The ids end inside a character or before the text's end: an earlier resumption did not repeat all of it.
-    return ResumePoint(tuple(token_ids[:ends]), again=text[covered:])
+    return ResumePoint(tuple(token_ids[:ends]), repeated=text[covered:])
 
 
 class Mismatch(Exception):
@@ -121,7 +121,7 @@ class Splice:
         token_bytes: Callable[[int], bytes] = lambda _: b"",
     ) -> None:
         self._held = point.held
-        self._again = point.again
+        self._repeated = point.repeated
         self._stop = tuple(stop)
         self._token_bytes = token_bytes
         self._new = bytearray()  # bytes of new tokens whose text the engine held back
@@ -129,15 +129,15 @@ class Splice:
     @property
     def joined(self) -> bool:
         """Whether further output is passed on unchanged."""
-        return not self._held and not self._again
+        return not self._held and not self._repeated
 
     def take(self, text: str, token_ids: Sequence[int] = ()) -> str:
-        """The part of a piece that the caller lacks. Raises Mismatch if it does not repeat ``again``."""
-        if self._again:
-            length = min(len(text), len(self._again))
-            if text[:length] != self._again[:length]:
+        """The part of a piece that the caller lacks. Raises Mismatch if it does not repeat the text."""
+        if self._repeated:
+            length = min(len(text), len(self._repeated))
+            if text[:length] != self._repeated[:length]:
                 raise Mismatch
-            self._again, text = self._again[length:], text[length:]
+            self._repeated, text = self._repeated[length:], text[length:]
         if self._held and text:
             text, self._held = self._held + text, ""
         elif self._held and self._stop:
@@ -150,7 +150,7 @@ class Splice:
 
         Raises Mismatch when the call ended before it repeated the text.
         """
-        if self._again:
+        if self._repeated:
             raise Mismatch
         held, self._held = self._held, ""
         whole = held + self._new.decode(errors="replace")
@@ -190,7 +190,7 @@ def plan_resumption(
     for mode in modes:
         if mode is ResumeMode.EXACT:
             point = align(token_ids, text, spelling.token_bytes)
-            if point is not None and (repeats or not point.again):
+            if point is not None and (repeats or not point.repeated):
                 splice = Splice(point, stop, spelling.token_bytes)
                 return Resumption(mode, point.covered(text), point.token_ids, splice)
         elif mode is ResumeMode.SPELLED:

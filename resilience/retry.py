@@ -50,7 +50,7 @@ class RetryPolicy:
         policy = failure.policy
         asked_s = failure.retry_after_s or 0.0
         # No retry if the backend asks for a wait above the longest one.
-        if failure.final or attempt.number > policy.retries_same or asked_s > policy.longest_wait_s:
+        if failure.no_retry_here or attempt.number > policy.retries_same or asked_s > policy.longest_wait_s:
             return None
         doubled_s = (
             policy.first_wait_s * 2.0 ** (attempt.number - 1) * (1.0 + self.random.uniform(0.0, JITTER))

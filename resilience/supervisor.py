@@ -184,7 +184,7 @@ class Supervisor:
         """
         return abs(self._ready_at - now) if self.state is SupervisorState.RESTARTING else None
 
-    def begun(self, now: float) -> None:
+    def load_begun(self, now: float) -> None:
         """Record that the engine begins to load."""
         self._load_from = now
         self._ready_at = now + self._load_s
@@ -210,8 +210,8 @@ class Supervisor:
         """Record that the engine is being stopped on purpose: from now on nothing is a loss."""
         self.state = SupervisorState.STOPPED
 
-    def working(self, now: float) -> None:
-        self._heartbeat.working(now)
+    def got_work(self, now: float) -> None:
+        self._heartbeat.got_work(now)
 
     def stepped(self, now: float, *, unfinished: bool, computed_tokens: int) -> None:
         self._heartbeat.stepped(now, unfinished=unfinished, computed_tokens=computed_tokens)

@@ -37,7 +37,7 @@ class Turns:
         await turn
 
     def urgent(self) -> "Urgent":
-        """``with urgent() as work``: pieces wait until the end of the block, or until ``work.over()``."""
+        """``with urgent() as work``: pieces wait until the end of the block, or until ``work.end()``."""
         return Urgent(self)
 
     @property
@@ -45,11 +45,11 @@ class Turns:
         """Whether there is urgent work."""
         return self._urgent > 0
 
-    def begun(self) -> None:
+    def urgent_begun(self) -> None:
         """Count urgent work that has begun."""
         self._urgent += 1
 
-    def over(self) -> None:
+    def urgent_ended(self) -> None:
         """Count urgent work that has ended."""
         self._urgent -= 1
         held = self._held
@@ -83,15 +83,15 @@ class Urgent(Struct, eq=False):
 
     def __enter__(self) -> "Urgent":
         if self._turns is not None:
-            self._turns.begun()
+            self._turns.urgent_begun()
         return self
 
-    def over(self) -> None:
+    def end(self) -> None:
         """End the urgent work; a second call changes nothing."""
         turns, self._turns = self._turns, None
         if turns is not None:
-            turns.over()
+            turns.urgent_ended()
 
     def __exit__(self, *_: object) -> None:
         if self._turns is not None:
-            self.over()
+            self.end()

@@ -130,7 +130,7 @@ class KeyAdmin:
 
     def show_all(self) -> list[KeyShown]:
         """Return the created keys that were not revoked, oldest first, without secrets."""
-        return [self._shown(key) for key in self.ring.made]
+        return [self._shown(key) for key in self.ring.created]
 
     async def create(self, given: KeyBody, *, who: str) -> KeyMadeBody:
         """Create a key; only this answer has its secret. Raises InvalidRequest, Forbidden (too many keys)."""

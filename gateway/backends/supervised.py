@@ -194,7 +194,7 @@ class SupervisedHost:
 
     def working(self) -> None:
         """Note that the engine gets work: an idle one begins a step."""
-        self._supervisor.working(self._clock())
+        self._supervisor.got_work(self._clock())
 
     def notice_death(self) -> None:
         """Check whether the engine is dead; a failed request may detect that first."""
@@ -210,7 +210,7 @@ class SupervisedHost:
 
     async def start(self) -> EngineFacts:
         """Start the first engine. Raises EngineStartError."""
-        self._supervisor.begun(self._clock())
+        self._supervisor.load_begun(self._clock())
         self.facts = await self._run.host.start()
         self._first_blocks = self.facts.total_blocks
         self._supervisor.started(self._clock())
@@ -319,7 +319,7 @@ class SupervisedHost:
         async with self.starting:
             started_at = self._clock()
             run = self._run = self._new_run()
-            self._supervisor.begun(started_at)
+            self._supervisor.load_begun(started_at)
             self._oom_counts = deque([(started_at, self._oom_kills())])
             error = await self._load(run)
         now = self._clock()

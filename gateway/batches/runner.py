@@ -159,7 +159,7 @@ class BatchRunner:
             if not self._running and not self._busy:
                 continue
             try:
-                await self._files.store.keep(self._unix_time() + LEASE_S)
+                await self._files.store.extend_leases(self._unix_time() + LEASE_S)
             except LedgerUnavailable as error:
                 self._log.warning("claims are not kept", reason=str(error))
 

@@ -261,7 +261,9 @@ class EmbeddingJourney:
                     slot.first_token(None)
             except (Refused, BackendFailure) as error:
                 failure = error
-                if isinstance(error, BackendFailure) and (error.final or not error.policy.other_backend):
+                if isinstance(error, BackendFailure) and (
+                    error.no_retry_here or not error.policy.other_backend
+                ):
                     break
                 continue
             if len(made.results) != len(part.inputs):

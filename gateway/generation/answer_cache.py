@@ -49,11 +49,11 @@ class AnswerCache:
         """
         if self._cache is None or not worth_keeping(answer):
             return
-        kept = CachedAnswer(answer.output_text, answer.finish_reason.value, answer.reasoning)
+        stored = CachedAnswer(answer.output_text, answer.finish_reason.value, answer.reasoning)
         whole = answer.finish_reason is FinishReason.STOP
         self._cache.remember(
             lambda: key_of(job, self._deployment),
-            kept,
+            stored,
             lambda: question_of(job, self._deployment) if whole else None,
         )
 
@@ -98,7 +98,7 @@ def question_of(job: Job, deployment: str) -> Question | None:
     if not text.strip() or len(text) > MAX_QUESTION_CHARS:
         return None
     others = [*messages[:latest], replace(messages[latest], content=""), *messages[latest + 1 :]]
-    shelf = digest_of(
+    equality_key = digest_of(
         [
             "similar",
             similar.model,
@@ -109,7 +109,7 @@ def question_of(job: Job, deployment: str) -> Question | None:
             *map(repr, others),
         ]
     )
-    return Question(text, shelf, job.request.caller.tenant, similar.model, similar.threshold)
+    return Question(text, equality_key, job.request.caller.tenant, similar.model, similar.threshold)
 
 
 def _evidence(request: GenerateRequest) -> Iterator[str]:

@@ -124,12 +124,12 @@ class Dispatcher:
             work, resumption = await attempts.next(this)
             if resumption is not None:
                 completion = await self._resume(work, resumption, attempts, backend, stream)
-                return await _checked(completion, work, attempts, stream, again=False)
+                return await _checked(completion, work, attempts, stream, may_retry=False)
             may_repeat = this.number == 1
             completion = await self._generate(
                 backend, work, stream.take, attempts, lambda: may_repeat and not stream.committed
             )
-            return await _checked(completion, work, attempts, stream, again=may_repeat)
+            return await _checked(completion, work, attempts, stream, may_retry=may_repeat)
 
     async def _resume(
         self,
@@ -165,22 +165,22 @@ class Dispatcher:
         return replace(completion, usage=usage)
 
     def _generate(
-        self, backend: Backend, work: Work, out: DeltaSink, attempts: Attempts, again: Callable[[], bool]
+        self, backend: Backend, work: Work, out: DeltaSink, attempts: Attempts, may_retry: Callable[[], bool]
     ) -> Awaitable[Completion]:
-        generating = self._output_guard.generate(backend, work, out, again=again, note=attempts.note)
+        generating = self._output_guard.generate(backend, work, out, may_retry=may_retry, note=attempts.note)
         buffer = attempts.buffer
         return generating if buffer is None or not buffer.holding else buffer.run(generating)
 
 
 async def _checked(
-    completion: Completion, work: Work, attempts: Attempts, stream: AnswerStream, *, again: bool
+    completion: Completion, work: Work, attempts: Attempts, stream: AnswerStream, *, may_retry: bool
 ) -> Completion:
     """Check the tool calls of an answer; the completion of a choice with a faulty call ends with an error.
 
     If a stop string may have ended the answer, a last call that is not JSON counts as cut, and its choice
     ends with the reason ``length``.
 
-    ``again``: the answer may be generated again if the caller has no part of it.
+    ``may_retry``: the answer may be generated again if the caller has no part of it.
 
     Raises BackendFailure: ``degenerate_output`` for a faulty call if the answer is generated again;
     ``stream_broken`` if the finish reasons contradict the events.
@@ -191,7 +191,7 @@ async def _checked(
     if stream.events is None and FinishReason.TOOL_CALLS not in reasons:
         return completion
     # A greedy request would generate the same again.
-    again = again and not stream.committed and work.sampling.temperature != 0.0
+    may_retry = may_retry and not stream.committed and work.sampling.temperature != 0.0
     found: list[CallOutcome] = []
     tools = stream.origin.plan.tools if stream.origin is not None else ()
     for index, reason in enumerate(reasons):
@@ -203,7 +203,7 @@ async def _checked(
         if maybe_stopped and outcomes and outcomes[-1] is CallOutcome.NOT_JSON:
             outcomes[-1], reasons[index] = CallOutcome.CUT, FinishReason.LENGTH
         fault = fault_of(calls, outcomes)
-        if fault is not None and again:
+        if fault is not None and may_retry:
             stream.call_outcomes[CallOutcome.RETRIED] += len(calls)
             raise BackendFailure(FailureKind.DEGENERATE_OUTPUT, fault)
         found += outcomes

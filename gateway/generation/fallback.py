@@ -321,8 +321,10 @@ class FallbackChain:
         policy.failed(
             backend.name,
             cause.kind,
-            moved=moved and not cause.final,
-            again=lambda: repeatable and not cause.final and self._dispatcher.affords(backend, cause.kind),
+            moved=moved and not cause.no_retry_here,
+            may_retry=lambda: (
+                repeatable and not cause.no_retry_here and self._dispatcher.affords(backend, cause.kind)
+            ),
             away=backend.state is not BackendState.READY,
         )
 

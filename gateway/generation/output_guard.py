@@ -44,20 +44,21 @@ class OutputGuard:
         work: Work,
         out: DeltaSink,
         *,
-        again: Callable[[], bool],
+        may_retry: Callable[[], bool],
         note: Callable[[str], None],
     ) -> Completion:
         """Generate ``work`` on ``backend``.
 
         Args:
             out: takes each chunk except the one that exceeds a limit.
-            again: whether the work may be repeated from the start: the caller has no part of the answer, and
-                this was the first attempt.
+            may_retry: whether the work may be repeated from the start: the caller has no part of the answer,
+                and this was the first attempt.
             note: takes a warning for the caller if the answer is ended.
 
         Raises:
-            BackendFailure: the backend's own; or ``degenerate_output``, final unless it may be tried again.
-                A failure that only an adapter's weights caused is isolated, and names ``adapter_id``.
+            BackendFailure: the backend's own; or ``degenerate_output``, with ``no_retry_here`` unless it may
+                be tried again. A failure that only an adapter's weights caused is isolated, and names
+                ``adapter_id``.
         """
         # An echoed prompt is the caller's own text, and may repeat itself. With ignore_eos, as in load tests,
         # the text after the model's end often repeats itself.
@@ -73,10 +74,10 @@ class OutputGuard:
                     raise
                 raise blamed from failure
             # The reader raised it: the backend has released all resources of this call.
-            action = self._choose(work, again)
+            action = self._choose(work, may_retry)
             self._emit(Degenerated(backend.name, reader.sign, action.value, reader.tokens))
             if action is not Action.END:
-                raise _failure(reader.sign, final=action is Action.ABORT) from None
+                raise _failure(reader.sign, no_retry_here=action is Action.ABORT) from None
             note(f"the answer was ended after {reader.tokens} tokens because it {_WHAT[reader.sign]}")
             return reader.end(work)
         self._blame.answered(backend.name, work.adapter.adapter_id if work.adapter is not None else None)
@@ -93,15 +94,15 @@ class OutputGuard:
             failure.kind,
             f"with adapter {adapter_id}: {failure}",
             param=PARAM,
-            final=failure.final,
+            no_retry_here=failure.no_retry_here,
             isolated=True,
         )
 
-    def _choose(self, work: Work, again: Callable[[], bool]) -> Action:
+    def _choose(self, work: Work, may_retry: Callable[[], bool]) -> Action:
         if self._action is not Action.RETRY:
             return self._action
         # A greedy request would generate the same again.
-        return Action.RETRY if work.sampling.temperature != 0.0 and again() else Action.END
+        return Action.RETRY if work.sampling.temperature != 0.0 and may_retry() else Action.END
 
 
 class _Reader:
@@ -171,5 +172,7 @@ class _Reader:
         return Completion(FinishReason.ERROR, usage, queue_wait_s, others)
 
 
-def _failure(sign: Sign, *, final: bool = False) -> BackendFailure:
-    return BackendFailure(FailureKind.DEGENERATE_OUTPUT, f"the answer {_WHAT[sign]}", final=final)
+def _failure(sign: Sign, *, no_retry_here: bool = False) -> BackendFailure:
+    return BackendFailure(
+        FailureKind.DEGENERATE_OUTPUT, f"the answer {_WHAT[sign]}", no_retry_here=no_retry_here
+    )

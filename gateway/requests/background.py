@@ -187,7 +187,7 @@ class BackgroundResponses:
 
     async def show(self, begun: BackgroundRun) -> None:
         """Record that a client receives the response's events from now on. Raises LedgerUnavailable."""
-        await self._keep.store.not_again(begun.row)
+        await self._keep.store.forbid_rerun(begun.row)
 
     async def start(self, asked: ResponsesRequest, run: Run) -> BackgroundRun:
         """Store a response as queued, and start it. Raises LedgerUnavailable, RateLimited."""

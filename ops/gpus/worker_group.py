@@ -99,15 +99,15 @@ def worker_environ(environ: Mapping[str, str], placement: WorkerPlacement, key: 
 
     The worker accepts only the front gateway's key.
     """
-    kept = {
+    environ = {
         name: value
         for name, value in environ.items()
         if not (name.startswith(ENV_PREFIX) and "__" in name)
         and name not in ENGINE_ENV
         and name != "SLUICE_ADMIN_KEY"
     }
-    kept[FRONT_KEY] = key
-    kept[NUMBER_VARIABLE] = str(placement.number)
+    environ[FRONT_KEY] = key
+    environ[NUMBER_VARIABLE] = str(placement.number)
     if placement.devices is not None:
-        kept[DEVICE_VARIABLE] = placement.devices
-    return kept
+        environ[DEVICE_VARIABLE] = placement.devices
+    return environ

@@ -76,7 +76,7 @@ def make_application(
         max_ongoing_requests=settings.engine.max_num_seqs + ENGINE_MARGIN,
         max_queued_requests=settings.admission.max_queue + ENGINE_MARGIN,
         request_router_config=_router(ray),
-        **_careful(ray),
+        **_lifecycle_options(ray),
         **_replicas(ray.engines_min, ray.engines_max, ray, _engine_scaling(settings)),
         **placement_of(settings.engine, num_cpus=ray.engine_cpus, num_gpus=ray.engine_gpus),
     )
@@ -91,7 +91,7 @@ def make_application(
             ray,
             {"target_ongoing_requests": ray.gateway_target_requests or float(settings.engine.max_num_seqs)},
         ),
-        **_careful(ray),
+        **_lifecycle_options(ray),
     )
     return gateways.bind(engines.bind(place))
 
@@ -127,14 +127,14 @@ def _gateway_class(place: ClusterPlace) -> type:
 
         def check_health(self) -> None:
             """Raise RuntimeError if the gateway has ended, so that Serve replaces this ingress replica."""
-            if self.app.state.over:  # type: ignore[attr-defined]
+            if self.app.state.ended:  # type: ignore[attr-defined]
                 raise RuntimeError("the gateway's own loops have ended")
 
     wrapped: type = serve.ingress(app)(Gateway)
     return wrapped
 
 
-def _careful(ray: RaySection) -> dict[str, Any]:
+def _lifecycle_options(ray: RaySection) -> dict[str, Any]:
     """Options for health checks, graceful shutdown and rolling updates."""
     return {
         "graceful_shutdown_wait_loop_s": DRAIN_LOOK_S,

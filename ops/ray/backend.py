@@ -62,7 +62,7 @@ class RayBackend:
 
     Args:
         kind: the engine's kind, as shown in answers.
-        teller: the name under which this gateway reports to the replicas.
+        reporter_name: the name under which this gateway reports to the replicas.
         max_running: most sequences in one replica's batch.
         queued: returns the number of requests that wait here for this backend, for autoscaling.
         on_max_model_len: called with the longest sequence that all replicas' engines support, in tokens.
@@ -77,7 +77,7 @@ class RayBackend:
     continues: frozenset[Continue]
     section: RaySection
     max_running: int
-    teller: str
+    reporter_name: str
     queued: Callable[[], int]
     on_max_model_len: Callable[[int], None]
     clock: Callable[[], float]
@@ -87,7 +87,7 @@ class RayBackend:
         self._ready: tuple[ReplicaSignals, ...] = ()
         # Replicas that reported figures before, with the number of rounds since then without figures.
         self._missing: Mapping[str, int] = {}
-        self._heard_at = self.clock()  # time of the last figures or piece of an answer
+        self._reported_at = self.clock()  # time of the last figures or piece of an answer
         self._stopped = False
         self._news = asyncio.Event()
         self._log = structlog.get_logger("ops.ray").bind(backend=self.name)
@@ -139,20 +139,20 @@ class RayBackend:
         least_s = LEAST_TIMEOUT_S if self._ready else FIRST_TIMEOUT_S
         timeout_s = max(least_s, 2 * self.section.signals_seconds)
         try:
-            reported = await self.replicas.signals(self.teller, self.queued(), timeout_s)
+            reported = await self.replicas.signals(self.reporter_name, self.queued(), timeout_s)
             reason, limit_s = "no replica is there", NO_REPLICAS_S
         except (ReplicaLost, ReplicasFull) as error:
             reported, reason, limit_s = (), str(error), LATE_S
         if reported:
-            self._heard_at = self.clock()
-            self._heard(reported)
+            self._reported_at = self.clock()
+            self._update_replicas(reported)
             return
-        silent_s = self.clock() - self._heard_at
+        silent_s = self.clock() - self._reported_at
         if self._ready and silent_s >= limit_s:
             self._log.warning("engine replicas are silent", seconds=round(silent_s), reason=reason)
-            self._heard(())
+            self._update_replicas(())
 
-    def _heard(self, reported: Sequence[ReplicaSignals]) -> None:
+    def _update_replicas(self, reported: Sequence[ReplicaSignals]) -> None:
         names = {one.replica for one in reported}
         missed = {**{one.replica: 0 for one in self._ready}, **self._missing}
         self._missing = {
@@ -212,7 +212,7 @@ class RayBackend:
             async with self.replicas.call(route, data) as pieces:
                 while True:
                     piece = await self._next(pieces, attempt)
-                    self._heard_at = self.clock()
+                    self._reported_at = self.clock()
                     if piece.replica:
                         attempt.replica = piece.replica
                     for delta in piece.deltas:

@@ -17,7 +17,7 @@ class Flow:
     Its length is bounded by the answer's ``max_tokens``; ``watched``: whether a client waits for each piece.
     """
 
-    __slots__ = ("_deltas", "_end", "_least", "_waiter", "_watched", "over")
+    __slots__ = ("_deltas", "_end", "_least", "_waiter", "_watched", "ended")
 
     def __init__(self, *, watched: bool) -> None:
         self._deltas: list[Delta] = []
@@ -25,7 +25,7 @@ class Flow:
         self._waiter: asyncio.Future[None] | None = None
         self._watched = watched
         self._least = 1
-        self.over = False
+        self.ended = False
 
     async def push(self, delta: Delta) -> None:
         self._deltas.append(delta)
@@ -38,14 +38,14 @@ class Flow:
         self._wake()
 
     async def take(self) -> ReplicaPiece:
-        """Wait for and return all that is ready; sets ``over`` with the last piece. For a single task."""
+        """Wait for and return all that is ready; sets ``ended`` with the last piece. For a single task."""
         if self._end is None and len(self._deltas) < self._least:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         deltas, self._deltas = tuple(self._deltas), []
         if deltas and not self._watched:
             self._least = UNWATCHED_DELTAS
-        self.over = self._end is not None
+        self.ended = self._end is not None
         if isinstance(self._end, Failed):
             return ReplicaPiece(deltas=deltas, failed=self._end)
         return ReplicaPiece(deltas=deltas, completion=self._end)

@@ -27,7 +27,7 @@ from ops.ray.port import ClusterPlace, EngineReplicas
 def ingress_app(place: ClusterPlace, replicas: EngineReplicas) -> FastAPI:
     """The gateway's app for one ingress replica; its lifespan runs the gateway.
 
-    ``app.state.over``: the gateway has ended; before the end of the app that is a fault. Raises like
+    ``app.state.ended``: the gateway has ended; before the end of the app that is a fault. Raises like
     :func:`gateway.wiring.build.build`.
     """
     os.chdir(place.folder)
@@ -37,12 +37,12 @@ def ingress_app(place: ClusterPlace, replicas: EngineReplicas) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.over = False
+        app.state.ended = False
         try:
             async with gateway.running():
                 yield
         finally:
-            app.state.over = True
+            app.state.ended = True
             logs.close()
 
     # Serve has one port, so if the operator API has its own port, it is not served here.
@@ -62,9 +62,9 @@ def build_ingress(
         raise ConfigError(
             "backends: none is of kind engine, so nothing would use engine replicas; allowed: one at least"
         )
-    teller = f"{os.uname().nodename}-{secrets.token_hex(4)}"
+    reporter_name = f"{os.uname().nodename}-{secrets.token_hex(4)}"
 
-    def pool(name: str, links: PoolLinks) -> RayBackend:
+    def make_ray_backend(name: str, links: PoolLinks) -> RayBackend:
         return RayBackend(
             name,
             kind=settings.engine.kind,
@@ -74,7 +74,7 @@ def build_ingress(
             continues=vllm.CONTINUES if settings.engine.kind == "vllm" else embedded.CONTINUES,
             section=settings.ray,
             max_running=settings.engine.max_num_seqs,
-            teller=f"{teller}/{name}",
+            reporter_name=f"{reporter_name}/{name}",
             queued=links.queued,
             on_max_model_len=links.limit_context,
             clock=time.monotonic,
@@ -83,7 +83,7 @@ def build_ingress(
     return build(
         settings,
         admin_key=os.environ.get("SLUICE_ADMIN_KEY") or None,
-        engine_pool=pool,
+        engine_pool=make_ray_backend,
         dropped_log_lines=dropped_log_lines,
     )
 

@@ -40,7 +40,7 @@ class EngineReplicas(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[ReplicaPiece]]:
         """Let a replica, which the router chooses, generate; yields its pieces."""
 
-    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
+    async def signals(self, reporter_name: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
         """Send this gateway's queue length to all replicas; returns their figures.
 
         Replicas that do not answer in time are omitted; an empty list means that there are no replicas.

@@ -78,7 +78,7 @@ class EngineReplica:
             ),
             start_timeout_s=section.start_timeout_seconds,
             on_step=lambda preemptions: None,  # the figures hold them
-            emit=self._saw,
+            emit=self._log_event,
             clock=clock,
         )
         self._backend = self._host.backend(NAME)
@@ -132,7 +132,7 @@ class EngineReplica:
         flow = Flow(watched=asked.stream)
         answering = tasks.create_task(self._answer(asked, flow), name=asked.generation_id)
         try:
-            while not flow.over:
+            while not flow.ended:
                 yield encode(await flow.take())
         finally:
             answering.cancel()
@@ -151,10 +151,10 @@ class EngineReplica:
                 self._host.request_restart(failure.kind.value)
             flow.end(Failed.of(failure))
 
-    async def signals(self, teller: str, queued: int) -> bytes:
+    async def signals(self, reporter_name: str, queued: int) -> bytes:
         """Record a gateway's queue length; returns the engine's figures."""
-        self._queues[teller] = (self._clock(), queued)
-        self._queues.move_to_end(teller)
+        self._queues[reporter_name] = (self._clock(), queued)
+        self._queues.move_to_end(reporter_name)
         while len(self._queues) > MAX_GATEWAYS:
             self._queues.popitem(last=False)
         return encode(self._signals())
@@ -192,5 +192,5 @@ class EngineReplica:
         if self._life is not None and self._life.done() and not self._end.is_set():
             raise RuntimeError("the replica's own loop has ended")
 
-    def _saw(self, event: SupervisorEvent) -> None:
+    def _log_event(self, event: SupervisorEvent) -> None:
         self._log.warning("engine", event_type=type(event).__name__, **asdict(event))

@@ -56,32 +56,32 @@ class ServeReplicas:
             # Has no effect on a complete answer.
             response.cancel()
 
-    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
+    async def signals(self, reporter_name: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
         try:
             async with asyncio.timeout(timeout_s):
                 # Serve's public method waits for all results, so one hanging replica would delay all others.
-                response: Any = self._plain.broadcast("signals", teller, queued)
+                response: Any = self._plain.broadcast("signals", reporter_name, queued)
                 answers = await response._fetch_replica_results_async()
         except DeploymentUnavailableError:
             return []  # no replica is there
         except (*_LOST, TimeoutError) as error:
             raise ReplicaLost(type(error).__name__) from error
-        heard: list[bytes] = []
+        reports: list[bytes] = []
         async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(_hear(answer, timeout_s, heard)) for answer in answers]
-        if not heard and any(one.result() for one in asked):
+            asked = [tasks.create_task(_collect(answer, timeout_s, reports)) for answer in answers]
+        if not reports and any(one.result() for one in asked):
             raise ReplicaLost("no replica reported its figures in time")
         try:
-            return [decode_signals(one) for one in heard]
+            return [decode_signals(one) for one in reports]
         except msgspec.DecodeError as error:
             raise ReplicaLost(type(error).__name__) from error
 
 
-async def _hear(answer: Any, timeout_s: float, heard: list[bytes]) -> bool:
+async def _collect(answer: Any, timeout_s: float, reports: list[bytes]) -> bool:
     """Append one replica's figures; true if it did not answer in time, false if it answered or is lost."""
     try:
         async with asyncio.timeout(timeout_s):
-            heard.append(await answer.get_async())
+            reports.append(await answer.get_async())
             return False
     except (TimeoutError, *_LOST) as error:
         answer.cancel()

@@ -28,11 +28,15 @@ class Failed(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, failure: BackendFailure) -> Failed:
-        return cls(failure.kind, str(failure), failure.retry_after_s, failure.param, failure.final)
+        return cls(failure.kind, str(failure), failure.retry_after_s, failure.param, failure.no_retry_here)
 
     def failure(self) -> BackendFailure:
         return BackendFailure(
-            self.kind, self.message, retry_after_s=self.retry_after_s, param=self.param, final=self.final
+            self.kind,
+            self.message,
+            retry_after_s=self.retry_after_s,
+            param=self.param,
+            no_retry_here=self.final,
         )
 
 

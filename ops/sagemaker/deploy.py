@@ -49,7 +49,7 @@ def deploy(spec: EndpointSpec, aws: Aws, reported: Callable[[str], None]) -> Non
         EndpointError: it failed, with the platform's reason, or took longer than ``update.at_most_seconds``.
         botocore's ClientError: a call was refused.
     """
-    current = look(spec.name, aws)
+    current = describe(spec.name, aws)
     _create(model_call(spec), "ModelName", aws, reported)
     _create(config_call(spec), "EndpointConfigName", aws, reported)
     call = endpoint_call(spec, current)
@@ -66,7 +66,7 @@ def deploy(spec: EndpointSpec, aws: Aws, reported: Callable[[str], None]) -> Non
         reported(f"scaling: {scaling.method}")
 
 
-def look(name: str, aws: Aws) -> EndpointState | None:
+def describe(name: str, aws: Aws) -> EndpointState | None:
     """The current state of the endpoint; ``None`` if there is none."""
     try:
         endpoint = aws.sagemaker.describe_endpoint(EndpointName=name)
@@ -108,11 +108,11 @@ def status(name: str, aws: Aws) -> dict[str, Any]:
 def delete(name: str, aws: Aws, reported: Callable[[str], None], *, at_most_s: float = 1800.0) -> None:
     """Delete the endpoint, its configurations and models. Raises EndpointError after ``at_most_s``."""
     _unregister(name, aws, reported)
-    if look(name, aws) is not None:
+    if describe(name, aws) is not None:
         aws.sagemaker.delete_endpoint(EndpointName=name)
         reported(f"endpoint {name}: delete_endpoint")
         end = aws.clock() + at_most_s
-        while look(name, aws) is not None:
+        while describe(name, aws) is not None:
             if aws.clock() >= end:
                 raise EndpointError(f"endpoint {name}: still there after {at_most_s:g} s")
             aws.sleep(POLL_S)

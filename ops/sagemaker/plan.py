@@ -49,7 +49,7 @@ def model_call(spec: EndpointSpec) -> AwsCall:
     if spec.subnets:
         network = {"Subnets": list(spec.subnets), "SecurityGroupIds": list(spec.security_groups)}
         arguments["VpcConfig"] = network
-    return AwsCall("sagemaker", "create_model", _named("ModelName", spec, arguments))
+    return AwsCall("sagemaker", "create_model", _with_digest_name("ModelName", spec, arguments))
 
 
 def config_call(spec: EndpointSpec) -> AwsCall:
@@ -67,7 +67,9 @@ def config_call(spec: EndpointSpec) -> AwsCall:
     arguments: dict[str, Any] = {"ProductionVariants": [variant]}
     if spec.kms_key_id is not None:
         arguments["KmsKeyId"] = spec.kms_key_id
-    return AwsCall("sagemaker", "create_endpoint_config", _named("EndpointConfigName", spec, arguments))
+    return AwsCall(
+        "sagemaker", "create_endpoint_config", _with_digest_name("EndpointConfigName", spec, arguments)
+    )
 
 
 def endpoint_call(spec: EndpointSpec, current: EndpointState | None) -> AwsCall | None:
@@ -153,7 +155,7 @@ def _target(name: str) -> dict[str, str]:
     }
 
 
-def _named(key: str, spec: EndpointSpec, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _with_digest_name(key: str, spec: EndpointSpec, arguments: Mapping[str, Any]) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps(arguments, sort_keys=True).encode()).hexdigest()[:12]
     return {key: f"{spec.name}-{digest}", **arguments, "Tags": _tags(spec)}
 

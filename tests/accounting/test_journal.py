@@ -501,7 +501,7 @@ def test_whatever_happens_every_row_that_was_waited_for_is_in_the_database_once(
                     for segment in ledger._journal._segments:
                         segment.release()
                     ledger._journal._segments.clear()
-                ledger._writer.leave()
+                ledger._writer.take_remaining()
                 await ledger.close(0.05)
                 ledger, taken = begin(), []
                 await ledger.open()

@@ -79,7 +79,7 @@ def test_a_made_key_belongs_to_its_tenant_until_it_is_removed() -> None:
     assert found is not None and (found.tenant, found.role) == ("acme", CallerRole.CALLER)
     assert ring.lookup("sk-right") is BOOTSTRAP_ADMIN, "the first admin key stays"
     assert ring.remove(found.key_id) and not ring.remove(found.key_id)
-    assert ring.lookup(secret.key) is None and not ring.made
+    assert ring.lookup(secret.key) is None and not ring.created
 
 
 def test_only_the_whole_key_is_right() -> None:
@@ -114,7 +114,7 @@ def test_a_key_that_has_expired_belongs_to_nobody() -> None:
     assert ring.lookup(secret.key) is not None
     now = 1_001.0
     assert ring.lookup(secret.key) is None
-    assert len(ring.made) == 1, "it is listed until it is revoked"
+    assert len(ring.created) == 1, "it is listed until it is revoked"
 
 
 def test_every_key_costs_the_same_work_whatever_is_right_of_it() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from budgeting.counting import ChatTokenizer
 from budgeting.errors import TemplateRefused
-from budgeting.forms import Form, learn_form
+from budgeting.forms import SystemMessageSupport, learn_system_support
 from budgeting.plan import BudgetPlanner
 from budgeting.template import ChatTemplate
 from budgeting.values import BudgetRequest, CanonicalPrompt, EvidenceChunk, Message, Role, SectionBudgets
@@ -46,12 +46,15 @@ WITH_DEFAULT = (
 )
 
 FORMS = {
-    "by role": (folders.CHATML, Form()),
-    "by role, contents trimmed": (folders.HEADERS, Form()),
-    "by role, with a default": (WITH_DEFAULT, Form()),
-    "one system message, alternating": (ONE_SYSTEM, Form(several=False, later=False)),
-    "no system message, alternating": (NO_SYSTEM, Form(leading=False, several=False, later=False)),
-    "later ones dropped in silence": (SILENT, Form(several=False, later=False)),
+    "by role": (folders.CHATML, SystemMessageSupport()),
+    "by role, contents trimmed": (folders.HEADERS, SystemMessageSupport()),
+    "by role, with a default": (WITH_DEFAULT, SystemMessageSupport()),
+    "one system message, alternating": (ONE_SYSTEM, SystemMessageSupport(several=False, later=False)),
+    "no system message, alternating": (
+        NO_SYSTEM,
+        SystemMessageSupport(leading=False, several=False, later=False),
+    ),
+    "later ones dropped in silence": (SILENT, SystemMessageSupport(several=False, later=False)),
 }
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -69,30 +72,34 @@ def template(source: str) -> ChatTemplate:
     return ChatTemplate(source, SPECIALS, now=lambda: datetime(2026, 11, 20))
 
 
-def form_of(source: str) -> Form:
-    return learn_form(lambda messages: template(source).render(messages, add_generation_prompt=False))
+def form_of(source: str) -> SystemMessageSupport:
+    return learn_system_support(
+        lambda messages: template(source).render(messages, add_generation_prompt=False)
+    )
 
 
 @pytest.mark.parametrize(("source", "form"), FORMS.values(), ids=FORMS.keys())
-def test_what_a_template_takes_is_found_by_trying(source: str, form: Form) -> None:
+def test_what_a_template_takes_is_found_by_trying(source: str, form: SystemMessageSupport) -> None:
     assert form_of(source) == form
 
 
 @pytest.mark.parametrize(("source", "form"), FORMS.values(), ids=FORMS.keys())
-def test_every_template_shows_every_text_of_our_order_in_its_place(source: str, form: Form) -> None:
+def test_every_template_shows_every_text_of_our_order_in_its_place(
+    source: str, form: SystemMessageSupport
+) -> None:
     rendered = template(source).render(form.fold(TALK), add_generation_prompt=True)
     places = [rendered.index(message.content) for message in TALK]
     assert places == sorted(places)
 
 
 def test_a_conversation_that_is_taken_is_not_touched() -> None:
-    assert Form().fold(TALK) is TALK
+    assert SystemMessageSupport().fold(TALK) is TALK
     plain = (Message(SYSTEM, "a"), Message(USER, "b"))
-    assert Form(several=False, later=False).fold(plain) is plain
+    assert SystemMessageSupport(several=False, later=False).fold(plain) is plain
 
 
 def test_several_system_messages_become_one_and_the_evidence_opens_the_latest_turn_marked() -> None:
-    assert Form(several=False, later=False).fold(TALK) == (
+    assert SystemMessageSupport(several=False, later=False).fold(TALK) == (
         Message(SYSTEM, "You sell manga.\n\nSpeak French."),
         Message(USER, "hi"),
         Message(ASSISTANT, "hello"),
@@ -101,7 +108,7 @@ def test_several_system_messages_become_one_and_the_evidence_opens_the_latest_tu
 
 
 def test_without_a_system_role_the_system_text_opens_the_first_turn() -> None:
-    form = Form(leading=False, several=False, later=False)
+    form = SystemMessageSupport(leading=False, several=False, later=False)
     first, *_, last = form.fold(TALK)
     assert first == Message(USER, "You sell manga.\n\nSpeak French.\n\nMessage:\nhi")
     assert last == Message(USER, "Evidence:\n[catalog m1] Berserk\n\nMessage:\nwhich one?")
@@ -111,7 +118,7 @@ def test_without_a_system_role_the_system_text_opens_the_first_turn() -> None:
 
 def test_a_template_that_takes_nothing_we_know_is_left_alone_and_refuses_by_itself() -> None:
     source = "{{ raise_exception('three roles or none') }}"
-    assert form_of(source) == Form()
+    assert form_of(source) == SystemMessageSupport()
     with pytest.raises(TemplateRefused):
         template(source).render(TALK, add_generation_prompt=True)
 
@@ -124,12 +131,12 @@ def test_turns_of_the_caller_that_do_not_alternate_are_still_refused() -> None:
         )
 
 
-forms = st.builds(Form, st.booleans(), st.booleans(), st.booleans())
+forms = st.builds(SystemMessageSupport, st.booleans(), st.booleans(), st.booleans())
 
 
 @given(form=forms, roles=st.lists(st.sampled_from(list(Role)), max_size=8))
 def test_folding_loses_no_text_and_every_turn_ends_with_the_callers_own_words(
-    form: Form, roles: list[Role]
+    form: SystemMessageSupport, roles: list[Role]
 ) -> None:
     messages = [Message(role, f"<{number}>") for number, role in enumerate([*roles, USER])]
     folded = form.fold(messages)

@@ -88,7 +88,7 @@ def test_every_group_of_sequences_attends_as_each_would_alone(
     kernel: DecodeKernel | None, sequences: Shapes, random: object
 ) -> None:
     paged, attention = spread(sequences, random.shuffle), plain(kernel)  # type: ignore[attr-defined]
-    members = attention.arrange(paged.widths, paged.contexts)
+    members = attention.group_sequences(paged.widths, paged.contexts)
     order = [one for group in members for one in group]
     batch = Batch(
         np.array([paged.widths[one] for one in order]),

@@ -292,7 +292,7 @@ async def test_a_key_that_could_not_be_shown_is_not_made_and_an_older_one_hides_
             await process.create(expires_at="9999-12-31T23:59:59-12:00")
         assert process.listed() == []
         await process.create(expires_at="9999-12-31T23:59:59Z")
-        [made] = process.ring.made
+        [made] = process.ring.created
         late = replace(made.record, key_id="key_late", expires_at=LATEST + 43_200)
         process.ring.add(replace(made, record=late, prefix="late"))
         assert [key["expires_at"] for key in process.listed()] == ["9999-12-31T23:59:59+00:00"] * 2

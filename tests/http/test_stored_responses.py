@@ -475,7 +475,7 @@ async def test_a_database_that_is_away_while_an_abandoned_response_is_ended_is_a
     async with house.serving(held()) as client:
         path = f"/v1/responses/{(await made(client, background=True))['id']}"
     store = ResponseStore(house.url, tenant_bytes=house.section.max_tenant_bytes)
-    await store.not_again(await house.row(path))
+    await store.forbid_rerun(await house.row(path))
     await store.close()
     house.now += LEASE_S + 1
     house.store_type = FailsOnce

@@ -41,7 +41,7 @@ async def test_the_base_model_answers_and_the_answer_says_so(build_house: Build,
 
 async def test_an_answer_of_the_base_is_not_kept_as_the_adapters(build_house: Build, ask: Ask) -> None:
     route = {"adapter_fallback": "base", "fallback": ["response_cache", "degraded"]}
-    down = Script(pieces=(), failure=BackendFailure(FailureKind.INTERNAL, "down", final=True))
+    down = Script(pieces=(), failure=BackendFailure(FailureKind.INTERNAL, "down", no_retry_here=True))
     house = build_house(missing(), Script(("From the base.",)), down, adapters=[ADAPTER], route=route)
     await house.run(ask(adapter_id="jp_style_v1"))
     answer = (await house.run(replace(ask(adapter_id="jp_style_v1"), generation_id="gen_2"))).answer
@@ -72,7 +72,7 @@ async def test_else_the_failure_is_told(
 
 
 async def test_when_the_base_fails_too_the_chain_goes_on(build_house: Build, ask: Ask) -> None:
-    down = Script(pieces=(), failure=BackendFailure(FailureKind.INTERNAL, "down", final=True))
+    down = Script(pieces=(), failure=BackendFailure(FailureKind.INTERNAL, "down", no_retry_here=True))
     route = {"adapter_fallback": "base", "fallback": ["degraded"]}
     house = build_house(missing(FailureKind.THROTTLED), down, adapters=[ADAPTER], route=route)
     answer = (await house.run(ask(adapter_id="jp_style_v1"))).answer

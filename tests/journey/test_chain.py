@@ -77,7 +77,7 @@ async def test_after_an_answer_that_is_not_a_number_another_seed_is_tried(
 async def test_a_leg_on_the_same_engine_is_passed_over(
     build_house: Build, ask: Ask, kind: FailureKind
 ) -> None:
-    failing = Script((), failure=BackendFailure(kind, "it is the device", final=True))
+    failing = Script((), failure=BackendFailure(kind, "it is the device", no_retry_here=True))
     names = ("local", "twin", "far")
     house = build_house(
         backends=[

@@ -56,13 +56,13 @@ class NotedTurns(Turns):
 
     begun_count = over_count = 0
 
-    def begun(self) -> None:
+    def urgent_begun(self) -> None:
         self.begun_count += 1
-        super().begun()
+        super().urgent_begun()
 
-    def over(self) -> None:
+    def urgent_ended(self) -> None:
         self.over_count += 1
-        super().over()
+        super().urgent_ended()
 
 
 async def test_a_chat_is_urgent_until_it_is_handed_on(build_house: Build, ask: Ask) -> None:

@@ -666,7 +666,7 @@ async def test_pieces_that_are_held_back_are_not_given_before_the_degraded_text(
 
 
 async def test_nobody_goes_on_with_nonsense(build_house: Build, ask: Ask) -> None:
-    nonsense = BackendFailure(FailureKind.DEGENERATE_OUTPUT, "it repeats itself", final=True)
+    nonsense = BackendFailure(FailureKind.DEGENERATE_OUTPUT, "it repeats itself", no_retry_here=True)
     house = build_house(
         backends=[backend(breaking(5, nonsense)), backend(WHOLE, name="other")],
         route={"fallback": ["other"]},

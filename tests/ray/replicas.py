@@ -45,7 +45,7 @@ def make_backend(
         continues=CONTINUES,
         section=rules,
         max_running=MAX_RUNNING,
-        teller="gateway-1",
+        reporter_name="gateway-1",
         queued=queued,
         on_max_model_len=(lengths if lengths is not None else []).append,
         clock=clock,
@@ -105,8 +105,8 @@ class Players:
         if play.then is not None:
             raise play.then
 
-    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
-        self.told.append((teller, queued))
+    async def signals(self, reporter_name: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
+        self.told.append((reporter_name, queued))
         if isinstance(self.figures, Exception):
             raise self.figures
         return self.figures
@@ -123,8 +123,8 @@ class InProcess:
         async with aclosing(self._replica.generate(encode(route), work)) as data:  # type: ignore[type-var]
             yield (decode_piece(one) async for one in data)
 
-    async def signals(self, teller: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
-        return [decode_signals(await self._replica.signals(teller, queued))]
+    async def signals(self, reporter_name: str, queued: int, timeout_s: float) -> Sequence[ReplicaSignals]:
+        return [decode_signals(await self._replica.signals(reporter_name, queued))]
 
 
 @asynccontextmanager

@@ -41,7 +41,7 @@ class Handle:
     def options(self, **_: object) -> Handle:
         return self
 
-    def broadcast(self, method: str, teller: str, queued: int) -> Handle:
+    def broadcast(self, method: str, reporter_name: str, queued: int) -> Handle:
         return self
 
     async def _fetch_replica_results_async(self) -> tuple[Answer, ...]:

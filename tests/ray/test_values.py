@@ -75,11 +75,11 @@ def test_an_answer_arrives_as_it_was_sent() -> None:
 def test_a_failure_arrives_as_it_was_raised(
     kind: FailureKind, message: str, retry_after_s: float | None, param: str | None, final: bool
 ) -> None:
-    raised = BackendFailure(kind, message, retry_after_s=retry_after_s, param=param, final=final)
+    raised = BackendFailure(kind, message, retry_after_s=retry_after_s, param=param, no_retry_here=final)
     failed = decode_piece(encode(ReplicaPiece(failed=Failed.of(raised)))).failed
     assert failed is not None
     told = failed.failure()
-    assert (told.kind, str(told), told.retry_after_s, told.param, told.final) == (
+    assert (told.kind, str(told), told.retry_after_s, told.param, told.no_retry_here) == (
         kind,
         message,
         retry_after_s,
@@ -103,7 +103,7 @@ async def test_a_stream_gives_at_once_what_is_ready() -> None:
     last = await flow.take()
     assert [delta.text for delta in last.deltas] == ["c"]
     assert last.completion is not None
-    assert flow.over
+    assert flow.ended
 
 
 async def test_an_answer_nobody_watches_comes_in_larger_pieces_behind_the_first() -> None:

@@ -77,7 +77,7 @@ async def test_an_adapters_nonsense_does_not_count_against_its_backend(
     work = Work("g", (1,), (), Sampling(max_tokens=4), adapter=named)
     with pytest.raises(BackendFailure) as caught:
         await watch.generate(
-            ScriptedBackend(scripts=(failing,)), work, nobody, again=lambda: False, note=ignore
+            ScriptedBackend(scripts=(failing,)), work, nobody, may_retry=lambda: False, note=ignore
         )
     assert (caught.value.kind, caught.value.counts) == (FailureKind.NAN_OUTPUT, counts)
     assert caught.value.param == param

@@ -85,10 +85,10 @@ def test_a_whole_answer_is_asked_for_once_more_where_that_is_wise_and_paid_for(
     kind: FailureKind, affords: bool, wanted: Step
 ) -> None:
     it = policy(("far", DEGRADED))
-    it.failed("gpu", kind, moved=False, again=lambda: affords)
+    it.failed("gpu", kind, moved=False, may_retry=lambda: affords)
     there = view("gpu", "far")
     assert it.next(there) == wanted
-    it.failed("gpu", kind, moved=False, again=lambda: affords)
+    it.failed("gpu", kind, moved=False, may_retry=lambda: affords)
     assert it.next(there) == TryBackend("far"), "once"
 
 
@@ -198,7 +198,7 @@ class AnyRequest(RuleBasedStateMachine):
         self.fail("gpu", kind, moved=False, repeats=False)
 
     def fail(self, backend: str, kind: FailureKind, *, moved: bool, repeats: bool) -> None:
-        self.policy.failed(backend, kind, moved=moved, again=lambda: repeats)
+        self.policy.failed(backend, kind, moved=moved, may_retry=lambda: repeats)
         if kind is FailureKind.CUDA_OOM:
             self.closed |= {"gpu", "twin"} if backend in ("gpu", "twin") else {backend}
 

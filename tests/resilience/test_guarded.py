@@ -42,7 +42,7 @@ class Bench:
         sampling = Sampling(max_tokens=500, n=n, temperature=temperature, **asked)
         work = Work("g", (1, 2, 3, 4), (), sampling)
         return await watch.generate(
-            self.backend, work, self._take, again=lambda: self.may_again, note=self.notes.append
+            self.backend, work, self._take, may_retry=lambda: self.may_again, note=self.notes.append
         )
 
     async def _take(self, delta: Delta) -> None:
@@ -74,7 +74,7 @@ async def test_nonsense_fails_so_that_it_is_made_again_while_that_is_possible() 
     bench = Bench(Action.RETRY)
     with pytest.raises(BackendFailure) as caught:
         await bench.run(STUCK)
-    assert (caught.value.kind, caught.value.final) == (FailureKind.DEGENERATE_OUTPUT, False)
+    assert (caught.value.kind, caught.value.no_retry_here) == (FailureKind.DEGENERATE_OUTPUT, False)
     assert bench.told == [Degenerated("local", Sign.REPETITION, "retry", bench.tokens)]
     assert bench.backend.active == 0
 
@@ -101,7 +101,7 @@ async def test_nonsense_fails_for_good_when_told_to_abort() -> None:
     bench = Bench(Action.ABORT)
     with pytest.raises(BackendFailure) as caught:
         await bench.run(STUCK)
-    assert (caught.value.kind, caught.value.final) == (FailureKind.DEGENERATE_OUTPUT, True)
+    assert (caught.value.kind, caught.value.no_retry_here) == (FailureKind.DEGENERATE_OUTPUT, True)
     assert "no" not in str(caught.value).split(), "nothing of the answer is repeated"
 
 
@@ -144,7 +144,7 @@ async def test_of_several_texts_none_is_cut_while_another_is_sound() -> None:
         Two(),
         Work("g", (1, 2, 3, 4), (), Sampling(max_tokens=500, n=2)),
         bench._take,
-        again=lambda: True,
+        may_retry=lambda: True,
         note=bench.notes.append,
     )
     assert (completion.finish_reason, bench.tokens) == (FinishReason.STOP, 400)
@@ -166,6 +166,6 @@ async def test_a_reader_that_fails_is_not_taken_for_nonsense() -> None:
             ScriptedBackend(),
             Work("g", (1,), (), Sampling(max_tokens=5)),
             gone,
-            again=lambda: True,
+            may_retry=lambda: True,
             note=lambda line: None,
         )

@@ -23,7 +23,7 @@ class Engine:
 
     def __init__(self, *, decode_s: float = 0.02, token_s: float = 0.0005, seed: int = 7) -> None:
         self.supervisor = Supervisor(max_restarts_per_hour=5, hang_s=HANG_S, stopped_s=0.5)
-        self.supervisor.begun(-1.0)
+        self.supervisor.load_begun(-1.0)
         self.supervisor.started(0.0)
         self.decode_s, self.token_s = decode_s, token_s
         self.random = random.Random(seed)
@@ -51,7 +51,7 @@ class Engine:
         self.now = end
 
     def step(self, seconds: float, *, pending: int = 0, computed: int = 0, more: bool = True) -> None:
-        self.supervisor.working(self.now)
+        self.supervisor.got_work(self.now)
         self.elapse(seconds, pending=pending)
         self.steps += 1
         self.supervisor.stepped(self.now, unfinished=more, computed_tokens=computed)
@@ -74,7 +74,7 @@ class Engine:
 
 def hang(engine: Engine, *, pending: int = 0) -> float:
     """The engine makes no step from now on; how long it takes to be found."""
-    engine.supervisor.working(engine.now)
+    engine.supervisor.got_work(engine.now)
     struck = engine.now
     engine.elapse(60.0, pending=pending)
     assert engine.found is not None and engine.found[1] is Loss.NO_PROGRESS

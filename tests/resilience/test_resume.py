@@ -61,7 +61,7 @@ def test_a_control_token_behind_the_text_does_not_stay() -> None:
 
 def test_a_token_that_ends_inside_a_character_is_generated_again() -> None:
     seam = align([1, 7], "ax", bytes_of)
-    assert seam == ResumePoint((1,), again="x")
+    assert seam == ResumePoint((1,), repeated="x")
     assert seam.covered("ax") == "a"
 
 
@@ -90,7 +90,7 @@ def test_what_is_drawn_anew_is_never_compared_with_what_the_caller_has(
 
 def test_ids_are_dropped_back_to_where_a_character_ends() -> None:
     assert align([1, 8, 9, 11], "aあy", bytes_of) == ResumePoint((1, 8, 9, 11), held=" z")
-    assert align([1, 8, 9], "aあ", bytes_of) == ResumePoint((1,), again="あ")
+    assert align([1, 8, 9], "aあ", bytes_of) == ResumePoint((1,), repeated="あ")
 
 
 def test_nothing_delivered_keeps_nothing() -> None:
@@ -115,13 +115,13 @@ def test_the_start_of_a_stop_string_is_held_until_it_is_known_not_to_be_one() ->
 
 
 def test_what_is_generated_again_must_be_what_was_delivered() -> None:
-    joint = Splice(ResumePoint((), again="ab"))
+    joint = Splice(ResumePoint((), repeated="ab"))
     assert joint.take("a") == ""
     assert not joint.joined
     with pytest.raises(Mismatch):
         joint.take("c")
     with pytest.raises(Mismatch):
-        Splice(ResumePoint((), again="ab")).end()
+        Splice(ResumePoint((), repeated="ab")).end()
 
 
 @given(answers(), st.data())
@@ -136,7 +136,7 @@ def test_what_is_kept_and_what_follows_are_the_whole_answer(
     assert seam is not None
     assert list(seam.token_ids) == ids[: len(seam.token_ids)]
     assert decoded(seam.token_ids).decode() == seam.covered(given_text)
-    assert not (seam.held and seam.again)
+    assert not (seam.held and seam.repeated)
     # Whoever goes on gives the rest of the text in pieces of any size.
     joint, rest, out = Splice(seam), text[len(seam.covered(given_text)) :], given_text
     while rest:
@@ -151,7 +151,7 @@ def test_no_fewer_tokens_would_cover_the_text(answer: tuple[list[int], str], dat
     given_text = text[: data.draw(st.integers(0, len(text)), label="characters delivered")]
     seam = align(ids, given_text, bytes_of)
     assert seam is not None
-    if seam.token_ids and not seam.again:
+    if seam.token_ids and not seam.repeated:
         assert len(decoded(seam.token_ids[:-1])) < len(given_text.encode())
 
 

@@ -188,7 +188,7 @@ async def test_an_attempt_is_told_what_the_one_before_failed_with() -> None:
 async def test_a_final_failure_is_not_tried_again_whatever_its_policy() -> None:
     bench = Bench()
     with pytest.raises(BackendFailure):
-        await bench.run(BackendFailure(FailureKind.DEGENERATE_OUTPUT, "nonsense", final=True), "ok")
+        await bench.run(BackendFailure(FailureKind.DEGENERATE_OUTPUT, "nonsense", no_retry_here=True), "ok")
     assert bench.attempts == 1
 
 

@@ -26,7 +26,7 @@ STOPPED_S = 0.5
 def running(*, restarts: int = 5, hang_s: float = 30.0, load_s: float = 4.0) -> Supervisor:
     """One whose engine has just loaded, at 0."""
     supervisor = Supervisor(max_restarts_per_hour=restarts, hang_s=hang_s, stopped_s=STOPPED_S)
-    supervisor.begun(-load_s)
+    supervisor.load_begun(-load_s)
     supervisor.started(0.0)
     return supervisor
 
@@ -53,7 +53,7 @@ def test_the_sixth_death_within_an_hour_is_the_last() -> None:
     for attempt in range(1, 6):
         decision = supervisor.lost(attempt * 100.0, Loss.EXITED)
         assert isinstance(decision, Restart) and decision.attempt == attempt
-        supervisor.begun(attempt * 100.0 + 1)
+        supervisor.load_begun(attempt * 100.0 + 1)
         supervisor.started(attempt * 100.0 + 2)
     assert supervisor.lost(600.0, Loss.EXITED) == GiveUp(Loss.EXITED, 5)
     assert supervisor.state is SupervisorState.GIVEN_UP
@@ -82,7 +82,7 @@ def test_a_restart_that_fails_counts_and_waits_like_a_death() -> None:
 
 def test_a_first_start_that_fails_is_not_repeated() -> None:
     supervisor = Supervisor(max_restarts_per_hour=5, hang_s=30.0, stopped_s=STOPPED_S)
-    supervisor.begun(0.0)
+    supervisor.load_begun(0.0)
     assert supervisor.start_failed(1.0) is None
     assert supervisor.lost(1.0, Loss.EXITED) is None
 
@@ -114,7 +114,7 @@ def test_a_restart_is_expected_to_take_what_the_last_start_took() -> None:
     assert supervisor.ready_in_s(0.0) is None
     supervisor.lost(10.0, Loss.EXITED)
     assert supervisor.ready_in_s(11.0) == pytest.approx(3.0)
-    supervisor.begun(12.0)
+    supervisor.load_begun(12.0)
     assert supervisor.ready_in_s(12.0) == pytest.approx(4.0)
     supervisor.started(14.0)
     supervisor.lost(20.0, Loss.EXITED)
@@ -193,7 +193,7 @@ def test_a_process_that_has_ended_is_a_loss_at_once() -> None:
 def test_an_engine_that_stands_still_while_it_loads_again_is_found_too() -> None:
     supervisor = running()
     supervisor.lost(1.0, Loss.EXITED)
-    supervisor.begun(1.0)
+    supervisor.load_begun(1.0)
     found = watch(supervisor, Observation(stopped=True), begin=1.25, for_s=5.0)
     assert found is not None and found[1] is Loss.STOPPED
     assert supervisor.state is SupervisorState.RESTARTING

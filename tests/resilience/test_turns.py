@@ -52,11 +52,11 @@ async def test_pieces_wait_for_urgent_work_and_no_longer() -> None:
             for _ in range(PIECES):
                 await asyncio.sleep(0)
             early = loop.time() + HOLD_S / 4
-            work.over()
-            work.over()  # which counts once
+            work.end()
+            work.end()  # which counts once
             await asyncio.sleep(0)
             assert not piece.done() or loop.time() > early
-            other.over()
+            other.end()
             await piece
     with pytest.raises(StopIteration):
         turns.next().send(None)

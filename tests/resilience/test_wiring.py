@@ -52,7 +52,7 @@ class House:
 
     async def fail(self, kind: FailureKind, backend: str = "local") -> None:
         async def attempt(this: Attempt) -> None:
-            raise BackendFailure(kind, "scripted", final=True)
+            raise BackendFailure(kind, "scripted", no_retry_here=True)
 
         with pytest.raises(BackendFailure):
             await self.made.retries.run(

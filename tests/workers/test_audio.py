@@ -179,7 +179,7 @@ async def test_a_worker_that_fails_after_its_first_event_is_not_replaced() -> No
         async with pool(*workers, affinity=False) as backend:
             with pytest.raises(BackendFailure) as caught:
                 await backend.transcribe(recording(stream=True), CALLER, push)
-            assert caught.value.final
+            assert caught.value.no_retry_here
         assert len(events) == 1
         assert len(workers[0].requests) + len(workers[1].requests) == 1
 

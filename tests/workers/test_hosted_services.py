@@ -284,7 +284,7 @@ async def test_a_used_up_quota_is_not_tried_again(status: int, error: dict[str, 
         with pytest.raises(BackendFailure, match="quota") as caught:
             await text_of(backend)
     assert sum(len(one.requests) for one in workers) == 1
-    assert caught.value.final and caught.value.retry_after_s == 60.0
+    assert caught.value.no_retry_here and caught.value.retry_after_s == 60.0
 
 
 async def test_a_service_without_metrics_is_not_asked_for_them_each_second() -> None:

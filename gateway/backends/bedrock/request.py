@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from budgeting.forms import Form
+from budgeting.forms import SystemMessageSupport
 from budgeting.sections import CONTEXT_TITLE, EVIDENCE_TITLE, SUMMARY_TITLE
 from budgeting.values import AudioContent, ImageContent, Message, Role
 from gateway.backends.bedrock.answer import stops_for_bedrock
@@ -37,7 +37,7 @@ CACHE_POINT = {"cachePoint": {"type": "default"}}
 _GAP = "\n\n"
 # Beginnings of system messages that change with the request: the first one ends the stable prefix.
 _VOLATILE = tuple([f"{title}\n" for title in (SUMMARY_TITLE, EVIDENCE_TITLE, CONTEXT_TITLE)])
-_FORM = Form(leading=True, several=True, later=False)
+_FORM = SystemMessageSupport(leading=True, several=True, later=False)
 
 
 @dataclass(frozen=True, slots=True)

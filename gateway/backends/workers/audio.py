@@ -116,10 +116,10 @@ async def transcript_of(
         if not pushed:
             raise
         failure = failure_of_transport(error, delivered=True)
-        failure.final = True
+        failure.no_retry_here = True
         raise failure from error
     except BackendFailure as failure:
-        failure.final |= pushed
+        failure.no_retry_here |= pushed
         raise
     finally:
         connection.release()

@@ -367,7 +367,7 @@ class WorkersBackend:
                 failure = error
             finally:
                 self._pool.ended(worker, ticket)
-            if failure.final or not failure.policy.other_backend:
+            if failure.no_retry_here or not failure.policy.other_backend:
                 break
             self._log.info("worker failed", worker=worker.url, failure=failure.kind.value)
         raise failure or self._none_in_service()
@@ -396,7 +396,7 @@ class WorkersBackend:
                 # The worker's health has counted the failure, so the pool's circuit breaker must not. When no
                 # worker is left the pool's state reports it; an open circuit would outlast a worker's return.
                 failure.isolated = True
-            if attempt.delivered or failure.final or not failure.policy.other_backend:
+            if attempt.delivered or failure.no_retry_here or not failure.policy.other_backend:
                 raise failure
             self._log.info("worker failed", worker=worker.url, failure=failure.kind.value)
         raise failure or self._none_in_service()
@@ -494,7 +494,7 @@ class WorkersBackend:
                 model = name or self._writer.model
                 failure = await refusal_of(connection, model=model, adapter=name is not None)
                 # A Sluice refuses requests by their tenant and priority: it serves others meanwhile.
-                asked_to_wait = connection.retry_after or connection.retry_after_ms or failure.final
+                asked_to_wait = connection.retry_after or connection.retry_after_ms or failure.no_retry_here
                 throttled = failure.kind is FailureKind.THROTTLED and asked_to_wait
                 if throttled and self._writer.dialect is not Dialect.SLUICE:
                     worker.health.rest(self._clock(), failure.retry_after_s or 0.0)

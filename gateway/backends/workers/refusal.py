@@ -152,7 +152,7 @@ def _failure(
             FailureKind.THROTTLED,
             f"the quota of the gateway's key at the worker is used up{code}; raise it there",
             retry_after_s=retry_after_s or QUOTA_RETRY_AFTER_S,
-            final=True,
+            no_retry_here=True,
         )
     kind = kind_of_status(status)
     if kind is FailureKind.BACKEND_UNAVAILABLE and status not in (502, 503, 529):
