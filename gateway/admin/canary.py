@@ -132,10 +132,10 @@ class CanaryAdmin:
 
     def show(self) -> CanaryShownBody:
         """Return the last canary, as known to this process."""
-        beat = self.driver.beat
-        if beat is None:
+        lease = self.driver.lease
+        if lease is None:
             return {"canary": None}
-        return {"canary": _shown(beat.standing), "driven_by": beat.holder}
+        return {"canary": _shown(lease.standing), "driven_by": lease.holder}
 
     async def start(self, given: CanaryStartBody, *, who: str) -> CanaryShownBody:
         """Start a canary: the backend gets the first step of a route, and the next ones if it passes."""

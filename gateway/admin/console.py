@@ -132,7 +132,7 @@ class ConsoleAdmin:
     unix_time: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self._kept: deque[tuple[float, RequestRecord]] = deque(maxlen=KEPT)
+        self._recent_requests: deque[tuple[float, RequestRecord]] = deque(maxlen=KEPT)
         self.pause_s, self.most_streams = PAUSE_S, MOST_STREAMS
         self.streams = 0  # open live views
         self._made: tuple[GatewaySummary, Mapping[str, Any]]
@@ -141,10 +141,10 @@ class ConsoleAdmin:
         self._others: dict[str, tuple[float, float, GatewaySummary]] = {}
         self._asks = False
         self._due = asyncio.Event()
-        self.store.hear(STREAM, self._heard)
+        self.store.on_announcement(STREAM, self._announced)
 
     def observe(self, record: RequestRecord) -> None:
-        self._kept.append((self.unix_time(), record))
+        self._recent_requests.append((self.unix_time(), record))
 
     async def run(self) -> None:
         """Announce this gateway at most every ``pause_s`` while a live view is open, here or elsewhere."""
@@ -156,7 +156,7 @@ class ConsoleAdmin:
             await self.store.announce(STREAM, msgspec.json.encode(summary).decode())
             await asyncio.sleep(self.pause_s)
 
-    def _heard(self, text: str) -> None:
+    def _announced(self, text: str) -> None:
         """Store the announcement of a gateway, which may be this one or of another version."""
         if len(text) > MOST_SUMMARY:
             return
@@ -188,8 +188,8 @@ class ConsoleAdmin:
         now = self.clock()
         known = [(now, self.unix_time(), own), *self._others.values()]
         return [
-            {**msgspec.to_builtins(one), "at": at, "gone": now - heard_at > GONE_S}
-            for heard_at, at, one in sorted(known, key=lambda entry: entry[2].gateway)
+            {**msgspec.to_builtins(one), "at": at, "gone": now - arrived_at > GONE_S}
+            for arrived_at, at, one in sorted(known, key=lambda entry: entry[2].gateway)
         ]
 
     def live(self) -> Mapping[str, Any]:
@@ -220,14 +220,16 @@ class ConsoleAdmin:
                     "prefix_hits": _prefix_hits(recent),
                     "gates": shown["backends"],
                     "decisions": shown["decisions"][:LISTED],
-                    "requests": [_line(at, record) for at, record in list(self._kept)[: -LISTED - 1 : -1]],
+                    "requests": [
+                        _line(at, record) for at, record in list(self._recent_requests)[: -LISTED - 1 : -1]
+                    ],
                 },
             )
         return self._made
 
     def _recent(self, now: float) -> Iterable[RequestRecord]:
         """Yield the requests of the last minute, newest first."""
-        for at, record in reversed(self._kept):
+        for at, record in reversed(self._recent_requests):
             if now - at > RECENT_S:
                 return
             yield record
@@ -235,7 +237,7 @@ class ConsoleAdmin:
     def requests(self, *, text: str | None, errors: bool, limit: int) -> RequestsBody:
         """Return the requests whose id, tenant, key, model, route, backend or error begins with ``text``."""
         found = []
-        for at, record in reversed(self._kept):
+        for at, record in reversed(self._recent_requests):
             if errors and not record.error_code and record.status < 400:
                 continue
             if text is not None and not any((one or "").startswith(text) for one in _names(record)):
@@ -247,7 +249,7 @@ class ConsoleAdmin:
 
     def request(self, request_id: str) -> Mapping[str, Any] | None:
         """Return the record of a request, which has no texts; ``None`` if it is not kept."""
-        for at, record in reversed(self._kept):
+        for at, record in reversed(self._recent_requests):
             if request_id in (record.request_id, record.generation_id, record.trace_id):
                 shown: dict[str, Any] = msgspec.to_builtins(record)
                 return {"at": at, **shown}

@@ -37,7 +37,7 @@ class Batches:
             raise not_allowed("input_file_id", f"is a file for {file.purpose}", "a file for batch")
         now, window = self.unix_time(), window_s(asked.completion_window) or 0.0
         after = asked.output_expires_after
-        kept = {
+        stored = {
             "completion_window": asked.completion_window,
             "metadata": asked.metadata,
             "output_seconds": self.files.section.keep_seconds if after is None else after.seconds,
@@ -52,7 +52,7 @@ class Batches:
             "validating",
             now,
             now + window,
-            orjson.dumps(kept),
+            orjson.dumps(stored),
         )
         await self._check_window(file.bytes, window)
         await self.files.store.add(row)
@@ -108,29 +108,29 @@ def with_changes(body: bytes, **changes: Any) -> bytes:
 
 def batch_body(row: BatchRow, counts: BatchCounts) -> dict[str, Any]:
     """OpenAI's batch object."""
-    kept: Mapping[str, Any] = orjson.loads(row.body)
+    stored: Mapping[str, Any] = orjson.loads(row.body)
     times = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     return {
         "id": row.batch_id,
         "object": "batch",
         "endpoint": row.endpoint,
-        "model": kept.get("model"),
-        "errors": kept.get("errors"),
+        "model": stored.get("model"),
+        "errors": stored.get("errors"),
         "input_file_id": row.input_file_id,
-        "completion_window": kept["completion_window"],
+        "completion_window": stored["completion_window"],
         "status": row.status,
-        "output_file_id": kept.get("output_file_id"),
-        "error_file_id": kept.get("error_file_id"),
+        "output_file_id": stored.get("output_file_id"),
+        "error_file_id": stored.get("error_file_id"),
         "created_at": int(row.created_at),
         "expires_at": int(row.expires_at),
-        **{f"{name}_at": kept.get(f"{name}_at") for name in times},
+        **{f"{name}_at": stored.get(f"{name}_at") for name in times},
         "request_counts": {
             "total": row.total,
             "completed": counts.of("done"),
             "failed": counts.of("failed", "unrun"),
         },
         "usage": _usage(counts.tokens) if row.status in ENDED else None,
-        "metadata": kept["metadata"],
+        "metadata": stored["metadata"],
     }
 
 

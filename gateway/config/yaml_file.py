@@ -100,10 +100,10 @@ def _line(fault: Any, model: type[BaseModel], source: Callable[[tuple[int | str,
         return f"{where}: unknown key {key!r}{hint}; allowed: {', '.join(names)}"
     if kind == "value_error":  # raised by Sluice's own validators, whose messages name the given value
         return f"{where}: {key}{': ' if key else ''}{fault['ctx']['error']}"
-    told = "" if kind == "missing" else f"; given: {shown(fault['input'])}"
+    given = "" if kind == "missing" else f"; given: {shown(fault['input'])}"
     if kind == "too_short":
-        return f"{where}: {key}: allowed: {allowed(kind, fault['ctx'])}{told}"
-    return f"{where}: {key or 'the file'}: {fault['msg']}{told}"
+        return f"{where}: {key}: allowed: {allowed(kind, fault['ctx'])}{given}"
+    return f"{where}: {key or 'the file'}: {fault['msg']}{given}"
 
 
 def _found(

@@ -54,7 +54,7 @@ class Revocations:
         self._refused = set(self._unstored)
         self._settled: set[str] = set()
         self._written: set[str] = set()
-        store.hear(STREAM, self._heard)
+        store.on_announcement(STREAM, self._announced)
 
     def __contains__(self, key_id: str) -> bool:
         """Whether this process refuses the key, independent of the stream."""
@@ -92,7 +92,7 @@ class Revocations:
         self._unstored[key_id] = author
         self._forget(key_id)
 
-    def _heard(self, text: str) -> None:
+    def _announced(self, text: str) -> None:
         key_id, _, author = text.partition(" ")
         if self._knows(key_id):
             self._log.warning("a revocation was heard of that is not stored", key_id=key_id)

@@ -138,13 +138,13 @@ class Canonicalizer:
         self, request: GenerateRequest, version: PromptVersion | None, offload: Offload = asyncio.to_thread
     ) -> Canonical:
         """Call :meth:`canonical`, offloaded if it would block the event loop."""
-        searched = sum([len(one.content) for one in _apart(request.messages)[0]])
+        searched = sum([len(one.content) for one in _split_roles(request.messages)[0]])
         if searched <= INLINE_SYSTEM_CHARS:
             return self.canonical(request, version)
         return await offload(lambda: self.canonical(request, version))
 
 
-def _apart(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
+def _split_roles(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
     """Return the system messages, and all other messages (the turns)."""
     opening = 0
     for message in messages:
@@ -187,7 +187,7 @@ def canonicalize(
     system = [stable_text(version)] if version is not None else []
     findings: list[VolatileFinding] = []
     volatile_lines = [render_context(context)] if context else []
-    written, turns = _apart(messages)
+    written, turns = _split_roles(messages)
     if written:
         texts = texts or SystemTexts()
         for number, message in enumerate(written):

@@ -90,7 +90,7 @@ UNIX: Final = re.compile(
     re.IGNORECASE,
 )
 # Words directly before a turn's number that mark it as the current turn.
-HERE: Final = re.compile(
+CURRENT_TURN: Final = re.compile(
     r"\b(?:this is|it is|it['’]s|now|current(?:ly)?|you are (?:in|at|on))\b[ \t]*[:=]?[ \t]*(?:the |your )?$",
     re.IGNORECASE,
 )
@@ -106,7 +106,7 @@ FIXED: Final = re.compile(
 )
 
 # A line without a match has nothing volatile: without a digit, only a weekday can be volatile, as today's.
-WORTH_A_LOOK: Final = re.compile(r"\d|\b(?:today|now|it['’]s|it is|day)\b", re.IGNORECASE)
+MAY_BE_VOLATILE: Final = re.compile(r"\d|\b(?:today|now|it['’]s|it is|day)\b", re.IGNORECASE)
 FENCE: Final = re.compile(r"\s*(?:```|~~~)")
 
 # The possible ends of a sentence inside a line, and the abbreviations that do not end one.
@@ -125,5 +125,5 @@ ABBREVIATION_CHARS: Final = 8
 
 # A line that continues the previous one: it starts with a lower-case letter or a number, and is neither a
 # list item nor a field.
-GOES_ON: Final = re.compile(r"[a-z\d](?!\d{0,3}[.)]\s)(?![\w .-]{0,40}[:=])")
+CONTINUES_LINE: Final = re.compile(r"[a-z\d](?!\d{0,3}[.)]\s)(?![\w .-]{0,40}[:=])")
 UNFINISHED: Final = "_,'’)"

@@ -18,8 +18,8 @@ from gateway.backends.prefix_hash import chain_of
 MAX_BLOCKS_SEEN = 65_536
 
 # The most prefixes whose keys are cached, and the tokens of the longest one: 5 MiB at most.
-MAX_LATELY = 64
-MAX_TOKENS_LATELY = 4096
+MAX_CACHED_KEYS = 64
+MAX_CACHED_TOKENS = 4096
 
 _64_BITS = (1 << 64) - 1
 
@@ -70,7 +70,7 @@ class PrefixWatch:
         self._new: set[int] = set()
         self._old: set[int] = set()
         # A cache; the oldest entry is dropped first.
-        self._lately: dict[tuple[tuple[int, ...], _Place], _Keys] = {}
+        self._key_cache: dict[tuple[tuple[int, ...], _Place], _Keys] = {}
 
     def expect(self, plan: Plan, backend: Backend, tenant: str, adapter_id: str | None) -> Prefix:
         """Return the plan's stable prefix, with the tokens of it that ``backend`` should find cached."""
@@ -88,16 +88,16 @@ class PrefixWatch:
     def _keys_of(self, token_ids: tuple[int, ...], place: _Place) -> _Keys:
         """Return a prefix's fingerprint and block keys, cached: most requests share a few prefixes."""
         asked = (token_ids, place)
-        known = self._lately.get(asked)
+        known = self._key_cache.get(asked)
         if known is not None:
             return known
         chain = chain_of(token_ids, place[-1], 0)
         salt = hash(place)
         found = _hex(chain[-1]) if chain else None, tuple([hash((salt, link)) for link in chain])
-        if len(token_ids) <= MAX_TOKENS_LATELY:
-            if len(self._lately) >= MAX_LATELY:
-                del self._lately[next(iter(self._lately))]
-            self._lately[asked] = found
+        if len(token_ids) <= MAX_CACHED_TOKENS:
+            if len(self._key_cache) >= MAX_CACHED_KEYS:
+                del self._key_cache[next(iter(self._key_cache))]
+            self._key_cache[asked] = found
         return found
 
     def computed(self, prefix: Prefix) -> None:

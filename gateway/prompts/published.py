@@ -74,40 +74,42 @@ class StreamPublished:
     async def read(self) -> Mapping[str, Published]:
         """Return all published versions by id; write nothing."""
         before = await asyncio.to_thread(_table, self._earlier)
-        _, kept = await self._kept()
-        return {**before, **kept}
+        _, published = await self._read()
+        return {**before, **published}
 
     async def publish(self, hashes: Mapping[str, str], *, at: float) -> Mapping[str, Published]:
         """Store the versions whose id is new, and return all. Of two processes that start at the same time,
         one stores, and both return the same."""
         before = await asyncio.to_thread(_table, self._earlier)
         for _ in range(MAX_TRIES):
-            head, kept = await self._kept()
+            head, published = await self._read()
             wanted = {**{one: Published(sha256, at) for one, sha256 in hashes.items()}, **before}
-            new = {one: known for one, known in wanted.items() if one not in kept}
-            if len(kept) + len(new) > MAX_PUBLISHED:
-                raise StoreUnreachable(f"{len(kept)} prompt versions are published; allowed: {MAX_PUBLISHED}")
+            new = {one: known for one, known in wanted.items() if one not in published}
+            if len(published) + len(new) > MAX_PUBLISHED:
+                raise StoreUnreachable(
+                    f"{len(published)} prompt versions are published; allowed: {MAX_PUBLISHED}"
+                )
             try:
                 await self._append(new, head)
             except Conflict:
                 continue
             except StateError as error:
                 raise StoreUnreachable(str(error)) from error
-            return {**kept, **new}
+            return {**published, **new}
         raise StoreUnreachable(f"others published {MAX_TRIES} times meanwhile")
 
-    async def _kept(self) -> tuple[int, dict[str, Published]]:
+    async def _read(self) -> tuple[int, dict[str, Published]]:
         """Return the stream's head, and the published versions in its records."""
-        head, kept = 0, dict[str, Published]()
+        head, published = 0, dict[str, Published]()
         try:
             while page := await self._store.read(STREAM, after=head, limit=MAX_READ):
                 for record in page:
                     for one in msgspec.json.decode(record.data, type=_Batch).versions:
-                        kept.setdefault(one.id, Published(one.sha256, one.published_at))
+                        published.setdefault(one.id, Published(one.sha256, one.published_at))
                 head = page[-1].number
         except (StateError, msgspec.MsgspecError) as error:
             raise StoreUnreachable(str(error)) from error
-        return head, kept
+        return head, published
 
     async def _append(self, new: Mapping[str, Published], head: int) -> None:
         rows = iter(_Version(one, known.sha256, known.published_at) for one, known in new.items())

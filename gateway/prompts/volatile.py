@@ -18,18 +18,18 @@ from typing import Final
 from gateway.prompts.patterns import (
     ABBREVIATION,
     ABBREVIATION_CHARS,
+    CONTINUES_LINE,
     CUE_CHARS,
+    CURRENT_TURN,
     CUT,
     ENDS,
     FENCE,
     FIXED,
-    GOES_ON,
-    HERE,
+    MAY_BE_VOLATILE,
     NOW,
     PATTERN,
     UNFINISHED,
     UNIX,
-    WORTH_A_LOOK,
 )
 
 # Limits of the cache of lines: about 4 MiB.
@@ -114,16 +114,14 @@ class VolatileFinder:
 
         Deterministic and idempotent. All text except white space is in ``stable`` or in ``moved``, in order.
         """
-        if not WORTH_A_LOOK.search(text):
+        if not MAY_BE_VOLATILE.search(text):
             return Separated(text)
         lines: list[_Line] = []
         has_fences = "```" in text or "~~~" in text
         fenced = False
         for line in text.split("\n"):
             is_fence = has_fences and FENCE.match(line) is not None
-            lines.append(
-                _plain(line) if fenced or is_fence else self._lines.get(line) or self._looked_at(line)
-            )
+            lines.append(_plain(line) if fenced or is_fence else self._lines.get(line) or self._search(line))
             fenced ^= is_fence
         if not any(line.hit for line in lines):
             return Separated(text)
@@ -135,7 +133,7 @@ class VolatileFinder:
         )
         return _parted(lines, findings)
 
-    def _looked_at(self, line: str) -> _Line:
+    def _search(self, line: str) -> _Line:
         pieces = _sentences(line)
         found = tuple([tuple(_volatile_in(piece)) for piece in pieces])
         looked_at = _Line(pieces, found, any(found))
@@ -168,7 +166,7 @@ def _sentences(line: str) -> tuple[str, ...]:
 
 def _volatile_in(piece: str) -> Iterator[tuple[VolatileKind, str]]:
     sentence = piece.strip()
-    if len(sentence) > MAX_SENTENCE_CHARS or not WORTH_A_LOOK.search(sentence):
+    if len(sentence) > MAX_SENTENCE_CHARS or not MAY_BE_VOLATILE.search(sentence):
         return
     for match in PATTERN.finditer(sentence):
         group, start = match.lastgroup or "", match.start()
@@ -188,7 +186,7 @@ def _means_now(group: str, what: str, before: str) -> bool:
     if group == "unix":
         return UNIX.search(before) is not None
     if group == "turn":
-        return HERE.search(before) is not None
+        return CURRENT_TURN.search(before) is not None
     if group == "ulid":
         return what.upper() == what
     return True
@@ -201,7 +199,7 @@ def _parted(lines: list[_Line], findings: tuple[VolatileFinding, ...]) -> Separa
     search finds nothing new.
     """
     hits = [[bool(found) for found in line.found] for line in lines]
-    _spread(lines, hits)
+    _extend_hits(lines, hits)
     stable: list[str] = []
     moved: list[str] = []
     gap = False
@@ -227,7 +225,7 @@ def _parted(lines: list[_Line], findings: tuple[VolatileFinding, ...]) -> Separa
     return Separated("\n".join(stable).strip(), tuple(moved), findings)
 
 
-def _spread(lines: list[_Line], hits: list[list[bool]]) -> None:
+def _extend_hits(lines: list[_Line], hits: list[list[bool]]) -> None:
     """Extend each hit to the whole sentence if it continues over a line end."""
     last = len(lines) - 1
     for at in range(last):
@@ -242,4 +240,4 @@ def _runs_on(line: _Line, following: _Line) -> bool:
     """Whether ``following`` continues the last sentence of ``line``."""
     end = line.pieces[-1][-1:]
     unfinished = end.isalnum() or (end != "" and end in UNFINISHED)
-    return unfinished and GOES_ON.match(following.pieces[0]) is not None
+    return unfinished and CONTINUES_LINE.match(following.pieces[0]) is not None

@@ -120,7 +120,7 @@ class CanaryState:
         return self.phase not in (Phase.RUNNING, Phase.PAUSED)
 
     @property
-    def to_do(self) -> bool:
+    def needs_driver(self) -> bool:
         """Whether a process must drive the canary."""
         return self.phase is Phase.RUNNING or not self.applied
 

@@ -19,9 +19,9 @@ from gateway.routing.canary import CanaryState, Phase, end, in_force, judge
 from gateway.routing.canary_records import (
     SAMPLES,
     STREAM,
-    Beat,
-    beat_data,
-    beat_of,
+    CanaryLease,
+    lease_data,
+    lease_of,
     sample_data,
     windows_of,
 )
@@ -52,7 +52,7 @@ class _Overridden(Exception):
     """The route's weights are neither those that the canary set nor those that it wants."""
 
 
-class _AsWanted(Exception):
+class _AlreadyApplied(Exception):
     """The route's weights are those that the canary wants."""
 
 
@@ -83,12 +83,12 @@ class CanaryDriver(FollowedStream):
         self._log = structlog.get_logger("canary")
         self._forgotten = {SAMPLES: 0, STREAM: 0}
         self.head = 0
-        self.beat: Beat | None = None
+        self.lease: CanaryLease | None = None
 
     @property
     def state(self) -> CanaryState | None:
         """The state of the last canary; ``None`` if there was none."""
-        return None if self.beat is None else self.beat.standing
+        return None if self.lease is None else self.lease.standing
 
     def take(self, record: Record) -> None:
         """Apply a record; raises nothing."""
@@ -96,10 +96,10 @@ class CanaryDriver(FollowedStream):
             return
         self.head = record.number
         try:
-            self.beat = beat_of(record)
+            self.lease = lease_of(record)
         except ValueError:
             # A newer version wrote the record; processes of that version drive the canary.
-            self.beat = None
+            self.lease = None
             self._log.error("a canary's record is not understood here", number=record.number)
         state = self.state
         running = state is not None and state.phase is Phase.RUNNING
@@ -122,7 +122,7 @@ class CanaryDriver(FollowedStream):
     async def put(self, state: CanaryState) -> None:
         """Append a state, and take the lease. Raises Conflict, StateUnavailable."""
         until = self._unix_time() + LEASE_WINDOWS * state.plan.window_s
-        data = beat_data(Beat(state, self._me, until))
+        data = lease_data(CanaryLease(state, self._me, until))
         self.take(await self._store.append(STREAM, data, author=AUTHOR, expected=self.head))
         await self._forget(state)
 
@@ -144,15 +144,15 @@ class CanaryDriver(FollowedStream):
     async def tick(self) -> None:
         """Evaluate and act, if this process drives. A failed action is tried again at the next window."""
         for _ in range(STEPS_AT_ONCE):
-            beat = self.beat
-            if beat is None or not beat.standing.to_do:
+            lease = self.lease
+            if lease is None or not lease.standing.needs_driver:
                 return
-            if beat.holder != self._me and self._unix_time() < beat.until:
+            if lease.holder != self._me and self._unix_time() < lease.until:
                 return
             try:
-                if not beat.standing.applied:
-                    await self._place(beat.standing)
-                elif not await self._judge(beat):
+                if not lease.standing.applied:
+                    await self._place(lease.standing)
+                elif not await self._judge(lease):
                     return
             except (Conflict, RoutingBusy, NotInForce) as error:
                 # Another process was first; this one will receive its record.
@@ -166,7 +166,7 @@ class CanaryDriver(FollowedStream):
         """Publish counts and evaluate the canary at the end of each window, until cancelled."""
         while True:
             state = self.state
-            if state is None or not state.to_do:
+            if state is None or not state.needs_driver:
                 await asyncio.sleep(IDLE_S)
                 continue
             window_s = state.plan.window_s
@@ -176,9 +176,9 @@ class CanaryDriver(FollowedStream):
             await asyncio.sleep(window_s / 4)
             await self.tick()
 
-    async def _judge(self, beat: Beat) -> bool:
+    async def _judge(self, lease: CanaryLease) -> bool:
         """Evaluate new windows and append the state; return whether the routing must be changed now."""
-        state, now = beat.standing, self._unix_time()
+        state, now = lease.standing, self._unix_time()
         if self._routing.head < state.revision:
             # The canary's own change of the routing is not applied here yet.
             return False
@@ -190,8 +190,8 @@ class CanaryDriver(FollowedStream):
         windows = windows_of(records, state.plan.id)
         # Takes milliseconds for thousands of requests in a window, so it does not run on the event loop.
         judged = await asyncio.to_thread(judge, state, windows, read_to=read_to, now=now)
-        spare = beat.until - now > LEASE_WINDOWS * state.plan.window_s / 2
-        if judged != state or beat.holder != self._me or not spare:
+        spare = lease.until - now > LEASE_WINDOWS * state.plan.window_s / 2
+        if judged != state or lease.holder != self._me or not spare:
             await self.put(judged)
         return not judged.applied
 
@@ -217,7 +217,7 @@ class CanaryDriver(FollowedStream):
         def decide(last: Stored) -> Draft:
             found = weights_of(last.draft.config, plan.route)
             if same_weights(found, wanted):
-                raise _AsWanted
+                raise _AlreadyApplied
             if not same_weights(found, state.placed):
                 raise _Overridden
             share = CanaryShare(plan.route, plan.before) if not state.ended else None
@@ -226,7 +226,7 @@ class CanaryDriver(FollowedStream):
         try:
             _, stored = await self._routing.change(decide, author=AUTHOR)
             revision = stored.number
-        except _AsWanted:
+        except _AlreadyApplied:
             revision = self._routing.head
         except (_Overridden, NoSuchRoute, NothingToShare, RoutingFileError):
             await self._overridden(state)

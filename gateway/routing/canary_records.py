@@ -16,7 +16,7 @@ SAMPLES: Final = "canary-samples"
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class CanaryLease:
     """A state, and the process that holds the lease until a time (seconds since 1970)."""
 
     standing: CanaryState
@@ -24,16 +24,16 @@ class Beat:
     until: float
 
 
-_BEAT: Final = TypeAdapter(Beat)
+_LEASE: Final = TypeAdapter(CanaryLease)
 
 
-def beat_data(beat: Beat) -> bytes:
-    return orjson.dumps(beat)
+def lease_data(lease: CanaryLease) -> bytes:
+    return orjson.dumps(lease)
 
 
-def beat_of(record: Record) -> Beat:
+def lease_of(record: Record) -> CanaryLease:
     """Decode a record. Raises ValueError when it is not understood."""
-    return _BEAT.validate_json(record.data)
+    return _LEASE.validate_json(record.data)
 
 
 def sample_data(canary: str, window: int, counts: Counts) -> bytes:

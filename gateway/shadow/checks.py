@@ -19,7 +19,7 @@ from gateway.contracts.values import FormatType, GenerateRequest, ResponseFormat
 from gateway.generation.json_schema import schema_faults
 from gateway.shadow.grounding import ungrounded
 from gateway.shadow.language import language_of
-from gateway.shadow.likeness import give_way
+from gateway.shadow.likeness import yield_thread
 from gateway.shadow.personal import has_personal
 
 
@@ -161,7 +161,7 @@ class Checks:
         return {name: self._result(name, check, exam) for name, check in self._checks.items()}
 
     def _result(self, name: str, check: Check, exam: Exam) -> bool | None:
-        give_way()
+        yield_thread()
         try:
             passed = check(exam)
             return None if passed is None else bool(passed)

@@ -12,7 +12,7 @@ from gateway.contracts.values import Answer
 from gateway.shadow.asking import ShadowAnswer
 from gateway.shadow.checks import Checks, exam_of, sent_evidence
 from gateway.shadow.language import language_of
-from gateway.shadow.likeness import chrf, give_way
+from gateway.shadow.likeness import chrf, yield_thread
 from gateway.shadow.personal import Redactor, redact_calls
 from gateway.shadow.sampling import Copy
 from resilience.leg_limits import LegPrice, LegUsage
@@ -87,7 +87,7 @@ class Comparer:
         return pair, texts
 
     def _redacted(self, text: str) -> str:
-        give_way()
+        yield_thread()
         return self.redact(text)
 
     def _side(self, copy: Copy, given: Answer | ShadowAnswer, text: str, backend: str) -> ShadowSide:

@@ -27,14 +27,14 @@ def chrf(reference: str, given: str) -> float:
         precision += same / max(1, sum(right.values()))
         recall += same / max(1, sum(left.values()))
         orders += 1
-        give_way()
+        yield_thread()
     precision, recall = precision / orders, recall / orders
     if not precision + recall:
         return 0.0
     return (1 + BETA**2) * precision * recall / (BETA**2 * precision + recall)
 
 
-def give_way() -> None:
+def yield_thread() -> None:
     """Let another thread run between two steps, so that the event loop waits for at most one step.
 
     A sleep of 0 is not enough: this thread takes the interpreter lock again before the other one wakes up,

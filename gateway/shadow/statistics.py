@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from gateway.shadow.likeness import give_way
+from gateway.shadow.likeness import yield_thread
 
 CONFIDENCE = 0.95
 # The quantile of the normal distribution for a two-sided 95 % interval.
@@ -68,7 +68,7 @@ def bootstrap(
             if count:
                 drawn[name].append(sum(pick(values)) / count)
         if number % at_once == 0:
-            give_way()
+            yield_thread()
     found: dict[str, Interval] = {}
     for name, mean in means.items():
         held = sorted(drawn.get(name, ()))

@@ -59,8 +59,8 @@ def signature(entry: Mapping[str, Any], key: bytes) -> str:
 
 
 def _json_without(entry: Mapping[str, Any], *names: str) -> bytes:
-    told = {name: value for name, value in entry.items() if name not in names}
-    return orjson.dumps(told, option=orjson.OPT_SORT_KEYS)
+    fields = {name: value for name, value in entry.items() if name not in names}
+    return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)
 
 
 def verify(entries: Iterable[Mapping[str, Any]], keys: Sequence[bytes] = ()) -> AuditChain:

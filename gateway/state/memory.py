@@ -85,7 +85,7 @@ class MemoryStateStore(StateStore):
     async def announce(self, stream: str, text: str) -> None:
         if not self._streams.down:
             for store in list(self._streams.stores):
-                store._heard(stream, text)
+                store._announced(stream, text)
 
     async def run(self) -> None:
         """Call every listener at each poll; an append calls them at once."""

@@ -64,7 +64,7 @@ class StateStore(ABC):
         self._poll_s = poll_s
         # Listeners are registered only at the start, so their number is bounded.
         self._listeners: dict[str, list[Callable[[int], None]]] = {}
-        self._hearers: dict[str, list[Callable[[str], None]]] = {}
+        self._announcement_listeners: dict[str, list[Callable[[str], None]]] = {}
         self._log = structlog.get_logger("state")
         self._away = False
         self.healthy = False
@@ -127,9 +127,9 @@ class StateStore(ABC):
     async def announce(self, stream: str, text: str) -> None:  # noqa: B027 - a file tells nothing
         """Send a text that cannot be stored to every process that is reachable now; raises nothing."""
 
-    def hear(self, stream: str, listener: Callable[[str], None]) -> None:
+    def on_announcement(self, stream: str, listener: Callable[[str], None]) -> None:
         """Call ``listener`` with announced texts while ``run`` runs; it must neither block nor raise."""
-        self._hearers.setdefault(stream, []).append(listener)
+        self._announcement_listeners.setdefault(stream, []).append(listener)
 
     @abstractmethod
     async def run(self) -> None:
@@ -139,8 +139,8 @@ class StateStore(ABC):
         for listener in self._listeners.get(stream, ()):
             listener(number)
 
-    def _heard(self, stream: str, text: str) -> None:
-        for listener in self._hearers.get(stream, ()):
+    def _announced(self, stream: str, text: str) -> None:
+        for listener in self._announcement_listeners.get(stream, ()):
             listener(text)
 
     def _notify_all(self, heads: Mapping[str, int]) -> None:

@@ -147,7 +147,7 @@ class RedisStateStore(StateStore):
                         if message is not None:
                             number, stream = message["data"].decode().split(" ", 1)
                             if number == _ANNOUNCED:
-                                self._heard(*stream.split(" ", 1))
+                                self._announced(*stream.split(" ", 1))
                             else:
                                 self._notify(stream, int(number))
             end_if_cancelled()

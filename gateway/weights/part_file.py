@@ -49,7 +49,7 @@ class PartFile:
         os.close(self._counts_file)
 
     @property
-    def here(self) -> int:
+    def received_bytes(self) -> int:
         """The number of received bytes."""
         return sum(self._counts)
 

@@ -51,7 +51,7 @@ class CacheFolder:
     def _record(self, name: str) -> Path:
         return self._state / "files" / f"{name}.json"
 
-    def all_here(self, files: Collection[RemoteFile]) -> None:
+    def mark_complete(self, files: Collection[RemoteFile]) -> None:
         """Record that all files of the address are here."""
         write_json(self._state / "all.json", {"files": [[f.name, f.size, f.etag] for f in files]})
 

@@ -71,7 +71,7 @@ class S3Fetcher:
             transfer = Transfer(self._client, prefix, cache, self._section.connections, stop, self._backoff_s)
             transfer.run(chosen, on_progress)
             if len(chosen) == len(found):
-                cache.all_here(found)
+                cache.mark_complete(found)
         except OSError as error:
             raise disk_error(error, cache.folder) from error
         return cache.folder

@@ -112,7 +112,7 @@ class Transfer:
         wrong: str | None = None
         for _ in range(2):
             with PartFile(self._cache.part(file.name), file) as part:
-                self._bytes.add(part.here)
+                self._bytes.add(part.received_bytes)
                 self._all(self._ranges, (partial(self._range, file, part, *at) for at in part.missing))
                 part.sync()
                 wrong = fault(part.path, expected, self._check_stop)

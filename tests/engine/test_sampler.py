@@ -146,7 +146,7 @@ def test_logprobs_are_the_models_own_whatever_changes_the_choice() -> None:
         1, temperature=0.3, top_k=2, logit_bias=((7, 100.0),), repetition_penalty=1.5, logprobs=5
     )
     draws = [
-        Draw(changed, 1, 0, adjustments_of(changed, (1, 2, 3))),
+        Draw(changed, 1, 0, adjustments_of(changed, (1, 2, 3), ())),
         Draw(SamplingParams(1), 1, 0),
         Draw(SamplingParams(1, temperature=0.0, logprobs=0), 1, 0),
     ]

@@ -358,7 +358,7 @@ async def test_nothing_is_announced_while_no_view_is_open() -> None:
     streams = MemoryStreams()
     heard: list[str] = []
     listener = MemoryStateStore(streams, unix_time=lambda: 0.0)
-    listener.hear(STREAM, heard.append)
+    listener.on_announcement(STREAM, heard.append)
     one, two = House("gw:1", streams), House("gw:2", streams)
     one.console.pause_s = two.console.pause_s = 0.01
     async with announcing(one, two):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from admission.values import BackendLoad
 from budgeting.values import Plan, SectionCounts
 from gateway.backends.scripted import ScriptedBackend
-from gateway.prompts.prefixes import MAX_LATELY, Prefix, PrefixWatch, fingerprint_of
+from gateway.prompts.prefixes import MAX_CACHED_KEYS, Prefix, PrefixWatch, fingerprint_of
 
 LOAD = BackendLoad(running=0, waiting=0, kv_usage=0.0, total_blocks=64, block_size=16, max_running=8)
 LOCAL, OTHER = ScriptedBackend(), ScriptedBackend(name="other")
@@ -88,7 +88,9 @@ def test_what_is_remembered_is_bounded_and_the_longest_unused_goes_first() -> No
 
 def test_more_prefixes_than_are_kept_ready_are_told_apart_all_the_same() -> None:
     watch = PrefixWatch(block_size=lambda model: 16)
-    many = [msgspec.structs.replace(SENT, token_ids=tuple(range(n, n + 40))) for n in range(3 * MAX_LATELY)]
+    many = [
+        msgspec.structs.replace(SENT, token_ids=tuple(range(n, n + 40))) for n in range(3 * MAX_CACHED_KEYS)
+    ]
     for sent in many:
         watch.computed(expect(watch, sent))
     again = [expect(watch, sent) for sent in many]

@@ -23,7 +23,7 @@ from gateway.routing.canary import (
     start,
     weights_at,
 )
-from gateway.routing.canary_records import Beat, beat_data, beat_of
+from gateway.routing.canary_records import CanaryLease, lease_data, lease_of
 from gateway.routing.canary_tally import outcomes
 from gateway.routing.evidence import EvidenceWindow
 from gateway.state.port import Record
@@ -55,7 +55,7 @@ def test_a_good_canary_gets_the_whole_route() -> None:
     for number in range(1, 4):
         standing = judge(standing, [GOOD], read_to=number, now=number * 100.0)
         standing = in_force(standing, number * 100.0)
-    assert standing.phase is Phase.DONE and standing.wanted["new"] == 100.0 and not standing.to_do
+    assert standing.phase is Phase.DONE and standing.wanted["new"] == 100.0 and not standing.needs_driver
 
 
 @pytest.mark.parametrize("check", ["error", "ttft", "total", "fallback", "guardrail.language"])
@@ -107,8 +107,8 @@ def test_it_never_skips_a_step_nor_comes_back_from_its_end(tables: list[tuple[in
 def test_a_standing_comes_back_from_its_record_as_it_was() -> None:
     judged = judge(running(), [GOOD, {"ttft": EvidenceWindow(1, 10, 3, 90)}], read_to=7, now=5.0)
     for standing in (running(), judged, end(judged, Phase.ABORTED, "no", 6.0)):
-        beat = Beat(standing, "proc_1", 20.0)
-        assert beat_of(Record("canary", 1, 0.0, "canary", beat_data(beat))) == beat
+        lease = CanaryLease(standing, "proc_1", 20.0)
+        assert lease_of(Record("canary", 1, 0.0, "canary", lease_data(lease))) == lease
 
 
 def record(**facts: Any) -> RequestRecord:

@@ -253,11 +253,11 @@ async def test_when_the_driver_is_gone_another_goes_on_and_nothing_counts_twice(
             one.serve("new", 20)
             one.serve("old", 20)
             await window(found)
-        assert other.driver.beat is not None and other.driver.beat.holder == "proc_0"
+        assert other.driver.lease is not None and other.driver.lease.holder == "proc_0"
         for _ in range(4):
             await window([other])
         await until(lambda: one.driver.head == other.driver.head)
-        assert other.driver.beat.holder == "proc_1"
+        assert other.driver.lease.holder == "proc_1"
         canary: Any = other.desk.show()["canary"]
         assert canary["canary_requests"] == 40
 

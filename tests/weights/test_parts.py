@@ -99,7 +99,9 @@ def test_a_part_file_knows_what_it_holds_after_any_end(
     here = 0
     for _ in range(data.draw(st.integers(0, 4))):
         with PartFile(path, file, segment) as part:
-            assert part.here == here == len(content) - sum(end - start for start, end in part.missing)
+            assert (
+                part.received_bytes == here == len(content) - sum(end - start for start, end in part.missing)
+            )
             for start, end in data.draw(st.permutations(part.missing)):
                 size = data.draw(st.integers(0, end - start))
                 part.write(start, content[start : start + size])
@@ -108,7 +110,7 @@ def test_a_part_file_knows_what_it_holds_after_any_end(
         assert all(0 < end - start <= segment for start, end in part.missing)
         for start, end in part.missing:
             part.write(start, content[start:end])
-        assert part.missing == [] and part.here == len(content)
+        assert part.missing == [] and part.received_bytes == len(content)
         part.finish(path.with_name("m"))
     assert path.with_name("m").read_bytes() == content
     assert [p.name for p in path.parent.iterdir()] == ["m"]
