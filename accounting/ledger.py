@@ -179,7 +179,7 @@ class Ledger:
             left = tuple(entry.row for entry in self._writer.take_remaining() if entry.segment is None)
             if left:
                 self._writer.lose(left, LossReason.CLOSED)
-            await self._let_go()
+            await self._close_store()
 
     async def rows(self, *, limit: int = 100) -> list[UsageRow]:
         """The newest ``limit`` (1 to 10,000) durable rows, newest first. Raises LedgerUnavailable."""
@@ -209,7 +209,7 @@ class Ledger:
         except TimeoutError as error:
             raise LedgerUnavailable("the ledger cannot be read now (TimeoutError)") from error
 
-    async def _let_go(self) -> None:
+    async def _close_store(self) -> None:
         try:
             await self._store.close(DISPOSE_S)
         except Exception as error:

@@ -59,19 +59,19 @@ class Estimator:
         """The longest wait of a request with such a prompt."""
         if limits.max_wait_s is not None:
             return limits.max_wait_s
-        return self._patience_s(uncached) or COLD_WAIT_S
+        return self._first_token_limit_s(uncached) or COLD_WAIT_S
 
-    def due(self, demand: Demand, limits: AdmissionLimits, uncached: int) -> float | None:
+    def first_token_due(self, demand: Demand, limits: AdmissionLimits, uncached: int) -> float | None:
         """When the request's first token is due, by its deadline and the limits; ``None``: at no time."""
         within_s = limits.first_token_within_s
         if within_s is None and limits.max_wait_s is None:
-            within_s = self._patience_s(uncached)
+            within_s = self._first_token_limit_s(uncached)
         if within_s is None:
             return demand.deadline
         by = demand.arrived_at + within_s
         return by if demand.deadline is None else min(by, demand.deadline)
 
-    def _patience_s(self, uncached: int) -> float | None:
+    def _first_token_limit_s(self, uncached: int) -> float | None:
         """Seconds that a first token may take; ``None`` before ``LEARNED_FROM`` first tokens."""
         if self.rates.first_tokens < LEARNED_FROM:
             return None

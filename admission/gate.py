@@ -75,7 +75,7 @@ class BackendGate:
         work.arrived(demand, now)
         uncached = work.estimator.uncached(demand)
         longest_s = work.estimator.max_wait_s(limits, uncached) * factor
-        due = work.estimator.due(demand, limits, uncached)
+        due = work.estimator.first_token_due(demand, limits, uncached)
         waiting = len(self.tickets) + work.foreign_waiting
         rung = self._ladders.of(limits.rungs).at(waiting // work.signals.workers)
         max_tokens = demand.max_output_tokens

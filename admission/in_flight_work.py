@@ -117,7 +117,7 @@ class InFlightWork:
         in_flight, sequences = self.sequences, ticket.demand.sequences
         del self.tickets[ticket.number]
         self.sequences -= sequences
-        self.signals.left(sequences, ticket.handed_on_at)
+        self.signals.sequences_ended(sequences, ticket.handed_on_at)
         self.foreign = self.signals.foreign(self.sequences)
         pace = self.estimator.pace
         pace.end(ticket.number, output_tokens, now)
@@ -225,7 +225,9 @@ class InFlightWork:
         """
         due = ticket.waiting.deadline
         if now - self._offered_at <= QUIET_S:
-            due = self.estimator.due(ticket.demand, ticket.demand.limits or self._limits, ticket.uncached)
+            due = self.estimator.first_token_due(
+                ticket.demand, ticket.demand.limits or self._limits, ticket.uncached
+            )
         if due is None:
             return False
         return self.misses(due, self._first_token_s(room.ahead + ticket.uncached), now)

@@ -194,9 +194,9 @@ class AdmissionQueue:
             self._timer = None
         if at is not None:
             self._timer_at = at
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, at - now), self._due)
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, at - now), self._on_timer)
 
-    def _due(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self.look()
 

@@ -11,7 +11,7 @@ from admission.values import AdmissionLimits, BackendLoad
 class LoadSignals:
     """One backend's last report; ``workers`` engines share the name, at least one."""
 
-    __slots__ = ("_just_left", "_limits", "_reported_at", "load", "pool", "waiting", "workers")
+    __slots__ = ("_ended_since_report", "_limits", "_reported_at", "load", "pool", "waiting", "workers")
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
@@ -20,26 +20,26 @@ class LoadSignals:
         self.workers = 1
         self.waiting = 0  # sequences in the backend's own queue
         self._reported_at = float("-inf")
-        self._just_left = 0  # sequences released since the report: the backend may still count them
+        self._ended_since_report = 0  # sequences released since the report: the backend may still count them
 
     def report(self, load: BackendLoad, now: float) -> None:
         """Store a report; the size of the pool stays known when the report lacks it."""
-        self.load, self._reported_at, self._just_left = load, now, 0
+        self.load, self._reported_at, self._ended_since_report = load, now, 0
         self.workers = max(1, load.workers)
         self.waiting = load.waiting
         if load.total_blocks and load.block_size:
             self.pool = KvPoolTokens(load.total_blocks, load.block_size)
 
-    def left(self, sequences: int, since: float) -> None:
+    def sequences_ended(self, sequences: int, since: float) -> None:
         """Count ended ``sequences``, handed on at ``since``, that the last report may still include."""
         if since < self._reported_at:
-            self._just_left += sequences
+            self._ended_since_report += sequences
 
     def foreign(self, ours: int) -> int:
         """Sequences in the engine of other gateways and other callers."""
         if self.load is None:
             return 0
-        return max(0, self.load.running + self.load.waiting - ours - self._just_left)
+        return max(0, self.load.running + self.load.waiting - ours - self._ended_since_report)
 
     def silent_s(self, now: float) -> float:
         """Seconds since the last report; 0 for a backend that never reports."""

@@ -35,7 +35,7 @@ class SloTargets:
 NO_TARGETS: Mapping[str, SloTargets] = MappingProxyType({})
 
 
-def met(record: RequestRecord, targets: SloTargets) -> tuple[bool | None, bool | None]:
+def targets_met(record: RequestRecord, targets: SloTargets) -> tuple[bool | None, bool | None]:
     """Whether a request met each of the two objectives; ``None``: it does not count for the objective.
 
     - The caller's own errors and exceeded limits (4xx) do not count.
@@ -92,7 +92,7 @@ class SloMetrics(Collector):
             if route not in rows:
                 rows[route] = self._counted.of(route), self._good.of(route)
             counted, good = rows[route]
-            for index, verdict in enumerate(met(record, of_route)):
+            for index, verdict in enumerate(targets_met(record, of_route)):
                 if verdict is not None:
                     counted[index] += 1
                     good[index] += verdict

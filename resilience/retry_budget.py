@@ -72,12 +72,12 @@ class RetryBudget:
 
     def take(self, backend: str, now: float) -> bool:
         """Take one retry; returns false when none is left."""
-        if self.left(backend, now) < 1.0:
+        if self.remaining(backend, now) < 1.0:
             return False
         self._buckets[backend].retries -= 1.0
         return True
 
-    def left(self, backend: str, now: float) -> float:
+    def remaining(self, backend: str, now: float) -> float:
         """Retries that may be made now."""
         bucket = self._buckets.setdefault(backend, _Bucket(self._most, now))
         earned = max(0.0, now - bucket.updated_at) * self._per_second

@@ -50,13 +50,13 @@ class Loss(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The engine at one moment; ``gone`` and ``stopped`` (by a signal): at least one of its processes is.
+    """The engine at one moment; ``exited``: a process of it has ended; ``stopped``: a signal stopped one.
 
     ``pending_tokens`` are the most prompt tokens that the current step may compute; ``occupied``: the engine
     executes a call other than a generation, such as loading an adapter.
     """
 
-    gone: bool = False
+    exited: bool = False
     stopped: bool = False
     unfinished: int = 0
     steps: int = 0
@@ -221,7 +221,7 @@ class Supervisor:
         gap_s = 0.0 if self._observed_at is None else now - self._observed_at
         late = self._observed_at is None or gap_s > LONGEST_GAP_S
         self._observed_at = now
-        if observed.gone:
+        if observed.exited:
             return Loss.EXITED
         if not observed.stopped or late:
             self._stopped_since = None

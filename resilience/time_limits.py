@@ -50,7 +50,7 @@ class TimeLimit(Struct, eq=False):
         if kind is asyncio.CancelledError and not others:
             raise TimeoutError from error
 
-    def due(self) -> None:
+    def expire(self) -> None:
         """Cancel the task, since the time is up, unless the end has moved."""
         before_s, self._moved_s = self._moved_s, 0.0 if self.moved is None else self.moved()
         if self._moved_s > before_s:
@@ -89,9 +89,9 @@ class TimeLimits:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = self._ends[0]
-        self._timer = loop.call_at(self._timer_at, self._due, loop)
+        self._timer = loop.call_at(self._timer_at, self._on_timer, loop)
 
-    def _due(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _on_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         now = max(self._timer_at, loop.time())
         self._timer, self._timer_at = None, math.inf
         due: list[TimeLimit] = []
@@ -100,4 +100,4 @@ class TimeLimits:
         if self._ends:
             self._set_timer(loop)
         for limit in due:
-            limit.due()
+            limit.expire()

@@ -17,7 +17,7 @@ from gateway.state.audit import Audit
 from gateway.state.port import StateStore
 from observability.collectors import WorkerStatus
 from observability.events import RequestRecord
-from observability.slo_metrics import SloTargets, met
+from observability.slo_metrics import SloTargets, targets_met
 
 KEPT: Final = 2_000
 """The number of last requests that are kept."""
@@ -269,7 +269,7 @@ def _against(targets: Mapping[str, SloTargets], recent: Iterable[RequestRecord])
     verdicts: dict[str, list[tuple[bool | None, bool | None]]] = {}
     for record in recent:
         if record.route is not None and record.route in targets:
-            verdicts.setdefault(record.route, []).append(met(record, targets[record.route]))
+            verdicts.setdefault(record.route, []).append(targets_met(record, targets[record.route]))
     return [
         {
             "route": route,

@@ -257,7 +257,7 @@ class SupervisedHost:
             return
         gone, stopped = gone_and_stopped(run.processes)
         seen = Observation(
-            gone=gone,
+            exited=gone,
             stopped=stopped,
             unfinished=run.host.unfinished,
             steps=run.steps,

@@ -26,7 +26,7 @@ WORK: Final = "engine.grammars:prepare_check"
 MAX_RUNNING: Final = 2
 MAX_WAITING_PER_TENANT: Final = 64
 # The most cached results: at most 2 MB, because a message has at most 400 characters.
-MAX_KEPT: Final = 2_048
+MAX_CACHED: Final = 2_048
 RETRY_AFTER_MS: Final = 1_000
 _OVER: Final = "is too complex"
 
@@ -54,7 +54,7 @@ class GrammarChecks:
     def __init__(self, process: LimitedProcess, *, binds_calls: bool = False) -> None:
         self._process = process
         self._binds_calls = binds_calls
-        self._kept: OrderedDict[bytes, int | str] = OrderedDict()  # the grammar's bytes, or the problem
+        self._cache: OrderedDict[bytes, int | str] = OrderedDict()  # the grammar's bytes, or the problem
         self._running = asyncio.Semaphore(MAX_RUNNING)
         self._queues: dict[str, _Queue] = {}
 
@@ -73,7 +73,7 @@ class GrammarChecks:
                 try:
                     calls = call_format(tuple(tools), choice, parallel, request.response_format)
                 except InvalidRequest as error:
-                    raise _spelled(error, request.contract) from None
+                    raise _with_contracts_path(error, request.contract) from None
                 if calls is not None:
                     calls = await self.check(calls, request.caller.tenant)
                     return structs.replace(request, call_format=calls)
@@ -106,15 +106,15 @@ class GrammarChecks:
         if shape.type in (FormatType.TEXT, FormatType.JSON_OBJECT):
             return shape
         key = hashlib.sha256(f"{shape.type.value}\0{shape.spec}".encode(errors="surrogatepass")).digest()
-        found = self._kept.get(key)
+        found = self._cache.get(key)
         if found is None:
             async with self._turn(tenant):
-                found = self._kept.get(key)  # another request may have checked the same shape meanwhile
+                found = self._cache.get(key)  # another request may have checked the same shape meanwhile
                 if found is None:
-                    found = self._kept[key] = await self._built(shape)
-                    if len(self._kept) > MAX_KEPT:
-                        self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
+                    found = self._cache[key] = await self._built(shape)
+                    if len(self._cache) > MAX_CACHED:
+                        self._cache.popitem(last=False)
+        self._cache.move_to_end(key)
         if isinstance(found, int):
             return replace(shape, grammar_bytes=found)
         refusal = GrammarTooComplex if found.startswith(_OVER) else InvalidRequest
@@ -159,7 +159,7 @@ class GrammarChecks:
         return f"{_OVER}: {problem}" if answer["complex"] else f"cannot be followed: {problem}"
 
 
-def _spelled(error: InvalidRequest, contract: Contract) -> InvalidRequest:
+def _with_contracts_path(error: InvalidRequest, contract: Contract) -> InvalidRequest:
     """The refusal of a custom tool's format where tools are nested, as they are but in Responses."""
     param = error.param or ""
     if contract is Contract.RESPONSES or not param.endswith(".format") or not param.startswith("tools."):

@@ -54,7 +54,7 @@ class KeyUse:
             if key_id in self._everywhere or len(self._everywhere) < 2 * MAX_KEYS:
                 self._everywhere[key_id] = max(at, self._everywhere.get(key_id, at))
 
-    def due(self) -> dict[str, float]:
+    def unpublished(self) -> dict[str, float]:
         """Return the uses that are to be published now."""
         fresh = [
             (key_id, at)
@@ -65,7 +65,7 @@ class KeyUse:
 
     async def publish(self) -> None:
         """Append the due uses; if the store cannot be reached, the next call appends them."""
-        due = self.due()
+        due = self.unpublished()
         if not due:
             return
         try:

@@ -40,13 +40,13 @@ _NUMBER: Final = re.compile(rb'"sequence_number":(\d+)')
 class BackgroundRun:
     """One response while it runs here: a sink that stores its events, at most ``most_bytes`` of them."""
 
-    def __init__(self, asked: ResponsesRequest, keep: StoredResponses, most_bytes: int) -> None:
+    def __init__(self, asked: ResponsesRequest, stored_responses: StoredResponses, most_bytes: int) -> None:
         self.asked = asked
         self.frames = ResponseFrames(asked, asked.request.model or "")
         self.task: asyncio.Task[None] | None = None
         self.ended = False
         self.events: list[bytes] = []
-        self._keep = keep
+        self._stored_responses = stored_responses
         self._room = most_bytes
         self._log = structlog.get_logger("gateway.responses")
         self._news = asyncio.Event()
@@ -54,7 +54,7 @@ class BackgroundRun:
     @property
     def row(self) -> StoredResponse:
         """The response as a row of the store, in its current state."""
-        return self._keep.packed(self.asked, self.state())
+        return self._stored_responses.packed(self.asked, self.state())
 
     def state(self) -> dict[str, Any]:
         """Return the response object in its current state."""
@@ -109,7 +109,9 @@ class BackgroundRun:
     async def _end(self, response: dict[str, Any], last: bytes) -> None:
         whole = b"".join((*self.events, self._last(last)))
         try:
-            await self._keep.store.finish(self._keep.packed(self.asked, response, whole))
+            await self._stored_responses.store.finish(
+                self._stored_responses.packed(self.asked, response, whole)
+            )
         except LedgerUnavailable as error:
             # Another gateway, or this one, ends it as failed when its last heartbeat is too old.
             self._log.warning("response not stored", response=response["id"], reason=str(error))
@@ -122,7 +124,7 @@ class BackgroundRun:
     def _show_end(self, last: bytes) -> None:
         self.events += split(self._last(last))
         self.ended = True
-        self._tell()
+        self._wake_readers()
 
     def _add(self, data: bytes) -> None:
         if not self.events:
@@ -131,9 +133,9 @@ class BackgroundRun:
         if self._room < 0:
             raise RateLimited("the stream of the response is larger than responses.max_bytes")
         self.events += split(data)
-        self._tell()
+        self._wake_readers()
 
-    def _tell(self) -> None:
+    def _wake_readers(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -164,12 +166,12 @@ class BackgroundResponses:
 
     def __init__(
         self,
-        keep: StoredResponses | None = None,
+        stored_responses: StoredResponses | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
         look_s: float = LOOK_S,
     ) -> None:
-        self._keep = keep or StoredResponses()
+        self._stored_responses = stored_responses or StoredResponses()
         self._look_s = look_s
         self._clock = clock
         self._runs: dict[tuple[str, str], BackgroundRun] = {}
@@ -187,26 +189,26 @@ class BackgroundResponses:
 
     async def show(self, begun: BackgroundRun) -> None:
         """Record that a client receives the response's events from now on. Raises LedgerUnavailable."""
-        await self._keep.store.forbid_rerun(begun.row)
+        await self._stored_responses.store.forbid_rerun(begun.row)
 
     async def start(self, asked: ResponsesRequest, run: Run) -> BackgroundRun:
         """Store a response as queued, and start it. Raises LedgerUnavailable, RateLimited."""
-        most = self._keep.section.max_background
+        most = self._stored_responses.section.max_background
         if self._tasks is None or self._full:
             raise RateLimited(
                 f"{len(self._runs)} responses run in the background, the limit is {most}; try again",
                 param="background",
                 retry_after_ms=RETRY_MS,
             )
-        begun = BackgroundRun(asked, self._keep, self._keep.section.max_bytes)
-        row = replace(begun.row, alive_until=self._keep.now() + LEASE_S, again=asked.again)
-        await self._keep.store.put(row)
+        begun = BackgroundRun(asked, self._stored_responses, self._stored_responses.section.max_bytes)
+        row = replace(begun.row, alive_until=self._stored_responses.now() + LEASE_S, again=asked.again)
+        await self._stored_responses.store.put(row)
         self._begin(self._tasks, begun, row, run)
         return begun
 
     @property
     def _full(self) -> bool:
-        return len(self._runs) >= self._keep.section.max_background
+        return len(self._runs) >= self._stored_responses.section.max_background
 
     def _begin(self, tasks: asyncio.TaskGroup, begun: BackgroundRun, row: StoredResponse, run: Run) -> None:
         key = row.tenant, row.response_id
@@ -220,17 +222,19 @@ class BackgroundResponses:
             begun.task.cancel()
             await asyncio.wait({begun.task}, timeout=CANCEL_S)
         else:
-            await self._keep.end(row, {**response_of(row), "status": CANCELLED})
+            await self._stored_responses.end(row, {**response_of(row), "status": CANCELLED})
             pause_s = self._look_s / 4
             for _ in range(round(CANCEL_S / pause_s)):  # the gateway that runs it notices and stores the rest
-                if not (await self._keep.get(row.tenant, row.response_id)).open(self._keep.now()):
+                if not (await self._stored_responses.get(row.tenant, row.response_id)).open(
+                    self._stored_responses.now()
+                ):
                     break
                 await asyncio.sleep(pause_s)
-        return response_of(await self._keep.get(row.tenant, row.response_id))
+        return response_of(await self._stored_responses.get(row.tenant, row.response_id))
 
     async def run(self) -> None:
         """Run until cancelled; responses that still run are then abandoned."""
-        if not self._keep.enabled:
+        if not self._stored_responses.enabled:
             return
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -240,7 +244,7 @@ class BackgroundResponses:
                 finally:
                     self._tasks = None
         finally:
-            await self._keep.store.close()
+            await self._stored_responses.store.close()
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
         swept = float("-inf")
@@ -250,7 +254,7 @@ class BackgroundResponses:
                 await self._take_abandoned(tasks)
                 if self._clock() - swept >= SWEEP_S:
                     swept = self._clock()
-                    await self._keep.store.sweep(self._keep.now())
+                    await self._stored_responses.store.sweep(self._stored_responses.now())
             except LedgerUnavailable as error:
                 self._log.warning("stored responses away", reason=str(error))
             await asyncio.sleep(self._look_s)
@@ -268,21 +272,21 @@ class BackgroundResponses:
             del self._runs[key]
 
     async def _say_alive(self) -> None:
-        until = self._keep.now() + LEASE_S
+        until = self._stored_responses.now() + LEASE_S
         for key, begun in list(self._runs.items()):
-            if begun.ended or await self._keep.store.keep_alive(begun.row, until):
+            if begun.ended or await self._stored_responses.store.keep_alive(begun.row, until):
                 continue
             if not begun.ended and begun.task is not None and key in self._runs:
                 begun.task.cancel()  # the response was deleted, or cancelled by another gateway
 
     async def _take_abandoned(self, tasks: asyncio.TaskGroup) -> None:
-        now = self._keep.now()
-        for row in await self._keep.store.abandoned(now, ABANDONED):
+        now = self._stored_responses.now()
+        for row in await self._stored_responses.store.abandoned(now, ABANDONED):
             if row.again is None or self._rerun is None:
                 await self._fail(row, _GONE)
             elif not self._rerun.ready() or self._full:
                 continue  # another gateway may run it, or this one later
-            elif await self._keep.store.claim(row, now, now + LEASE_S):
+            elif await self._stored_responses.store.claim(row, now, now + LEASE_S):
                 await self._run_again(tasks, row, self._rerun)
 
     async def _run_again(self, tasks: asyncio.TaskGroup, row: StoredResponse, rerun: Rerun) -> None:
@@ -293,12 +297,12 @@ class BackgroundResponses:
             await self._fail(row, public_error(error))
         else:
             self._log.info("run again", response=row.response_id)
-            begun = BackgroundRun(asked, self._keep, self._keep.section.max_bytes)
+            begun = BackgroundRun(asked, self._stored_responses, self._stored_responses.section.max_bytes)
             self._begin(tasks, begun, row, rerun.run)
 
     async def _fail(self, row: StoredResponse, error: PublicError) -> None:
-        told = {"code": "server_error", "message": error.message}
-        await self._keep.end(row, {**response_of(row), "status": "failed", "error": told})
+        error_body = {"code": "server_error", "message": error.message}
+        await self._stored_responses.end(row, {**response_of(row), "status": "failed", "error": error_body})
 
 
 def split(data: bytes) -> list[bytes]:

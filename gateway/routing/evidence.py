@@ -42,7 +42,7 @@ class EvidenceWindow:
         )
 
     @property
-    def tells(self) -> bool:
+    def is_evidence(self) -> bool:
         """Whether the window is evidence: both sides have requests, and some are bad but not all."""
         bad, all_ = self.canary_bad + self.baseline_bad, self.canary + self.baseline
         return self.canary > 0 and self.baseline > 0 and 0 < bad < all_
@@ -62,7 +62,7 @@ class Evidence:
 
     def seen(self, window: EvidenceWindow, tolerance: float) -> Evidence:
         """Add a window; ``tolerance`` is the tolerated odds ratio."""
-        if not window.tells:
+        if not window.is_evidence:
             return self
         number = self.windows + 1
         # The weight of "bad from this window on"; the weights of all windows add up to 1.

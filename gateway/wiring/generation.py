@@ -111,6 +111,6 @@ def make_resilience(
     return Resilience(
         RetryLoop(policy, clock=clock, sleep=asyncio.sleep, emit=remediation.on_event),
         OutputGuard(section.degenerate_action, section.limits(), emit, Blame(clock)),
-        lambda: {name: budget.left(name, clock()) for name in budget.backends},
+        lambda: {name: budget.remaining(name, clock()) for name in budget.backends},
         on_engine_event,
     )

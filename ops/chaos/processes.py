@@ -56,7 +56,7 @@ class Process:
         """Send a signal. Raises TestbedError when the process does not run."""
         os.kill(self.pid, number)
 
-    async def gone(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until the process has ended, and kill the other processes of its group."""
         if self._child is not None:
             await self._child.wait()

@@ -101,7 +101,7 @@ class Testbed:
         process = self.processes[role]
         with contextlib.suppress(TestbedError):
             process.send(signal.SIGKILL)
-        await process.gone()
+        await process.wait_ended()
         await process.start(within_s)
 
     async def bedrock(self, fault: BedrockFault) -> None:

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from observability.events import RequestRecord
 from observability.metrics import Metrics
-from observability.slo_metrics import SloTargets, met
+from observability.slo_metrics import SloTargets, targets_met
 
 Make = Callable[..., RequestRecord]
 TARGETS = SloTargets(ttft_ms=200, total_ms=1400)
@@ -17,27 +17,29 @@ ROUTE = "self_hosted_generation"
 
 
 def test_an_answer_meets_each_target_by_its_own_time(record: Make) -> None:
-    assert met(record(ttft_ms=200.0, total_ms=1400.0), TARGETS) == (True, True), "on the target is in time"
-    assert met(record(ttft_ms=200.1, total_ms=1400.0), TARGETS) == (False, True)
-    assert met(record(ttft_ms=88.0, total_ms=1400.1), TARGETS) == (True, False)
+    assert targets_met(record(ttft_ms=200.0, total_ms=1400.0), TARGETS) == (True, True), (
+        "on the target is in time"
+    )
+    assert targets_met(record(ttft_ms=200.1, total_ms=1400.0), TARGETS) == (False, True)
+    assert targets_met(record(ttft_ms=88.0, total_ms=1400.1), TARGETS) == (True, False)
 
 
 def test_an_answer_that_came_whole_has_its_first_token_with_its_last(record: Make) -> None:
     cached = record(
         ttft_ms=None, total_ms=201.0, fallback_kind="response_cache", fallback_reason="queue_full"
     )
-    assert met(cached, TARGETS) == (False, True)
+    assert targets_met(cached, TARGETS) == (False, True)
 
 
 @pytest.mark.parametrize(
     "status, code", [(429, "rate_limited"), (422, "invalid_request"), (404, "unknown_model")]
 )
 def test_a_callers_own_fault_says_nothing(record: Make, status: int, code: str) -> None:
-    assert met(record(status=status, error_code=code, ttft_ms=None), TARGETS) == (None, None)
+    assert targets_met(record(status=status, error_code=code, ttft_ms=None), TARGETS) == (None, None)
 
 
 def test_what_the_house_failed_misses_both_however_fast(record: Make) -> None:
-    assert met(record(status=503, error_code="queue_full", ttft_ms=None, total_ms=1.0), TARGETS) == (
+    assert targets_met(record(status=503, error_code="queue_full", ttft_ms=None, total_ms=1.0), TARGETS) == (
         False,
         False,
     )
@@ -48,16 +50,18 @@ def test_the_degraded_text_is_no_answer(record: Make) -> None:
         fallback_kind="degraded_response", fallback_reason="queue_full", finish_reason="degraded",
         ttft_ms=None, total_ms=2.0,
     )  # fmt: skip
-    assert met(degraded, TARGETS) == (False, False)
+    assert targets_met(degraded, TARGETS) == (False, False)
 
 
 def test_a_stream_that_broke_off_had_its_first_token(record: Make) -> None:
-    assert met(record(error_code="stream_broken", total_ms=300.0), TARGETS) == (True, False)
+    assert targets_met(record(error_code="stream_broken", total_ms=300.0), TARGETS) == (True, False)
 
 
 def test_a_caller_who_left_says_something_only_once_the_target_had_passed(record: Make) -> None:
     def left(total_ms: float, ttft_ms: float | None = None) -> tuple[bool | None, bool | None]:
-        return met(record(status=499, error_code="cancelled", total_ms=total_ms, ttft_ms=ttft_ms), TARGETS)
+        return targets_met(
+            record(status=499, error_code="cancelled", total_ms=total_ms, ttft_ms=ttft_ms), TARGETS
+        )
 
     assert left(150.0) == (None, None)
     assert left(900.0) == (False, None)

@@ -23,7 +23,7 @@ def test_retries_never_exceed_what_attempts_time_and_savings_pay_for(steps: list
         else:
             retries += budget.take("local", now)
         assert retries <= 10.0 + 0.1 * attempts + 0.5 * (now - 50.0) + 1e-9
-        assert 0.0 <= budget.left("local", now) <= 10.0
+        assert 0.0 <= budget.remaining("local", now) <= 10.0
 
 
 def test_under_steady_failure_a_tenth_of_the_load_is_retried() -> None:

@@ -206,7 +206,7 @@ async def test_the_budget_is_not_asked_when_nothing_would_be_retried_anyway() ->
     for wrong in (failure(FailureKind.INVALID_INPUT), failure(FailureKind.CUDA_OOM, retry_after_s=9.0)):
         with pytest.raises(BackendFailure):
             await bench.run(wrong)
-    assert budget.left("local", bench.now) == 1.0
+    assert budget.remaining("local", bench.now) == 1.0
     assert not [event for event in bench.events if isinstance(event, RetryRefused)]
 
 

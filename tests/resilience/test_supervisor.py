@@ -187,7 +187,7 @@ def test_a_watcher_that_itself_stood_still_blames_nobody() -> None:
 
 
 def test_a_process_that_has_ended_is_a_loss_at_once() -> None:
-    assert running().observe(1.0, Observation(gone=True)) is Loss.EXITED
+    assert running().observe(1.0, Observation(exited=True)) is Loss.EXITED
 
 
 def test_an_engine_that_stands_still_while_it_loads_again_is_found_too() -> None:
