@@ -77,5 +77,8 @@ class PromptCounter(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for."""
 
+    def text_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token adds to an answer's text; none for a control token."""
+
     def unknown_id(self, token_ids: Sequence[int]) -> int | None:
         """The first id that the vocabulary does not have, if any."""

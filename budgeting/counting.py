@@ -304,6 +304,10 @@ class ChatTokenizer:
         """The bytes that one token stands for; empty for an id that the vocabulary does not have."""
         return self._vocabulary.token_bytes(token_id)
 
+    def text_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token adds to an answer's text; none for a control token."""
+        return b"" if token_id in self._vocabulary.special else self._vocabulary.token_bytes(token_id)
+
     def unknown_id(self, token_ids: Sequence[int]) -> int | None:
         return self._vocabulary.unknown_id(token_ids)
 

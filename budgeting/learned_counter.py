@@ -171,6 +171,8 @@ class LearnedCounter:
         """Always empty: the vocabulary is not known here."""
         return b""
 
+    text_bytes = token_bytes
+
     def unknown_id(self, token_ids: Sequence[int]) -> int | None:
         """The first id that no vocabulary has; a worker itself refuses ids outside its own vocabulary."""
         return next((one for one in token_ids if not 0 <= one < self.vocabulary), None)

@@ -48,6 +48,8 @@ class Vocabulary:
 
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token_id: token for token_id, token in added.items() if token.special}
+        # The ids of control tokens, which an answer's text leaves out.
+        self.special = frozenset(special)
         self._added = {token_id: token.content.encode() for token_id, token in added.items()}
         self._bytes = TokenBytes(files.tokenizer_json)
         normalized = self._tokenizer.normalizer is not None and any(t.normalized for t in special.values())

@@ -54,7 +54,10 @@ class Spelling(Protocol):
     """The tokenizer of the models that take token ids."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token; none for a control token."""
+        """The bytes of a token; for a control token its markup."""
+
+    def text_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to an answer's text; none for a control token."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a text."""
@@ -189,10 +192,12 @@ def plan_resumption(
     """
     for mode in modes:
         if mode is ResumeMode.EXACT:
-            point = align(token_ids, text, spelling.token_bytes)
-            if point is not None and (repeats or not point.repeated):
-                splice = Splice(point, stop, spelling.token_bytes)
-                return Resumption(mode, point.covered(text), point.token_ids, splice)
+            # A text has the markup of its control tokens only with vLLM's skip_special_tokens: false.
+            for bytes_of in (spelling.text_bytes, spelling.token_bytes):
+                point = align(token_ids, text, bytes_of)
+                if point is not None and (repeats or not point.repeated):
+                    splice = Splice(point, stop, bytes_of)
+                    return Resumption(mode, point.covered(text), point.token_ids, splice)
         elif mode is ResumeMode.SPELLED:
             ids = spelling.encode(text, add_special_tokens=False)
             if b"".join(map(spelling.token_bytes, ids)) == text.encode():

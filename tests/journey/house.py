@@ -172,6 +172,8 @@ class Spelled:
             return self._pieces[token_id]
         return bytes([token_id - len(self._pieces)])
 
+    text_bytes = token_bytes
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         data, ids = text.encode(), list[int]()
         while data:

@@ -65,14 +65,29 @@ def test_a_token_that_ends_inside_a_character_is_generated_again() -> None:
     assert seam.covered("ax") == "a"
 
 
+END = 99
+
+
 class Bytes:
-    """A tokenizer with an id for each byte, after the vocabulary's."""
+    """A tokenizer with an id for each byte, after the vocabulary's, and a control token."""
 
     def token_bytes(self, token_id: int) -> bytes:
+        if token_id == END:
+            return b"<end>"
         return bytes_of(token_id) if token_id < 100 else bytes([token_id - 100])
+
+    def text_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id == END else self.token_bytes(token_id)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         return tuple(100 + byte for byte in text.encode())
+
+
+@pytest.mark.parametrize("text", ["a word", "a<end> word"])
+def test_an_answer_past_the_models_end_goes_on_after_its_own_ids(text: str) -> None:
+    resumption = plan_resumption((ResumeMode.EXACT, ResumeMode.SPELLED), text, [1, END, 3], (), Bytes())
+    assert resumption is not None
+    assert (resumption.mode, resumption.token_ids) == (ResumeMode.EXACT, (1, END, 3))
 
 
 @pytest.mark.parametrize(
