@@ -13,6 +13,8 @@ MAX_TOOL_OUTPUT: Final = 10_000
 """Most tokens of a tool's output that Codex shows the model; fewer if the context is short."""
 TOOL_OUTPUT_SHARE: Final = 8
 """A tool's output may fill the context's length divided by this number."""
+MAX_PAGE: Final = 1_000
+"""Most models of a page of Anthropic's list."""
 
 CODEX_INSTRUCTIONS: Final = (
     "You are Codex, a coding agent in a terminal on the user's computer. Read files before you change them,"
@@ -50,6 +52,8 @@ def anthropic_models(
     """The page after, or before, a model. Raises InvalidRequest: no such model, or both are given."""
     if after_id is not None and before_id is not None:
         raise not_allowed("before_id", "is given with after_id", "one of the two")
+    if not 1 <= limit <= MAX_PAGE:
+        raise not_allowed("limit", f"is '{limit}'", "1 or more" if limit < 1 else f"{MAX_PAGE} or less")
     ids = [card.id for card in cards]
     for name, cursor in (("after_id", after_id), ("before_id", before_id)):
         if cursor is not None and cursor not in ids:

@@ -78,7 +78,7 @@ async def list_models(
     created: Created,
     is_anthropic: IsAnthropic,
     client_version: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 20,
+    limit: Annotated[int, Query(description="1 to 1000; of Anthropic's list")] = 20,
     after_id: str | None = None,
     before_id: str | None = None,
 ) -> ModelListBody | Response:

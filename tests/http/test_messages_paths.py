@@ -134,6 +134,8 @@ async def test_models_have_anthropics_shape_to_its_clients(connect: Any) -> None
     async with connect(fake_services()) as client:
         plain = (await client.get("/v1/models")).json()
         found = (await client.get("/v1/models?limit=1000", headers=version)).json()
+        whole = (await client.get("/v1/models?limit=5000")).json()
+        assert len(whole["data"]) == len(plain["data"])  # OpenAI's list has no pages
         one = (await client.get("/v1/models/org/adapter-v1", headers=version)).json()
     ids = [card["id"] for card in plain["data"]]
     assert [card["id"] for card in found["data"]] == ids
