@@ -44,7 +44,7 @@ test-env: $(VENV)/.test ## Install everything that the tests need
 test: $(VENV)/.test ## Run the whole suite: linters, types, import rules, tests
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/test $(ARGS)
 
-test-fast: $(VENV)/.test ## Only the tests without processes, engines and servers: a minute and a half on two cores
+test-fast: $(VENV)/.test ## Only the tests without processes, engines and servers: a minute on two cores
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/test --fast $(ARGS)
 
 check: test ## The same as test: what CI runs

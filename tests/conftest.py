@@ -16,7 +16,7 @@ import httpx
 import httpx2
 import pytest
 import pytest_asyncio
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 import budgeting.counting
 import budgeting.vocabulary
@@ -80,6 +80,7 @@ LONG = (
 
 
 FAST = pytest.StashKey[Guard]()
+FAST_EXAMPLES = 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -93,10 +94,11 @@ def _is_whole(config: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
-        if _is_whole(config):
+        fast = config.getoption("--fast")
+        if fast or _is_whole(config):
             from tests import fork_server
 
-            fork_server.install_for_tests()
+            fork_server.install_for_tests(fast=fast)
         return  # the tests run in others
     gc.disable()  # until all is imported
     if config.getoption("--fast"):
@@ -146,6 +148,20 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     return result
 
 
+def _try_few_examples(items: list[pytest.Item]) -> None:
+    """The whole suite looks for what few examples do not show."""
+    for item in items:
+        if not isinstance(item, pytest.Function):
+            continue
+        if isinstance(given := getattr(item.cls, "settings", None), settings):
+            item.cls.settings = settings(given, max_examples=min(given.max_examples, FAST_EXAMPLES))
+        elif is_hypothesis_test(item.function):
+            test = getattr(item.function, "__func__", item.function)
+            given = getattr(test, "_hypothesis_internal_use_settings", None) or settings.default
+            few = settings(given, max_examples=min(given.max_examples, FAST_EXAMPLES))
+            test._hypothesis_internal_use_settings = few
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
@@ -158,6 +174,7 @@ def pytest_collection_modifyitems(
         slow = [item for item in items if is_slow_test(item)]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
+        _try_few_examples(items)
         return (yield)
     if not getattr(config.option, "loadgroup", False):
         return (yield)  # one process, or tests dealt out in another way on purpose

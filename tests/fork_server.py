@@ -39,10 +39,12 @@ import time
 import traceback
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tests.fast import is_slow_file
 
 if TYPE_CHECKING:
     from budgeting.tokenizer_files import TokenizerFiles
@@ -113,8 +115,10 @@ class ForkServer:
         self.vllm = vllm
 
     @classmethod
-    def start(cls, *, vllm: bool = False, tests: bool = False, fork: ForkServer | None = None) -> ForkServer:
-        """Start a server, also for processes that run ``tests``; it ends with this process.
+    def start(
+        cls, *, vllm: bool = False, tests: str | None = None, fork: ForkServer | None = None
+    ) -> ForkServer:
+        """Start a server, also for processes that run ``tests`` (``ALL`` or ``FAST``); it ends with this process.
 
         With ``fork`` it is forked off that server, and imports only what is not there: half of what vLLM imports.
         """
@@ -122,7 +126,7 @@ class ForkServer:
 
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = _child_environment() | {"PYTHONPATH": str(ROOT)} | (_VLLM_ENVIRONMENT if vllm else {})
-        words = ["-m", *_SERVER, str(theirs.fileno()), *(["vllm"] if vllm else ["tests"] if tests else [])]
+        words = ["-m", *_SERVER, str(theirs.fileno()), *(["vllm"] if vllm else [tests] if tests else [])]
         with theirs:
             if fork is not None:
                 with open(os.devnull) as nothing:
@@ -206,6 +210,8 @@ _FORKED = (
     ["benchmarks.request_cost.counted"],
     ["vllm.model_executor.models.registry"],  # asks what a model can do where vLLM's cache does not tell
 )
+# Which files of the tests a server has imported.
+ALL, FAST = "all-tests", "fast-tests"
 # A server that is forked off another one.
 _SERVER = ["tests.fork_server"]
 # The engine's process, and those of tests in which it fails.
@@ -372,10 +378,10 @@ def install() -> None:
         multiprocessing.util.spawnv_passfds = _vllm_or
 
 
-def install_for_tests() -> None:
-    """Fork the processes of pytest-xdist: they have imported what most tests import, and so has what they fork."""
+def install_for_tests(*, fast: bool) -> None:
+    """Fork the processes of pytest-xdist: they have imported the tests, and what they fork has so too."""
     if AVAILABLE:
-        _servers.append(ForkServer.start(tests=True))
+        _servers.append(ForkServer.start(tests=FAST if fast else ALL))
         install()
 
 
@@ -443,10 +449,9 @@ def _become(request: dict[str, Any], files: Sequence[int], *, vllm: bool) -> Non
             arguments = dict(pair.split("=") for pair in spawned[1].split(", "))
             multiprocessing.spawn.spawn_main(**{name: int(value) for name, value in arguments.items()})
         elif words == _XDIST:
-            import torch
-
-            # A fork makes PyTorch's pool anew at its first use; two threads that use it first find none.
-            torch.set_num_threads(torch.get_num_threads())
+            if torch := sys.modules.get("torch"):
+                # A fork makes PyTorch's pool anew at its first use; two threads that use it first find none.
+                torch.set_num_threads(torch.get_num_threads())
             _run_text(words[-1], [])
         elif words[0] == "-c":
             _run_text(words[1], words[2:])
@@ -593,14 +598,16 @@ def _prepare_tokenizer() -> None:
     counting.ChatTemplate = template_of  # type: ignore[assignment, misc]
 
 
-def _import_tests() -> None:
-    """All files of the tests, as pytest rewrites them: its processes find them imported when they collect."""
+def _import_tests(*, fast: bool) -> None:
+    """The files of the tests, as pytest rewrites them: its processes find them imported when they collect."""
     import hypothesis
     import pytest
     from _pytest.config import _prepareconfig
 
     config = _prepareconfig(["--capture=no"])
     for file in sorted(ROOT.joinpath("tests").rglob("test_*.py")):
+        if fast and is_slow_file(file):
+            continue
         # The collection tells what could not be imported, and why.
         with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
@@ -632,7 +639,7 @@ def _in_huge_pages() -> None:
                 madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_COLLAPSE)
 
 
-def main(fd: int, *, vllm: bool, tests: bool) -> None:
+def main(fd: int, *, what: Collection[str]) -> None:
     """Import, then serve."""
     import setproctitle
 
@@ -640,7 +647,11 @@ def main(fd: int, *, vllm: bool, tests: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     gc.disable()
-    for name in GATEWAY + (VLLM if vllm else ENGINE) + (TESTS if tests else ()):
+    if FAST in what:  # neither an engine nor a server
+        _import_tests(fast=True)
+        return _serve_all_of_it(fd, vllm=False)
+    vllm = "vllm" in what
+    for name in GATEWAY + (VLLM if vllm else ENGINE) + (TESTS if ALL in what else ()):
         importlib.import_module(name)
     _prepare_commands()
     _prepare_tokenizer()
@@ -649,8 +660,8 @@ def main(fd: int, *, vllm: bool, tests: bool) -> None:
         _start_and_end_quickly()
     else:
         _prepare_numba()
-    if tests:
-        _import_tests()
+    if ALL in what:
+        _import_tests(fast=False)
     _serve_all_of_it(fd, vllm=vllm)
 
 
@@ -687,4 +698,4 @@ def _serve_all_of_it(fd: int, *, vllm: bool) -> None:
 
 if __name__ == "__main__":
     sys.modules["tests.fork_server"] = sys.modules["__main__"]
-    main(int(sys.argv[1]), vllm="vllm" in sys.argv[2:], tests="tests" in sys.argv[2:])
+    main(int(sys.argv[1]), what=sys.argv[2:])

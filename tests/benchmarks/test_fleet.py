@@ -71,6 +71,7 @@ def test_the_same_seed_gives_the_same_fates(azure: Source) -> None:
     assert first.fates == again.fates != other.fates
 
 
+@pytest.mark.slow
 def test_affinity_finds_more_in_the_caches_of_ten_workers_than_load_alone(mooncake: Source) -> None:
     hits = [
         run_fleet(mooncake, Variant("", 2, 1.0, affinity), 10, rate=1.0, span_s=20.0, slo=SLO, seed=1)
@@ -83,6 +84,7 @@ def test_one_gateway_serves_a_hundred_workers_and_two_are_the_least_from_ten_on(
     assert [gateways_for(size) for size in (1, 9, 10, 100, 101, 1000)] == [1, 1, 2, 2, 2, 10]
 
 
+@pytest.mark.slow
 def test_placing_among_many_costs_less_with_a_shortlist() -> None:
     # 3 times at the least: what is measured is 10 and more.
     cost = cost_of(400, requests=200)

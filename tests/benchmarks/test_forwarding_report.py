@@ -96,6 +96,7 @@ def test_each_bar_says_whether_it_was_met() -> None:
     assert "2 answers failed, e.g. bad" in shown.getvalue()
 
 
+@pytest.mark.slow
 def test_the_plot_is_drawn_even_where_figures_are_missing(tmp_path: Path) -> None:
     rows = summarize([turn(Name.DIRECT, 0, result(10)), turn(Name.NGINX, 0, result(0, ms=()))])
     draw(tmp_path / "plot.png", rows)

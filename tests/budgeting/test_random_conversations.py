@@ -97,6 +97,7 @@ def like(template: str, one: Plan, other: Plan) -> bool:
     return template != COUNTING or len(one.messages) == len(other.messages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [CHATML, HEADERS, COUNTING, UNMARKED])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_promise_holds_for_random_conversations(template: str, seed: int, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ def test_sentences_joined_are_the_text(text: str) -> None:
     assert "".join("".join(sentences(text)).split()) == "".join(text.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [".", "a.", ". ", "。", "\n", '."', " ", "a"])
 def test_the_time_grows_with_the_length_alone(unit: str) -> None:
     sentence_ends(unit * 10)

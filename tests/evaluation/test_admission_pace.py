@@ -31,6 +31,7 @@ def test_the_overload_comes_after_a_quiet_beginning() -> None:
     assert fast == pytest.approx(2.0 / 0.6 * slow, rel=0.05)
 
 
+@pytest.mark.slow
 def test_on_a_machine_that_has_become_slower_little_is_wasted() -> None:
     whole = requests_of(read_trace(TRACE), SHAPE)
     row = row_of("embedded", Way.SLOW, 2.0, whole)

@@ -173,6 +173,7 @@ def test_a_run_of_text_without_an_end_is_data_and_stays() -> None:
     assert separate(text) == Separated(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit",
     ["a", "1 ", "11:", "0f", "-", "2026-", "20 nov ", "\n", "Today is ", "turn 1 ", "May 1 ", "user_id=", "x\n1",

@@ -81,6 +81,7 @@ def hang(engine: Engine, *, pending: int = 0) -> float:
     return engine.found[0] - struck
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token_s", [0.0001, 0.0003, 0.0007])
 def test_an_hour_of_long_prefills_is_no_hang_and_a_hang_after_it_is_found_in_three_seconds(
     token_s: float,

@@ -137,6 +137,7 @@ def test_what_a_request_says(facts: dict[str, Any], said: dict[str, bool]) -> No
     assert dict(outcomes(record(**facts), ttft_slo_ms=200.0, total_slo_ms=1_400.0)) == said
 
 
+@pytest.mark.slow
 def test_simulated_good_canaries_come_through_and_bad_ones_do_not() -> None:
     good, tolerated, *bad = (measure(case, 30 if case.good else 5, 20.0, 7) for case in CASES)
     assert good.rolled_back + tolerated.rolled_back <= 2 * 30 * ALPHA + 1

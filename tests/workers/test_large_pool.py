@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +70,7 @@ def test_conversations_that_begin_alike_each_go_back_to_their_own_worker() -> No
     assert all(back)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=6)
 @given(st.integers(0, 2**32), st.sampled_from([0, 1, 6]))
 def test_the_load_is_spread_nearly_as_if_all_were_looked_at(seed: int, blocks: int) -> None:
