@@ -1,10 +1,10 @@
-"""Adapters side by side in one batch, and changes of them under load: ``python -m benchmarks.adapter_batch``.
+"""Adapters in one batch, and changes of adapters under load: ``python -m benchmarks.adapter_batch``.
 
-First 32 greedy requests at once, a quarter each for the base model and three adapters, against the same ones
-alone. Then callers who ask for the base, for two adapters and for an alias without a pause, in windows that
-take turns: in every third one versions behind the alias are added, promoted, rolled back and retired. Told
-are failed requests and the times to the first token of those whose adapters do not change; the windows are
-of one run, so that the machine's moods are in both.
+Part 1 sends 32 greedy requests at once, a quarter each for the base model and three adapters, and compares
+the answers with those to the same requests sent one at a time. Part 2 has callers ask without a pause for the
+base, two adapters and an alias; in every third window, versions of the alias are added, promoted, rolled back
+and retired. Reported are failed requests and the times to the first token of the callers whose adapters do
+not change. The windows belong to one run, so that a change of the machine's load affects both kinds.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ QUESTIONS = (
     "Is the series finished?",
 )
 ANSWER_TOKENS, LOAD_TOKENS = 32, 12
-# Places in the engine: the three, and the versions of the alias that come and go.
+# Adapter slots of the engine: the three adapters, and the versions of the alias that come and go.
 PLACES = 5
 ALIAS = "changing"
-# How often, and how many times at most, it is looked whether a retired version is still leased.
+# How often, and how many times at most, the benchmark checks whether a retired version is still leased.
 POLL_S, MOST_POLLS = 0.01, 3000
-# Failures of different words that are printed.
+# How many distinct failure messages are printed.
 MOST_LINES = 5
 _numbers = count(1)
 
 
 class Kind(StrEnum):
-    """The engine."""
+    """The engine that is measured."""
 
     EMBEDDED = "embedded"
     VLLM = "vllm"
@@ -71,7 +71,7 @@ class Kind(StrEnum):
 
 @dataclass
 class Tally:
-    """What the callers saw in the windows of one sort."""
+    """What the callers measured in the windows of one kind."""
 
     answered: int = 0
     failed: list[str] = field(default_factory=list)
@@ -79,14 +79,14 @@ class Tally:
     changes: int = 0
 
     def quantile(self, share: float) -> float:
-        """Of the times to the first token, milliseconds."""
+        """Return a quantile of the times to the first token, in milliseconds."""
         ordered = sorted(self.first_token_s)
         return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")
 
 
 @dataclass(frozen=True)
 class Stand:
-    """A running engine and what is asked of it."""
+    """A running engine, with the tokenizer and the adapters of the requests to it."""
 
     backend: Backend
     slots: LoraSlots
@@ -94,7 +94,7 @@ class Stand:
     adapters: Mapping[str, Adapter]
 
     def work(self, question: str, adapter: Adapter | None, salt: str, tokens: int) -> Work:
-        """A greedy request that no end-of-text token ends."""
+        """Return a greedy request whose answer no end-of-text token ends."""
         messages = (Message(Role.USER, question),)
         sampling = Sampling(max_tokens=tokens, temperature=0.0, logit_bias={2: -100.0})
         ids = self.tokenizer.encode_chat(messages)
@@ -103,7 +103,7 @@ class Stand:
 
 
 async def text_of(stand: Stand, work: Work) -> str:
-    """The whole answer."""
+    """Return the whole answer to a request."""
     pieces: list[str] = []
 
     async def out(delta: Delta) -> None:
@@ -114,11 +114,11 @@ async def text_of(stand: Stand, work: Work) -> str:
 
 
 async def compare(stand: Stand) -> tuple[int, int, int]:
-    """How many of the 32 answers are those given alone, of how many; and how many differ from the base's."""
+    """Return how many answers equal those given alone, of how many, and how many differ from the base's."""
     asked = [(question, one) for question in QUESTIONS for one in (None, *stand.adapters.values())]
     alone = [await text_of(stand, stand.work(q, a, "alone", ANSWER_TOKENS)) for q, a in asked]
     async with asyncio.TaskGroup() as group:
-        # A salt of its own: what the single runs have cached is not to be found.
+        # A cache salt of their own, so that these requests find nothing that the single runs have cached.
         running = [
             group.create_task(text_of(stand, stand.work(q, a, "together", ANSWER_TOKENS))) for q, a in asked
         ]
@@ -130,7 +130,7 @@ async def compare(stand: Stand) -> tuple[int, int, int]:
 
 
 class Versions:
-    """The registry's part: versions behind an alias that come and go."""
+    """Plays the adapter registry: adds and removes versions of one alias."""
 
     def __init__(self, stand: Stand, step_s: float) -> None:
         self._stand = stand
@@ -159,7 +159,7 @@ class Versions:
         )
 
     async def change(self, tally: Tally, until_s: float) -> None:
-        """Add, promote, roll back, retire, again and again."""
+        """Add, promote, roll back and retire a version, again and again until ``until_s``."""
         while time.perf_counter() < until_s:
             new = self._new()
             await self._stand.slots.preload(new)
@@ -178,7 +178,7 @@ class Versions:
 
 
 async def call(stand: Stand, versions: Versions, name: str | None, tally: Tally, until_s: float) -> None:
-    """Ask without a pause."""
+    """Send one request after the other until ``until_s``, without a pause."""
     while time.perf_counter() < until_s:
         question = QUESTIONS[next(_numbers) % len(QUESTIONS)]
         first: list[float] = []
@@ -190,7 +190,7 @@ async def call(stand: Stand, versions: Versions, name: str | None, tally: Tally,
 
         with versions.registry.lease(Selection(name)) as lease:
             try:
-                # A salt of its own each time: a cached prompt would hide what its prefill waits for.
+                # A cache salt of its own each time: a cached prompt would hide how long its prefill waits.
                 work = stand.work(question, lease.adapter, f"load-{next(_numbers)}", LOAD_TOKENS)
                 await stand.backend.generate(work, out)
             except BackendFailure as failure:
@@ -204,7 +204,7 @@ async def call(stand: Stand, versions: Versions, name: str | None, tally: Tally,
 async def under_load(
     stand: Stand, windows: int, window_s: float, step_s: float
 ) -> tuple[Tally, Tally, Tally]:
-    """The quiet windows, those with changes, and further quiet ones, which tell what is noise."""
+    """Run quiet windows, windows with changes, and a control of quiet windows, which shows the noise."""
     versions, quiet, changing, control = Versions(stand, step_s), Tally(), Tally(), Tally()
     others = [None, *list(stand.adapters)[1:]]
 
@@ -216,7 +216,7 @@ async def under_load(
             if changes:
                 group.create_task(versions.change(tally, until_s))
 
-    await window(Tally(), changes=True)  # what is slow the first time is in neither
+    await window(Tally(), changes=True)  # what is slow only the first time is counted in neither
     for _ in range(windows):
         await window(quiet, changes=False)
         await window(changing, changes=True)
@@ -227,7 +227,7 @@ async def under_load(
 async def measure(
     kind: Kind, model: Path, windows: int, window_s: float, step_s: float, console: Console
 ) -> None:
-    """Start the engine and print all."""
+    """Start the engine, run both parts and print their figures."""
     environ = {
         "SLUICE_ENGINE__KIND": kind.value,
         "SLUICE_ENGINE__MODEL": str(model),
@@ -269,7 +269,7 @@ async def measure(
 
 
 def show(console: Console, kind: Kind, tallies: tuple[Tally, Tally, Tally]) -> None:
-    """The second part's table."""
+    """Print the table of part 2."""
     quiet, changing, control = tallies
     table = Table(title=f"{kind.value}, 7 callers, {os.cpu_count()} cores; time to the first token, ms")
     for heading in ("windows", "answered", "failed", "changes", "p50", "p99", "most"):

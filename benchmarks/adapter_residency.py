@@ -1,10 +1,10 @@
 """Which adapters to keep: ``python -m benchmarks.adapter_residency`` (``--real`` on the embedded engine too).
 
-200 adapters, 8 places, requests by Zipf's law. Plain LRU, which begins empty, stands beside what the gateway
-does: the least hot makes room, and the hottest before a restart are loaded before it is ready. Both see the
-same requests, and both are the production class (``adapters.residency``); LRU is the one that feels no heat.
-The best that any fixed choice of 8 could do is printed beside them.
-
+200 adapters, 8 slots, requests by Zipf's law. Plain LRU, which starts with no adapter loaded, is compared
+with what the gateway does: the adapter in least demand is evicted, and those that were in most demand before
+a restart are loaded before the gateway is ready. Both get the same requests and run the production class
+(``adapters.residency``); LRU is that class with a demand that is always zero. The best hit rate of any fixed
+choice of 8 adapters is printed next to them.
 Fairness is Jain's index over the adapters: of their hit rates, and of the mean wait for a load.
 """
 
@@ -43,14 +43,14 @@ STARTS = 40
 
 
 class NoHeat(AdapterDemand):
-    """Feels nothing, so that only the time of the last use decides."""
+    """A demand that stays zero, so that only the time of the last use decides."""
 
     def touch(self, name: str, now: float) -> None:
-        """Nothing is remembered."""
+        """Ignore the use."""
 
 
 class Zipf:
-    """Draws adapters: the first most often; ``shift`` moves everybody's rank."""
+    """Draws adapters by Zipf's law, the first most often; ``shift`` moves the rank of every adapter."""
 
     def __init__(self, count: int, exponent: float, seed: int) -> None:
         weights = [1 / rank**exponent for rank in range(1, count + 1)]
@@ -59,19 +59,19 @@ class Zipf:
         self.shift = 0
 
     def draw(self) -> str:
-        """A name."""
+        """Return an adapter's name."""
         rank = bisect(self._sums, self._random.random() * self._sums[-1])
         return f"a{(rank + self.shift) % self._count:03d}"
 
     def best(self, places: int) -> float:
-        """The share of the ``places`` most frequent ones."""
+        """Return the share of requests that the ``places`` most frequent adapters get."""
         share: float = self._sums[places - 1] / self._sums[-1]
         return share
 
 
 @dataclass
 class Tally:
-    """What came of the requests."""
+    """The requests, hits and waits of each adapter."""
 
     asked: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     hits: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -80,24 +80,24 @@ class Tally:
     full: int = 0
 
     def add(self, name: str, hit: bool, wait_s: float) -> None:
-        """One request."""
+        """Count one request."""
         self.asked[name] += 1
         self.hits[name] += hit
         self.waits[name].append(wait_s)
 
     @property
     def hit_rate(self) -> float:
-        """Of all requests."""
+        """Return the share of all requests that found their adapter loaded."""
         return sum(self.hits.values()) / max(1, sum(self.asked.values()))
 
     def fairness(self) -> tuple[float, float]:
-        """Jain's index of hit rates and of mean waits, over adapters that were asked for."""
+        """Return Jain's index of the hit rates and of the mean waits, over the requested adapters."""
         rates = [self.hits[name] / count for name, count in self.asked.items()]
         return jain(rates), jain(map(statistics.fmean, self.waits.values()))
 
 
 def jain(values: Iterable[float]) -> float:
-    """1: all equal; 1/n: one has it all."""
+    """Return Jain's index: 1 when all values are equal, 1/n when one of n has everything."""
     given = list(values)
     squares = sum(value * value for value in given)
     return sum(given) ** 2 / (len(given) * squares) if squares else 1.0
@@ -111,7 +111,7 @@ def simulate(
     *,
     preload: Sequence[str] = (),
 ) -> Tally:
-    """The requests on a clock of their own; an adapter is in use for the time of an answer."""
+    """Replay the requests on a simulated clock; an adapter is in use for the time of an answer."""
     residency, held, tally = Residency(places, heat), set[str](), Tally()
     ends: list[tuple[float, str]] = []
     loads_until = 0.0
@@ -157,7 +157,7 @@ def arrivals(zipf: Zipf, count: int, rate: float, seed: int, *, drift_s: float) 
 def compare(
     count: int, places: int, requests: int, rate: float, load_s: float, drift_s: float
 ) -> Mapping[str, Tally]:
-    """LRU and the gateway's way on the same requests, after a restart with a past."""
+    """Run LRU and the gateway's policy on the same requests, after a restart with a history."""
     trace = arrivals(Zipf(count, 1.0, 3), requests, rate, 4, drift_s=drift_s)
     whole = _both(trace, count, places, rate, load_s, seed=1)
     for seed in range(10, 10 + STARTS):  # a minute holds few requests
@@ -184,7 +184,7 @@ def _both(
 async def measure(
     count: int, places: int, requests: int, callers: int
 ) -> Mapping[str, tuple[Tally, list[float]]]:
-    """The same on the embedded engine: hits, waits for loads, and the seconds of each request."""
+    """Measure the same on the embedded engine: hits, waits for loads, and the seconds of each request."""
     found: dict[str, tuple[Tally, list[float]]] = {}
     for policy, heat in (("LRU, begins empty", NoHeat()), ("heat, preloaded", AdapterDemand())):
         client = EngineClient(EngineConfig(model="models/demo", num_threads=1, max_loras=places))
@@ -210,7 +210,7 @@ async def measure(
 async def drive(
     client: EngineClient, slots: LoraSlots, adapters: Mapping[str, Adapter], requests: int, callers: int
 ) -> tuple[Tally, list[float]]:
-    """``callers`` ask one after the other, in the trace's order."""
+    """Let ``callers`` share the trace; each sends its next request once it has an answer."""
     zipf, tally, seconds = Zipf(len(adapters), 1.0, 3), Tally(), list[float]()
     numbers = iter(range(requests))
 

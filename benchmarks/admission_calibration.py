@@ -1,12 +1,12 @@
-"""How well the simulator foretells the embedded engine: fit its step times, then replay what it has not seen.
+"""How well the simulator predicts the embedded engine: fit its step times, then replay rows not used to fit.
 
     python -m benchmarks.admission_calibration
     python -m benchmarks.admission_calibration --rows 400 --json
 
-The real engine runs the demo model in this process, one thread, open loop, rows of Azure's excerpt with
-scaled lengths. Its clock is the CPU time that it used, so that other work on the machine counts little. Some
+The real engine runs the demo model in this process on one thread, with rows of the Azure excerpt at scaled
+lengths in an open loop. Its clock is the CPU time it used, so other work on the machine counts little. Some
 rows give steps of known composition, to which the simulator's four coefficients are fitted. Other rows are
-replayed at several rates, on a pool small enough to preempt, by the engine and by the simulator.
+replayed at several rates by the engine and by the simulator, on a pool small enough to preempt.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 TRACE = REPOSITORY / "benchmarks" / "data" / "azure_llm_conv_2023_2000.csv"
 SCALE = 0.25
 SHAPE = WorkloadShape(prompt_scale=SCALE, max_prompt=800, max_output=160)
-# Token ids that text is made of: no special token is among them.
+# Ids of text tokens: no special token is among them.
 TOKEN_IDS = range(300, 1000)
 BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 16, 32, 256
-# Room for the fit to run without a preemption, and little enough to preempt in the replays.
+# Enough blocks to fit without a preemption, and few enough to preempt in the replays.
 WIDE_BLOCKS, NARROW_BLOCKS = 2048, 400
 RATES = (0.8, 1.2, 2.0)
-# How much faster than the trace the rows to fit on come: from a few sequences at once to a full batch.
+# To fit, arrivals are this many times faster than in the trace: from a few sequences to a full batch.
 SPEEDS = (6.0, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay came to; seconds and tokens a second."""
+    """The figures of a replay; seconds, and tokens per second."""
 
     tokens_per_s: float
     ttft_p50_s: float
@@ -61,7 +61,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One rate, as a share of what the worker serves at most: the engine's replay and the simulator's."""
+    """The engine's and the simulator's replay at one rate, a share of the most that the worker can serve."""
 
     rate: float
     real: Replay
@@ -69,7 +69,7 @@ class Check:
 
 
 def engine_of(model: Path, blocks: int, max_num_seqs: int = MAX_NUM_SEQS) -> Engine:
-    """The real engine, one thread, without a prefix cache: the trace shares nothing."""
+    """Build the real engine on one thread, without a prefix cache: the trace's requests share no prefix."""
     return build_engine(
         EngineConfig(
             str(model),
@@ -89,7 +89,7 @@ def engine_of(model: Path, blocks: int, max_num_seqs: int = MAX_NUM_SEQS) -> Eng
 
 
 def replay(engine: Engine, requests: Sequence[Arrival]) -> tuple[list[SimulatedRequest], list[MeasuredStep]]:
-    """Run the requests at their times on the clock of the CPU time used; each step with what it did."""
+    """Run the requests at their times on the CPU-time clock; return their outcomes and the steps."""
     draw = random.Random(requests[0].number)
     fates = [SimulatedRequest(one) for one in requests]
     by_id = {f"r{fate.arrival.number}": fate for fate in fates}
@@ -128,7 +128,7 @@ def replay(engine: Engine, requests: Sequence[Arrival]) -> tuple[list[SimulatedR
 
 
 def summary_of(fates: Sequence[SimulatedRequest], preemptions: int) -> Replay:
-    """The figures of a replay in which all were answered."""
+    """Return the figures of a replay in which every request was answered."""
     ttft = sorted(fate.ttft_s or 0.0 for fate in fates)
     tpot = sorted(fate.tpot_s or 0.0 for fate in fates)
     last = max(fate.finished_at or 0.0 for fate in fates)
@@ -139,7 +139,7 @@ def summary_of(fates: Sequence[SimulatedRequest], preemptions: int) -> Replay:
 
 
 def profile_of(found: Fit, blocks: int) -> Profile:
-    """The simulated twin of the engine."""
+    """Return the simulator's profile of the engine."""
     return Profile(
         "demo-cpu",
         found.base_s,
@@ -156,15 +156,15 @@ def profile_of(found: Fit, blocks: int) -> Profile:
 
 
 def calibrate(model: Path, rows: int) -> tuple[Fit, list[Check]]:
-    """Fit on the first rows of the trace, check on those behind them."""
+    """Fit on the first rows of the trace, and check on the rows after them."""
     requests = requests_of(read_trace(TRACE, limit=2 * rows), SHAPE)
     seen, unseen = requests[:rows], requests[rows:]
     wide = engine_of(model, WIDE_BLOCKS)
     replay(wide, paced(seen[:20], 1e6))  # compiles what is compiled at first use
-    # Half of the fit's rows before the checks and half after them: a machine that others use drifts.
+    # Half of the rows are fitted before the checks and half after them: a shared machine's speed drifts.
     steps = [step for speed in SPEEDS for step in replay(wide, paced(seen[: rows // 2], speed))[1]]
     found = fit(steps)
-    # The most it serves, from a run with everything there at once; rates are shares of that.
+    # The highest rate it can serve, from a run in which all requests arrive at once; rates are shares of it.
     whole = simulate(paced(unseen, 1e6), profile_of(found, NARROW_BLOCKS), lambda worker: Open())
     most = len(unseen) / max(fate.finished_at or 0.0 for fate in whole)
     narrow = engine_of(model, NARROW_BLOCKS)
@@ -189,7 +189,7 @@ def main(
     rows: Annotated[int, typer.Option(min=20, max=1000, help="Rows to fit on; as many to check on.")] = 300,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Fit the simulator to the embedded engine and tell its error."""
+    """Fit the simulator to the embedded engine and print its error."""
     found, checks = calibrate(model, rows)
     if as_json:
         typer.echo(json.dumps({"fit": asdict(found), "checks": [asdict(check) for check in checks]}))

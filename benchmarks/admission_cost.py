@@ -1,9 +1,9 @@
-"""What a decision costs: a request offered, handed on and released at a gate with a thousand waiting.
+"""What an admission decision costs: a request is offered, handed on and released at a gate with 1,000 queued.
 
-Run with ``python -m benchmarks.admission_cost``; the bar is 50 µs at the 99th percentile for each decision. A
-look at the line takes several: one for each request that it hands on, and one that holds the next.
-CPU time of this thread, in which other work on the machine counts little, and wall time, in which it counts.
-``--refused N`` measures instead what N refused requests leave in memory.
+Run with ``python -m benchmarks.admission_cost``; the limit is 50 µs at the 99th percentile for each decision.
+One pump of the queue makes several decisions: one for each request that it hands on, and one that holds the
+next request. Both CPU time of this thread, which other work on the machine changes little, and wall time are
+shown. ``--refused N`` instead measures how much memory N refused requests leave behind.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ BAR_US = 50.0
 
 
 def clocks() -> tuple[int, int]:
-    """Nanoseconds of this thread's CPU, and of the wall."""
+    """Return this thread's CPU time and the wall time, in nanoseconds."""
     return time.thread_time_ns(), time.perf_counter_ns()
 
 
 def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str, list[tuple[float, float]]]:
-    """Microseconds of CPU and of the wall for each of ``rounds`` turnovers, by part.
+    """Return the CPU and wall microseconds of each of ``rounds`` turnovers, by part.
 
-    With ``memory`` the KV pool is what holds the next one back, so that each look makes a forecast.
+    With ``memory`` it is the KV pool that holds the next request, so that each pump makes a forecast.
     """
     draw, now = random.Random(1), 0.0
     limits = AdmissionLimits(
@@ -46,7 +46,7 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
         rungs=(),
         max_queue_tokens=1 << 40,
         max_prefill_tokens=1 << 40,
-        tpot_slo_s=60.0,  # so that the pace is followed, and never too slow
+        tpot_slo_s=60.0,  # so that the pace is tracked and never judged too slow
     )
     gate = BackendGate(limits, random=draw)
     pool = running * 40 if memory else running * 1000
@@ -81,7 +81,7 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
         done = clocks()
         going += handed_on
         assert isinstance(offered, AdmissionTicket), offered
-        if gate.queued > queued:  # memory admits fewer than one per turnover at times
+        if gate.queued > queued:  # with memory, some turnovers hand on no request
             surplus = next(t for t in gate.waiting if t.state is TicketState.WAITING)
             gate.release(surplus, SlotOutcome.IGNORED, now, output_tokens=0)
         for part, start, end in (
@@ -95,9 +95,9 @@ def measure(queued: int, running: int, rounds: int, *, memory: bool) -> dict[str
 
 
 def refused_kib(count: int) -> tuple[int, int]:
-    """Resident memory, KiB at its highest, after a tenth of ``count`` refused requests and after all of them.
+    """Return the peak resident KiB after a tenth of ``count`` refused requests, and after all of them.
 
-    Each is another tenant's, of another kind and another route's limits: whatever could be kept would be.
+    Each request has a tenant, a kind and route limits of its own, so that any state kept per key would show.
     """
     gate = BackendGate(AdmissionLimits(max_queue=0), random=random.Random(1))
     gate.report(BackendLoad(running=1, max_running=1), 0.0)
@@ -112,7 +112,7 @@ def refused_kib(count: int) -> tuple[int, int]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of all do not exceed."""
+    """Return the value that a share of all values does not exceed."""
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
@@ -131,7 +131,7 @@ def main() -> None:
             print(f"{kib / 1024:.1f} MiB at most after {count:,} refused requests")
         return
     gc.collect()
-    gc.freeze()  # as the gateway does when it has started
+    gc.freeze()  # as the gateway does once it has started
     figures = {}
     for held_by, memory in (("slots", False), ("memory", True)):
         spent = measure(options.queued, options.running, options.rounds, memory=memory)

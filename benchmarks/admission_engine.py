@@ -1,14 +1,14 @@
-"""The production gate on the real embedded engine under overload, on a clock that other work hardly moves.
+"""The production gate on the real embedded engine under overload, on a clock that other load hardly affects.
 
     python -m benchmarks.admission_engine
     python -m benchmarks.admission_engine --slower 1.5
 
-Gate and engine run in one process and thread; the clock is the CPU time that they used, so that what shares
-the machine counts little. First 16 callers in a closed loop tell the capacity and the pace of a full batch
-(the target is 1.5 times that); then rows of Azure's excerpt come at 0.6, and at 2 or 4 times that rate. With
-``--slower`` the clock runs so much faster then, as on a machine that others have begun to use. What has no
-answer 1 s after the last arrival is given up. The gate knows how long answers are, as in
-``benchmarks.admission_live``.
+Gate and engine run in one process and thread; the clock is the CPU time that they used, so that other work on
+the machine counts little. First, 16 callers in a closed loop give the capacity and the pace of a full batch
+(the target is 1.5 times that pace). Then rows of the Azure excerpt arrive at 0.6, and at 2 or 4 times the
+capacity. With ``--slower`` the clock of this second part runs that much faster, as on a machine that now runs
+other work too. Requests without an answer 1 s after the last arrival are aborted. The gate knows the length
+of each answer, as in ``benchmarks.admission_live``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NONE, OURS = "none", "sluice"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A policy at a load; ``limit`` is the adaptive one in the end."""
+    """A policy's figures at one load; ``limit`` is the adaptive limit at the end of the run."""
 
     load: float
     policy: str
@@ -58,7 +58,7 @@ class Row:
 
 
 class Bench:
-    """The engine, a policy in front of it, and the clock of the CPU time used."""
+    """The engine, an admission policy in front of it, and a clock of the CPU time used."""
 
     def __init__(self, engine: Engine, *, slower: float = 1.0) -> None:
         self._engine = engine
@@ -67,21 +67,21 @@ class Bench:
         self._runs = 0
 
     def load(self) -> BackendLoad:
-        """As the gateway reads it."""
+        """Return the load as the gateway reads it."""
         told = self._engine.signals
         return BackendLoad(
             told.running, told.waiting, told.kv_usage, told.total_blocks, told.block_size, MAX_NUM_SEQS
         )
 
     def run(self, requests: Sequence[Arrival], policy: Policy, *, until_s: float) -> list[SimulatedRequest]:
-        """The fate of each at its time; what is not answered by ``until_s`` is given up."""
+        """Send each request at its time; return the outcomes. Unanswered ones are aborted at ``until_s``."""
         self._runs += 1
         fates = [SimulatedRequest(one) for one in requests]
         inside: dict[str, SimulatedRequest] = {}
         now, following = 0.0, 0
         while now < until_s and (following < len(fates) or self._engine.has_work or policy.watching):
             change = policy.next_change()
-            if not self._engine.has_work:  # nothing happens before somebody comes or the clock says so
+            if not self._engine.has_work:  # nothing happens before the next arrival or policy change
                 coming = fates[following].arrival.at if following < len(fates) else until_s
                 now = max(now, min(coming, until_s if change is None else change))
             begun = time.process_time()
@@ -113,7 +113,7 @@ class Bench:
         return fates
 
     def closed(self, requests: Sequence[Arrival], callers: int) -> list[SimulatedRequest]:
-        """So many callers, each asking again when answered."""
+        """Run a closed loop of ``callers``, each of which asks again when it has its answer."""
         return self.run([replace(one, at=0.0) for one in requests], Callers(callers), until_s=1e9)
 
     def _act(self, moves: Moves, inside: dict[str, SimulatedRequest], now: float) -> None:
@@ -129,32 +129,32 @@ class Bench:
 
 
 class Callers(Open):
-    """So many at once."""
+    """A policy that hands on at most as many requests at once as there are callers."""
 
     def __init__(self, callers: int) -> None:
         self._free = callers
         self._waiting: list[SimulatedRequest] = []
 
     def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
-        """It waits for its caller."""
+        """Let the request wait until a caller is free."""
         self._waiting.append(fate)
         return Moves()
 
     def look(self, load: BackendLoad, now: float) -> Moves:
-        """Callers who have their answer ask again."""
+        """Hand on one request for each free caller."""
         begun, self._waiting = self._waiting[: self._free], self._waiting[self._free :]
         self._free -= len(begun)
         return Moves(hand_on=tuple(begun))
 
     def finished(self, fate: SimulatedRequest, now: float) -> None:
-        """Its caller is free."""
+        """Free the request's caller."""
         self._free += 1
 
 
 def examine(
     model: Path, seconds: float, slower: float, policies: Sequence[str]
 ) -> tuple[SimulatedSlo, float, list[Row]]:
-    """Targets, capacity in requests a second, and every policy at every load."""
+    """Return the targets, the capacity in requests/s, and the figures of every policy at every load."""
     whole = [replace(one, max_tokens=one.output) for one in requests_of(read_trace(TRACE), SHAPE)]
     engine = engine_of(model, NUM_BLOCKS, MAX_NUM_SEQS)
     unhurried = Bench(engine)

@@ -1,9 +1,9 @@
-"""`sluice serve` as the live admission benchmark starts it: keys of several tenants, and admission on or off.
+"""`sluice serve` as the live admission benchmark runs it: keys for several tenants, admission on or off.
 
     python -m benchmarks.admission_gateway [--open] CONFIG
 
-Keys ``tenant-N`` belong to tenant ``tN``, so that the fairness of a queue can be seen. With ``--open``
-admission is told nothing of the engine and has no bound, so that all goes to the engine's own queue.
+Keys ``tenant-N`` belong to tenant ``tN``, so that the fairness of a queue can be measured. With ``--open``
+admission gets no load figures of the engine and has no limits, so that all requests reach the engine's queue.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.wiring import access, control
 from ops.cli.main import app
 
 TENANT_KEY = "tenant-"
-# No bound that a benchmark reaches.
+# Limits that no benchmark reaches.
 UNBOUNDED = AdmissionLimits(
     max_queue=1_000_000,
     max_queue_tokens=1 << 50,
@@ -46,7 +46,7 @@ class Tenants(KeyRing):
 
 
 class Open(AdmissionController):
-    """Admission that holds nobody back."""
+    """Admission that never holds a request."""
 
     def __init__(
         self, limits: AdmissionLimits, *, load: Callable[[str], BackendLoad | None], **others: Any
@@ -59,7 +59,7 @@ class Open(AdmissionController):
 
 
 def main(arguments: list[str]) -> None:
-    """Start it."""
+    """Start the gateway."""
     vars(access)["KeyRing"] = Tenants
     if arguments[0] == "--open":
         arguments = arguments[1:]

@@ -1,17 +1,17 @@
-"""Admission on a real gateway and a real engine under open-loop overload, beside the simulator's foretelling.
+"""Admission on a real gateway and engine under open-loop overload, next to the simulator's prediction.
 
     python -m benchmarks.admission_live --engine embedded --markdown FILE.md
     python -m benchmarks.admission_live --engine vllm
 
 A gateway is started as a process of its own, first without admission. Closed loops with more and more callers
-measure what it serves at most within the SLO (its capacity) and how long its steps take; then requests come
-at 1, 2 and 4 times that rate, whatever becomes of the earlier ones. The same is done to a second gateway with
-admission as shipped. The SLO is what its defaults aim at. The simulator gets the profile fitted to the closed
-loops, the same defaults and the very same requests.
+measure the highest rate that it serves within the SLO (its capacity) and how long its steps take. Then
+requests arrive at 1, 2 and 4 times that rate, whether or not earlier ones were answered. A second gateway
+with admission as shipped gets the same load. The SLO is the one that the defaults aim at. The simulator gets
+the profile fitted to the closed loops, the same defaults and the same requests.
 
-Rows of Azure's excerpt with scaled lengths, tenants and priorities drawn by a seed. Gateway, engine and load
-generator share the machine, so that figures are this machine's; lengths of answers are known to admission, as
-an answer of exact length needs its ``max_tokens``.
+The requests are rows of the Azure excerpt with scaled lengths; tenants and priorities are drawn by a seed.
+Gateway, engine and load generator share the machine, so the figures hold for this machine only. Admission
+knows the lengths of the answers: an answer of an exact length needs its ``max_tokens``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ TRACE = REPOSITORY / "benchmarks" / "data" / "azure_llm_conv_2023_2000.csv"
 SHAPE = WorkloadShape(prompt_scale=0.25, max_prompt=600, max_output=160, tenants=TENANTS)
 LOADS = (1.0, 2.0, 4.0)
 CALLERS = (1, 2, 4, 8, 16)
-# A level of callers counts for capacity while so many of its answers meet the SLO, as in the simulator.
+# A number of callers counts for capacity while this share of its answers meets the SLO, as in the simulator.
 ATTAINMENT = 0.95
 SHIPPED = AdmissionLimits()
 SLO = SimulatedSlo(PATIENCE_S, SHIPPED.tpot_slo_s or 0.25)
@@ -68,7 +68,7 @@ NONE, OURS = "none", "sluice"
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A closed loop: so many callers, each asking again when answered."""
+    """The figures of a closed loop: ``callers`` callers, each of which asks again when it has its answer."""
 
     callers: int
     rate: float
@@ -78,10 +78,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A policy at a load, live or simulated.
+    """The figures of a policy at a load, live or simulated.
 
     Args:
-        wait_error_s: how far first tokens came from where they were foreseen, median and 90th percentile.
+        wait_error_s: absolute error of the predicted time to the first token, median and 90th percentile.
     """
 
     load: float
@@ -93,7 +93,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that one engine showed; rates are requests a second."""
+    """All figures of one engine; rates are in requests per second."""
 
     engine: str
     cores: int
@@ -105,11 +105,11 @@ class Report:
     rows: tuple[Row, ...]
 
 
-# What the figures say
+# Figures
 
 
 def level_of(callers: int, outcomes: Sequence[ReplayedRequest], seconds: float) -> Level:
-    """A closed loop's figures; what ended after ``seconds``, while fewer and fewer asked, is not counted."""
+    """Summarize a closed loop; answers after ``seconds``, when callers begin to stop, are not counted."""
     return Level(
         callers,
         sum(one.done_s <= seconds for one in outcomes) / seconds,
@@ -119,10 +119,10 @@ def level_of(callers: int, outcomes: Sequence[ReplayedRequest], seconds: float) 
 
 
 def steps_of(outcomes: Sequence[ReplayedRequest], seconds: float) -> list[MeasuredStep]:
-    """A closed loop's answers as steps of the composition that they met on average.
+    """Return a closed loop's answers as steps of the average composition.
 
-    A second holds as many steps as one answer grows by tokens; what was prefilled and decoded in it is shared
-    among those.
+    A second has as many steps as one answer gets tokens in it; the tokens prefilled and decoded in that
+    second are divided evenly among these steps.
     """
     whole = [one for one in outcomes if one.tpot_s and one.done_s <= seconds]
     step_s = statistics.mean(one.tpot_s or 0.0 for one in whole)
@@ -133,14 +133,14 @@ def steps_of(outcomes: Sequence[ReplayedRequest], seconds: float) -> list[Measur
 
 
 def firsts_of(outcomes: Sequence[ReplayedRequest]) -> list[MeasuredStep]:
-    """A lone caller's first tokens, as steps that prefill a prompt."""
+    """Return a single caller's times to the first token, as steps that prefill one prompt."""
     return [
         MeasuredStep(one.input_tokens - one.cached_tokens, 0, 0, one.ttft_s) for one in outcomes if one.ttft_s
     ]
 
 
 def profile_of(found: Fit, machine: Machine) -> Profile:
-    """The simulated twin."""
+    """Return the simulator's profile of the engine."""
     return Profile(
         machine.kind,
         found.base_s,
@@ -159,7 +159,7 @@ def profile_of(found: Fit, machine: Machine) -> Profile:
 def foretold(
     requests: Sequence[Arrival], profile: Profile, slo: SimulatedSlo, policy: str, grace_s: float
 ) -> RunSummary:
-    """The simulator's figures of the same requests, given up at the same time."""
+    """Simulate the same requests, aborted at the same time, and return the figures."""
     setting = Setting(Kind.NONE if policy == NONE else Kind.SLUICE)
     known = [replace(one, max_tokens=one.output) for one in requests]
     fates = simulate(known, profile, setting.policy)
@@ -171,7 +171,7 @@ def foretold(
 
 
 def wait_error(before: Mapping[float, float], after: Mapping[float, float]) -> tuple[float, float] | None:
-    """Median and 90th percentile of a histogram's growth, straight inside a bucket; seconds."""
+    """Return the median and 90th percentile (s) of a histogram's growth, interpolated inside a bucket."""
     grown = sorted((edge, count - before.get(edge, 0.0)) for edge, count in after.items())
     if not grown or not grown[-1][1]:
         return None
@@ -192,20 +192,20 @@ def wait_error(before: Mapping[float, float], after: Mapping[float, float]) -> t
 
 
 def errors_told(url: str) -> dict[float, float]:
-    """The metric of the estimates' error: counts by upper edge."""
+    """Return the histogram of the estimates' errors: counts by upper bound of a bucket."""
     found = metric(url, "sluice_admission_ttft_error_seconds_bucket")
     return {float(labels["le"]): value for labels, value in found}
 
 
-# The whole
+# The whole run
 
 
 async def measure(
     one: Caller, pool: Sequence[Arrival], seconds: float
 ) -> tuple[list[Level], list[list[ReplayedRequest]]]:
-    """Closed loops with more and more callers."""
+    """Run closed loops with more and more callers."""
     requests = _endless(pool)
-    await closed_loop(one, requests, 4, 3.0)  # what is compiled at first use
+    await closed_loop(one, requests, 4, 3.0)  # so that what is compiled at first use is not measured
     levels, all_outcomes = [], []
     for callers in CALLERS:
         outcomes = await closed_loop(one, requests, callers, seconds)
@@ -215,7 +215,7 @@ async def measure(
 
 
 def _endless(pool: Sequence[Arrival]) -> Iterator[Arrival]:
-    number = 100_000  # names the text: none is asked twice
+    number = 100_000  # part of the text, so that no prompt is sent twice
     while True:
         for arrival in pool:
             number += 1
@@ -225,7 +225,7 @@ def _endless(pool: Sequence[Arrival]) -> Iterator[Arrival]:
 def capacity_of(
     levels: Sequence[Level], outcomes: Sequence[Sequence[ReplayedRequest]], slo: SimulatedSlo
 ) -> float:
-    """The highest rate of a level whose answers met the SLO."""
+    """Return the highest rate at which the answers met the SLO."""
     kept = []
     for level, answers in zip(levels, outcomes, strict=True):
         met = sum((one.ttft_s or 0) <= slo.ttft_s and (one.tpot_s or 0) <= slo.tpot_s for one in answers)
@@ -238,7 +238,7 @@ async def loads(
     url: str, one: Caller, pool: Sequence[Arrival], capacity: float, profile: Profile, slo: SimulatedSlo,
     policy: str, seconds: float,
 ) -> list[Row]:  # fmt: skip
-    """Open loops at all loads, and what the simulator foretold of them."""
+    """Run open loops at all loads, and the simulator on the same requests."""
     rows, start = [], 0
     for load in LOADS:
         rate = load * capacity
@@ -252,12 +252,12 @@ async def loads(
         error = None if policy == NONE else wait_error(before, errors_told(url))
         rows.append(Row(load, policy, "live", replace(live, preemptions=int(preempted)), error))
         rows.append(Row(load, policy, "simulated", foretold(requests, profile, slo, policy, grace_s)))
-        await asyncio.sleep(2.0)  # what was given up leaves the engine
+        await asyncio.sleep(2.0)  # the aborted requests leave the engine
     return rows
 
 
 async def examine(machine: Machine, seconds: float, level_s: float) -> Report:
-    """All of one engine."""
+    """Run the whole benchmark on one engine."""
     whole = requests_of(read_trace(TRACE), SHAPE)
     pool, seen = whole[400:], whole[:400]
     route: dict[str, object] = {"backends": [{"name": "local", "weight": 100}], "fallback": ["degraded"]}
@@ -271,7 +271,7 @@ async def examine(machine: Machine, seconds: float, level_s: float) -> Report:
                 steps = [step for level in outcomes for step in steps_of(level, level_s)]
                 found = fit([*firsts_of(outcomes[0]), *steps])
                 profile = profile_of(found, machine)
-                # No request comes twice: a fast engine takes the trace's sample in less time.
+                # No request is sent twice: a fast engine uses up the trace's sample in less time.
                 seconds = min(seconds, len(pool) / (capacity * sum(LOADS)))
                 rows = await loads(url, one, pool, capacity, profile, slo, NONE, seconds)
         with gateway(machine, Path(folder), route, is_open=False) as url:
@@ -286,7 +286,7 @@ async def examine(machine: Machine, seconds: float, level_s: float) -> Report:
 
 
 def cells_of(row: Row) -> list[str]:
-    """A row in words."""
+    """Return the cells of a row as text."""
     one = row.summary
     error = (
         "" if row.wait_error_s is None else "{:.0f} / {:.0f}".format(*(1000 * s for s in row.wait_error_s))
@@ -312,14 +312,14 @@ HEADINGS = (
 
 
 def markdown_of(report: Report) -> str:
-    """The table as the documentation has it."""
+    """Return the table as in the documentation."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + " --- |" * len(HEADINGS)]
     lines += ["| " + " | ".join(cells_of(row)) + " |" for row in report.rows]
     return "\n".join(lines) + "\n"
 
 
 def said(report: Report) -> str:
-    """What the table's figures rest on."""
+    """Return the note below the table: how its figures were measured."""
     found, slo = report.fit, report.slo
     levels = ", ".join(f"{one.callers}: {one.rate:.2f}" for one in report.levels)
     return (

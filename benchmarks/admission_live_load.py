@@ -31,7 +31,7 @@ from ops.replay.text import TextMaker
 REPOSITORY = Path(__file__).resolve().parent.parent
 MODEL = REPOSITORY / "models" / "demo"
 TENANTS = 6
-# Never the end token: every answer has the length that the trace says.
+# Forbids the end token, so that every answer has the length that the trace gives.
 NO_END = {"2": -100}
 START_TIMEOUT_S, STOP_TIMEOUT_S = 400.0, 30.0
 ADMIN_KEY = "benchmark-key-0123456789abcdef0123456789abcdef"
@@ -39,7 +39,7 @@ ADMIN_KEY = "benchmark-key-0123456789abcdef0123456789abcdef"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """An engine as it is started here."""
+    """An engine's settings in this benchmark."""
 
     kind: str
     block_size: int
@@ -49,7 +49,7 @@ class Machine:
     env: tuple[tuple[str, str], ...] = ()
 
 
-# Pools that hold about the batch: without admission they are full under overload.
+# KV pools that hold about one batch: without admission they are full under overload.
 MACHINES = {
     "embedded": Machine("embedded", 16, 400, 16, 256, (("SLUICE_ENGINE__NUM_THREADS", "1"),)),
     "vllm": Machine("vllm", 32, 200, 16, 256, (("VLLM_CPU_KVCACHE_SPACE", "1"), ("HF_HUB_OFFLINE", "1"))),
@@ -57,14 +57,14 @@ MACHINES = {
 
 
 class Asking(OpenAI):
-    """Chat completions of an exact length and a priority."""
+    """Chat completions of an exact answer length, with a priority."""
 
     def __init__(self, model: str, priority: int) -> None:
         super().__init__(model)
         self._priority = priority
 
     def body(self, text: str, max_tokens: int) -> dict[str, object]:
-        """One user turn."""
+        """Return the request's body with one user turn."""
         more = {"priority": self._priority, "temperature": 0.0, "logit_bias": NO_END}
         return {**super().body(text, max_tokens), **more}
 
@@ -74,7 +74,7 @@ class Asking(OpenAI):
 
 @contextmanager
 def gateway(machine: Machine, folder: Path, route: Mapping[str, object], *, is_open: bool) -> Iterator[str]:
-    """A gateway process; its address once it is ready."""
+    """Start a gateway process, and return its address once it is ready."""
     routing = folder / "routing.yaml"
     routing.write_text(yaml.safe_dump({"routes": {"self_hosted_generation": dict(route)}}), encoding="utf-8")
     env = {
@@ -126,7 +126,7 @@ def _wait_ready(url: str, process: subprocess.Popen[str], log: Path) -> None:
             if httpx.get(f"{url}/ready").status_code == 200:
                 return
         except httpx.TransportError:
-            pass  # it does not listen yet
+            pass  # the gateway does not listen yet
         time.sleep(0.1)
     raise RuntimeError(f"the gateway was not ready: {log.read_text(encoding='utf-8')[-2000:]}")
 
@@ -147,26 +147,26 @@ def total(url: str, name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Sends requests as their tenants."""
+    """Sends each request with the key of its tenant."""
 
     targets: Mapping[str, ReplayTarget]
     contracts: Mapping[int, Asking]
     text: TextMaker
 
     async def send(self, arrival: Arrival, prompt: str, started_at: float) -> ReplayedRequest:
-        """One request, now."""
+        """Send one request now."""
         planned = planned_of(arrival)
         target, contract = self.targets[arrival.tenant], self.contracts[arrival.priority]
         return await target.generate(contract, planned, prompt, started_at=started_at)
 
 
 def planned_of(arrival: Arrival) -> Planned:
-    """The request as the load generator takes it."""
+    """Return the request in the load generator's form."""
     return Planned(arrival.number, arrival.at, arrival.prompt, arrival.output)
 
 
 async def caller(url: str, stack: AsyncExitStack) -> Caller:
-    """A caller whose prompts have the lengths that the model counts."""
+    """Return a caller whose prompts have exact lengths in the model's tokens."""
     targets = {}
     for number in range(1, TENANTS + 1):
         target = ReplayTarget(
@@ -183,7 +183,7 @@ async def caller(url: str, stack: AsyncExitStack) -> Caller:
 async def closed_loop(
     one: Caller, requests: Iterator[Arrival], callers: int, seconds: float
 ) -> list[ReplayedRequest]:
-    """So many callers, each with one request at a time; those that began in time are finished."""
+    """Let ``callers`` send one request at a time each; requests begun within ``seconds`` are finished."""
     begun = time.monotonic()
     done: list[ReplayedRequest] = []
 
@@ -200,7 +200,7 @@ async def closed_loop(
 
 
 async def open_loop(one: Caller, requests: Sequence[Arrival], grace_s: float) -> list[SimulatedRequest]:
-    """Each request at its time; ``grace_s`` after the last one those without an answer are given up."""
+    """Send each request at its time; unanswered ones are aborted ``grace_s`` after the last arrival."""
     stop, run = asyncio.Event(), ReplayRun()
     by_number = {arrival.number: arrival for arrival in requests}
 
@@ -225,7 +225,7 @@ async def open_loop(one: Caller, requests: Sequence[Arrival], grace_s: float) ->
 
 
 def fate_of(arrival: Arrival, outcome: ReplayedRequest | None) -> SimulatedRequest:
-    """What became of a request, in the simulator's words; times count from when it was due."""
+    """Return a live request's outcome in the simulator's form; times count from when the request was due."""
     fate = SimulatedRequest(arrival)
     if outcome is None:
         return fate

@@ -1,11 +1,11 @@
-"""Overload of an engine whose speed is not what its targets were set by: the adaptive limit, simulated.
+"""Overload of an engine slower than its targets assume: the adaptive limit in the simulator.
 
     python -m benchmarks.admission_pace
 
-Targets are measured when a machine is quiet; then others use it too. The production gate stands in front of
-the simulated worker of `benchmarks.admission_live` (its step times as fitted there), which becomes slower in
-one of several ways; 10 s at 0.6 times capacity, then 40 s at 2 or 4 times, three stretches of Azure's excerpt
-each. What has no answer 1 s after the end is given up.
+The targets are measured on a quiet machine; then other work slows it down. The production gate stands in
+front of the simulated worker of `benchmarks.admission_live` (with the step times fitted there), which becomes
+slower in one of several ways: 10 s at 0.6 times capacity, then 40 s at 2 or 4 times, for each of three
+stretches of the Azure excerpt. Requests without an answer 1 s after the end are aborted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ops.replay.trace import read_trace
 
 TRACE = Path(__file__).resolve().parent / "data" / "azure_llm_conv_2023_2000.csv"
 SHAPE = WorkloadShape(prompt_scale=0.25, max_prompt=600, max_output=160, tenants=6)
-# The embedded engine and vLLM as benchmarks.admission_live found them, with its SLO and capacity.
+# The embedded engine and vLLM as benchmarks.admission_live measured them, with its SLO and capacity.
 ENGINES = {
     "embedded": Profile(
         "embedded", 0.0018, 149e-6, 126e-6, 0.5e-6, 400, 16, 16, 256, unit_tokens=16, reserve_prompt=True
@@ -58,7 +58,7 @@ class Way(StrEnum):
 
 @dataclass(slots=True)
 class Speed:
-    """A machine's speed, by the work it has done."""
+    """A machine's speed as a function of the work that it has done."""
 
     way: Way
     draw: random.Random
@@ -67,7 +67,7 @@ class Speed:
     until_s: float = 0.0
 
     def takes(self, seconds: float) -> float:
-        """What a step of so many seconds takes now."""
+        """Return how long a step of ``seconds`` takes at the current speed."""
         match self.way:
             case Way.STEADY:
                 pass
@@ -89,7 +89,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Uneven(Profile):
-    """A worker on such a machine."""
+    """A simulated worker on a machine of varying speed."""
 
     speed: Speed = field(default_factory=lambda: Speed(Way.STEADY, random.Random(0)))
 
@@ -100,7 +100,7 @@ class Uneven(Profile):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One engine, way and load; means over the stretches. Rates are requests a second, shares 0 to 1."""
+    """One engine, way and load: means over the stretches. Rates are requests per second, shares 0 to 1."""
 
     engine: str
     way: str
@@ -112,7 +112,7 @@ class Row:
 
 
 def stretch(whole: Sequence[Arrival], start: int, load: float) -> tuple[list[Arrival], int]:
-    """A quiet beginning and the overload after it; how many belong to the former."""
+    """Return a quiet phase followed by the overload, and how many requests belong to the quiet phase."""
     quiet = whole[start : start + round(WARM_S * WARM_LOAD * CAPACITY)]
     rest = whole[start + len(quiet) :][: round(load * CAPACITY * LOADED_S)]
     first = paced(quiet, WARM_LOAD * CAPACITY / rate_of(quiet))
@@ -123,7 +123,7 @@ def stretch(whole: Sequence[Arrival], start: int, load: float) -> tuple[list[Arr
 
 
 def row_of(engine: str, way: Way, load: float, whole: Sequence[Arrival]) -> Row:
-    """Simulate it."""
+    """Simulate one engine, way and load."""
     base = ENGINES[engine]
     limits = AdmissionLimits(
         max_wait_s=SLO.ttft_s,

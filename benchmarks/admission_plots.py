@@ -1,9 +1,9 @@
-"""The pictures of ``docs/admission.md``: the policy drawn from the production code, on the simulator's clock.
+"""The plots of ``docs/admission.md``, drawn from the production code on the simulator's clock.
 
     python -m benchmarks.admission_plots --policy FILE.png --forecast FILE.png
 
-The first shows the ladder, and in what order a line is served; the second what the gate foresaw beside what
-came, of memory and of first tokens, on a simulated worker that is short of memory, at twice its capacity.
+The first shows the ladder and the order in which a queue is served. The second compares predicted with actual
+memory and first tokens, on a simulated worker that is short of memory, at twice its capacity.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ TRACE = Path(__file__).resolve().parent / "data" / "azure_llm_conv_2023_2000.csv
 # Twice the capacity of that worker (docs/admission-simulator.md), requests a second.
 RATE = 1.36
 LIMITS = AdmissionLimits(max_wait_s=5.0, first_token_within_s=5.0, max_prefill_tokens=512)
-# How far ahead the truth is looked for: about as long as an answer takes.
+# How far ahead the actual peak is taken: about as long as an answer takes.
 HORIZON_S = 20.0
-# The part of the run that is drawn.
+# The part of the run that is drawn, in seconds.
 WINDOW_S = (200.0, 600.0)
 
 
 @dataclass(slots=True)
 class Seen:
-    """What a run showed: moments with usage and forecast; foreseen and real first tokens, seconds."""
+    """A run: times with usage and forecast; predicted and actual times to first token, in seconds."""
 
     at: list[float] = field(default_factory=list)
     used: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Seen:
 
 
 class Watched(GatePolicy):
-    """The gate, with somebody who takes notes."""
+    """The gate, with every forecast recorded."""
 
     def __init__(self, worker: SimulatedWorker, seen: Seen) -> None:
         super().__init__(LIMITS, produced=worker.produced)
@@ -57,7 +57,7 @@ class Watched(GatePolicy):
         self._seen = seen
 
     def look(self, load: BackendLoad, now: float) -> Moves:
-        """As the gate, noting how full the pool is and will be."""
+        """Act as the gate does, and record the pool's usage and its forecast."""
         moves = super().look(load, now)
         used, peak = self.gate.work.memory.usage(now)
         self._seen.at.append(now)
@@ -66,14 +66,14 @@ class Watched(GatePolicy):
         return moves
 
     def first_token(self, fate: SimulatedRequest, now: float) -> None:
-        """As the gate, noting what was foreseen."""
+        """Act as the gate does, and record the predicted and the actual time to the first token."""
         ticket = self._tickets[fate.arrival.number]
         self._seen.first_tokens.append((ticket.estimated_first_token_s, now - fate.arrival.at))
         super().first_token(fate, now)
 
 
 def watched_run() -> Seen:
-    """A simulated worker that memory bounds, at twice its capacity."""
+    """Run a simulated worker that is limited by memory, at twice its capacity."""
     seen = Seen()
     requests = requests_of(read_trace(TRACE), WorkloadShape())
     arrivals = paced(requests, RATE / rate_of(requests))
@@ -82,7 +82,7 @@ def watched_run() -> Seen:
 
 
 def draw_ladder(axis: Any) -> None:
-    """Longest answers over the depth, on the way up and down."""
+    """Draw the longest allowed answer over the queue's depth, as the load rises and falls."""
     ladder = Ladder()
     for depths, style, label in (
         (range(1200), "-", "growing"), (range(1199, -1, -1), "--", "shrinking"),
@@ -101,10 +101,10 @@ def draw_ladder(axis: Any) -> None:
 
 
 def draw_order(axis: Any) -> None:
-    """Who is served when of a line that all joined at once: classes, and fair shares inside one."""
+    """Draw in which order a queue is served that all joined at once: classes, and fair shares within one."""
     draw, line = random.Random(1), FairQueue(aging_s=0)
     number = 0
-    # One tenant asks ten times as often as the others, with prompts of the same lengths.
+    # One tenant sends ten times as many requests as the others, with prompts of the same lengths.
     for tenant, count in (("large", 100), ("small", 10), ("other", 10)):
         for _ in range(count):
             number += 1
@@ -127,7 +127,7 @@ def draw_order(axis: Any) -> None:
 
 
 def draw_memory(axis: Any, seen: Seen) -> None:
-    """The pool's usage, the forecast of its peak, and the watermarks."""
+    """Draw the pool's usage, the forecast of its peak, and the watermarks."""
     truth = []
     last = 0
     for index, at in enumerate(seen.at):
@@ -149,7 +149,7 @@ def draw_memory(axis: Any, seen: Seen) -> None:
 
 
 def draw_first_tokens(axis: Any, seen: Seen) -> None:
-    """Foreseen first tokens against real ones."""
+    """Draw predicted against actual times to the first token."""
     foreseen, real = zip(*seen.first_tokens, strict=True)
     errors = sorted(abs(b - a) for a, b in seen.first_tokens)
     axis.plot(foreseen, real, ".", markersize=2)
@@ -164,7 +164,7 @@ def main(
     policy: Annotated[Path, typer.Option(help="Where the ladder and the order are drawn.")],
     forecast: Annotated[Path, typer.Option(help="Where forecast and truth are drawn.")],
 ) -> None:
-    """Draw both."""
+    """Draw both plots."""
     import matplotlib
 
     matplotlib.use("Agg")

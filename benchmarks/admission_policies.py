@@ -1,12 +1,12 @@
-"""Admission compared in the simulator: none, vLLM's own bounds, static thresholds, and Sluice's gate.
+"""Admission policies in the simulator: none, vLLM's own limits, static thresholds, and Sluice's gate.
 
     python -m benchmarks.admission_policies --azure TRACE.csv --mooncake TRACE.jsonl --plot FILE.png
     python -m benchmarks.admission_policies --quick
 
 The gate is the production code (``admission.gate``) on the simulator's clock. Each half of a trace has its
 own capacity: the highest rate at which 95 % of its requests meet the SLO without admission. A policy's free
-parameters are those with the most goodput at 2 and 4 times capacity on the first half; what is reported is
-the second half. Every policy sees the same arrivals, tenants (20, Zipf), priorities (10 % high, 20 % low).
+parameters are those with the most goodput at 2 and 4 times capacity on the first half; the second half is
+reported. Every policy gets the same arrivals, tenants (20, Zipf) and priorities (10 % high, 20 % low).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ TUNED_AT = (2.0, 4.0)
 QUICK_ROWS = 800
 TABLE_WIDTH = 132
 PARALLEL = max(1, min(4, os.cpu_count() or 1))
-# Bursts longer than this cannot be served later: an answer holds the worker for about so long.
+# Bursts longer than this cannot be served later: an answer occupies the worker for about this long.
 WINDOW_S = 30.0
-# The bars of 2 and 4 times capacity.
+# The limits that the gate must meet at 2 and 4 times capacity.
 GOODPUT_SHARE, HIGH_IN_SLO, WASTED, FAIR = 0.95, 0.99, 0.02, 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A policy at a load of the second half."""
+    """A policy's figures at one load of the second half."""
 
     load: float
     policy: str
@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One trace. Rates are requests a second; ``offered`` are the arrivals in each ``WINDOW_S``, by load."""
+    """One trace. Rates are requests per second; ``offered``: the arrivals in each ``WINDOW_S``, by load."""
 
     trace: str
     profile: str
@@ -68,20 +68,20 @@ class Comparison:
 
     @property
     def best(self) -> float:
-        """The most goodput of any policy at any load."""
+        """Return the highest goodput of any policy at any load."""
         return max(row.summary.goodput for row in self.rows)
 
     def reachable(self, load: float) -> float:
-        """What is left of ``best`` where too little comes at times.
+        """Return how much of ``best`` is possible at a load at which some windows have few arrivals.
 
-        The goodput of one that serves all that comes in a window, at most at the rate of ``best``.
+        It is the goodput of a policy that serves all arrivals of a window, at most at the rate of ``best``.
         """
         counts = self.offered[load]
         return sum(min(count, self.best * WINDOW_S) for count in counts) / (len(counts) * WINDOW_S)
 
 
 def shaped(name: str, path: Path, profile: Profile, quick: bool) -> tuple[Profile, list[Arrival]]:
-    """A trace's requests, and the profile with units of the trace's size."""
+    """Return a trace's requests, and the profile with prefix units of the trace's size."""
     trace = read_trace(path, limit=2 * QUICK_ROWS if quick else None)
     unit = round(trace.block_tokens * SCALES[name])
     fitting = replace(profile, unit_tokens=unit) if unit else profile
@@ -98,7 +98,7 @@ def compare(
     pool: ProcessPoolExecutor,
     bar: Progress,
 ) -> Comparison:
-    """Capacity, tuning and report of one trace."""
+    """Measure the capacity of one trace, tune every policy on it and report them."""
     profile, requests = shaped(name, path, profile, quick)
     first, second = halves(requests)
     loads = (1.0, 4.0) if quick else LOADS
@@ -139,7 +139,7 @@ def compare(
 
 
 def windows(arrivals: Sequence[Arrival]) -> tuple[int, ...]:
-    """How many come in each whole window."""
+    """Return the number of arrivals in each whole window."""
     counts = [0] * max(1, int(arrivals[-1].at / WINDOW_S))
     for one in arrivals:
         if one.at < len(counts) * WINDOW_S:
@@ -148,7 +148,7 @@ def windows(arrivals: Sequence[Arrival]) -> tuple[int, ...]:
 
 
 def missed(comparison: Comparison) -> list[str]:
-    """The bars that the gate misses, in words."""
+    """Return the limits that the gate misses, as text."""
     found = []
     for row in comparison.rows:
         if row.policy != Kind.SLUICE or row.load not in TUNED_AT:
@@ -174,7 +174,7 @@ def missed(comparison: Comparison) -> list[str]:
 
 
 def table_of(comparison: Comparison) -> Table:
-    """The figures of one trace."""
+    """Return the table of one trace."""
     table = Table(
         title=f"{comparison.trace} on {comparison.profile}: "
         f"capacity {comparison.capacity_second:.2f} requests/s"
@@ -202,7 +202,7 @@ def table_of(comparison: Comparison) -> Table:
 
 
 def plot(comparisons: Sequence[Comparison], slo: SimulatedSlo, path: Path) -> None:
-    """Goodput, the high priority's share in SLO, TTFT and waste over the load, one column a trace."""
+    """Plot goodput, high priority within the SLO, TTFT and waste over the load, one column per trace."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,10 +1,10 @@
-"""What an agent's auxiliary calls cost a person's turns, in the simulator.
+"""How much an agent's auxiliary calls slow down a person's turns, in the simulator.
 
     python -m benchmarks.agent_load
 
-Turns (1,200 tokens, 250 of answer, log-normal) and auxiliary calls (600 and 60: titles, summaries) arrive by
-themselves, Poisson, at one simulated worker behind the shipped gate. The calls have the class that the hint
-header gives them, or the same as the turns. ``beyond``: more arrives than the worker can serve.
+Turns (1,200 tokens, 250 in the answer, log-normal) and auxiliary calls (600 and 60: titles, summaries) arrive
+independently (Poisson) at one simulated worker behind the shipped gate. The calls have the class that the
+hint header gives them, or the same class as the turns. ``beyond``: more arrives than the worker can serve.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TURN, CALL = (1_200, 250), (600, 60)
 MAX_PROMPT, MAX_TOKENS = 3_400, 600
 TURNS_A_S = (0.3, 0.6)
 CALLS_A_S = (0.0, 0.5, 1.0, 2.0, 4.0)
-# From there on the worker cannot serve all (it serves 2.6 calls a second beside 0.3 turns, 1.7 beside 0.6).
+# Calls per second above which the worker cannot serve all (it serves 2.6 with 0.3 turns, 1.7 with 0.6).
 BEYOND = {0.3: 4.0, 0.6: 2.0}
 
 
@@ -51,7 +51,7 @@ def poisson(rate: float, seconds: float, lengths: tuple[int, int], priority: int
 
 
 def run(turns: float, calls: float, priority: int, seconds: float) -> tuple[Fates, Fates]:
-    """What became of every turn, and of every auxiliary call."""
+    """Return the outcome of every turn, and of every auxiliary call."""
     of_turns = poisson(turns, seconds, TURN, 0, 7)
     began = {one.at for one in of_turns}
     arrivals = of_turns + poisson(calls, seconds, CALL, priority, 8)
@@ -67,7 +67,7 @@ def run(turns: float, calls: float, priority: int, seconds: float) -> tuple[Fate
 def main(
     minutes: Annotated[float, typer.Option(min=1, help="Simulated time of each row.")] = 60.0,
 ) -> None:
-    """Print the times to a turn's first token, alone and beside auxiliary calls."""
+    """Print the times to a turn's first token, without and with auxiliary calls."""
     table = Table(
         "turns/s", "calls/s", "class of calls", "TTFT p50 s", "p99 s", "beside none", "turns refused",
         "calls served",

@@ -1,15 +1,15 @@
-"""Do batches use what is idle, and nothing else? Three questions.
+"""Do batches use idle capacity only? Three measurements.
 
     python -m benchmarks.batches_idle                     # ten minutes, needs vLLM
     python -m benchmarks.batches_idle --only turns        # without vLLM
 
-- ``tokens``: output tokens a second of a batch alone, vLLM in process, beside ``vllm run-batch`` of the same
-  file with the same engine's flags, in turns; the other one is suspended meanwhile. run-batch's own progress
-  bar gives its rate, so neither's start counts.
-- ``prefixes``: lines of many groups with a long common beginning each, shuffled: cached tokens of the prompts
-  against the most there can be (all lines but the first of each group), in a pool that holds few groups.
-- ``turns``: the times to callers' first tokens with a full queue of batches and without one, in turns, in
-  front of a worker whose steps take as long as a GPU's whatever their batch holds.
+- ``tokens``: output tokens per second of a batch alone on in-process vLLM, compared with ``vllm run-batch``
+  of the same file and engine flags. They run in turn, and the other is suspended meanwhile. run-batch's own
+  progress bar gives its rate, so the start of neither counts.
+- ``prefixes``: shuffled lines of many groups, each with a long common beginning: cached prompt tokens against
+  the highest possible number (all lines but the first of each group), in a pool that holds few groups.
+- ``turns``: times to callers' first tokens with a full queue of batches and without one, in turn, in front of
+  a worker whose steps take a GPU's time whatever their batch holds.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from benchmarks.vllm_server import END_TOKEN, KEY, REPOSITORY, Flags, free_port,
 ENDED: Final = ("completed", "failed", "expired", "cancelled")
 LOOK_S: Final = 0.1
 TOKENS: Final = 64
-# Spans go there and are lost.
+# Spans are sent to this address and lost.
 NOWHERE: Final = "http://127.0.0.1:9"
-# As vLLM's scheduling does in Sluice.
+# The same scheduling policy as vLLM has inside Sluice.
 RUN_BATCH: Final = ("--scheduling-policy", "priority", "--seed", "0")
 STEP_MS, PREFILL_MS = 40, 150
 TURNS_A_S: Final = 4.0
@@ -54,13 +54,13 @@ QUEUE: Final = 5_000
 
 
 def line(number: int, body: dict[str, Any]) -> str:
-    """A line of a batch's file."""
+    """Return a line of a batch's input file."""
     url = "/v1/chat/completions"
     return json.dumps({"custom_id": f"r-{number}", "method": "POST", "url": url, "body": body})
 
 
 async def submit(session: aiohttp.ClientSession, url: str, key: str, lines: Sequence[str]) -> str:
-    """Begin a batch; its id."""
+    """Submit a batch, and return its id."""
     form = aiohttp.FormData({"purpose": "batch"})
     form.add_field("file", "\n".join(lines), filename="lines.jsonl")
     async with session.post(f"{url}/v1/files", data=form, headers=bearer(key)) as answer:
@@ -71,7 +71,7 @@ async def submit(session: aiohttp.ClientSession, url: str, key: str, lines: Sequ
 
 
 async def batch_of(session: aiohttp.ClientSession, url: str, key: str, batch: str) -> dict[str, Any]:
-    """How far it is."""
+    """Return the batch's current state."""
     async with session.get(f"{url}/v1/batches/{batch}", headers=bearer(key)) as answer:
         return dict(await answer.json())
 
@@ -99,7 +99,7 @@ async def run_batch(
 
 
 def vllm_batch(flags: Flags, folder: Path, lines: Sequence[str]) -> float:
-    """Seconds that ``vllm run-batch`` says the lines took."""
+    """Return how many seconds ``vllm run-batch`` reports for the lines."""
     given, out = folder / "in.jsonl", folder / "out.jsonl"
     given.write_text("\n".join(lines))
     options = {
@@ -114,7 +114,7 @@ def vllm_batch(flags: Flags, folder: Path, lines: Sequence[str]) -> float:
         "--max-num-batched-tokens": str(flags.max_num_batched_tokens),
         "--kv-cache-memory-bytes": str(flags.kv_cache_bytes),
     }
-    module = "vllm.entrypoints.launchers.run_batch"  # vLLM's CPU build has no command of its own
+    module = "vllm.entrypoints.launchers.run_batch"  # vLLM's CPU build has no command for it
     words = [*python_module(module), *(part for pair in options.items() for part in pair), *RUN_BATCH]
     quiet = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     done = subprocess.run(words, cwd=folder, env=quiet, capture_output=True, text=True, check=False)
@@ -125,7 +125,7 @@ def vllm_batch(flags: Flags, folder: Path, lines: Sequence[str]) -> float:
 
 
 async def tokens(console: Console, rounds: int, lines: int) -> None:
-    """A batch alone beside run-batch."""
+    """Compare a batch alone with run-batch."""
     flags = Flags(str(REPOSITORY / "models" / "demo"))
     model = Path(flags.model).name
     asked = [
@@ -163,7 +163,7 @@ async def tokens(console: Console, rounds: int, lines: int) -> None:
 
 
 async def prefixes(console: Console, groups: int, in_each: int) -> None:
-    """Cached tokens against the most there can be."""
+    """Compare the cached prompt tokens with the highest possible number."""
     draw = random.Random(3)
     flags = Flags(str(REPOSITORY / "models" / "demo"), kv_cache_bytes=1 << 26)
     beginnings = ["\n".join(questions(6, f"group {group}")) for group in range(groups)]
@@ -187,7 +187,7 @@ async def prefixes(console: Console, groups: int, in_each: int) -> None:
             _, done = await run_batch(session, server.url, asked)
     usage = [row["response"]["body"]["usage"] for row in done]
     cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usage)
-    # The last line of a group has all of its beginning's blocks, and so may every line but the first.
+    # The last line of a group finds all blocks of its beginning, and so may every line but the first.
     most = max(one["prompt_tokens_details"]["cached_tokens"] for one in usage) * groups * (in_each - 1)
     share = f"{cached / most:.3f}"
     console.print(f"prefixes: {len(done)} lines of {groups} groups, {share} of the most (bar 0.95)")
@@ -206,7 +206,7 @@ async def first_token_s(session: aiohttp.ClientSession, url: str, body: bytes) -
 
 
 async def turns_for(url: str, seconds: float, seed: str) -> list[float]:
-    """The first tokens' times of turns that arrive at random."""
+    """Return the times to the first token of turns that arrive at random."""
     draw, texts = random.Random(seed), bodies(Regime.CONVERSATION, stream=True, seed=seed)
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as tasks:
         running = []
@@ -218,7 +218,7 @@ async def turns_for(url: str, seconds: float, seed: str) -> list[float]:
 
 
 async def turns(console: Console, rounds: int, seconds: float) -> None:
-    """First tokens with a full queue and without one."""
+    """Compare the times to the first token with a full queue of batches and without one."""
     port, worker_port = free_port(), free_port()
     url = f"http://127.0.0.1:{port}"
     texts = bodies(Regime.CONVERSATION, stream=False, seed="batch")
@@ -275,7 +275,7 @@ def main(
     lines: Annotated[int, typer.Option(min=64, help="Of the batch whose tokens are counted.")] = 512,
     seconds: Annotated[float, typer.Option(min=5, help="Of turns, each time.")] = 30.0,
 ) -> None:
-    """Measure, print."""
+    """Measure, and print the figures."""
     console = Console(width=120)
     if only in (None, "tokens"):
         asyncio.run(tokens(console, rounds, lines))

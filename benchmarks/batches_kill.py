@@ -3,9 +3,9 @@
     python -m benchmarks.batches_kill                     # 200 kills over a PostgreSQL
     python -m benchmarks.batches_kill --kills 10 --database sqlite
 
-Two tenants submit batches all the time. After the last kill every batch that a gateway lists must end with
-each of its lines once in the output or in the error file, and the ledger must have one row for each line of
-the output, with the tokens that the output tells.
+Two tenants submit batches all the time. After the last kill, every batch that a gateway lists must end with
+each of its lines exactly once in the output or in the error file, and the ledger must have one row for each
+line of the output, with the same tokens as in the output.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from benchmarks.ledger_worker import MODEL
 from benchmarks.responses_kill import all_ready, bearer, tenants_keys
 
 TOKEN_S: Final = 0.2
-"""A token of the worker takes so long, so that most kills hit lines that run."""
+"""Seconds that each token of the worker takes, so that most kills hit lines that are running."""
 END_S: Final = 600.0
-"""Longest wait for the ends of all batches; a claim of a killed gateway runs out after 20 s."""
+"""Longest wait for all batches to end, in seconds; a killed gateway's claim expires after 20 s."""
 ENDED: Final = ("completed", "failed", "expired", "cancelled")
 ROWS: Final = "SELECT request_id, input_tokens, output_tokens FROM generations WHERE request_id LIKE 'batch%'"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of the lines; the numbers from ``missing`` to ``unended`` are to be 0."""
+    """What became of the lines; the numbers from ``missing`` to ``unended`` must be 0."""
 
     kills: int
     batches: int
@@ -62,13 +62,13 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether every line has one result and one bill."""
+        """Return whether every line has one result and one ledger row."""
         results = self.missing or self.doubled or self.unended
         return not (results or self.unbilled or self.billed_twice or self.billed_otherwise)
 
 
 async def submit(session: aiohttp.ClientSession, url: str, key: str, lines: int, number: int) -> str | None:
-    """Upload a file and begin a batch; its id, ``None`` when a gateway did not answer."""
+    """Upload a file and submit a batch; return its id, or ``None`` when the gateway did not answer."""
     rows = [
         {
             "custom_id": f"b{number}-{line}",
@@ -90,7 +90,7 @@ async def submit(session: aiohttp.ClientSession, url: str, key: str, lines: int,
 
 
 async def get(session: aiohttp.ClientSession, url: str, key: str) -> Any:
-    """A JSON answer."""
+    """Return the JSON answer of a GET request."""
     async with session.get(url, headers=bearer(key)) as answer:
         answer.raise_for_status()
         return await answer.json()
@@ -110,7 +110,7 @@ async def listed(session: aiohttp.ClientSession, url: str, key: str) -> list[dic
 async def keep_submitting(
     session: aiohttp.ClientSession, urls: list[str], key: str, lines: int, at_once: int, rng: random.Random
 ) -> None:
-    """Keep so many batches of a tenant without an end."""
+    """Keep ``at_once`` unfinished batches of a tenant."""
     while True:
         await asyncio.sleep(PAUSE_S)
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
@@ -181,7 +181,7 @@ async def checked(
 async def run(
     ledger: str, folder: Path, *, kills: int, kill_every_s: float, lines: int, at_once: int, seed: int
 ) -> Result:
-    """One whole run."""
+    """Run the whole benchmark once."""
     began, rng = time.perf_counter(), random.Random(seed)
     gateways = [Gateway(folder / name, free_port()) for name in ("a", "b")]
     urls = [gateway.url for gateway in gateways]
@@ -234,7 +234,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the moments of the kills.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="JSON.")] = False,
 ) -> None:
-    """Kill, look, compare; exit code 1 when a line has not exactly one result and one bill."""
+    """Kill, check and compare; exit code 1 when a line has not exactly one result and one ledger row."""
     console = Console()
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ending:
         folder = Path(name)

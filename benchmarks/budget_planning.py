@@ -1,12 +1,12 @@
-"""What planning a prompt costs, beside tokenizing it once: ``python -m benchmarks.budget_planning``.
+"""What planning a prompt costs, against one tokenization of it: ``python -m benchmarks.budget_planning``.
 
 A conversation of about 3,600 tokens, system part and context included, is planned
 
-* warm: every message was seen before, but the latest turn and the context are new each time;
-* cold: by caches that know nothing of it;
-* trimmed: with twice the turns the model has room for, so that older turns are summarized.
+* warm: every message was planned before, but the latest turn and the context are new each time;
+* cold: with empty caches;
+* trimmed: with twice as many turns as the model has room for, so that older turns are summarized.
 
-Beside it, in the same rounds: one full tokenization of the same rendered text by ``tokenizers``. Then
+The same rounds also measure one full tokenization of the same rendered text by ``tokenizers``. Then
 ``--conversations`` different conversations go through one planner, and the memory of its caches is read.
 """
 
@@ -57,7 +57,7 @@ def turn(chance: random.Random, role: Role) -> Message:
 
 
 def conversation(tokenizer: ChatTokenizer, chance: random.Random, tokens: int) -> CanonicalPrompt:
-    """A conversation of at most ``tokens`` tokens, a user turn last."""
+    """Return a conversation of at most ``tokens`` tokens that ends with a user turn."""
     turns: list[Message] = []
     size = 0
     while size < tokens:
@@ -72,7 +72,7 @@ def conversation(tokenizer: ChatTokenizer, chance: random.Random, tokens: int) -
 
 
 def afresh(prompt: CanonicalPrompt, number: int) -> CanonicalPrompt:
-    """The same conversation as the next request brings it: new objects, another latest turn and context."""
+    """Return the conversation as the next request sends it: new objects, another latest turn and context."""
     turns = [Message(one.role, one.content.encode().decode()) for one in prompt.turns[:-1]]
     return CanonicalPrompt(
         system=tuple(text.encode().decode() for text in prompt.system),
@@ -83,26 +83,26 @@ def afresh(prompt: CanonicalPrompt, number: int) -> CanonicalPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """Milliseconds of one call: on the clock, and of CPU (which other work on the machine hardly changes)."""
+    """Milliseconds of one call: wall time, and CPU time, which other work on the machine hardly changes."""
 
     wall: float
     cpu: float
 
 
 def clocked(work: Callable[[], object]) -> Took:
-    """What one call takes."""
+    """Return the times of one call."""
     began, began_cpu = time.perf_counter(), time.process_time()
     work()
     return Took((time.perf_counter() - began) * 1000, (time.process_time() - began_cpu) * 1000)
 
 
 def median_cpu(took: Sequence[Took]) -> float:
-    """The median of the CPU's milliseconds."""
+    """Return the median CPU time, in milliseconds."""
     return statistics.median(one.cpu for one in took)
 
 
 def told(name: str, took: Sequence[Took], full_ms: float) -> None:
-    """One line: percentiles of both times, and the median CPU's ratio to one full tokenization."""
+    """Print one line: percentiles of both times, and the median CPU time over one full tokenization's."""
     shown = []
     for ordered in (sorted(one.wall for one in took), sorted(one.cpu for one in took)):
         p99 = ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
@@ -145,7 +145,7 @@ def main() -> None:
         if number % 10 == 0:
             full.append(clocked(lambda: reference.encode_batch_fast([text], add_special_tokens=False)))
     for number in range(max(1, options.rounds // 20)):
-        # The planner knows nothing yet; the reference keeps the words it has seen.
+        # The planner's caches are empty; the reference tokenizer keeps its cache of words.
         fresh = ChatTokenizer.from_folder(options.model)
         cold_planner = BudgetPlanner(fresh, max_model_len=MODEL_LEN)
         request = BudgetRequest(afresh(prompt, number), max_tokens=ANSWER)

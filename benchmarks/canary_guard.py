@@ -1,12 +1,12 @@
-"""How often a good canary is taken back, and after how many requests a bad one is; a simulated clock.
+"""How often a good canary is rolled back, and after how many requests a bad one is; on a simulated clock.
 
     python -m benchmarks.canary_guard
     python -m benchmarks.canary_guard --good 1000 --rate 20
 
 Each canary is judged window by window as ``gateway.routing.canary`` judges real ones, by requests drawn at
-random. Good canaries are as bad as the baseline, or exactly as much worse as is tolerated, the hardest case;
-the baseline's own faults come and go with the hour. Nothing is waited for: a canary of minutes takes
-milliseconds.
+random. Good canaries are as bad as the baseline, or exactly as much worse as is tolerated, which is the
+hardest case. The baseline's own faults rise and fall over time. Nothing waits in real time: a canary of
+minutes takes milliseconds.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from gateway.routing.canary import (
 )
 from gateway.routing.evidence import EvidenceWindow
 
-# The baseline's shares of bad requests, by check: a usual service, with a target that is missed now and then.
+# The baseline's shares of bad requests, by check: a normal service whose targets are missed now and then.
 BASELINE = {"error": 0.01, "ttft": 0.05, "total": 0.03, "fallback": 0.02, "guardrail": 0.01}
-# The hour makes every share up to so many times larger, for both sides.
+# Over time, every share becomes up to this many times larger, on both sides.
 SWING = 4.0
 SWING_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of canary: what its shares are, given the baseline's at that moment, and after how long.
+    """A kind of canary: its shares of bad requests as a function of the baseline's at that moment.
 
     Args:
-        good: whether taking it back is an error.
-        after_s: until then it is as good as the baseline.
+        good: whether rolling it back is an error.
+        after_s: seconds for which it is as good as the baseline.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of all runs of a case; requests are the canary's from the fault to the rollback."""
+    """The figures of a case, over all runs; requests: the canary's, between fault and rollback."""
 
     case: str
     good: bool
@@ -76,12 +76,12 @@ class Result:
 
 
 def times_odds(share: float, ratio: float) -> float:
-    """The share whose odds are ``ratio`` times those of another."""
+    """Return the share whose odds are ``ratio`` times the odds of ``share``."""
     return ratio * share / (1 - share + ratio * share)
 
 
 def only(check: str, share: Callable[[float], float]) -> Callable[[str, float], float]:
-    """Another share in one check alone."""
+    """Return a function that changes the share of one check alone."""
     return lambda name, base: share(base) if name == check else base
 
 
@@ -99,7 +99,7 @@ CASES = (
 
 
 def run(case: Case, rate: float, draw: random.Random) -> tuple[CanaryState, int, float]:
-    """One canary to its end: its standing, the canary's requests since the fault, its seconds."""
+    """Run one canary to its end: its state, the canary's requests since the fault, and its seconds."""
     plan = CanaryPlan("c1", "chat", "new", {"old": 100.0}, "benchmark")
     now, faulty = 0.0, 0
     standing = in_force(start(plan, read_to=0, now=now), now)
@@ -128,7 +128,7 @@ def run(case: Case, rate: float, draw: random.Random) -> tuple[CanaryState, int,
 
 
 def measure(case: Case, runs: int, rate: float, seed: int) -> Result:
-    """Many canaries of one kind."""
+    """Run many canaries of one kind."""
     draw = random.Random(f"{seed} {case.name}")
     found = [run(case, rate, draw) for _ in range(runs)]
     back = sorted(faulty for standing, faulty, _ in found if standing.phase is Phase.ROLLED_BACK)
@@ -146,7 +146,7 @@ def measure(case: Case, runs: int, rate: float, seed: int) -> Result:
 
 
 def _poisson(mean: float, draw: random.Random) -> int:
-    """By the times between arrivals; means here are tens to hundreds."""
+    """Draw from a Poisson distribution, by the times between arrivals; means here are tens to hundreds."""
     count, left = 0, mean
     while (left := left - draw.expovariate(1.0)) > 0:
         count += 1
@@ -164,7 +164,7 @@ def main(
     seed: Annotated[int, typer.Option()] = 1,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Exit code 1 when more good canaries were taken back than is stated, or a bad one came through."""
+    """Exit with 1 when more good canaries were rolled back than is stated, or a bad one was not."""
     began = time.process_time()
     results = [measure(case, good if case.good else bad, rate, seed) for case in CASES]
     if as_json:

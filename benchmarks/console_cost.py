@@ -1,10 +1,10 @@
-"""What do open consoles cost? One gateway, with ten live views open and without any, in turn.
+"""What open consoles cost: one gateway with ten live views open and without any, in turn.
 
 python -m benchmarks.console_cost
 
 First without requests, then with callers that ask again as soon as they have an answer. CPU is that of the
-gateway's process, all threads; the difference is that of neighbouring rounds, with its 95 % interval. On a
-busy machine it is wide: --parts measures the work itself, an aggregate and its copy for a console.
+gateway process, all threads; the difference is between neighbouring rounds, with its 95 % interval, which is
+wide on a busy machine. --parts instead measures the work itself: an aggregate, and its copy for a console.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ASK = f"GET /console/live HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {
 
 @asynccontextmanager
 async def open_console(port: int) -> AsyncIterator[None]:
-    """A live view that is read."""
+    """Open a live view and read it while the block runs."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(ASK)
     first = await reader.readline()
@@ -59,11 +59,11 @@ async def open_console(port: int) -> AsyncIterator[None]:
 
 
 async def one_round(port: int, pid: int, tally: Tally, consoles: int, round_s: float) -> tuple[float, float]:
-    """The share of a core in percent, and answers a second."""
+    """Return the CPU of one round in percent of a core, and the answers per second."""
     async with AsyncExitStack() as stack:
         for _ in range(consoles):
             await stack.enter_async_context(open_console(port))
-        await asyncio.sleep(min(1.0, round_s))  # what opening costs is not counted
+        await asyncio.sleep(min(1.0, round_s))  # the cost of opening is not counted
         loop = asyncio.get_running_loop()
         answers, cpu, began = tally.answers, cpu_s(pid), loop.time()
         await asyncio.sleep(round_s)
@@ -87,7 +87,7 @@ async def measure(
     for number in range(rounds + 1):
         order = (0, consoles) if number % 2 else (consoles, 0)
         found = {count: await one(consoles=count) for count in order}
-        if number:  # the first warms up
+        if number:  # the first pair warms up
             pairs.append((found[0], found[consoles]))
     tally.over = True
     await asyncio.sleep(0.5)
@@ -95,13 +95,13 @@ async def measure(
 
 
 def interval(values: list[float]) -> str:
-    """Their mean, with its 95 % interval."""
+    """Return the mean of the values, with its 95 % interval."""
     around = 1.96 * statistics.stdev(values) / len(values) ** 0.5
     return f"{statistics.mean(values):+.2f} ± {around:.2f}"
 
 
 async def parts(consoles: int) -> None:
-    """CPU of one aggregate and of one console's copy of it, by requests that ended just now."""
+    """Print the CPU time of one aggregate and of a console's copy of it, by number of recent requests."""
     with tempfile.TemporaryDirectory() as folder:
         gateway = gateway_of(1, Path(folder))
         await gateway.core.base.state.open()
@@ -112,7 +112,7 @@ async def parts(consoles: int) -> None:
                 gateway.core.base.events.emit(record)
             costs = []
             for _ in range(20):
-                await asyncio.sleep(1.05 * FRESH_S / 20)  # some of them find the aggregate old
+                await asyncio.sleep(1.05 * FRESH_S / 20)  # the aggregate has expired in some iterations
                 began = time.thread_time()
                 orjson.dumps(console.live())
                 costs.append(1e3 * (time.thread_time() - began))
@@ -129,13 +129,13 @@ def main(
     core: Annotated[int, typer.Option(help="The gateway's core; the client takes the others.")] = 0,
     alone: Annotated[bool, typer.Option("--parts", help="The work itself, in this process.")] = False,
 ) -> None:
-    """Print each case."""
+    """Print the figures of each case."""
     if alone:
         asyncio.run(parts(consoles))
         return
     others = os.sched_getaffinity(0) - {core}
     os.sched_setaffinity(0, others or {core})
-    gc.disable()  # the client's own; it keeps nothing
+    gc.disable()  # the collector of this client, which keeps nothing
     show = Console(width=120).print
     with running(1, core) as (port, pid):
         for callers in (0, 1, 16):

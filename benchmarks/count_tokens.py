@@ -1,4 +1,4 @@
-"""How long ``/v1/messages/count_tokens`` takes for a long conversation whose beginning was seen before.
+"""How long ``/v1/messages/count_tokens`` takes for a long conversation whose beginning was counted before.
 
     python -m benchmarks.count_tokens
 

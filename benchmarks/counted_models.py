@@ -1,11 +1,11 @@
-"""Prompts counted before they are admitted, against what the servers report, for each way to count.
+"""Prompt tokens counted before admission, compared with what the servers report, for each way to count.
 
     python -m benchmarks.counted_models                (options: --help)
 
-One gateway with the embedded engine, a pool of two ``vllm serve`` on the processor with different tokenizers
-and lengths, the second one also as a hosted service, and the stand-in for Bedrock. The second model's folder
-cannot be read by the gateway, so the worker's ``/tokenize`` counts; as a hosted service it has none, so an
-estimate counts, which learns from ``usage``. Every prompt is new and has 1 to 9 turns.
+One gateway has the embedded engine, a pool of two ``vllm serve`` on the CPU with different tokenizers and
+lengths, the second of them also as a hosted service, and the stand-in for Bedrock. The gateway cannot read
+the second model's folder, so the worker's ``/tokenize`` counts its prompts. The hosted service has no such
+endpoint, so an estimate that learns from ``usage`` is used. Every prompt is new and has 1 to 9 turns.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BEDROCK_MODEL = "anthropic.claude-3-haiku-20240307-v1:0"
 
 
 def tiny_model(folder: Path) -> None:
-    """A model without weights: a tokenizer of its own, and a shape that ``--load-format dummy`` fills."""
+    """Write a model without weights: a tokenizer, and a shape that ``--load-format dummy`` fills."""
     folder.mkdir()
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -70,7 +70,7 @@ def tiny_model(folder: Path) -> None:
 
 
 def demo_tokens(tokenizer: ChatTokenizer) -> Callable[[dict[str, Any]], int]:
-    """Counts for the stand-in by the tokenizer that the gateway has for models without one of their own."""
+    """Return the stand-in's token counter: the gateway's tokenizer for models without one of their own."""
 
     def count(body: dict[str, Any]) -> int:
         system = [("system", body["system"])] if body.get("system") else []
@@ -82,7 +82,7 @@ def demo_tokens(tokenizer: ChatTokenizer) -> Callable[[dict[str, Any]], int]:
 
 
 def vllm(name: str, model: str, length: int, folder: Path, *options: str, cwd: Path = REPOSITORY) -> Server:
-    """One ``vllm serve``."""
+    """Start one ``vllm serve``."""
     port = free_port()
     flags = {
         "--model": model, "--host": "127.0.0.1", "--port": str(port),
@@ -90,7 +90,7 @@ def vllm(name: str, model: str, length: int, folder: Path, *options: str, cwd: P
     }  # fmt: skip
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *options]
     command += [part for pair in flags.items() for part in pair]
-    # Also under the name of a hosted service.
+    # The model is also served under the name of the hosted service.
     command += ["--served-model-name", name, f"{name}-hosted"]
     env = {
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -100,7 +100,7 @@ def vllm(name: str, model: str, length: int, folder: Path, *options: str, cwd: P
 
 
 def gateway(folder: Path, large: Server, small: Server, bedrock: StandIn) -> Server:
-    """``sluice serve`` in front of all of them."""
+    """Start ``sluice serve`` in front of all servers."""
     pool: dict[str, Any] = {"kind": "openai", "base_urls": [f"{large.url}/v1", f"{small.url}/v1"]}
     backends = {
         "local": {"kind": "engine"},
@@ -132,19 +132,19 @@ def gateway(folder: Path, large: Server, small: Server, bedrock: StandIn) -> Ser
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """One request: tokens as planned, and as the server reported."""
+    """The tokens of one request: as planned, and as the server reported."""
 
     planned: int
     used: int
 
     @property
     def error(self) -> float:
-        """By which the plan was off, as a share of what was used."""
+        """Return the error of the planned tokens, as a share of the reported ones."""
         return abs(self.planned - self.used) / self.used
 
 
 async def counted(client: httpx.AsyncClient, model: str, requests: int) -> list[Counted]:
-    """Send new conversations."""
+    """Send ``requests`` new conversations."""
     rng, found = random.Random(model), []
     for _ in range(requests):
         turns = [" ".join(rng.choices(WORDS, k=rng.randint(1, 12))) for _ in range(rng.randrange(1, 10, 2))]
@@ -161,7 +161,7 @@ async def counted(client: httpx.AsyncClient, model: str, requests: int) -> list[
 
 
 async def measure(requests: int, folder: Path, stack: ExitStack) -> None:
-    """Start everything, ask every model, print a line for each."""
+    """Start all servers, send requests for every model, and print a line for each."""
     tiny_model(folder / "small")
     large = vllm("large", str(DEMO), 2048, folder)
     stack.callback(large.close)
@@ -197,7 +197,7 @@ async def measure(requests: int, folder: Path, stack: ExitStack) -> None:
 
 
 def main(requests: Annotated[int, typer.Option(min=1, help="For each model.")] = 300) -> None:
-    """Measure."""
+    """Measure each model."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         asyncio.run(measure(requests, Path(folder), stack))
 

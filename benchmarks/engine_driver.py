@@ -1,10 +1,10 @@
-"""One engine in a process of its own, told over stdin what to run: the measured half of ``engine_vs_vllm``.
+"""One engine in a process of its own that runs jobs from stdin: the measured half of ``engine_vs_vllm``.
 
     python -m benchmarks.engine_driver sluice|vllm     (then one JSON object a line)
 
-The first line is a ``Setup``, answered by ``{"version": …, "start_s": …}``; every further one a ``Job``,
-answered by a ``Run``. Both engines get the same setup and the same jobs, and stream from an event loop of the
-same kind into a consumer that does nothing but take the time.
+The first line is a ``Setup``, answered by ``{"version": …, "start_s": …}``; every further line is a ``Job``,
+answered by a ``Run``. Both engines get the same setup and jobs, and stream from the same kind of event loop
+into a consumer that only records times.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Prompts with the number of tokens to generate, to be run with ``concurrency`` of them in flight."""
+    """Prompts with the number of tokens to generate, run with ``concurrency`` of them in flight."""
 
     concurrency: int
     prompts: list[list[int]]
@@ -47,8 +47,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a job brought: the time it took, and of each request the time to the first token, the mean time
-    between tokens (both in seconds) and its tokens."""
+    """The figures of a job: its time, and for each request the time to the first token, the mean time between
+    tokens (both in seconds) and its tokens."""
 
     elapsed_s: float
     ttft_s: list[float]
@@ -188,7 +188,7 @@ async def serve(name: str, commands: TextIO, answers: TextIO) -> None:
 
 
 def main() -> None:
-    """Keeps stdout for the answers: what an engine prints goes to stderr."""
+    """Reserve stdout for the answers: what an engine prints goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -3,11 +3,11 @@
     python -m benchmarks.engine_gpu              (CUDA, bfloat16, 32 and 128 streams)
     python -m benchmarks.engine_gpu --tiny       (a tiny shape, on any device: does the script work?)
 
-All streams start together with prompts of one length, and answer greedily until each has its tokens. Timed is
-the decoding: from when all have their first token until the first ends. A step of it has to read all weights
-but the embedding's and the keys and values of all streams. The limit is the time for that at the bandwidth
-that a copy reaches on this GPU. Transformers decodes the same batch by ``generate``; a run of one token, the
-prefill, is taken off.
+All streams start together with prompts of one length and answer greedily until each has its tokens. Only
+decoding is timed: from the moment when all streams have their first token until the first stream ends. A step
+has to read all weights but the embedding's, and the keys and values of all streams. The limit is the time
+that this takes at the bandwidth that a copy reaches on this GPU. Transformers decodes the same batch with
+``generate``; the time of a run of one token, the prefill, is subtracted.
 """
 
 import json
@@ -43,7 +43,7 @@ NO_CUDA = "this benchmark needs a CUDA device and there is none; --tiny runs its
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One engine at one number of streams."""
+    """The figures of one engine at one number of streams."""
 
     engine: str
     streams: int
@@ -97,7 +97,7 @@ def decode_with_transformers(
 def measure(
     config: ModelConfig, streams: list[int], prompt: int, tokens: int, block_size: int, device: torch.device
 ) -> list[Row]:
-    """Both engines at each number of streams, one after the other so that each has the memory to itself."""
+    """Measure both engines at each number of streams, one after the other so that each has all the memory."""
     dtype = torch.bfloat16
     speed = bandwidth(device, COPIED_BYTES if device.type == "cuda" else COPIED_BYTES >> 6)
     most = max(streams)

@@ -1,4 +1,4 @@
-"""How long the embedded engine is: lines of code without docstrings, comments and blank lines.
+"""Size of the embedded engine: lines of code without docstrings, comments and blank lines.
 
 python -m benchmarks.engine_lines
 """
@@ -25,7 +25,7 @@ _NO_CODE = {
 
 
 def count_code(source: str) -> int:
-    """The lines of ``source`` that hold code."""
+    """Count the lines of ``source`` that hold code."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:

@@ -1,9 +1,9 @@
 """What a dead or hung engine costs: ``python -m benchmarks.engine_restart --engine vllm --signal STOP``.
 
-The engine runs under its supervisor as in the gateway, with streams under way. Its process (of vLLM the core)
-gets the signal; told are, from then on, when the loss was noticed, when the last of the streams had failed,
-when the next engine began to load, when it took work, and when it gave its first token. The waits between
-restarts are left out. The first start, with cold imports, stands beside them.
+The engine runs under its supervisor as in the gateway, with streams in flight. Its process (for vLLM the
+engine core) gets the signal. Reported are the times from then until the loss was noticed, the last stream had
+failed, the next engine began to load, it took work, and it gave its first token. The waits between restarts
+are left out. The first start, with cold imports, is reported too.
 """
 
 from __future__ import annotations
@@ -34,60 +34,60 @@ from resilience.failures import BackendFailure
 from resilience.supervisor import EngineLost, EngineRestarted, EngineRestarting, Supervisor, SupervisorEvent
 
 READY_TIMEOUT_S = 300.0
-# Only the number of restarts; what is measured must not be given up.
+# Only limits the number of restarts: the supervisor must not give up during the benchmark.
 MANY = 1000
 FIGURES = ("noticed", "streams failed", "next begins to load", "takes work", "first token")
 
 
 class Kind(StrEnum):
-    """The engine."""
+    """The engine that is measured."""
 
     EMBEDDED = "embedded"
     VLLM = "vllm"
 
 
 class Blow(StrEnum):
-    """What its process gets."""
+    """The signal that the engine's process gets."""
 
     KILL = "KILL"
     STOP = "STOP"
 
 
 class Watch:
-    """When each thing was told last."""
+    """Records when each kind of supervisor event was last emitted."""
 
     def __init__(self) -> None:
         self.at: dict[type, float] = {}
 
     def emit(self, event: SupervisorEvent) -> None:
-        """Note the time."""
+        """Record the time of the event."""
         self.at[type(event)] = time.perf_counter()
 
 
 async def no_wait(seconds: float) -> None:
-    """The wait before a restart belongs to the policy."""
+    """Skip the wait before a restart, which depends on the policy."""
     await asyncio.sleep(0)
 
 
 async def ignore(delta: Delta) -> None:
-    """Nobody reads it."""
+    """Ignore the delta."""
 
 
 def work(name: str, tokens: int) -> Work:
-    """A request that no end-of-text token ends."""
+    """Return a request whose answer no end-of-text token ends."""
     sampling = Sampling(max_tokens=tokens, temperature=0.0, logit_bias={2: -100.0})
     return Work(name, tuple(range(300, 364)), (), sampling)
 
 
 def victim(host: SupervisedHost, kind: Kind) -> psutil.Process:
-    """The engine's process, of vLLM its core."""
+    """Return the engine's process; for vLLM that of its engine core."""
     children = psutil.Process().children(recursive=True)
     word = "engine.process" if kind is Kind.EMBEDDED else "EngineCore"
     return next(each for each in children if word in " ".join([each.name(), *each.cmdline()]))
 
 
 async def one_run(host: SupervisedHost, kind: Kind, blow: Blow, watch: Watch, streams: int) -> list[float]:
-    """Seconds from the blow to each of :data:`FIGURES`."""
+    """Return the seconds from the signal to each of :data:`FIGURES`."""
     backend = host.backend("local")
     failed_at: list[float] = []
     running = asyncio.Event()
@@ -129,7 +129,7 @@ async def one_run(host: SupervisedHost, kind: Kind, blow: Blow, watch: Watch, st
 
 
 def held_now() -> str:
-    """What this process holds."""
+    """Return this process's memory, descriptors and threads as text."""
     this = psutil.Process()
     mib = this.memory_info().rss / 2**20
     return f"{mib:.0f} MiB, {this.num_fds()} descriptors, {this.num_threads()} threads"
@@ -138,7 +138,7 @@ def held_now() -> str:
 async def measure(
     settings: Settings, kind: Kind, blow: Blow, runs: int, streams: int
 ) -> tuple[float, list[list[float]], list[str]]:
-    """Seconds of the first start, the figures of each run, and what was held before and after each."""
+    """Return the seconds of the first start, each run's figures, and :func:`held_now` around each run."""
     watch = Watch()
     tokenizer = ChatTokenizer.from_folder(Path(settings.engine.model))
     make = engine_maker(settings, settings.engine, tokenizer.token_bytes)
@@ -181,7 +181,7 @@ def main(
     streams: Annotated[int, typer.Option(min=1)] = 4,
     model: Annotated[str, typer.Option()] = "models/demo",
 ) -> None:
-    """Strike the engine ``--runs`` times and print the figures."""
+    """Signal the engine ``--runs`` times and print the figures."""
     environ = {
         "SLUICE_ENGINE__KIND": engine.value,
         "SLUICE_ENGINE__MODEL": model,

@@ -1,9 +1,9 @@
-"""What the compiled loops bring: the engine's CPU time for a token with them and with ``enforce_eager``.
+"""What the compiled loops save: the engine's CPU time per token with them and with ``enforce_eager``.
 
     python -m benchmarks.engine_step
 
-Both engines run in this process, in turn, on the same jobs as ``engine_vs_vllm``, without clients. CPU time,
-not time: it says something on a machine that others use too. Shown are medians over the rounds.
+Both engines run in this process, in turn, on the same jobs as ``engine_vs_vllm``, without clients. CPU time
+is measured, not wall time, so the figures hold on a shared machine too. Shown are medians over the rounds.
 """
 
 import statistics
@@ -23,7 +23,7 @@ BLOCK_SIZE, MAX_SEQS, MAX_LEN, KV_BYTES = 32, 64, 2048, 512 * MIB
 
 
 def cpu_ms_per_token(engine: Engine, job: Job) -> float:
-    """Runs the job, always ``job.concurrency`` requests in flight."""
+    """Run the job with ``job.concurrency`` requests in flight; return the CPU milliseconds per token."""
     waiting = iter(enumerate(zip(job.prompts, job.output_tokens, strict=True)))
 
     def add() -> None:
@@ -48,7 +48,7 @@ def main(
     concurrencies: Annotated[str, typer.Option(help="Streams at once, with commas.")] = "1,8,32,64",
     threads: Annotated[int, typer.Option(min=1, help="Threads of each engine.")] = 1,
 ) -> None:
-    """Prints CPU milliseconds for a token with and without what is compiled, and their ratio."""
+    """Print CPU milliseconds per token with and without the compiled loops, and their ratio."""
     setup = Setup(str(model), "float32", MAX_LEN, BLOCK_SIZE, MAX_SEQS, 1024, KV_BYTES, True, threads)
     engines = [
         build_engine(
@@ -67,7 +67,7 @@ def main(
     vocabulary = engines[0].info.vocab_size
     for count in map(int, concurrencies.split(",")):
         times: list[list[float]] = [[], []]
-        for number in range(-1, rounds):  # the first warms both up and does not count
+        for number in range(-1, rounds):  # the first round warms both up and is not counted
             job = make_job(count, 48, setup, 0.25, vocabulary, f"{count} {number}")
             for engine, into in zip(engines, times, strict=True):
                 spent = cpu_ms_per_token(engine, job)

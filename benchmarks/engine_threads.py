@@ -1,11 +1,11 @@
-"""What more threads bring the embedded engine, step by step, and which steps take them.
+"""How much faster more threads make each kind of step of the embedded engine, and how many it chooses.
 
     python -m benchmarks.engine_threads
 
-Models of random weights, in this process: of the demo model's shape and of one sixty times as large. A step
-is a prompt alone, or a token for each of some streams of few keys. The same steps run on one thread and on
-all, in turn, whatever the engine would choose; the last column says what it chooses. Shown are medians. On
-cores that others use too all threads wait for the slowest. Needs 3 GiB of memory.
+The models have random weights and run in this process: one of the demo model's shape and one sixty times as
+large. A step is a prompt alone, or one token for each of a few streams with few keys. The same steps run on
+one thread and on all, in turn, whatever the engine would choose; the last column has its choice. Shown are
+medians. On shared cores, all threads wait for the slowest. Needs 3 GiB of memory.
 """
 
 import os
@@ -50,7 +50,7 @@ KEYS, DECODE_STEPS = 16, 6
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of step: milliseconds on one thread and on all, and how many the engine takes."""
+    """One kind of step: milliseconds on one thread and on all, and how many threads the engine chooses."""
 
     step: str
     one_ms: float
@@ -59,7 +59,7 @@ class Row:
 
 
 def make_engine(config: ModelConfig) -> Engine:
-    """An engine of random weights, on as many threads as PyTorch has now."""
+    """Build an engine with random weights, on as many threads as PyTorch has now."""
     settings = EngineConfig(
         "random",
         max_model_len=2048,
@@ -76,7 +76,7 @@ def make_engine(config: ModelConfig) -> Engine:
 
 
 def time_prompt(model: Engine, tokens: int) -> float:
-    """Milliseconds of the step of a new prompt."""
+    """Return the milliseconds of the step that prefills a new prompt."""
     prompt = tuple(random.randrange(3, 4096) for _ in range(tokens))
     model.add(GenerationRequest("prompt", prompt, SamplingParams(1, temperature=0.0, ignore_eos=True)))
     started_at = time.perf_counter()
@@ -93,7 +93,7 @@ def time_decode(model: Engine, streams: int) -> float:
 def measure(
     name: str, config: ModelConfig, sizes: list[int], streams: list[int], threads: int, rounds: int
 ) -> list[Row]:
-    """Each kind of step of a model, on one thread and on all in turn."""
+    """Measure each kind of step of a model, on one thread and on all in turn."""
     torch.set_num_threads(threads)
     model, chooser = make_engine(config), StepThreads(threads, config, Operators(1, 1, 1, 0.0))
     bound = engine.threads.LEAST_WORK
@@ -103,7 +103,7 @@ def measure(
     for step, run, size, pairs in prompts + decodes:
         alone: list[float] = []
         everyone: list[float] = []
-        for number in range(-1, rounds):  # the first warms up and does not count
+        for number in range(-1, rounds):  # the first round warms up and is not counted
             for least_work, times in ((sys.maxsize, alone), (0, everyone)):
                 engine.threads.LEAST_WORK = least_work
                 spent_ms = run(model, size)

@@ -84,7 +84,7 @@ def run_transformers(model: Any, prompts: Prompts, new_tokens: int) -> float:
 
 
 async def measure(options: argparse.Namespace) -> tuple[EngineInfo, list[Row]]:
-    """All rounds at all concurrencies."""
+    """Run all rounds at all concurrencies."""
     torch.set_num_threads(options.threads)
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32)
     client = EngineClient(EngineConfig(options.model, dtype="float32", num_threads=options.threads))
@@ -123,7 +123,7 @@ async def measure(options: argparse.Namespace) -> tuple[EngineInfo, list[Row]]:
 
 
 def print_table(info: EngineInfo, rows: list[Row], options: argparse.Namespace) -> None:
-    """The medians for people."""
+    """Print the medians as a table."""
     table = Table(
         title=f"{info.parameters / 1e6:.1f} M parameters, {info.dtype}, {options.threads} thread(s), "
         f"{options.prompt_tokens}+{options.output_tokens} tokens, {options.rounds} rounds"

@@ -2,18 +2,18 @@
 
     python -m benchmarks.engine_vs_vllm --vllm-python PATH     (default: this Python)
 
-Each engine runs in processes of its own (``engine_driver``), both started once and warmed up. A round is one
-run of every concurrency on one engine, then on the other, who goes first alternating, the one that waits
-suspended. The prompts are random token ids, new ones each round, with the prompt and answer lengths of the
-Azure excerpt, scaled; answers are greedy, of fixed length, and streamed to callers of which each has one
-request at a time. Shown are medians over the rounds; of TTFT and TPOT the p50 and p99 of a run. Memory is the
-largest resident size of all processes of an engine together while it was measured. CPU time is that
-of the busiest process, which bounds the speed, and of all of them with the caller; on a machine that others
-use too it says more than tokens per second.
+Each engine runs in processes of its own (``engine_driver``); both are started once and warmed up. A round
+runs every concurrency on one engine, then on the other; the waiting one is suspended, and which one is first
+alternates. The prompts are random token ids, new ones each round, with the prompt and answer lengths of the
+Azure excerpt, scaled. Answers are greedy, of fixed length, and streamed to callers with one request at a time
+each. Shown are medians over the rounds; of TTFT and TPOT the p50 and p99 of a run. Memory is the largest
+resident size of all processes of an engine together during the measurement. CPU time is that of the busiest
+process, which limits the speed, and of all of them with the caller; on a shared machine it says more than
+tokens per second.
 
-What is not the same: vLLM compiles the model with Inductor, binds its threads to cores and loads Intel's
-OpenMP if its environment has it (its own recommendation). Its attention on the CPU takes blocks of 32 tokens
-and multiples, so both get 32.
+Differences: vLLM compiles the model with Inductor, binds its threads to cores, and loads Intel's OpenMP if
+its environment has it (its own recommendation). Its attention on the CPU takes blocks of a multiple of 32
+tokens, so both get 32.
 """
 
 import csv
@@ -65,7 +65,7 @@ class Row:
 
 
 class Driver:
-    """One engine's process tree, spoken to over pipes."""
+    """The process tree of one engine, controlled over pipes."""
 
     def __init__(self, name: str, python: str, setup: Setup, log: IO[str]) -> None:
         self.name = name
@@ -90,7 +90,7 @@ class Driver:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Stops all of its processes for a while, so that an idle loop takes no time from the other."""
+        """Suspend all its processes during the block, so that an idle loop takes no CPU from the other."""
         for process in self._tree:
             process.suspend()
         try:
@@ -100,7 +100,7 @@ class Driver:
                 process.resume()
 
     def cpu_s(self) -> list[float]:
-        """Seconds that each of its processes has computed so far."""
+        """Return the CPU seconds of each process so far."""
         return [sum(process.cpu_times()[:2]) for process in self._tree]
 
     @contextmanager
@@ -122,7 +122,7 @@ class Driver:
             sampler.join()
 
     def close(self) -> None:
-        """Ends the engine."""
+        """Stop the engine."""
         self._stdin.close()
         try:
             self._process.wait(30)
@@ -165,8 +165,8 @@ def _environment(python: str, name: str) -> dict[str, str]:
 
 
 def make_job(concurrency: int, requests: int, setup: Setup, scale: float, vocabulary: int, seed: str) -> Job:
-    """A job with lengths from the trace: a prompt of 8 tokens to a third of the model's length, an answer of
-    16 tokens to an eighth of it. There are at least three requests for each caller.
+    """Return a job with lengths from the trace: a prompt of 8 tokens to a third of the model's length, an
+    answer of 16 tokens to an eighth of it. There are at least three requests for each caller.
     """
     count = max(requests, 3 * concurrency)
     with TRACE.open(newline="") as file:
@@ -210,7 +210,7 @@ def summarize(
 
 
 def measure(drivers: list[Driver], jobs: dict[int, list[Job]], warm_up: list[Job]) -> tuple[list[Row], float]:
-    """All rounds, and the share of requests to which both engines gave the same tokens."""
+    """Run all rounds; return the rows, and the share of requests with the same tokens from both engines."""
     runs: dict[tuple[str, int], list[Run]] = {}
     peaks: dict[tuple[str, int], list[int]] = {}
     cpu_s: dict[tuple[str, int], list[list[float]]] = {}
@@ -245,7 +245,7 @@ def measure(drivers: list[Driver], jobs: dict[int, list[Job]], warm_up: list[Job
 
 
 def print_tables(rows: list[Row], report: dict[str, Any]) -> None:
-    """The medians for people, and how the first engine does against the second."""
+    """Print the medians, and the first engine's figures relative to the second's."""
     console = Console(width=120)
     console.print(f"{report['machine']}; {report['versions']}; flags {report['setup']}")
     console.print(f"threads of vLLM: {report['vllm_threads']}")

@@ -3,7 +3,7 @@
     make gpu-check                (a machine with a CUDA device and PyTorch)
     make gpu-check ARGS=--dry     (tiny shapes on any device: does the check work?)
 
-Each part is a process with a time limit of its own. A part whose packages are missing is not run, and the
+Each part is a process with a time limit of its own. A part whose packages are missing is skipped, and the
 table says so; the kernels and the decode steps need PyTorch alone. The exit status is 1 when a part failed.
 """
 
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Of the whole check; each part gets what is left of it, at most its own time.
+# Seconds for the whole check; each part gets what is left of them, at most its own limit.
 TOTAL_S = 600.0
-# What a part needs at least to be begun.
+# A part is only started when this many seconds are left.
 LEAST_S = 15.0
 STREAMS = (1, 32, 128)
 TAIL_CHARS = 300
@@ -31,7 +31,7 @@ TAIL_CHARS = 300
 class Part:
     """One process of the check.
 
-    ``needs`` are the packages that it imports; ``in_dry`` tells whether the dry form has it.
+    ``needs`` are the packages that it imports; ``in_dry`` is whether the dry check runs it.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``status`` is passed, failed or not run; ``detail`` says what was found, or why not."""
+    """A part's result: ``status`` is passed, failed or not run; ``detail``: the finding or the reason."""
 
     name: str
     status: str
@@ -52,7 +52,7 @@ class Result:
 
 
 def parts(*, dry: bool) -> tuple[Part, ...]:
-    """The parts in the order of their importance: those at the end are dropped when time runs out."""
+    """Return the parts by importance: the last ones are dropped when time runs out."""
     own = ("-m", "benchmarks.gpu_parts", *(["--tiny"] if dry else []))
     tests = ("-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider")
     return (
@@ -77,7 +77,7 @@ def parts(*, dry: bool) -> tuple[Part, ...]:
 
 
 def run(part: Part, limit_s: float, *, dry: bool, least_s: float = LEAST_S) -> Result:
-    """Run one part, or say why it is not run: it needs ``least_s`` of the time that is left."""
+    """Run one part, or report why it is not run; it needs ``least_s`` of the remaining time."""
     missing = [name for name in part.needs if importlib.util.find_spec(name) is None]
     if missing:
         return Result(part.name, "not run", f"needs {', '.join(missing)}", 0.0)
@@ -114,7 +114,7 @@ def table(results: Sequence[Result], device: str) -> str:
 
 
 def describe_device() -> str:
-    """The device and PyTorch's version, from a process of its own: this one imports nothing."""
+    """Return the device and PyTorch's version, read in a process of its own: this one imports no PyTorch."""
     code = (
         "import torch; found = torch.cuda.is_available(); "
         "print(torch.cuda.get_device_name() if found else 'the CPU', 'PyTorch', torch.__version__)"

@@ -51,7 +51,7 @@ COPIED_BYTES = 1 << 30
 def random_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, *, seed: int | None = None
 ) -> ModelWeights:
-    """Weights of the scale that a trained model has, so that numbers stay finite.
+    """Return weights of the scale that a trained model has, so that activations stay finite.
 
     With a ``seed`` they are drawn on the CPU, so that they are the same on every device.
     """
@@ -83,7 +83,7 @@ def random_weights(
 
 
 def read_bytes(config: ModelConfig, streams: int, context: int, item_bytes: int) -> int:
-    """What a decode step reads at least: weights without the embedding, keys and values of each stream."""
+    """Return the bytes a decode step must read: weights but the embedding, keys and values of each stream."""
     weights = (config.num_parameters - config.vocab_size * config.hidden_size) * item_bytes
     return weights + streams * context * config.kv_bytes_per_token(item_bytes)
 
@@ -96,7 +96,7 @@ def bandwidth(device: torch.device, size: int = COPIED_BYTES) -> float:
 
 
 def decode_with_engine(engine: Engine, prompts: list[list[int]], tokens: int) -> list[float]:
-    """Seconds of each step in which all streams, and nothing else, decode."""
+    """Return the seconds of each step in which all streams decode and nothing else runs."""
     for number, prompt in enumerate(prompts):
         sampling = SamplingParams(tokens, temperature=0.0, ignore_eos=True)
         engine.add(GenerationRequest(str(number), tuple(prompt), sampling))
@@ -104,7 +104,7 @@ def decode_with_engine(engine: Engine, prompts: list[list[int]], tokens: int) ->
     started: set[str] = set()
     while engine.has_work:
         decoding = len(started) == len(prompts)
-        asked_at = time.perf_counter()  # a step ends with its tokens on the host, so with the device done
+        asked_at = time.perf_counter()  # a step ends with its tokens on the host, so the device is done
         outputs = engine.step()
         if decoding and len(outputs) == len(prompts):
             times.append(time.perf_counter() - asked_at)
@@ -113,7 +113,7 @@ def decode_with_engine(engine: Engine, prompts: list[list[int]], tokens: int) ->
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of ``work``, with what it left to the device."""
+    """Return the seconds of ``work``, including what it has queued on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     started_at = time.perf_counter()

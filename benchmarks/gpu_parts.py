@@ -1,7 +1,7 @@
-"""The parts of ``gpu_check`` that are no tests: each prints one line of what it found.
+"""The parts of ``gpu_check`` that are not tests: each prints one line with its result.
 
 ``kernels`` and ``decode`` need PyTorch alone: packages that the engine imports for text and grammars, which
-they do not use, are replaced by empty ones where they are missing.
+these parts do not use, are replaced by empty ones where they are missing.
 """
 
 import argparse
@@ -22,19 +22,19 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "models" / "demo"
-# The engine's imports that neither part uses, and the names that it takes from them.
+# The engine's imports that neither part uses, and the names that the engine imports from them.
 UNUSED = {
     "tokenizers": ("Tokenizer",),
     "safetensors": ("SafetensorError", "safe_open"),
     "llguidance": ("LLMatcher", "LLParserLimits", "LLTokenizer", "grammar_from"),
 }
 PROMPT_TOKENS, ANSWER_TOKENS, BLOCK_SIZE = 512, 128, 16
-# Memory of the device that weights and KV pool may take; the rest is for activations and graphs.
+# Share of the device's memory for weights and KV pool; the rest is for activations and graphs.
 MEMORY_SHARE = 0.85
 
 
 class _Missing(Exception):
-    """In the place of a class that is not installed; made, it does nothing."""
+    """Replaces a class that is not installed; its instances do nothing."""
 
     def __init__(self, *values: object, **named: object) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class _Missing(Exception):
 
 
 def replace_missing() -> list[str]:
-    """Put empty packages in the place of missing ones; their names."""
+    """Replace missing packages by empty ones, and return their names."""
     missing = [name for name in UNUSED if importlib.util.find_spec(name) is None]
     for name in missing:
         module: Any = types.ModuleType(name)
@@ -63,7 +63,7 @@ def device_here() -> torch.device:
 
 
 def make_engine(weights: Any, config: Any, *, streams: int, tokens: int, eager: bool) -> Any:
-    """An engine around random weights."""
+    """Build an engine with random weights."""
     from tokenizers import Tokenizer
 
     from engine.build import assemble
@@ -101,13 +101,13 @@ def answers(engine: Any, prompts: list[list[int]], tokens: int) -> list[list[int
 
 
 def random_prompts(vocabulary: int, lengths: list[int]) -> list[list[int]]:
-    """Prompts of these lengths."""
+    """Return random prompts of these lengths."""
     generator = torch.Generator().manual_seed(1)
     return [torch.randint(3, vocabulary, (length,), generator=generator).tolist() for length in lengths]
 
 
 def kernels(*, tiny: bool) -> str:
-    """The same float32 weights on the CPU, on the device step by step, and on the device with graphs."""
+    """Compare greedy tokens of the same float32 weights: on the CPU, on the device, on it with graphs."""
     from dataclasses import replace
 
     from benchmarks.gpu_decode import TINY, random_weights
@@ -128,7 +128,7 @@ def kernels(*, tiny: bool) -> str:
 
 
 def decode(streams: list[int], *, tiny: bool) -> str:
-    """Decode steps of the 8B shape in bfloat16, with graphs and without, beside the bandwidth's limit."""
+    """Time decode steps of the 8B shape in bfloat16, with and without graphs, against the memory limit."""
     from benchmarks.gpu_decode import (
         COPIED_BYTES,
         LLAMA_8B,
@@ -170,7 +170,7 @@ def decode(streams: list[int], *, tiny: bool) -> str:
 
 
 def transformers(*, tiny: bool) -> str:
-    """The demo model in float32: greedy tokens of the engine and of Transformers on this device."""
+    """Compare greedy tokens of the engine and of Transformers on this device: the demo model in float32."""
     from transformers import AutoModelForCausalLM
 
     from engine.build import build_engine
@@ -203,7 +203,7 @@ def _equal(ours: list[list[int]], theirs: list[list[int]]) -> int:
 
 
 def serve() -> str:
-    """``sluice serve`` answers a chat request, with vLLM where it is installed and on all GPUs there are."""
+    """Send a chat request to ``sluice serve``, with vLLM where it is installed, and on all GPUs."""
     import httpx
 
     with socket.socket() as free:

@@ -1,9 +1,9 @@
-"""Hostile and ordinary shapes through the gateway's check: what becomes of each, and how long it takes.
+"""Hostile and ordinary schemas through the gateway's check: whether each is refused, and how long it takes.
 
-``python -m benchmarks.grammar_bombs`` prints a line for each hostile shape, then the cost of the check for
-the ordinary ones, and what it does to this process: its longest pause and its memory. Then a gateway gets the
-hostile schemas from one tenant, ``CALLERS`` at a time, while another tenant asks for ordinary shapes at a
-steady rate, each of them new, and a probe asks ``/ping``.
+``python -m benchmarks.grammar_bombs`` prints a line for each hostile schema, then the cost of the check for
+the ordinary ones, and its effect on this process: the longest pause and the memory. Then one tenant sends the
+hostile schemas to a gateway, ``CALLERS`` at a time, while another tenant sends ordinary schemas at a steady
+rate, each of them new, and a probe requests ``/ping``.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ def nested(depth: int, wrap: Callable[[Any], Any], leaf: Any = TEXT) -> Any:
 
 
 def chained(depth: int, link: Callable[[Schema], Schema]) -> Schema:
-    """Definitions each of which refers to the next one by way of ``link``."""
+    """Return definitions, each of which refers to the next one through ``link``."""
     chain = {f"d{at}": link({"$ref": f"#/$defs/d{at + 1}"}) for at in range(depth)}
     return {"$defs": {**chain, f"d{depth}": TEXT}, "$ref": "#/$defs/d0"}
 
@@ -161,7 +161,7 @@ async def verdict(checks: GrammarChecks, shape: ResponseFormat, tenant: str = "a
 
 
 async def longest_pause(stop: asyncio.Event) -> float:
-    """The longest time for which the event loop did not come round, in seconds."""
+    """Return the longest time, in seconds, for which the event loop was blocked."""
     longest = 0.0
     while not stop.is_set():
         before = time.perf_counter()
@@ -171,7 +171,7 @@ async def longest_pause(stop: asyncio.Event) -> float:
 
 
 async def flood(client: aiohttp.ClientSession, url: str, key: str, statuses: Counter[int]) -> None:
-    """Hostile schemas one after the other, each new to the gateway, until cancelled."""
+    """Send hostile schemas one after the other, each new to the gateway, until cancelled."""
     headers = {"authorization": f"Bearer {key}"}
     for number in itertools.count():
         for schema in HOSTILE_SCHEMAS.values():
@@ -187,7 +187,7 @@ def _asking(schema: Schema) -> Schema:
 
 
 async def beside(url: str, pid: int) -> None:
-    """Print the other tenant's times and those of ``/ping``, alone and in the flood."""
+    """Print the other tenant's times and those of ``/ping``, alone and during the flood."""
     statuses, others = Counter[int](), Counter[int]()
     timeout, connector = aiohttp.ClientTimeout(total=60), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as client:
@@ -228,7 +228,7 @@ async def beside(url: str, pid: int) -> None:
 
 
 async def main() -> None:
-    """Print the figures."""
+    """Measure, and print the figures."""
     from benchmarks.ordinary_shapes import ORDINARY
 
     checks = GrammarChecks(LimitedProcess(WORK, str(Path("models/demo/tokenizer.json")), limits=Limits()))

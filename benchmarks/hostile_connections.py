@@ -1,9 +1,9 @@
-"""What another caller notices of hostile connections: ``python -m benchmarks.hostile_connections``.
+"""How hostile connections affect another caller: ``python -m benchmarks.hostile_connections``.
 
-A gateway with the defaults runs before a fake worker. A caller asks for short answers on a kept connection,
-and a prober asks ``/ping`` on a new one each time; first alone, then during each attack. Printed: the
-caller's p99 alone and during the attack, the slowest ``/ping``, how many of both failed, and the memory that
-the gateway took beyond what it had. On a busy machine the ratios are what counts.
+A gateway with the defaults runs in front of a fake worker. A caller requests short answers on a keep-alive
+connection, and a prober requests ``/ping`` on a new one each time; first alone, then during each attack.
+Printed are the caller's p99 alone and during the attack, the slowest ``/ping``, how many of both failed, and
+the memory that the gateway used in addition. On a busy machine only the ratios count.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def head(length: int, key: str, more: str = "") -> bytes:
 
 
 async def opened(port: int, number: int, sent: bytes) -> Writers:
-    """So many connections, each with ``sent`` written; answers are not read."""
+    """Open ``number`` connections and write ``sent`` to each; answers are not read."""
     writers: Writers = []
     for _ in range(number):
         with contextlib.suppress(OSError, TimeoutError):
@@ -65,23 +65,23 @@ async def opened(port: int, number: int, sent: bytes) -> Writers:
 
 
 async def nothing(port: int, key: str) -> Writers:
-    """No attack."""
+    """Open no connections: the baseline."""
     return []
 
 
 async def idle(port: int, key: str) -> Writers:
-    """Connections that send nothing."""
+    """Open connections that send nothing."""
     return await opened(port, IDLE, b"")
 
 
 async def upgrades(port: int, key: str) -> Writers:
-    """Upgrades with a body."""
+    """Send upgrade requests with a body."""
     line = b"GET /v1/generate/ws HTTP/1.1\r\nhost: gw\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     return await opened(port, UPGRADES, line + b"content-length: 1\r\n\r\na")
 
 
 async def bodies(port: int, key: str) -> Writers:
-    """Large bodies that lack their last byte."""
+    """Send large bodies without their last byte."""
     writers = await opened(port, BODIES, head(BODY_BYTES + 1, key))
     for writer in writers:
         writer.write(b" " * BODY_BYTES)
@@ -89,17 +89,17 @@ async def bodies(port: int, key: str) -> Writers:
 
 
 async def slow_writers(port: int, key: str) -> Writers:
-    """Headers of which a byte comes now and then."""
+    """Send incomplete headers, which never end."""
     return await opened(port, SLOW_WRITERS, b"POST /v1/generate HTTP/1.1\r\nx: ")
 
 
 async def slow_readers(port: int, key: str) -> Writers:
-    """Many large answers asked for on each connection, and none read."""
+    """Request many large answers on each connection, and read none."""
     return await opened(port, SLOW_READERS, b"GET /openapi.json HTTP/1.1\r\nhost: gw\r\n\r\n" * 8)
 
 
 async def pipelined(port: int, key: str) -> Writers:
-    """Thousands of requests in one packet on each connection."""
+    """Send thousands of requests in one packet on each connection."""
     return await opened(port, PIPELINED, b"GET /x HTTP/1.1\r\nhost: gw\r\n\r\n" * 8_000)
 
 
@@ -116,19 +116,19 @@ ATTACKS: Final[dict[str, Attack]] = {
 
 @dataclass(slots=True)
 class Noticed:
-    """Times of one kind of request, in milliseconds, and failures by what was answered."""
+    """Times of one kind of request, in milliseconds, and how many requests failed."""
 
     times_ms: list[float] = field(default_factory=list)
     failed: int = 0
 
     def p99(self) -> float:
-        """Of those that were answered with 200."""
+        """Return the p99 of the requests that were answered with 200."""
         ordered = sorted(self.times_ms)
         return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else float("nan")
 
 
 async def asked(noticed: Noticed, port: int, sent: bytes, *, keep: bool, until: float) -> None:
-    """Ask again and again; on one connection, or on a new one each time."""
+    """Send one request after the other until ``until``, on one connection or on a new one each time."""
     connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
     while time.monotonic() < until:
         begun = time.monotonic()
@@ -154,14 +154,14 @@ async def asked(noticed: Noticed, port: int, sent: bytes, *, keep: bool, until: 
 
 
 def resident_mib(pid: int) -> float:
-    """Memory of one process."""
+    """Return the resident memory of one process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What an attack did."""
+    """The effect of one attack."""
 
     caller: Noticed
     ping: Noticed
@@ -169,7 +169,7 @@ class Row:
 
 
 def attacking(attack: Attack, port: int, key: str, seconds: float) -> None:
-    """A process of its own: what it sends must not hold up those who measure."""
+    """Run the attack in a process of its own, so that its sending does not slow down the measurement."""
 
     async def attacked() -> None:
         writers = await attack(port, key)
@@ -181,7 +181,7 @@ def attacking(attack: Attack, port: int, key: str, seconds: float) -> None:
 
 
 async def measured(port: int, pid: int, key: str, seconds: float) -> Row:
-    """The caller and the prober ask."""
+    """Measure the caller, the prober and the gateway's memory."""
     caller, ping = Noticed(), Noticed()
     before = resident_mib(pid)
     most = [before]
@@ -211,7 +211,7 @@ def made_key(port: int) -> str:
 
 
 def row_of(name: str, alone_ms: float) -> Callable[[Row], tuple[str, ...]]:
-    """The cells of a row."""
+    """Return a function that formats the cells of a row."""
 
     def cells(row: Row) -> tuple[str, ...]:
         p99 = row.caller.p99()
@@ -233,7 +233,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Of each attack.", min=1)] = 8.0,
     only: Annotated[str, typer.Option(help="Attacks whose name contains this.")] = "",
 ) -> None:
-    """Attack a gateway and print what another caller notices."""
+    """Attack a gateway and print the effect on another caller."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES, hard), hard))
@@ -244,7 +244,7 @@ def main(
     for name, attack in ATTACKS.items():
         if attack is not nothing and only not in name:
             continue
-        # A process for each attack: connections of the one before may still have their timers.
+        # A gateway for each attack: connections of the previous attack may still have their timers.
         with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
             folder, port = Path(temporary), free_port()
             write_settings(folder, f"sqlite:///{folder}/state.db", stack.enter_context(worker(folder)))

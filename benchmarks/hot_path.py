@@ -1,9 +1,9 @@
-"""What a request costs the gateway alone: ``python -m benchmarks.hot_path``.
+"""What a request costs the gateway itself: ``python -m benchmarks.hot_path``.
 
 The whole server (uvicorn, HTTP edge, journey, telemetry, ledger on SQLite) runs in a process on one core in
 front of a backend that answers at once; a raw keep-alive client runs on another core. Prompts are about 8 KB
-(1,800 tokens) of which only the last turn is new. Prints CPU microseconds a request, all threads of the
-server counted, for JSON and for streams, and what each further streamed chunk adds.
+(1,800 tokens), of which only the last turn is new. Prints CPU microseconds per request, over all threads of
+the server, for JSON and for streams, and the cost of each further streamed chunk.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from observability.logs import configure_logging
 KEY: Final = "sk-benchmark-0123456789abcdef0123456789abcdef"
 MODEL: Final = "null"
 OUTPUT_TOKENS: Final = 140
-# English of some 8 KB in 12 turns; the demo tokenizer makes about 1,800 tokens of it.
+# English text of about 8 KB in 12 turns; the demo tokenizer makes about 1,800 tokens of it.
 TURNS: Final = 12
 CONVERSATIONS: Final = 4
 WORDS_PER_TURN: Final = 105
@@ -60,7 +60,7 @@ END_OF_CHUNKS: Final = b"0\r\n\r\n"
 
 
 class NullBackend:
-    """Answers at once: 140 tokens in ``pieces`` deltas, a turn of the event loop before each."""
+    """A backend that answers at once: 140 tokens in ``pieces`` deltas, one loop iteration before each."""
 
     name = "local"
     kind = "embedded"
@@ -75,7 +75,7 @@ class NullBackend:
         self._tokens = OUTPUT_TOKENS // pieces
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        """Give the pieces."""
+        """Emit the pieces."""
         for piece in self._pieces:
             await asyncio.sleep(0)
             await out(Delta(piece, self._tokens, 0, 0.0))
@@ -83,7 +83,7 @@ class NullBackend:
 
 
 def gateway_of(pieces: int, folder: Path) -> Gateway:
-    """The gateway as configured by ``sluice.yaml``, around a backend that answers at once."""
+    """Build the gateway as configured by ``sluice.yaml``, with a backend that answers at once."""
     settings = load_settings(
         Path("sluice.yaml"),
         {
@@ -107,7 +107,7 @@ def gateway_of(pieces: int, folder: Path) -> Gateway:
 
 
 def serve(pieces: int, core: int, profile: str | None, port: Connection) -> None:
-    """The server's process; ends on SIGTERM."""
+    """Run the server's process; it ends on SIGTERM."""
     os.sched_setaffinity(0, {core})
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w") as nowhere:
         logs = configure_logging("info", json=True, stream=nowhere)
@@ -157,7 +157,7 @@ def _words(rng: random.Random) -> str:
 
 
 class Caller(asyncio.Protocol):
-    """One keep-alive connection that sends the next request as soon as an answer is whole."""
+    """A keep-alive connection that sends the next request as soon as an answer is complete."""
 
     def __init__(self, requests: Iterator[bytes], tally: Tally) -> None:
         self._requests = requests
@@ -171,7 +171,7 @@ class Caller(asyncio.Protocol):
         self._transport.write(next(self._requests))
 
     def data_received(self, data: bytes) -> None:
-        """Look for the end of the answer."""
+        """Look for the end of the answer, and send the next request."""
         got = self._got
         got += data
         if self._wanted < 0:
@@ -194,7 +194,7 @@ class Caller(asyncio.Protocol):
 
 @dataclass(slots=True)
 class Tally:
-    """Answers so far, and whether to stop."""
+    """The number of answers so far, and whether to stop."""
 
     answers: int = 0
     over: bool = False
@@ -202,7 +202,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measurement: medians of the rounds, and the cheapest round, which noise of others spoils least."""
+    """One measurement: medians of the rounds, and the cheapest round, which other load disturbs least."""
 
     cpu_us: float
     lowest_us: float
@@ -212,7 +212,7 @@ class Figure:
 async def load(
     port: int, pid: int, path: str, *, stream: bool, in_flight: int, rounds: int, round_s: float
 ) -> Figure:
-    """Medians over the rounds; one round comes first and is not counted."""
+    """Return medians over the rounds; one more round comes first and is not counted."""
     tally = Tally()
     loop = asyncio.get_running_loop()
     for caller in range(in_flight):
@@ -228,7 +228,7 @@ async def load(
         await asyncio.sleep(round_s)
         answered = tally.answers - answers
         if not answered:
-            continue  # the machine gave the server nothing in this round
+            continue  # the server got no CPU time in this round
         costs.append((cpu_s(pid) - cpu) / answered * 1e6)
         rates.append(answered / (time.perf_counter() - began))
     tally.over = True
@@ -240,7 +240,7 @@ async def load(
 
 @contextmanager
 def running(pieces: int, core: int, profile: str | None = None) -> Iterator[tuple[int, int]]:
-    """A server's port and process id."""
+    """Start a server; yield its port and process id."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=serve, args=(pieces, core, profile, theirs), daemon=True)
@@ -266,10 +266,10 @@ def main(
     only: Annotated[str, typer.Option(help="One case: json-1, sse-1 or sse-140.")] = "",
     profile: Annotated[str, typer.Option(help="Write a cProfile of each case to PROFILE.<case>.")] = "",
 ) -> None:
-    """CPU of a request, JSON and streamed, and of a chunk."""
+    """Print the CPU time of a request, JSON and streamed, and of a chunk."""
     others = os.sched_getaffinity(0) - {core}
     os.sched_setaffinity(0, others or {core})
-    gc.disable()  # the client's own; it keeps nothing
+    gc.disable()  # the collector of this client, which keeps nothing
     figures: dict[str, Figure] = {}
     for case, pieces, stream in (("json-1", 1, False), ("sse-1", 1, True), ("sse-140", OUTPUT_TOKENS, True)):
         if only and case != only:

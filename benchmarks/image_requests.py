@@ -1,11 +1,11 @@
-"""What requests with a long image cost the gateway: memory, and how long it answers nobody else.
+"""What requests with a large image cost the gateway: memory, and how long other requests get no answer.
 
     python -m benchmarks.image_requests
     python -m benchmarks.image_requests --bytes 3000000 --requests 40
 
-One gateway without an engine has one fake worker. ``/ping`` is asked every 20 ms, first alone, then while
-chats with an image of so many bytes are asked one after the other, in the body (``data:``) and by an address
-that the gateway fetches.
+One gateway without an engine has one fake worker. ``/ping`` is requested every 20 ms, first alone, then while
+chats with an image of ``--bytes`` bytes are sent one after the other, with the image in the body (``data:``)
+and as an address that the gateway fetches.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MIB = 1 << 20
 
 
 def image(size: int) -> bytes:
-    """A PNG of 1,000 by 1,000 pixels by its header, and of ``size`` bytes."""
+    """Return a PNG of ``size`` bytes whose header says 1,000 by 1,000 pixels."""
     header = bytes.fromhex("89504e470d0a1a0a0000000d49484452000003e8000003e80802000000c2c1435a")
     return header + b"\0\0\0\0IDAT" + os.urandom(size - len(header) - 8)
 
@@ -48,7 +48,7 @@ ANSWER = (
 
 
 async def answered(request: web.Request) -> web.StreamResponse:
-    """The worker's answer, once it has read all of the body."""
+    """Return the worker's answer, once it has read the whole body."""
     async for _ in request.content.iter_any():
         pass
     events = [*map(json.dumps, ANSWER), "[DONE]"]
@@ -57,7 +57,7 @@ async def answered(request: web.Request) -> web.StreamResponse:
 
 
 async def sample(pid: int, phase: Phase) -> None:
-    """The gateway's memory, until cancelled."""
+    """Record the gateway's memory, until cancelled."""
     process = psutil.Process(pid)
     while True:
         phase.memory.append(process.memory_info().rss)
@@ -65,7 +65,7 @@ async def sample(pid: int, phase: Phase) -> None:
 
 
 async def watched(client: aiohttp.ClientSession, url: str, pid: int, image_url: str, requests: int) -> Phase:
-    """One phase; without requests the gateway is alone."""
+    """Run one phase; without requests the gateway is idle."""
     phase = Phase()
     body = {
         "model": "a",
@@ -88,7 +88,7 @@ async def watched(client: aiohttp.ClientSession, url: str, pid: int, image_url: 
 
 
 async def measure(folder: Path, size: int, requests: int) -> list[tuple[str, Phase]]:
-    """The phases, by their names."""
+    """Return the phases with their names."""
     given = image(size)
     app = web.Application()
     app.router.add_get("/a.png", lambda request: web.Response(body=given, content_type="image/png"))
@@ -130,7 +130,7 @@ def main(
     bytes: Annotated[int, typer.Option(min=1_000, help="Bytes of an image.")] = 20_000_000,
     requests: Annotated[int, typer.Option(min=1, help="Of each kind.")] = 10,
 ) -> None:
-    """Run it and print the figures."""
+    """Measure, and print the figures."""
     with (
         tempfile.TemporaryDirectory() as temporary,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,

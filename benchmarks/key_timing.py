@@ -1,13 +1,13 @@
-"""Whether the time of a refused key tells how much of it is right.
+"""Whether the time of refusing a key reveals how much of it is right.
 
     python -m benchmarks.key_timing
 
-Wrong keys of one length and four kinds are sent by turns, in random order: of an unknown prefix, of a known
-prefix with another secret, right but for the last character, and with no form of ours at all. There are many
-of each kind, since two keys of one kind differ by some nanoseconds too. Their times are compared with those
-of the first kind, by the difference of means with its 99.9 % interval (Welch), after the slowest tenth of
-each was left out: once for the ring alone, in this process, and once for whole requests over one connection.
-A difference whose interval holds zero was not seen.
+Wrong keys of one length and four kinds are sent in random order: with an unknown prefix, with a known prefix
+and another secret, right but for the last character, and not in the format of Sluice's keys. There are many
+of each kind, since two keys of one kind also differ by some nanoseconds. Their times are compared with those
+of the first kind by the difference of means and its 99.9 % interval (Welch), without the slowest tenth of
+each: once for the key ring alone, in this process, and once for whole requests over one connection. When the
+interval includes zero, no difference was found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from accounting.keys import CallerRole, KeyRecord, KeyRing, StoredKey, draw_key
 from gateway.keys.authenticate import Keys
 from gateway.testing import fake_services, serving
 
-# Of a normal distribution: 99.9 % lie inside.
+# 99.9 % of a normal distribution lie within this many standard deviations.
 Z999 = 3.29
 KEPT = 0.9
 MADE = 1_000
@@ -37,7 +37,7 @@ KINDS = ("unknown prefix", "known prefix", "all but the last character", "no for
 
 
 def ring_and_keys() -> tuple[KeyRing, Mapping[str, Sequence[str]]]:
-    """A ring of many keys, and wrong ones by what is right of them."""
+    """Return a ring of many keys, and wrong keys by what is right in them."""
     ring = KeyRing("sk-admin-0123456789", enabled=True)
     wrong: dict[str, list[str]] = {name: [] for name in KINDS}
     for number in range(MADE):
@@ -61,7 +61,7 @@ def ring_and_keys() -> tuple[KeyRing, Mapping[str, Sequence[str]]]:
 def by_turns(
     act: Callable[[str], None], keys: Mapping[str, Sequence[str]], turns: int
 ) -> dict[str, list[float]]:
-    """Seconds of each, in an order that no drift can favour."""
+    """Return the seconds of each call by kind; the order is random, so that no drift favours a kind."""
     rng, took = random.Random(0), {name: [0.0] * 0 for name in keys}
     names = list(keys)
     for _ in range(turns):
@@ -75,14 +75,14 @@ def by_turns(
 
 
 def compared(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """The difference of means and half of its interval, without the slowest."""
+    """Return the difference of means and half of its interval, without the slowest values."""
     kept = [sorted(values)[: int(len(values) * KEPT)] for values in (one, other)]
     spread = math.sqrt(sum(statistics.variance(values) / len(values) for values in kept))
     return statistics.fmean(kept[0]) - statistics.fmean(kept[1]), Z999 * spread
 
 
 def show(console: Console, title: str, took: Mapping[str, Sequence[float]]) -> None:
-    """One table."""
+    """Print one table."""
     table = Table("what is right", "median µs", "difference ns", "99.9 %", "seen", title=title)
     first = next(iter(took.values()))
     for name, values in took.items():

@@ -81,7 +81,7 @@ class Result:
 
 @dataclass
 class Gateway:
-    """A gateway process that can be killed and started again in the same place."""
+    """A gateway process that can be killed, and started again with the same files and port."""
 
     folder: Path
     port: int
@@ -90,11 +90,11 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Return the gateway's address."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it; it is ready some seconds later."""
+        """Start the process; the gateway is ready some seconds later."""
         with (self.folder / "gateway.log").open("ab") as log:
             self.process = subprocess.Popen(
                 python_module("ops.cli", "serve", "--config", self.folder / "sluice.yaml"),
@@ -106,14 +106,14 @@ class Gateway:
             )
 
     def cpu_s(self) -> float:
-        """Seconds of CPU that it has used, its threads together."""
+        """Return the CPU seconds that the process has used, over all threads."""
         if self.process is None:
             return 0.0
         times = psutil.Process(self.process.pid).cpu_times()
         return float(times.user + times.system)
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """End it."""
+        """Stop the process with a signal, and wait for its end."""
         if self.process is not None:
             self.process.send_signal(how)
             self.process.wait(30)
@@ -123,7 +123,7 @@ class Gateway:
 
 @dataclass
 class Callers:
-    """What they were told, by label."""
+    """The usage that callers got, by label."""
 
     told: dict[str, Tokens] = field(default_factory=dict)
     broken_off: int = 0
@@ -139,7 +139,7 @@ def configure(
     durability: str = "group",
     state: str = "memory://",
 ) -> None:
-    """Write a gateway's files."""
+    """Write the configuration files of a gateway."""
     settings = {
         "server": {"host": "127.0.0.1", "port": port},
         "engine": {"kind": "none", "model": "models/demo", "tokenizer": "models/demo"},
@@ -163,14 +163,14 @@ def configure(
 
 @contextlib.contextmanager
 def worker(folder: Path, token_s: float = 0.0) -> Iterator[int]:
-    """A running worker's port."""
+    """Start a worker; yield its port."""
     port = free_port()
     with started(python_module("benchmarks.ledger_worker", port, token_s), folder / "worker.log"):
         yield port
 
 
 async def ready(session: aiohttp.ClientSession, url: str) -> None:
-    """Until the gateway takes requests."""
+    """Wait until the gateway accepts requests."""
     async with asyncio.timeout(START_S):
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
@@ -189,7 +189,7 @@ async def ask(
     stream: bool,
     headers: Mapping[str, str],
 ) -> bool:
-    """Whether a whole answer came."""
+    """Send one request; return whether a whole answer came."""
     body = {
         "request_id": label,
         "route": "main",
@@ -220,7 +220,7 @@ async def ask(
 async def until_answered(
     session: aiohttp.ClientSession, url: str, callers: Callers, requests: int, at_once: int
 ) -> None:
-    """Ask until so many requests have their answer."""
+    """Send requests until ``requests`` of them have their answers."""
     numbers, headers = iter(range(requests)), {"authorization": f"Bearer {KEY}"}
 
     async def caller() -> None:
@@ -240,7 +240,7 @@ async def until_answered(
 async def keep_killing(
     session: aiohttp.ClientSession, gateway: Gateway, every_s: float, rng: random.Random
 ) -> None:
-    """Kill and start again, at any moment of what it does."""
+    """Kill and restart the gateway again and again, at random times."""
     while True:
         await asyncio.sleep(every_s * rng.uniform(0.5, 1.5))
         gateway.kill()
@@ -249,7 +249,7 @@ async def keep_killing(
 
 
 async def crash_twice(server: Postgres, callers: Callers, requests: int, outage_s: float) -> None:
-    """Crash the database when a third and two thirds are answered, for some seconds."""
+    """Crash the database for some seconds when a third, and again when two thirds, are answered."""
     for share in (1 / 3, 2 / 3):
         while len(callers.told) < requests * share:  # noqa: ASYNC110 - what callers were told is a plain dict
             await asyncio.sleep(0.05)
@@ -283,7 +283,7 @@ async def run(
     seed: int,
     outage_s: float = OUTAGE_S,
 ) -> Result:
-    """One whole run."""
+    """Run the whole benchmark once."""
     began = time.perf_counter()
     callers, outages = Callers(), 0 if server is None else 2
     gateway = Gateway(folder, free_port())
@@ -331,7 +331,7 @@ async def run(
 
 
 async def settled(ledger: str, callers: Callers) -> dict[str, list[Tokens]]:
-    """The rows, once those of all answers are there, or the time for that has passed."""
+    """Return the rows once those of all answers exist, or after ``SETTLE_S`` seconds."""
     deadline = time.perf_counter() + SETTLE_S
     while True:
         rows = await rows_of(ledger)
@@ -344,14 +344,14 @@ def _sums(tokens: Any) -> tuple[int, ...]:
     return tuple(map(sum, zip(*tokens, strict=True))) or (0, 0, 0)
 
 
-# What it costs
+# The cost of durability
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Medians over the rounds; ratios are to ``memory``, of the same round.
+    """Medians over the rounds; ratios are to ``memory`` in the same round.
 
-    ``cpu_ms`` is of the gateway's process alone, a request: what else runs on the machine changes it least.
+    ``cpu_ms`` is CPU per request of the gateway's process alone: other load on the machine changes it least.
     """
 
     durability: str
@@ -364,7 +364,7 @@ class Cost:
 
 
 async def costs(folder: Path, *, rounds: int, requests: int, at_once: int, seed: int) -> list[Cost]:
-    """Every durability in every round, in an order of its own."""
+    """Measure every durability in every round, in random order."""
     rng = random.Random(seed)
     speeds: dict[str, list[float]] = {name: [] for name in DURABILITIES}
     firsts: dict[str, list[float]] = {name: [] for name in DURABILITIES}
@@ -381,7 +381,7 @@ async def costs(folder: Path, *, rounds: int, requests: int, at_once: int, seed:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             for gateway in gateways.values():
                 await ready(session, gateway.url)
-                await until_answered(session, gateway.url, Callers(), requests // 4, at_once)  # warm
+                await until_answered(session, gateway.url, Callers(), requests // 4, at_once)  # warm-up
             for _ in range(rounds):
                 for name in rng.sample(DURABILITIES, len(DURABILITIES)):
                     callers, began, cpu_began = Callers(), time.perf_counter(), gateways[name].cpu_s()

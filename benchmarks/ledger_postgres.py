@@ -1,4 +1,4 @@
-"""A real PostgreSQL of one's own: made in a folder, started, crashed and started again."""
+"""A temporary PostgreSQL server: created in a folder, started, crashed and started again."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Where Debian keeps them; elsewhere they are on the path.
+# Debian's location of the programs; elsewhere they are on the path.
 PLACES = "/usr/lib/postgresql/*/bin/initdb"
 WAIT_S = 60
 
 
 class NoPostgres(Exception):
-    """PostgreSQL's programs are not installed here."""
+    """PostgreSQL's programs are not installed on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Postgres:
-    """A server on a free port of this machine, with one database that everybody may use."""
+    """A server on a free port of this machine, with one database that needs no password."""
 
     programs: Path
     folder: Path
@@ -33,11 +33,11 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """For the ledger."""
+        """Return the ledger's URL of the database."""
         return f"postgresql+asyncpg://sluice@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
-        """Start, and wait until it answers."""
+        """Start the server, and wait until it answers."""
         options = f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1"
         log = str(self.folder / "log")
         self._run("pg_ctl", "-D", self._data, "-o", options, "-l", log, "-w", "-t", str(WAIT_S), "start")
@@ -47,7 +47,7 @@ class Postgres:
         self._run("pg_ctl", "-D", self._data, "-m", "immediate", "-w", "-t", str(WAIT_S), "stop")
 
     def make(self) -> None:
-        """Make the cluster."""
+        """Create the database cluster."""
         self._run("initdb", "-D", self._data, "-U", "sluice", "-A", "trust", "-E", "UTF8", "--no-sync")
 
     @property
@@ -79,11 +79,11 @@ def programs() -> Path:
 
 @contextlib.contextmanager
 def postgres() -> Iterator[Postgres]:
-    """A running server, gone afterwards with all it holds. Raises NoPostgres."""
+    """Run a server, and remove it with its data afterwards. Raises NoPostgres."""
     place = programs()
     folder = Path(tempfile.mkdtemp(prefix="sluice-pg-"))
     user = None
-    if os.geteuid() == 0:  # which PostgreSQL refuses to run as
+    if os.geteuid() == 0:  # PostgreSQL refuses to run as root
         user = _somebody()
         shutil.chown(folder, user)
     with socket.socket() as probe:
@@ -95,7 +95,7 @@ def postgres() -> Iterator[Postgres]:
         server.start()
         yield server
     finally:
-        with contextlib.suppress(RuntimeError):  # it may be stopped already
+        with contextlib.suppress(RuntimeError):  # the server may be stopped already
             server.crash()
         shutil.rmtree(folder, ignore_errors=True)
 

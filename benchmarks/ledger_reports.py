@@ -1,4 +1,4 @@
-"""How long do sums of a large ledger take? Rows of 90 days in SQLite, and each sum that the console asks for.
+"""How long sums over a large ledger take: 90 days of rows in SQLite, and each sum that the console requests.
 
 python -m benchmarks.ledger_reports                   # 1,000,000 rows
 python -m benchmarks.ledger_reports --postgres
@@ -39,7 +39,7 @@ USERS = 1_000
 
 
 def made_rows(count: int, draw: random.Random) -> Iterator[UsageRow]:
-    """Rows of 40 tenants, some 5,000 users and 6 models, spread evenly over the days before :data:`END_S`."""
+    """Yield rows of 40 tenants, about 5,000 users and 6 models, spread evenly before :data:`END_S`."""
     for number in range(count):
         tenant = min(int(draw.expovariate(0.1)), 39)
         tokens_in, tokens_out = draw.randint(50, 4_000), draw.randint(1, 800)
@@ -69,7 +69,7 @@ def made_rows(count: int, draw: random.Random) -> Iterator[UsageRow]:
 
 
 async def measure(url: str, rows: int, console: Console) -> None:
-    """Print the median time of each sum, in milliseconds: of rows alone, and with the sums of whole days."""
+    """Print the median milliseconds of each sum: from the rows alone, and with stored sums of whole days."""
     store = GenerationStore(url)
     store.connect()
     await store.prepare()
@@ -95,10 +95,10 @@ async def measure(url: str, rows: int, console: Console) -> None:
 
 
 async def times(store: GenerationStore) -> dict[tuple[str, str], tuple[int, float, float]]:
-    """By span and keys: the lines of a report, and milliseconds: all, and of this process' CPU."""
+    """Return for each span and grouping the lines of the report and the milliseconds: wall, and CPU."""
     found = {}
     for span, days in SPANS.items():
-        # As the console asks: from a full hour on.
+        # As the console requests it: from a full hour on.
         since = None if days is None else (END_S // HOUR_S - 24 * days) * HOUR_S
         for by in GROUPS:
             report = UsageReport(by, Span(since))

@@ -1,8 +1,8 @@
-"""A worker whose answers have different lengths, so that a sum of tokens that is right is right by right.
+"""A worker whose answers have different lengths, so that a right sum of tokens is not right by chance.
 
     python -m benchmarks.ledger_worker PORT [SECONDS A TOKEN]
 
-It speaks vLLM's dialect of OpenAI's chat completions, streamed and whole, and counts as an engine does.
+It speaks vLLM's variant of chat completions, streamed and whole, and counts tokens as an engine does.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import sys
 
 from aiohttp import web
 
-# Tokens of an answer, at most; the prompts' are of the same kind.
+# Most tokens of an answer.
 LONGEST_ANSWER = 8
 MODEL = "base"
 
 
 class Worker:
-    """The endpoints; ``prompt`` and ``generated`` are all tokens so far."""
+    """The endpoints; ``prompt`` and ``generated`` count all tokens so far."""
 
     def __init__(self, token_s: float = 0.0) -> None:
         self._token_s = token_s
@@ -28,7 +28,7 @@ class Worker:
         self.prompt = self.generated = 0
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        """One answer of 1 to 8 tokens for a prompt of 40 to 136, a third of it cached."""
+        """Answer with 1 to 8 tokens to a prompt of 40 to 136, a third of it cached."""
         asked = await request.json()
         number = next(self._numbers)
         prompt, answer = 40 + number % 97, 1 + number % LONGEST_ANSWER
@@ -59,11 +59,11 @@ class Worker:
         return response
 
     async def models(self, request: web.Request) -> web.Response:
-        """What it serves."""
+        """List the served model."""
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """vLLM's names."""
+        """Return the metrics with vLLM's names."""
         labels = f'{{engine="0",model_name="{MODEL}"}}'
         lines = (
             f"vllm:num_requests_running{labels} 0",
@@ -76,7 +76,7 @@ class Worker:
 
 
 def app(token_s: float = 0.0) -> web.Application:
-    """The server."""
+    """Build the worker's application."""
     worker, made = Worker(token_s), web.Application()
     made.router.add_post("/v1/chat/completions", worker.complete)
     made.router.add_get("/v1/models", worker.models)

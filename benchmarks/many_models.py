@@ -1,10 +1,10 @@
-"""What the hundredth model costs: start, memory and a request's work, with 1 and with 100 models.
+"""What each further model costs: start time, memory and CPU per request, with 1 and with 100 models.
 
     python -m benchmarks.many_models
 
-Both gateways run at the same time, each in front of a fake worker that lists so many models, and are asked in
-turn for some requests each; the gateway of many models for another one each time. A request's work is the
-processor's time of the gateway's processes.
+Both gateways run at the same time, each in front of a fake worker that lists that many models. They get some
+requests each in turn; the gateway of many models gets each for another model. The cost of a request is the
+CPU time of the gateway's processes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from benchmarks.forwarding.workload import MODEL, Regime, bodies
 
 START_TIMEOUT_S = 120.0
 WARM_UP = 300
-IDLE_S = 35.0  # a round of inspections, which begins every 30 s
+IDLE_S = 35.0  # a round of inspections begins every 30 s
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running gateway; ``start_s`` is until it served all its models."""
+    """A running gateway; ``start_s`` are the seconds until it served all its models."""
 
     models: tuple[str, ...]
     port: int
@@ -43,7 +43,7 @@ class Served:
     start_s: float
 
     def cpu_s(self) -> float:
-        """Processor time of the gateway and its processes so far."""
+        """Return the CPU seconds of the gateway and its child processes so far."""
         times = [one.cpu_times() for one in (self.process, *self.process.children(recursive=True))]
         return sum(one.user + one.system for one in times)
 
@@ -54,7 +54,7 @@ class Served:
 
 @contextmanager
 def serving(count: int, folder: Path) -> Iterator[Served]:
-    """A gateway in front of a worker of ``count`` models, which it learns from it."""
+    """Start a gateway in front of a worker of ``count`` models, which it discovers from the worker."""
     folder.mkdir()
     models = tuple(f"model-{number}" for number in range(count))
     worker_port, port = free_port(), free_port()
@@ -86,7 +86,7 @@ routing: {{file: {folder}/routing.yaml}}
 
 
 def send(served: Served, requests: int, seed: str, models: int) -> float:
-    """Send requests one after the other; the gateway's processor time for one, in milliseconds."""
+    """Send requests one after the other; return the gateway's CPU milliseconds per request."""
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
     texts, models = bodies(Regime.CONVERSATION, stream=False, seed=seed), cycle(served.models[:models])
@@ -103,7 +103,7 @@ def send(served: Served, requests: int, seed: str, models: int) -> float:
 
 
 def paired(one: Served, many: Served, rounds: int, requests: int, models: int) -> list[tuple[float, float]]:
-    """A request's work in each, in turn."""
+    """Return the CPU milliseconds per request of both gateways, measured in turn."""
     pairs = []
     for number in range(rounds):
         order = (one, many) if number % 2 else (many, one)
@@ -117,7 +117,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=2)] = 20,
     requests: Annotated[int, typer.Option(min=10, help="Of each gateway in a round.")] = 300,
 ) -> None:
-    """Measure both."""
+    """Measure both gateways, and print the figures."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         one, many = (opened.enter_context(serving(count, Path(folder) / str(count))) for count in (1, models))
         fresh = one.memory_mib(), many.memory_mib()

@@ -1,8 +1,8 @@
-"""An engine that computes nothing and takes a GPU's time for it: what is measured in front of it is the rest.
+"""An engine that computes nothing but takes a GPU's time, so that what is in front of it is measured.
 
-Each sequence in the batch gets a token a step; a step takes ``STEP_S`` whatever the batch holds, as decoding
-on a GPU nearly does. An answer follows from its prompt alone and goes on from its own token ids, so that one
-that was broken and resumed can be told from one that is whole.
+Each sequence in the batch gets one token per step; a step takes ``STEP_S`` whatever the batch holds, as
+decoding on a GPU nearly does. An answer depends on its prompt alone and can continue from its own token ids,
+so that a broken and resumed answer can be compared with an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from gateway.contracts.features import Feature
 from gateway.contracts.values import FinishReason, Usage
 from observability.events import EngineFigures
 
-# vLLM with an 8B model on one GPU takes 15 to 25 ms a token.
+# vLLM with an 8B model on one GPU takes 15 to 25 ms per token.
 STEP_S = 0.020
-# Of the pool that its figures tell; 16 tokens a block as the gateway's default.
+# Size of the reported KV pool; 16 tokens per block is the gateway's default.
 BLOCKS, BLOCK_SIZE = 4_096, 16
-# Words that answers are made of.
+# Number of different words in the answers.
 WORDS = 64
 
 
 class PacedHost:
-    """One engine of this kind; see :class:`gateway.backends.host.EngineHost`.
+    """An engine host of this kind; see :class:`gateway.backends.host.EngineHost`.
 
     Args:
-        words: token ids of one plain word each, and their texts.
+        words: token ids that are one plain word each, and their texts.
         model: the base model's public id.
         max_running: sequences in a batch; further ones wait.
-        max_model_len: longest sequence, tokens.
-        on_step: told after each step.
+        max_model_len: longest sequence, in tokens.
+        on_step: called after each step.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class PacedHost:
 
     @property
     def load(self) -> BackendLoad:
-        """The engine's load now."""
+        """Return the engine's current load."""
         running = len(self._lengths)
         kv_usage = sum(self._lengths.values()) / (BLOCKS * BLOCK_SIZE)
         return BackendLoad(
@@ -78,7 +78,7 @@ class PacedHost:
         )
 
     def figures(self) -> EngineFigures | None:
-        """The load as figures."""
+        """Return the load as engine figures."""
         load = self.load
         return EngineFigures(
             self._model,
@@ -90,17 +90,17 @@ class PacedHost:
         )
 
     def find_processes(self) -> Sequence[psutil.Process]:
-        """It has none."""
+        """Return nothing: the engine has no processes."""
         return ()
 
     async def start(self) -> EngineFacts:
-        """Ready at once."""
+        """Become ready at once."""
         self.facts = EngineFacts(self._max_model_len, BLOCK_SIZE, BLOCKS)
         self.state = BackendState.READY
         return self.facts
 
     async def stop(self, timeout_s: float) -> None:
-        """Nothing is left of it."""
+        """Stop at once."""
         self.state = BackendState.STOPPED
 
     def backend(self, name: str) -> Backend:
@@ -133,7 +133,7 @@ class PacedHost:
 
 
 class PacedBackend:
-    """The engine under a name."""
+    """The engine as a backend with a name."""
 
     kind = "embedded"
     features = frozenset(Feature) - {Feature.LORA}
@@ -146,21 +146,21 @@ class PacedBackend:
 
     @property
     def state(self) -> BackendState:
-        """Where the engine stands."""
+        """Return the engine's state."""
         return self._host.state
 
     @property
     def load(self) -> BackendLoad | None:
-        """The engine's load."""
+        """Return the engine's load."""
         return self._host.load
 
     async def generate(self, work: Work, out: DeltaSink) -> Completion:
-        """Generate."""
+        """Generate an answer."""
         return await self._host.generate(work, out)
 
 
 def paced_engine(settings: Settings) -> MakeHost:
-    """Makes such an engine of a gateway's settings."""
+    """Return a function that makes a paced engine for a gateway's settings."""
     tokenizer = ChatTokenizer.from_folder(settings.engine.tokenizer_folder)
     words = plain_words(tokenizer.token_bytes, settings.engine.tokenizer_folder.name)
 
@@ -182,7 +182,7 @@ def paced_engine(settings: Settings) -> MakeHost:
 
 
 def plain_words(token_bytes: Callable[[int], bytes], model: str) -> Sequence[tuple[int, str]]:
-    """The first tokens that are a space and a lower-case word.
+    """Return the first tokens that are a space and a lower-case word.
 
     Raises:
         ValueError: the tokenizer has too few of them.

@@ -4,15 +4,15 @@
     python -m benchmarks.prefix_cache --trace PATH --plot docs/prefix-cache.png --json
     python -m benchmarks.prefix_cache --engine models/demo
 
-A row of a Mooncake trace names its prompt's blocks of 512 tokens; equal ids at the beginning are an equal
-prefix. All lengths are scaled by 1/64: such a block becomes 8 tokens, made from its id, which are one block
-of the engine. The ideal counts the leading ids of each prompt that an earlier row has had, as if all of it
-were kept for ever and nothing of a prompt had to be computed.
+A row of a Mooncake trace lists the ids of its prompt's blocks of 512 tokens; equal ids at the beginning mean
+an equal prefix. All lengths are scaled by 1/64: such a block becomes 8 tokens, made from its id, which are
+one block of the engine. The ideal counts the leading ids of each prompt that an earlier row has had, as if
+all blocks were kept for ever and no token of a prompt had to be computed.
 
-The curve runs the engine's scheduler, block pool and prefix cache as they are, with no model behind them: all
-that is decided is real, what is computed is not, and a step takes ``--step-ms`` of a virtual clock by which
-the requests arrive. ``--engine`` runs the whole engine on a model through the same arrivals, with the cache
-and without it, and tells the time.
+The curve uses the engine's scheduler, block pool and prefix cache without a model: all decisions are real,
+nothing is computed, and a step takes ``--step-ms`` of a virtual clock by which the requests arrive.
+``--engine`` runs the whole engine on a model with the same arrivals, with and without the cache, and prints
+the time.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 TRACE = REPOSITORY / "benchmarks" / "data" / "mooncake_synthetic_500.jsonl"
 BLOCK_SIZE = 8
 SCALE = BLOCK_SIZE / MOONCAKE_BLOCK_TOKENS
-# Token ids that text is made of: every model's vocabulary has them, and no special token is among them.
+# Ids of text tokens: every model's vocabulary has them, and no special token is among them.
 TOKEN_IDS = range(300, 1000)
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 128, 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a pool of a size found. Rates are of all prompt tokens, 0 to 1."""
+    """The figures of one pool size. Rates are shares of all prompt tokens, 0 to 1."""
 
     pool_blocks: int
     prompt_tokens: int
@@ -59,11 +59,11 @@ class Point:
 
 
 class Engine(Protocol):
-    """What is replayed to: the engine, or its scheduler alone."""
+    """What a trace is replayed to: the whole engine, or its scheduler alone."""
 
     @property
     def has_work(self) -> bool:
-        """True while a request is in it."""
+        """Return whether the engine has unfinished requests."""
 
     @property
     def signals(self) -> EngineSignals:
@@ -77,17 +77,17 @@ class Engine(Protocol):
 
 
 class Clock:
-    """Virtual seconds."""
+    """A clock of virtual seconds."""
 
     now_s = 0.0
 
     def __call__(self) -> float:
-        """The time."""
+        """Return the virtual time."""
         return self.now_s
 
 
 class DryEngine:
-    """The engine's decisions without a model: every answer is as long as it may be and says the same."""
+    """The engine's decisions without a model: every answer has its maximum length, of one repeated token."""
 
     def __init__(self, num_blocks: int, clock: Clock) -> None:
         self._clock = clock
@@ -145,7 +145,7 @@ def requests_of(trace: Trace) -> list[tuple[float, GenerationRequest]]:
 
 
 def scaled(tokens: int) -> int:
-    """A length as it is replayed."""
+    """Return a length scaled for the replay."""
     return max(1, round(tokens * SCALE))
 
 
@@ -160,7 +160,7 @@ def prompt_of(block_ids: Seq[int], length: int) -> tuple[int, ...]:
 
 
 def ideal_tokens(trace: Trace) -> tuple[int, int]:
-    """Prompt tokens that a perfect cache finds, and all blocks' number, from the trace's ids alone."""
+    """Return the prompt tokens that an ideal cache finds, and the number of blocks, from the trace's ids."""
     seen: set[int] = set()
     found = 0
     for row in trace.arrivals:
@@ -175,7 +175,7 @@ def ideal_tokens(trace: Trace) -> tuple[int, int]:
 def replay(
     engine: Engine, clock: Clock, requests: Seq[tuple[float, GenerationRequest]], speed: float, step_s: float
 ) -> float:
-    """Sends each request at its time and steps while there is work; returns the real seconds it took."""
+    """Send each request at its time and step while there is work; return the elapsed real seconds."""
     started_at = time.perf_counter()
     pending = list(reversed(requests))
     while pending or engine.has_work:
@@ -189,7 +189,7 @@ def replay(
 
 
 def point(engine: Engine, pool_blocks: int, prompt_tokens: int, ideal: int, elapsed_s: float) -> Point:
-    """What ``engine`` counted during its replay."""
+    """Return the figures that ``engine`` counted during its replay."""
     signals = engine.signals
     return Point(
         pool_blocks=pool_blocks,
@@ -213,7 +213,7 @@ def pool_sizes(requests: Seq[tuple[float, GenerationRequest]], blocks: int) -> l
 
 
 def print_table(title: str, points: Seq[Point], blocks: int) -> None:
-    """The curve for people."""
+    """Print the curve as a table."""
     table = Table(title=title)
     for heading in ("pool, blocks", "of all blocks", "hit rate", "of ideal", "preemptions", "steps", "s"):
         table.add_column(heading, justify="right")
@@ -232,7 +232,7 @@ def print_table(title: str, points: Seq[Point], blocks: int) -> None:
 
 def draw(path: Path, points: Seq[Point], ideal_rate: float, blocks: int, subtitle: str) -> None:
     """Writes the curve as a PNG."""
-    # The figure is made without pyplot: that one keeps global state and looks for a display.
+    # Without pyplot, which keeps global state and looks for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -272,7 +272,7 @@ def draw(path: Path, points: Seq[Point], ideal_rate: float, blocks: int, subtitl
 
 
 def run_engine(model: Path, pool_blocks: int, caching: bool, clock: Clock) -> Engine:
-    """The whole engine on a model."""
+    """Build the whole engine on a model."""
     from engine.build import build_engine
 
     config = EngineConfig(

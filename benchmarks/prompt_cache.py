@@ -1,4 +1,4 @@
-"""What canonical prompts give the prefix cache: conversations whose every request carries a timestamp.
+"""What canonical prompts gain in the prefix cache: conversations whose every request has a timestamp.
 
     python -m benchmarks.prompt_cache
     python -m benchmarks.prompt_cache --conversations 20 --turns 10 --json
@@ -7,17 +7,17 @@
 
 Callers put the time and a request id at the top of their system message, as many do. The same conversations
 run twice through one gateway and one engine, in turn, under two prompt versions that differ in ``volatile``
-alone: ``move`` (canonical) and ``off`` (naive: sent as written). Both are tenants of their own, so neither
+alone: ``move`` (canonical) and ``off`` (naive: sent as written). The two are separate tenants, so neither
 finds what the other has computed. Answers are the model's own and become part of the next request.
 
 Two ideals are computed from the conversations, in tokens of their messages, without blocks, engine or cache.
-``order`` is what can be shared when the timestamp stands right before the latest turn: the system text and
-the turns that stood in front of the timestamp in an earlier request. ``seen`` counts everything sent or
-answered before, as if there were no timestamp; the last question and its answer were computed behind an old
-timestamp, so no prefix cache can give them with the timestamp there.
+``order`` is what can be shared when the timestamp is right before the latest turn: the system text and the
+turns that preceded the timestamp in an earlier request. ``seen`` counts everything sent or answered before,
+as if there were no timestamp. No prefix cache can reach it with the timestamp there: the last question and
+its answer were computed after an old timestamp.
 
-``--cost`` runs no engine: it tells what making a system text of 2.5 KB canonical takes, seen before and with
-one line that is new and volatile.
+``--cost`` runs no engine: it measures how long it takes to make a system text of 2.5 KB canonical, when it
+was seen before and when one line is new and volatile.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ START = datetime(2026, 11, 20, 10, 0, 0, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One arm. Shares are of all prompt tokens, 0 to 1; times are medians over requests after the first."""
+    """The figures of one arm. Shares are of all prompt tokens, 0 to 1; times: requests after the first."""
 
     requests: int
     prompt_tokens: int
@@ -86,27 +86,27 @@ class Figures:
 
 
 class KeepingSink:
-    """Keeps the answer."""
+    """A sink that stores the answer."""
 
     answer: Answer | None = None
 
     def planned(self, plan: Plan, model: str) -> None:
-        """Drop it."""
+        """Ignore the plan."""
 
     async def delta(self, delta: Delta) -> None:
-        """Drop it; the answer has it all."""
+        """Ignore the delta: the answer has the whole text."""
 
     async def finish(self, answer: Answer) -> None:
-        """Keep it."""
+        """Store the answer."""
         self.answer = answer
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        """No request of a benchmark may fail."""
+        """Raise: no request of the benchmark may fail."""
         raise RuntimeError(f"{error.code}: {error.message}")
 
 
 class Conversation:
-    """One arm of one conversation: what was said, and what of it an order can share."""
+    """One conversation in one arm: its messages, and which of them the canonical order can share."""
 
     def __init__(self, gateway: Gateway, arm: str, number: int, questions: list[str], rules: str) -> None:
         self._gateway = gateway
@@ -118,11 +118,11 @@ class Conversation:
         self._before: list[Message] | None = None
 
     async def step(self, at: datetime, output_tokens: int, known: bool) -> tuple[Answer, int, int]:
-        """One request: the answer, and the tokens of both ideals.
+        """Send one request; return the answer, and the tokens of both ideals.
 
         Args:
             at: the time that the caller writes into its system message.
-            output_tokens: of the answer at most.
+            output_tokens: maximum of the answer.
             known: whether the arm has sent the system text before.
         """
         question = Message(Role.USER, self._questions[len(self._turns) // 2])
@@ -165,7 +165,7 @@ STABLE = "You are a manga shopping assistant."
 async def measure(
     settings: Settings, conversations: int, turns: int, output_tokens: int, seed: int
 ) -> dict[str, Figures]:
-    """Figures of both arms."""
+    """Measure the figures of both arms."""
     gateway = build(settings, admin_key=None)
     rng = random.Random(seed)
     rules = "\n".join(f"- {' '.join(rng.choices(WORDS, k=14))}." for _ in range(20))
@@ -179,7 +179,7 @@ async def measure(
             talks = {arm: Conversation(gateway, arm, number, questions, rules) for arm in ARMS}
             for turn in range(turns):
                 at += timedelta(seconds=rng.randint(1, 90))
-                # In turn and in changing order, so that neither arm has the quieter moments.
+                # In turn and in alternating order, so that neither arm always runs in quieter moments.
                 for arm in sorted(ARMS, reverse=turn % 2 == 1):
                     known = bool(taken[arm])
                     taken[arm].append(await talks[arm].step(at, output_tokens, known))
@@ -187,7 +187,7 @@ async def measure(
 
 
 def figures(taken: list[tuple[Answer, int, int]]) -> Figures:
-    """One arm's figures."""
+    """Return the figures of one arm."""
     prompt = sum(answer.usage.input_tokens for answer, _, _ in taken)
     cached = sum(answer.usage.cached_tokens for answer, _, _ in taken)
     order, seen = sum(one[1] for one in taken), sum(one[2] for one in taken)
@@ -227,7 +227,7 @@ def cost_us(rounds: int = 2_000) -> dict[str, float]:
 
 
 def versions_in(folder: Path) -> None:
-    """Two prompt versions that differ in what becomes of volatile content."""
+    """Write two prompt versions that differ in how volatile content is handled."""
     for arm, policy in ARMS.items():
         body = {"id": arm, "system": STABLE, "volatile": policy}
         (folder / f"{arm}.yaml").write_text(yaml.safe_dump(body), encoding="utf-8")
@@ -243,7 +243,7 @@ def main(
     cost: Annotated[bool, typer.Option("--cost", help="Only what making a text canonical takes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Cached share and time to the first token, canonical against naive order."""
+    """Print the cached share and the time to the first token, canonical against naive order."""
     if cost:
         print(json.dumps({name: round(us, 1) for name, us in cost_us().items()}, indent=2))
         return

@@ -1,16 +1,16 @@
-"""How exactly keys' limits hold across gateway processes while tenants hammer, and what a limit costs.
+"""How exactly the limits of keys hold across gateway processes under full load, and what a limit costs.
 
     python -m benchmarks.quota_accuracy --url redis://127.0.0.1:6379/9
     python -m benchmarks.quota_accuracy                                  # a SQLite file of its own
 
-Two gateways without an engine stand before a fake worker. Each tenant has one key with one limit, of requests
-per minute, tokens per minute or tokens per day in turn, and asks both gateways all the time over several
-connections, deaf to ``Retry-After``, for less than a minute: so exactly the limit may pass, and of tokens
-what remains must be less than one more request would hold. Then limits rest until their minutes are over and
-are hammered again. What a request holds is its prompt and ``max_tokens``; what it uses is less.
+Two gateways without an engine are in front of a fake worker. Each tenant has one key with one limit: requests
+per minute, tokens per minute or tokens per day, in turn. It sends requests to both gateways over several
+connections without pause, ignoring ``Retry-After``, for less than a minute. So exactly the limit may pass; of
+a token limit, less than one more request's reservation must remain. Then the tenants pause until the minutes
+are over, and start again. A request reserves its prompt and ``max_tokens``, and uses less.
 
-The cost is measured on one connection to one gateway, requests of a limited and an unlimited key by turns.
-The store must be empty.
+The cost is measured on one connection to one gateway, with requests of a limited and an unlimited key in
+turn. The state store must be empty.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from observability.metrics_text import total_of
 
 KEY = "sk-quota-benchmark-0123456789abcdef"
 LIMITS = ("requests_per_minute", "tokens_per_minute", "tokens_per_day")
-# Held for an answer; the worker's has 140 tokens.
+# Output tokens reserved for an answer; the worker's answer has 140.
 MAX_TOKENS = 200
-# Behind the last step of a minute's window.
+# Seconds until the window of a minute is surely over.
 REST_S = 62.0
-# A refused caller looks again after so long, so that it is the gateway that is busy and not the caller.
+# Seconds until a refused caller asks again, so that the load is on the gateway and not on the caller.
 PAUSE_S = 0.02
-# A new key is in force everywhere within a second; a busy machine takes longer.
+# A new key is in force everywhere within a second; on a busy machine it takes longer.
 KNOWN_S = 60.0
 
 
 @dataclass
 class Tenant:
-    """One key and what became of its requests."""
+    """A tenant's key and limit, and the results of its requests."""
 
     name: str
     limit_name: str
@@ -67,12 +67,12 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Ratios are what passed by the limit, of the tenants with the least and the most.
+    """Ratios are the passed amount over the limit, for the tenants with the least and the most.
 
-    ``reserve``: what one request holds. ``unused_reserves``: the most that was left of a limit of tokens, by
-    that: below 1 nothing was refused that fits. ``overshot``: tokens beyond a limit. ``misses``: times that
-    the store did not answer, so that a process decided alone. ``again``: of the second round. Costs are
-    medians in microseconds, over whole requests.
+    ``reserve``: what one request reserves. ``unused_reserves``: the most that was left of a token limit, in
+    units of that: below 1, no request was refused that would have fitted. ``overshot``: tokens beyond a
+    limit. ``misses``: how often the store did not answer, so that a process decided alone. ``again``: the
+    second round. Costs are medians in microseconds, over whole requests.
     """
 
     store: str
@@ -99,7 +99,7 @@ class Result:
 
 @contextlib.contextmanager
 def fleet(folder: Path, url: str, gateways: int) -> Iterator[list[str]]:
-    """The worker and the gateways; their addresses."""
+    """Start the worker and the gateways; yield the addresses of the gateways."""
     with contextlib.ExitStack() as stack:
         worker_port = free_port()
         worker = python_module("benchmarks.forwarding.worker", worker_port)
@@ -110,7 +110,7 @@ def fleet(folder: Path, url: str, gateways: int) -> Iterator[list[str]]:
             "backends": {"base": {**backend, "metrics_path": None}},
             "routing": {"file": str(folder / "routing.yaml")},
             "state": {"url": url, "cache_dir": str(folder / "copies")},
-            # What is measured is the limits of keys: nobody shall be refused by another one.
+            # The benchmark measures the limits of keys: no other limit may refuse a request.
             "admission": {"max_queue": 10_000, "max_wait_ms": 60_000, "max_in_flight": 10_000},
         }
         route = {"backends": [{"name": "base", "weight": 100}], "fallback": []}
@@ -131,7 +131,7 @@ def fleet(folder: Path, url: str, gateways: int) -> Iterator[list[str]]:
 
 
 def tenants_of(count: int, requests: int, tokens: int) -> list[Tenant]:
-    """Tenants with one limit each, no two of a kind the same."""
+    """Return tenants with one limit each; limits of the same kind differ."""
     limits = {"requests_per_minute": requests, "tokens_per_minute": tokens, "tokens_per_day": tokens}
     names = [LIMITS[place % len(LIMITS)] for place in range(count)]
     return [
@@ -141,7 +141,7 @@ def tenants_of(count: int, requests: int, tokens: int) -> list[Tenant]:
 
 
 async def made(client: aiohttp.ClientSession, url: str, tenant: str, limits: dict[str, int]) -> str:
-    """A new key."""
+    """Create a key, and return it."""
     headers = {"authorization": f"Bearer {KEY}"}
     async with client.post(
         f"{url}/admin/keys", json={"tenant": tenant, "limits": limits}, headers=headers
@@ -162,7 +162,7 @@ def body_of(number: int) -> bytes:
 
 
 async def hammer(client: aiohttp.ClientSession, url: str, tenant: Tenant, body: bytes, until: float) -> None:
-    """Ask until it is over."""
+    """Send requests without pause until ``until``."""
     headers = {"authorization": f"Bearer {tenant.key}", "content-type": "application/json"}
     while time.monotonic() < until:
         try:
@@ -183,7 +183,7 @@ async def hammer(client: aiohttp.ClientSession, url: str, tenant: Tenant, body: 
 async def round_of(
     client: aiohttp.ClientSession, urls: list[str], tenants: list[Tenant], connections: int, seconds: float
 ) -> None:
-    """All tenants at once."""
+    """Run one round with all tenants at once."""
     for tenant in tenants:
         tenant.passed.clear()
     until, body = time.monotonic() + seconds, body_of(0)
@@ -195,7 +195,7 @@ async def round_of(
 
 
 async def known(client: aiohttp.ClientSession, url: str, key: str) -> None:
-    """Until a gateway has heard of a key; a second on a machine that does nothing else."""
+    """Wait until a gateway accepts a key: a second on an idle machine."""
     headers = {"authorization": f"Bearer {key}"}
     async with asyncio.timeout(KNOWN_S):
         while True:
@@ -212,7 +212,7 @@ async def metric(client: aiohttp.ClientSession, url: str, name: str) -> int:
 
 
 async def cost(client: aiohttp.ClientSession, url: str, turns: int) -> tuple[list[float], list[float]]:
-    """Microseconds of requests of an unlimited and of a limited key, by turns."""
+    """Return the microseconds of requests of an unlimited and of a limited key, in turn."""
     big = dict.fromkeys(LIMITS, 10**12)
     keys = [await made(client, url, "free", {}), await made(client, url, "bound", big)]
     body, took = body_of(0), ([0.0] * 0, [0.0] * 0)
@@ -229,7 +229,7 @@ async def cost(client: aiohttp.ClientSession, url: str, turns: int) -> tuple[lis
 
 
 async def held_by_one(client: aiohttp.ClientSession, url: str) -> int:
-    """What one request holds: a limit of tokens is too small by far, and the refusal tells what is needed."""
+    """Return what one request reserves: a tiny token limit refuses it, and the message says what it needs."""
     key = await made(client, url, "tiny", {"tokens_per_day": 1})
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     async with client.post(f"{url}/v1/chat/completions", data=body_of(0), headers=headers) as response:
@@ -241,7 +241,7 @@ async def held_by_one(client: aiohttp.ClientSession, url: str) -> int:
 
 
 def share(tenant: Tenant) -> float:
-    """What passed by the limit."""
+    """Return the passed amount over the limit."""
     used = len(tenant.passed) if tenant.limit_name == LIMITS[0] else sum(tenant.passed)
     return used / tenant.limit
 
@@ -255,7 +255,7 @@ async def measure(
     turns: int,
     again: bool,
 ) -> Result:
-    """One run over gateways that are there."""
+    """Run the benchmark over running gateways."""
     timeout, connector = aiohttp.ClientTimeout(total=60), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as client:
         await asyncio.gather(*(ready(client, url) for url in urls))
@@ -302,7 +302,7 @@ async def measure(
 
 
 def exact(result: Result) -> bool:
-    """Whether the limits held: within two percent, of tokens within what one request holds either way."""
+    """Return whether limits held: requests within 2 %, tokens within one request's reservation either way."""
     shares = [result.requests_least, result.requests_most]
     shares += [result.again_most] if result.again_most else []
     return (
@@ -314,7 +314,7 @@ def exact(result: Result) -> bool:
 
 
 def shown(value: Any) -> str:
-    """As the table has it."""
+    """Format a value for the table."""
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 

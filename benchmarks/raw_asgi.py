@@ -1,11 +1,11 @@
-"""What a generation costs at the edge as a plain ASGI app, and as a FastAPI route.
+"""What a generation costs at the HTTP edge as a plain ASGI app, and as a FastAPI route.
 
     python -m benchmarks.raw_asgi
 
-The same journey, which only pushes pieces of text, is asked by turns through both: ``/v1/generate`` as it is,
-and a route as FastAPI's users write it, with the key, the bounds and the models of the operators' routes, a
-whole answer as a model, a stream as ``StreamingResponse`` over a queue. No socket and no server: the figures
-are the CPU time of this process a request, the median of the rounds, with the quartiles.
+The same journey, which only emits pieces of text, is called through both in turn: ``/v1/generate`` as it is,
+and a route as FastAPI users write it, with the key, the bounds and the models of the operators' routes; a
+whole answer is a model, a stream is a ``StreamingResponse`` over a queue. There is no socket and no server.
+The figures are the CPU time of this process per request: the median of the rounds, with the quartiles.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ router = APIRouter(route_class=CallerRoute)
 
 
 class QueueSink:
-    """Hands the journey's events to a generator."""
+    """Passes the journey's events to a generator."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue(16)
@@ -54,20 +54,20 @@ class QueueSink:
         self._frames = NativeFrames()
 
     def planned(self, plan: Plan, model: str) -> None:
-        """Nothing to send."""
+        """Send nothing."""
 
     async def delta(self, delta: Delta) -> None:
-        """One event."""
+        """Queue one event."""
         await self.queue.put(self._frames.delta(delta.text, delta.index, delta.logprobs))
 
     async def finish(self, answer: Answer) -> None:
-        """The last event."""
+        """Queue the last event."""
         self.ended = True
         await self.queue.put(self._frames.finish(answer))
         await self.queue.put(None)
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        """Does not happen here."""
+        """Raise: no request fails in this benchmark."""
         raise AssertionError(error)
 
 
@@ -75,7 +75,7 @@ class QueueSink:
 async def generate(
     given: Json[NativeRequest], request: Request, services: ServicesDep, caller: AuthenticatedCaller
 ) -> Any:
-    """A generation as a FastAPI route."""
+    """Serve a generation as a FastAPI route."""
     asked = to_request(given, origin_of(services, Exchange.of(request.scope), caller))
     if asked.stream:
 
@@ -94,7 +94,7 @@ async def generate(
 
 
 async def ask(app: ASGIApp, path: str, body: bytes) -> int:
-    """One request; how many bytes came back."""
+    """Send one request; return how many bytes came back."""
     scope: dict[str, Any] = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path,
         "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http",
@@ -125,7 +125,7 @@ async def ask(app: ASGIApp, path: str, body: bytes) -> int:
 
 
 async def measure(services: Services, body: bytes, rounds: int, requests: int) -> dict[str, list[float]]:
-    """Microseconds of CPU a request of each round, by path."""
+    """Return the CPU microseconds per request of each round, by path."""
     app = create_app(services)
     app.router.routes.extend(router.routes)
     sizes = {path: await ask(app, path, body) for path in (RAW, ROUTED)}

@@ -1,4 +1,4 @@
-"""A small Ray cluster on this machine with the application on it, and callers who check each answer."""
+"""A small Ray cluster on this machine that runs the application, and callers who check each answer."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from ops.ray.port import ClusterPlace
 from ops.ray.replica import configured_engine
 
 ROOT = Path(__file__).resolve().parents[1]
-# Logical ones: Ray counts reservations, and what runs here reserves hardly any.
+# Logical CPUs: Ray counts reservations, and the benchmark's deployments reserve hardly any.
 CPUS = 16
 OBJECT_STORE_BYTES = 80 << 20
 START_TIMEOUT_S = 120.0
-# What Ray must not do on a small machine, and the pace at which Serve's controller hears of queues.
+# No usage reports, no spare worker, less logging, and more time for a slow proxy.
 RAY_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_DEDUP_LOGS": "0",
-    # A proxy that starts, or looks up, while others use the cores is not replaced.
+    # A proxy that is slow to start or to answer a check on busy cores is not replaced.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
 }
@@ -44,7 +44,7 @@ RAY_ENV = {
 
 @dataclass(frozen=True)
 class Application:
-    """The application as it runs.
+    """The running application.
 
     Args:
         url: of Serve's proxy.
@@ -62,14 +62,14 @@ class Application:
         return [one for one in psutil.Process().children(recursive=True) if _title(one).startswith(title)]
 
     def strike(self, deployment: str, blow: signal.Signals = signal.SIGKILL, count: int = 1) -> None:
-        """Send a signal to so many replicas, by default to kill one."""
+        """Send a signal to ``count`` replicas, by default to kill one."""
         for victim in self.replicas(deployment)[:count]:
             victim.send_signal(blow)
 
     async def wait_for(self, deployment: str, replicas: int, timeout_s: float) -> None:
-        """Wait until Serve runs so many replicas and no other. Raises TimeoutError."""
+        """Wait until Serve runs exactly ``replicas`` replicas. Raises TimeoutError."""
         await until(
-            # A replica just killed still counts as running with Serve; its process does not.
+            # Serve still counts a replica just killed as running; its process is already gone.
             lambda: (
                 self.states(deployment) == {"RUNNING": replicas}
                 and len(self.replicas(deployment)) == replicas
@@ -78,7 +78,7 @@ class Application:
         )
 
     def states(self, deployment: str) -> dict[str, int]:
-        """Serve's replicas by state."""
+        """Return the number of Serve's replicas by state."""
         from ray import serve
 
         told = serve.status().applications["sluice"].deployments[deployment].replica_states
@@ -89,15 +89,15 @@ def _title(process: psutil.Process) -> str:
     try:
         return (process.cmdline() or [""])[0]
     except psutil.Error:
-        return ""  # it has just ended
+        return ""  # the process has just ended
 
 
 @contextlib.contextmanager
 def cluster(port: int) -> Iterator[str]:
-    """Ray and Serve's proxy on this machine, in this process's care; the proxy's address."""
+    """Run Ray and Serve's proxy on this machine, owned by this process; yield the proxy's address."""
     before = {name: os.environ.get(name) for name in RAY_ENV}
     os.environ.update(RAY_ENV)
-    # Ray keeps sockets there, whose paths must be short.
+    # Ray puts sockets there, whose paths must be short.
     folder = tempfile.mkdtemp(prefix="slray", dir="/tmp")
     import ray
     from ray import serve
@@ -126,7 +126,7 @@ def cluster(port: int) -> Iterator[str]:
 
 
 def write_config(folder: Path, **sections: Mapping[str, Any]) -> Path:
-    """A configuration of the shipped kind with its databases in ``folder``, and with these sections' keys."""
+    """Write the shipped configuration with its databases in ``folder`` and the keys of these sections."""
     config = yaml.safe_load((ROOT / "sluice.yaml").read_text()) or {}
     base: dict[str, dict[str, Any]] = {
         "auth": {"enabled": False},
@@ -144,7 +144,7 @@ def write_config(folder: Path, **sections: Mapping[str, Any]) -> Path:
 
 
 def deploy(url: str, config: Path, *, paced: bool) -> Application:
-    """Deploy, and wait until the gateway is ready; with the paced engine or the configured one."""
+    """Deploy the application with the paced or the configured engine, and wait until the gateway is ready."""
     from ray import serve
 
     from ops.ray.application import make_application
@@ -171,12 +171,12 @@ def wait_ready(url: str) -> None:
 
 @dataclass
 class Tally:
-    """What callers met.
+    """The results of the callers.
 
     Args:
-        whole: answers that were whole.
-        tokens: of them.
-        faults: what was wrong with the others, in words.
+        whole: number of complete answers.
+        tokens: tokens of them.
+        faults: what was wrong with the others, as text.
         ttft_s: times to the first token.
     """
 
@@ -187,7 +187,7 @@ class Tally:
 
 
 class Callers:
-    """Callers in a loop, who compare every answer with the first one to the same prompt.
+    """Callers in a loop that compare every answer with the first one to the same prompt.
 
     Args:
         url: of the gateway.
@@ -207,7 +207,7 @@ class Callers:
 
     @contextlib.asynccontextmanager
     async def calling(self) -> AsyncIterator[Tally]:
-        """They call while the block runs, and finish their last answers behind it."""
+        """Call while the block runs; the last answers are finished after it."""
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=120.0, limits=limits) as client, asyncio.TaskGroup() as callers:
             for number in range(self._count):
@@ -235,7 +235,7 @@ class Callers:
             self.tally.ttft_s.append(ttft_s)
 
     async def _stream(self, client: httpx.AsyncClient, prompt: str) -> tuple[str, float]:
-        """One answer and its time to the first token. Raises ValueError when it is not whole."""
+        """Return one answer and its time to the first token. Raises ValueError when it is incomplete."""
         body = {
             "stream": True,
             "messages": [{"role": "user", "content": prompt}],
@@ -260,7 +260,7 @@ class Callers:
 
 
 async def until(what: Callable[[], bool], timeout_s: float) -> None:
-    """Wait for something. Raises TimeoutError."""
+    """Wait until ``what`` is true. Raises TimeoutError."""
     deadline = time.monotonic() + timeout_s
     while not what():
         if time.monotonic() > deadline:

@@ -1,10 +1,10 @@
 """What Ray Serve's request router costs a call: ``python -m benchmarks.ray_router``.
 
-The production router, :class:`ops.ray.router.PrefixRouter`, without a cluster: replicas are names and
-figures. Measured is the CPU time of what happens between Serve's question and its answer, and of noting
-where the call went; Serve's own work, the network and the engines are left out. Calls are turns of
-conversations with a common system prompt, ten open on each replica. Beside it the look at all replicas, which
-a router of more than 32 makes at most four times a second, and the change of their number.
+The production router, :class:`ops.ray.router.PrefixRouter`, runs without a cluster: replicas are names and
+figures. The CPU time between Serve's question and the router's answer is measured, including the note of
+where the call went. Serve's own work, the network and the engines are left out. Calls are turns of
+conversations with a common system prompt, ten open on each replica. Also measured are the scan of all
+replicas, which a router of more than 32 makes at most four times a second, and a change of their number.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ STABLE_BLOCKS = 8
 TURN_BLOCKS = 2
 MOST_TURNS = 12
 OPEN_CONVERSATIONS = 10
-# Calls that a replica has in hand on average.
+# Average number of calls in flight on a replica.
 IN_HAND = 4
 
 
 @dataclass(eq=False)
 class Replica:
-    """As the router sees a running replica."""
+    """A running replica as the router sees it."""
 
     replica_id: ReplicaID
     routing_stats: Mapping[str, Any] = field(default_factory=dict)
@@ -44,21 +44,21 @@ class Replica:
 
 @dataclass
 class Context:
-    """As the router sees a call's routing context."""
+    """A call's routing context as the router sees it."""
 
     should_backoff: bool = False
 
 
 @dataclass
 class Metadata:
-    """As the router sees a call's metadata."""
+    """A call's metadata as the router sees it."""
 
     call_method: str = GENERATE
 
 
 @dataclass
 class Call:
-    """As the router sees a pending call."""
+    """A pending call as the router sees it."""
 
     args: list[Any]
     metadata: Metadata = field(default_factory=Metadata)
@@ -66,7 +66,7 @@ class Call:
 
 
 class Router(PrefixRouter):
-    """The router, fed by hand: Serve's own part is left out."""
+    """The production router with fixed replicas, without Serve's own part."""
 
     def __init__(self, count: int) -> None:
         self._lengths: dict[ReplicaID, int] = {}
@@ -83,12 +83,12 @@ class Router(PrefixRouter):
 
     @property
     def replica_queue_len_cache(self) -> Any:
-        """Queue lengths, as Serve keeps them."""
+        """Return the queue lengths as Serve stores them."""
         return self._lengths
 
 
 async def cost_us(count: int, calls: int, seed: int) -> list[float]:
-    """Microseconds of CPU that each call took."""
+    """Return the CPU microseconds of each call, sorted."""
     draw, router, took = random.Random(seed), Router(count), []
     lengths, candidates = router._lengths, list(router._replicas.values())
     in_hand: list[ReplicaID] = []
@@ -115,7 +115,7 @@ async def cost_us(count: int, calls: int, seed: int) -> list[float]:
 
 
 def looks_us(count: int) -> tuple[float, float]:
-    """Microseconds of CPU of a look at all, and of one replica more; the best of five."""
+    """Return the CPU microseconds of a scan of all replicas, and of adding one replica; the best of five."""
     look, grow = [], []
     for _ in range(5):
         router = Router(count)

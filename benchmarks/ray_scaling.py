@@ -2,11 +2,11 @@
 
 Parts, each of which can be left out with ``--only``:
 
-* ``answers``: the same requests to the plain gateway and to the application; do they say the same?
-* ``embedded``: throughput with one and more engine replicas that compute. Bounded by this machine's cores,
-  which all replicas, the ingress, Serve's proxy and the callers share.
-* ``paced``: the same with engines that compute nothing and keep a GPU's pace
-  (``benchmarks.paced_engine``): what of the scaling is the gateway's and Serve's.
+* ``answers``: the same requests to the plain gateway and to the application; are the answers the same?
+* ``embedded``: throughput with one and more engine replicas that compute. It is limited by this machine's
+  cores, which all replicas, the ingress, Serve's proxy and the callers share.
+* ``paced``: the same with engines that compute nothing and keep a GPU's pace (``benchmarks.paced_engine``):
+  it shows how the gateway and Serve scale.
 * ``kill``: replicas killed under load, one after the other: which requests are lost?
 * ``scale``: 1 → 4 → 1 under load, by the application's own policy, with long streams on the replicas that go.
 """
@@ -51,7 +51,7 @@ from observability.metrics_text import total_of
 PARTS = ("answers", "embedded", "paced", "kill", "scale")
 WARM_ANSWERS = 4
 WAIT_S = 120.0
-# A batch of the paced engine: so few that eight such engines fit what this machine's cores can carry.
+# Batch size of the paced engine: small enough that this machine's cores can carry eight such engines.
 PACED_SEQUENCES = 4
 PROMPTS = tuple(
     f"{words} {tail}"
@@ -62,7 +62,7 @@ PROMPTS = tuple(
 
 @dataclass(frozen=True)
 class Throughput:
-    """What so many replicas came to."""
+    """The throughput of a number of replicas."""
 
     replicas: int
     tokens_per_s: float
@@ -80,7 +80,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def plain_gateway(folder: Path) -> Iterator[str]:
-    """`sluice serve` with the configuration of the application; its address."""
+    """Run `sluice serve` with the configuration of the application; yield its address."""
     folder.mkdir()
     port = free_port()
     config = write_config(folder, server={"port": port})
@@ -96,7 +96,7 @@ def plain_gateway(folder: Path) -> Iterator[str]:
 
 
 def said(url: str) -> list[str]:
-    """What a gateway answers to every prompt, by both contracts."""
+    """Return a gateway's answers to every prompt, by both contracts."""
     texts = []
     with httpx.Client(timeout=60) as client:
         for prompt in PROMPTS:
@@ -110,13 +110,13 @@ def said(url: str) -> list[str]:
 
 
 def found(url: str) -> int:
-    """How many prompts that were sent before find some of themselves in a cache."""
+    """Return how many prompts that were sent before find a part of themselves in a cache."""
     hits = 0
     with httpx.Client(timeout=60) as client:
         for prompt in PROMPTS:
             body = {"messages": [{"role": "user", "content": prompt}], "sampling": {"max_tokens": 1}}
             usage = client.post(f"{url}/v1/generate", json=body).json()["usage"]
-            # The common system prompt is in every replica's cache; a block more is the prompt's own.
+            # The system prompt is in every replica's cache; one more cached block is the prompt's own.
             hits += usage["cached_tokens"] > usage["input_tokens"] - 2 * 16
     return hits
 
@@ -129,7 +129,7 @@ def metric(url: str, name: str) -> float:
 async def throughput(
     app: Application, replicas: int, callers: int, tokens: int, seconds: float
 ) -> Throughput:
-    """So many callers for so long; answers begun before count by the share of their time."""
+    """Run ``callers`` for ``seconds``; answers begun before count by the share of their time."""
     await app.wait_for("Engine", replicas, WAIT_S)
     calling = Callers(app.url, count=callers, tokens=tokens, prompts=64)
     async with calling.calling() as tally:
@@ -149,7 +149,7 @@ async def throughput(
 
 
 def table(title: str, rows: list[Throughput], console: Console) -> None:
-    """Rows beside the first one."""
+    """Print the rows, with the efficiency relative to the first one."""
     shown = Table(title=title, title_justify="left")
     for column in ("replicas", "tokens/s", "efficiency", "TTFT p50 ms", "p95 ms", "not whole"):
         shown.add_column(column, justify="right")
@@ -167,7 +167,7 @@ def table(title: str, rows: list[Throughput], console: Console) -> None:
 
 
 def fixed(folder: Path, replicas: int, sequences: int) -> Path:
-    """A configuration with so many engine replicas."""
+    """Write a configuration with a fixed number of engine replicas."""
     return write_config(
         folder,
         engine={"max_num_seqs": sequences},
@@ -182,12 +182,12 @@ def fixed(folder: Path, replicas: int, sequences: int) -> Path:
 
 
 def scaling(url: str, folder: Path, counts: list[int], seconds: float, *, paced: bool) -> list[Throughput]:
-    """Throughput by replicas."""
+    """Measure the throughput for each number of replicas."""
     rows = []
     sequences = PACED_SEQUENCES if paced else 16
     for count in counts:
         app = deploy(url, fixed(folder, count, sequences), paced=paced)
-        # Of the engine that computes more callers than fit would only queue; the paced one's batch is filled.
+        # With a computing engine, more callers than fit would only queue; the paced engine's batch is filled.
         callers = sequences * count if paced else 8 * count
         rows.append(asyncio.run(throughput(app, count, callers, 48 if paced else 24, seconds)))
     return rows
@@ -219,7 +219,7 @@ def _more(tally: Tally, whole: int) -> bool:
 
 
 async def strikes(app: Application, blow: signal.Signals, count: int, console: Console) -> None:
-    """Strike replicas at the same time, with long streams on all of them."""
+    """Send a signal to several replicas at the same time, with long streams on all of them."""
     before = metric(app.url, "sluice_resumed_streams_total")
     calling = Callers(app.url, count=8, tokens=100)
     async with calling.calling() as tally:
@@ -237,7 +237,7 @@ async def strikes(app: Application, blow: signal.Signals, count: int, console: C
 
 
 async def one_four_one(app: Application, console: Console) -> None:
-    """Up by load, down with streams on every replica."""
+    """Scale up by load, then down with streams on every replica."""
     before = metric(app.url, "sluice_resumed_streams_total")
     up = Callers(app.url, count=20, tokens=40)
     began = time.perf_counter()

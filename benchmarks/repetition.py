@@ -1,8 +1,8 @@
-"""How far ordinary text repeats itself: what the limits of ``resilience.degenerate`` must stay above.
+"""How often ordinary text repeats itself: the limits of ``resilience.degenerate`` must be above that.
 
-``python -m benchmarks.repetition [FOLDER …]`` reads the Python files, Markdown and plain texts under the
-folders (unset: Python's library and the project's pages) with the demo model's tokenizer, and prints the
-longest run of one token, the longest repeated cycle, and how many files the limits would have cut.
+``python -m benchmarks.repetition [FOLDER …]`` reads the Python files, Markdown and plain texts in the folders
+(default: Python's library and the project's pages) with the demo model's tokenizer. It prints the longest run
+of one token, the longest repeated cycle, and how many files the limits would have cut.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from resilience.degenerate import DegenerateLimits, Detector
 
 ROOT = Path(__file__).resolve().parents[1]
 ENDINGS = frozenset({".py", ".md", ".txt"})
-# Files of one folder, so that no folder outweighs the others.
+# About how many files of one folder are read, so that no folder outweighs the others.
 MOST_FILES = 400
 
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def texts(folders: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    """The files under the folders that are text."""
+    """Yield the text files in the folders, with their contents."""
     for folder in folders:
         found = sorted(path for path in folder.rglob("*") if path.suffix in ENDINGS and path.is_file())
         for path in found[:: max(1, len(found) // MOST_FILES)]:
@@ -74,7 +74,7 @@ def longest(ids: tuple[int, ...], periods: Iterable[int]) -> int:
 
 
 def is_cut(ids: tuple[int, ...], limits: DegenerateLimits) -> bool:
-    """Whether an answer of this text would have been cut, in pieces of sixteen tokens."""
+    """Return whether an answer with this text, in pieces of sixteen tokens, would have been cut."""
     detector = Detector(limits)
     pieces = (ids[at : at + 16] for at in range(0, len(ids), 16))
     return any(detector.take("", len(piece), piece) for piece in pieces)

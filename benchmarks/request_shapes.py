@@ -1,10 +1,10 @@
-"""The same requests to a vLLM worker and to a Sluice in front of it: where do the statuses differ, and why?
+"""The same requests to a vLLM worker and to Sluice in front of it: where do the statuses differ, and why?
 
     python -m benchmarks.request_shapes                     (starts both, on the CPU, with the demo model)
     python -m benchmarks.request_shapes --worker URL --sluice URL --model NAME --key KEY
 
-Prints every shape whose statuses differ, with its reason; one without a reason is a defect, and exits with 1.
-``--write`` writes the table of docs/request-shapes.md.
+Prints every request shape whose statuses differ, with the reason; a difference without a reason is a defect,
+and the exit code is 1. ``--write`` writes the table of docs/request-shapes.md.
 """
 
 import asyncio
@@ -129,7 +129,7 @@ TEXTS: Sequence[Mapping[str, Any]] = (
 
 
 def shapes(model: str) -> list[Shape]:
-    """All of them, each with a name of its own."""
+    """Return all request shapes, each with a unique name."""
     chat = {"model": model, "messages": [USER], "max_tokens": 4}
     text = {"model": model, "prompt": "Berserk was written by", "max_tokens": 4}
     broken = {
@@ -164,7 +164,7 @@ def shapes(model: str) -> list[Shape]:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The statuses of one shape."""
+    """The two statuses of one shape."""
 
     shape: Shape
     worker: int
@@ -172,9 +172,9 @@ class Compared:
 
 
 async def compare(asked: Sequence[Shape], worker: str, sluice: str, key: str) -> list[Compared]:
-    """Send each shape to both; four at once, so that a queue of neither matters.
+    """Send each shape to both; four at a time, so that neither side's queue matters.
 
-    A 503 is asked again, as the official client does: on a busy machine a worker may miss its probes.
+    A 503 is retried, as the official client does: on a busy machine a worker may miss its probes.
     """
     turns = asyncio.Semaphore(4)
 
@@ -233,7 +233,7 @@ REASONS: Sequence[tuple[str, str]] = (
 
 
 def reason_of(row: Compared) -> str | None:
-    """Why the statuses of a shape differ; ``None``: nobody knows, so it is a defect."""
+    """Return why the statuses of a shape differ, or ``None`` when no reason is known: then it is a defect."""
     return next((reason for part, reason in REASONS if part in row.shape.name), None)
 
 
@@ -257,13 +257,13 @@ def document(rows: Sequence[Compared]) -> str:
 
 
 def gateway(worker: str, folder: Path, key: str = KEY) -> Server:
-    """A Sluice in front of the worker, with its defaults."""
+    """Run Sluice with its defaults in front of the worker."""
     port = free_port()
     env = {"SLUICE_ADMIN_KEY": key, "SLUICE_SERVER__PORT": str(port), "WORKER_API_KEY": key}
     env |= {"PYTHONPATH": str(REPOSITORY), "SLUICE_STATE__URL": f"sqlite:///{folder}/state.db"}
     env |= {"SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger.db"}
     command = [sys.executable, "-m", "ops.cli", "serve", "--worker", worker]
-    # The repository has a routing.yaml for its own backends.
+    # In the temporary folder: the repository has a routing.yaml for its own backends.
     return Server("sluice", "demo", command, env, f"http://127.0.0.1:{port}", folder / "sluice.log", folder)
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.responses_kill                   # 100 kills over a PostgreSQL
     python -m benchmarks.responses_kill --kills 10 --database sqlite
 
-Callers of two tenants ask both gateways for responses: whole, streamed, in the background, and both. What was
-acknowledged is looked for after the last kill: a response with an end exactly as it was told, one in the
-background with an end, its stream from any event on, and none of it by the other tenant.
+Callers of two tenants request responses from both gateways: whole, streamed, in the background, and both.
+After the last kill, every acknowledged response is read: one with an end must be stored as it was sent, one
+in the background must have an end and a stream from any event on, and the other tenant must see none.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from benchmarks.ledger_worker import MODEL
 from benchmarks.sse import json_events
 
 TOKEN_S: Final = 0.2
-"""A token of the worker takes so long, so that most kills hit responses that run."""
+"""Seconds that each token of the worker takes, so that most kills hit responses that are running."""
 END_S: Final = 120.0
-"""Longest wait for the end of a response in the background: leases run out after 15 s."""
+"""Longest wait for the end of a background response, in seconds: leases expire after 15 s."""
 KINDS: Final = ("whole", "streamed", "background", "followed")
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An acknowledged response: its end, if it came, and the events that came."""
+    """An acknowledged response: its last state, and the events that the caller received."""
 
     kind: str
     tenant: str
@@ -51,7 +51,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of the responses; the numbers between ``lost`` and ``inexact`` are to be 0."""
+    """What became of the responses; the numbers from ``lost`` to ``inexact`` must be 0."""
 
     kills: int
     acknowledged: dict[str, int]
@@ -66,20 +66,20 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether nothing was lost, shown to others or told in two ways."""
+        """Return whether nothing was lost, shown to another tenant, or stored differently than sent."""
         return not (self.lost or self.different or self.endless or self.foreign or self.inexact)
 
 
 @dataclass
 class Callers:
-    """What they were told."""
+    """What the callers received."""
 
     told: list[Told] = field(default_factory=list)
     unacknowledged: int = 0
 
 
 async def ask(session: aiohttp.ClientSession, url: str, kind: str, tenant: str, key: str) -> Told | None:
-    """One response as far as it was told; ``None``: the connection broke before that."""
+    """Request one response; return what was received, or ``None`` when nothing was acknowledged."""
     streams = kind in ("streamed", "followed")
     body = {"model": MODEL, "input": "What now?", "stream": streams, "background": kind in KINDS[2:]}
     events: list[dict[str, Any]] = []
@@ -99,7 +99,7 @@ async def ask(session: aiohttp.ClientSession, url: str, kind: str, tenant: str, 
 
 
 def bearer(key: str) -> dict[str, str]:
-    """The header."""
+    """Return the authorization header of a key."""
     return {"authorization": f"Bearer {key}"}
 
 
@@ -110,7 +110,7 @@ async def keep_asking(
     callers: Callers,
     rng: random.Random,
 ) -> None:
-    """Ask for one kind after the other, at a gateway by chance."""
+    """Request one kind after the other, each at a random gateway."""
     while True:
         for kind in rng.sample(KINDS, len(KINDS)):
             tenant = rng.choice(list(keys))
@@ -123,7 +123,7 @@ async def keep_asking(
 
 
 async def found(session: aiohttp.ClientSession, url: str, told: Told, key: str) -> dict[str, Any] | None:
-    """The response as it is stored, once it has an end; ``None`` when there is none."""
+    """Return the stored response once it has an end; ``None`` when there is none."""
     until = time.perf_counter() + END_S
     while True:
         async with session.get(f"{url}/v1/responses/{told.response['id']}", headers=bearer(key)) as answer:
@@ -138,7 +138,7 @@ async def found(session: aiohttp.ClientSession, url: str, told: Told, key: str) 
 async def is_exact(
     session: aiohttp.ClientSession, url: str, told: Told, key: str, rng: random.Random
 ) -> bool:
-    """Whether the stream from any event on is the rest of the whole, and begins with what was told."""
+    """Return whether the stream from any event on is the rest of the whole, and received events fit it."""
 
     async def after(number: int) -> list[dict[str, Any]]:
         asked = {"stream": "true", "starting_after": str(number)}
@@ -162,7 +162,7 @@ async def checked(
     callers: Callers,
     rng: random.Random,
 ) -> dict[str, Any]:
-    """Look for everything that was told."""
+    """Check every acknowledged response."""
     wrong: Counter[str] = Counter()
     ends: Counter[str] = Counter()
 
@@ -208,7 +208,7 @@ async def tenants_keys(session: aiohttp.ClientSession, url: str) -> dict[str, st
 async def run(
     ledger: str, folder: Path, *, kills: int, kill_every_s: float, at_once: int, seed: int
 ) -> Result:
-    """One whole run."""
+    """Run the whole benchmark once."""
     began, callers, rng = time.perf_counter(), Callers(), random.Random(seed)
     gateways = [Gateway(folder / name, free_port()) for name in ("a", "b")]
     urls = [gateway.url for gateway in gateways]
@@ -249,7 +249,7 @@ async def run(
 
 
 async def all_ready(session: aiohttp.ClientSession, gateways: list[Gateway]) -> None:
-    """Until each takes requests."""
+    """Wait until each gateway accepts requests."""
     for gateway in gateways:
         await ready(session, gateway.url)
 
@@ -264,7 +264,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the moments of the kills.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="JSON.")] = False,
 ) -> None:
-    """Kill, look, compare; exit code 1 when something was lost, shown to others or told in two ways."""
+    """Kill, check and compare; exit code 1 when a response was lost, shown to others or changed."""
     console = Console()
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ending:
         folder = Path(name)

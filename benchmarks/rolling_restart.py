@@ -1,13 +1,13 @@
-"""Does anybody notice when every gateway is restarted? Real processes behind a real HAProxy, at steady load.
+"""Do callers notice when every gateway is restarted? Real processes behind a real HAProxy, at a steady rate.
 
     python -m benchmarks.rolling_restart                     # 4 gateways, two minutes
     python -m benchmarks.rolling_restart --gateways 2 --rate 5 --json
 
-Gateways without an engine share one SQLite file, and stand between ``deploy/haproxy/haproxy.cfg`` as it is
-shipped and one stand-in worker, whose streams take seconds. Requests come at a steady rate, answered or not,
-every second one streamed. Each gateway in turn gets SIGTERM, is waited for, started again, and the next one
-follows once HAProxy sends to it. An answer counts only when it is whole, the right one for its question, and
-no fallback; and the ledger must hold each exactly once. It needs HAProxy (``apt-get install haproxy``).
+Gateways without an engine share one SQLite file. In front of them is HAProxy with the shipped
+``deploy/haproxy/haproxy.cfg``, behind them one stand-in worker, whose streams take seconds. Requests come at
+a steady rate, answered or not, every second one streamed. Each gateway in turn gets SIGTERM and is restarted;
+the next one follows once HAProxy sends to it. An answer counts only when it is complete, right and no
+fallback, and the ledger must have each exactly once. It needs HAProxy (``apt-get install haproxy``).
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ STOP_TIMEOUT_S = 90.0
 POLL_S = 0.05
 # Reports may lag five seconds behind the answers; a busy machine takes longer.
 LEDGER_TIMEOUT_S = 60.0
-# Of so many requests under way the load is no longer steady.
+# With this many requests in flight, the load is no longer steady.
 MAX_UNDER_WAY = 512
 MAX_TOKENS = 200
-# The way that the caller has been told of: the ticket makes each answer its own.
+# The format of a request's ticket; the worker's answer begins with it, so every answer is unique.
 TICKET = "{:08d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """One gateway's, in seconds from its SIGTERM.
+    """The restart of one gateway, in seconds from its SIGTERM.
 
-    ``noticed_s``: HAProxy sends it nothing more. ``ended_s``: the process has ended. ``back_s``: HAProxy
-    sends to the new one.
+    ``noticed_s``: until HAProxy sends it no more requests. ``ended_s``: until the process has ended.
+    ``back_s``: until HAProxy sends requests to the new process.
     """
 
     gateway: str
@@ -64,7 +64,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """In ms, of whole answers."""
+    """Milliseconds of complete answers."""
 
     answers: int
     ttft_p50: float
@@ -75,7 +75,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """``failed``: answers that were not whole, right and from the backend; ``broken``: streams among them."""
+    """``failed``: answers incomplete, wrong or not from the backend; ``broken``: the streams among them."""
 
     gateways: int
     requests: int
@@ -92,12 +92,12 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Nobody noticed."""
+        """Return whether no caller noticed the restarts."""
         return not (self.failed or self.ledger_missing or self.ledger_doubled)
 
 
 async def until(holds: Callable[[], bool], what: str, timeout_s: float) -> float:
-    """Seconds until it held. Raises Broken when it never did."""
+    """Wait until ``holds`` is true; return the seconds. Raises Broken on a timeout."""
     begun = time.monotonic()
     while not holds():
         if time.monotonic() - begun > timeout_s:
@@ -107,7 +107,7 @@ async def until(holds: Callable[[], bool], what: str, timeout_s: float) -> float
 
 
 async def restart(here: Site, place: int) -> Restart:
-    """One gateway, by SIGTERM. Raises Broken when it does not end well or does not come back."""
+    """Restart one gateway by SIGTERM. Raises Broken when it ends with an error or does not come back."""
     name, process, begun = f"gateway-{place + 1}", here.running[place], time.monotonic()
     process.send_signal(signal.SIGTERM)
     noticed_s = await until(lambda: not here.up(place), f"{name} being left alone", STOP_TIMEOUT_S)
@@ -121,7 +121,7 @@ async def restart(here: Site, place: int) -> Restart:
 
 
 class Load:
-    """Requests at a steady rate, each with its own right answer."""
+    """Requests at a steady rate, each with its own expected answer."""
 
     def __init__(self, plan: Plan, caller: ChaosCaller, clock: Callable[[], float]) -> None:
         self.heard: list[ObservedAnswer] = []
@@ -132,11 +132,11 @@ class Load:
         self._under_way = 0
 
     def stop(self) -> None:
-        """Ask nothing more."""
+        """Send no more requests."""
         self._over.set()
 
     async def run(self) -> None:
-        """Ask until stopped, then wait for the answers. Raises Broken when they pile up."""
+        """Send requests until stopped, then wait for the answers. Raises Broken when they pile up."""
         async with asyncio.TaskGroup() as tasks:
             number = 0
             while not self._over.is_set():
@@ -162,7 +162,7 @@ class Load:
 
 
 async def measure(here: Site, tell: Callable[[str, int], None]) -> Result:
-    """One run over a site that was started. ``tell``: what is done now, and how many gateways are back."""
+    """Run once over a started site. ``tell`` gets the current step, and how many gateways are back."""
     plan = here.plan
     tell("starting", 0)
     for place in range(SLOTS):
@@ -197,13 +197,13 @@ async def measure(here: Site, tell: Callable[[str, int], None]) -> Result:
     figures = here.status()
     asked = {one.question.request_id for one in load.heard if one.code is None}
     tell("waiting for the ledger", plan.gateways)
-    with contextlib.suppress(Broken):  # what is missing then is told as missing
+    with contextlib.suppress(Broken):  # rows that are missing then are reported as missing
         await until(lambda: asked <= set(_rows(here)), "the ledger being whole", LEDGER_TIMEOUT_S)
     return _result(here, load.heard, restarts, (from_s, until_s), figures)
 
 
 def _nobody() -> None:
-    """Pieces are counted in what was heard."""
+    """Ignore a piece: the answers are checked when they are complete."""
 
 
 def _result(
@@ -234,7 +234,7 @@ def _result(
 
 
 def _rows(here: Site) -> Counter[str]:
-    """How many rows each answered request has."""
+    """Return the number of ledger rows of each answered request."""
     with contextlib.closing(sqlite3.connect(here.ledger)) as database:
         found = database.execute("SELECT request_id FROM generations WHERE error_code IS NULL")
         return Counter(name for (name,) in found)
@@ -244,7 +244,7 @@ def _latencies(heard: Sequence[ObservedAnswer]) -> Latencies:
     ttft = [
         (one.first_s - one.sent_s) * 1e3 for one in heard if one.question.stream and one.first_s is not None
     ]
-    # Streams take as long as the worker's steps; what gateways add shows in answers that are not streamed.
+    # Streams take as long as the worker's steps; the gateway's share shows in answers that are not streamed.
     whole = [
         (one.ended_s - one.sent_s) * 1e3
         for one in heard
@@ -261,7 +261,7 @@ def _percentiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def show(result: Result, console: Console) -> None:
-    """The figures as tables."""
+    """Print the figures as tables."""
     table = Table("figure", "value", title=f"load average {os.getloadavg()[0]:.1f}")
     for name in ("gateways", "requests", "streams", "failed", "broken", "ledger_missing", "ledger_doubled",
                  "connections_tried_again"):  # fmt: skip
@@ -295,7 +295,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Measure and print; exit code 1 when an answer failed or the ledger differs."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its processes end with it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that its processes end with it
     plan = Plan(gateways, rate, step_ms, lame_duck, steady)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     try:

@@ -21,17 +21,17 @@ from benchmarks.forwarding.workload import MODEL
 
 KEY = "sk-rolling-benchmark-0123456789abcdef"
 HAPROXY_CFG = REPOSITORY / "deploy" / "haproxy" / "haproxy.cfg"
-SLOTS = 4  # `server` lines of the file
+SLOTS = 4  # number of `server` lines in the file
 DRAIN_S = 60.0
 
 
 class Broken(Exception):
-    """A process of the run did not do its part; the message says which."""
+    """A process of the run failed; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run. Times in seconds; ``rate`` in requests a second; ``step_ms`` between a stream's tokens."""
+    """The settings of a run. Times are in seconds; ``rate`` is requests per second; ``step_ms`` per token."""
 
     gateways: int = 4
     rate: float = 10.0
@@ -45,7 +45,7 @@ DEFAULT = Plan()
 
 @dataclass
 class Site:
-    """All processes of a run but the load; ``folder`` holds their files."""
+    """All processes of a run except the load; ``folder`` has their files."""
 
     folder: Path
     plan: Plan
@@ -57,7 +57,7 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Where callers go."""
+        """Return the address that callers use."""
         return f"http://127.0.0.1:{self.front_port}"
 
     @property
@@ -66,7 +66,7 @@ class Site:
         return self.folder / "ledger.db"
 
     def start(self, place: int) -> None:
-        """Start the gateway of that place."""
+        """Start the gateway of that index."""
         with (self.folder / f"gateway-{place + 1}.log").open("ab") as log:
             self.running[place] = subprocess.Popen(
                 python_module("ops.cli", "serve", "--config", self.folder / "sluice.yaml"),
@@ -82,7 +82,7 @@ class Site:
             )
 
     def up(self, place: int) -> bool:
-        """Whether HAProxy sends to the gateway of that place.
+        """Return whether HAProxy sends requests to the gateway of that index.
 
         Raises:
             Broken: HAProxy has ended.
@@ -92,7 +92,7 @@ class Site:
         except OSError:
             if self.front is None or self.front.poll() is not None:
                 raise Broken(f"HAProxy has ended: {(self.folder / 'haproxy.log').read_text()}") from None
-            return False  # it is about to begin
+            return False  # HAProxy has not started yet
 
     def status(self) -> Mapping[str, Mapping[str, str]]:
         """HAProxy's figures of each gateway, by its name in the file."""
@@ -112,10 +112,10 @@ def _connected(path: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def site(plan: Plan) -> Iterator[Site]:
-    """The worker, the gateways and HAProxy, all started.
+    """Start the worker, the gateways and HAProxy.
 
     Raises:
-        Broken: there is no HAProxy.
+        Broken: HAProxy is not installed.
     """
     haproxy = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if haproxy is None:

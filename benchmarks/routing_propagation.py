@@ -1,15 +1,14 @@
-"""How soon a routing change is in force in every gateway process under load, and what requests see of it.
+"""How soon a routing change is in force in every gateway process under load, and its effect on requests.
 
     python -m benchmarks.routing_propagation --processes 8 --changes 50
     python -m benchmarks.routing_propagation --url redis://127.0.0.1:6379/9
 
-Gateways without an engine stand before one fake worker under two names, and callers ask each of them all
-the time. Each change goes to a gateway at random: a configuration with other weights and a ``reserve`` of
-its own, or a rollback. Its time in a process is from the call of the admin API to the moment at which that
-process says it has it in force, by the machine's clock. An answer's ``generation_reserve`` tells the revision
-that it was budgeted by, its backend the one that it was routed by: when the weights of the first would not
-have drawn the second for this session, the request saw two revisions, or the processes do not split alike.
-The store must be empty.
+Gateways without an engine are in front of one fake worker under two names, and callers send requests to each
+of them all the time. Each change goes to a random gateway: a configuration with other weights and its own
+``reserve``, or a rollback. Its time in a process is from the call of the admin API until that process reports
+it in force, by the machine's clock. An answer's ``generation_reserve`` identifies the revision of its budget,
+its backend the revision of its routing. When the weights of the first would not have chosen that backend for
+the session, the request saw two revisions, or the processes do not split alike. The store must be empty.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ LOOK_EVERY_S = 0.02
 ROLLBACK_EVERY = 3
 GAP_S = (0.05, 0.3)
 CANARY_PERCENT = 5.0
-# Of a normal distribution: 95 % lie inside.
+# 95 % of a normal distribution lie within this many standard deviations.
 Z95 = 1.96
 
 
@@ -58,7 +57,7 @@ Z95 = 1.96
 class Result:
     """Times in ms, over changes and processes.
 
-    ``split_*``: the canary's share of sessions in percent, and the 95 % interval around what was configured.
+    ``split_*``: the canary's share of sessions in percent, and the 95 % interval around the configured share.
     """
 
     store: str
@@ -79,25 +78,25 @@ class Result:
 
 @dataclass
 class Seen:
-    """What the callers got."""
+    """The answers and failures that callers got."""
 
     answers: list[tuple[str, str, int]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
 
 def config(canary: float, number: int) -> dict[str, Any]:
-    """A revision's content; the reserve is its mark."""
+    """Return the content of a revision, which its reserve identifies."""
     backends = [{"name": "a", "weight": 100 - canary}, {"name": "b", "weight": canary}]
     return {"routes": {ROUTE: {"backends": backends, "fallback": [], "reserve": BASE_RESERVE + number}}}
 
 
 def expected(canary: float, session: str) -> str:
-    """The backend that these weights give the session."""
+    """Return the backend that these weights choose for the session."""
     return draw(ROUTE, session, [one for one in (("a", 100 - canary), ("b", canary)) if one[1] > 0])
 
 
 def write_settings(folder: Path, url: str, worker_port: int) -> None:
-    """What every gateway of a run is told: one worker under two names, and the state store at ``url``."""
+    """Write the settings of all gateways: one worker under two names, and the state store at ``url``."""
     settings = {
         "engine": {"kind": "none", "model": "models/demo", "tokenizer": "models/demo"},
         "backends": {
@@ -118,7 +117,7 @@ def write_settings(folder: Path, url: str, worker_port: int) -> None:
 
 @contextlib.contextmanager
 def worker(folder: Path) -> Iterator[int]:
-    """The fake worker; its port."""
+    """Start the fake worker; yield its port."""
     port = free_port()
     with started(python_module("benchmarks.forwarding.worker", port, "a", "b"), folder / "worker.log"):
         yield port
@@ -126,7 +125,7 @@ def worker(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def one_gateway(folder: Path, number: int) -> Iterator[str]:
-    """A gateway that begins to start, by the folder's settings; its address."""
+    """Start a gateway with the folder's settings, without waiting for it; yield its address."""
     port = free_port()
     env = {
         "SLUICE_ADMIN_KEY": KEY,
@@ -140,14 +139,14 @@ def one_gateway(folder: Path, number: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def fleet(folder: Path, url: str, processes: int) -> Iterator[list[str]]:
-    """The worker and the gateways; their addresses."""
+    """Start the worker and the gateways; yield the addresses of the gateways."""
     with contextlib.ExitStack() as stack:
         write_settings(folder, url, stack.enter_context(worker(folder)))
         yield [stack.enter_context(one_gateway(folder, number)) for number in range(processes)]
 
 
 async def ready(session: aiohttp.ClientSession, url: str) -> None:
-    """Until it takes requests."""
+    """Wait until the gateway accepts requests."""
     async with asyncio.timeout(START_TIMEOUT_S):
         while True:
             with contextlib.suppress(aiohttp.ClientError):
@@ -158,7 +157,7 @@ async def ready(session: aiohttp.ClientSession, url: str) -> None:
 
 
 async def ask(client: aiohttp.ClientSession, url: str, session: str, seen: Seen) -> str | None:
-    """One request; the backend that answered."""
+    """Send one request; return the backend that answered."""
     body = {"route": ROUTE, "session_id": session, "messages": [{"role": "user", "content": "hi"}]}
     try:
         async with client.post(f"{url}/v1/generate", json=body) as response:
@@ -175,7 +174,7 @@ async def ask(client: aiohttp.ClientSession, url: str, session: str, seen: Seen)
 
 
 async def in_force(client: aiohttp.ClientSession, url: str, revision: int) -> float:
-    """When ``revision`` came into force there, seconds since 1970; infinite when it was replaced unseen."""
+    """Return when ``revision`` came into force there, as a Unix time; infinite when already replaced."""
     async with asyncio.timeout(IN_FORCE_TIMEOUT_S):
         while True:
             async with client.get(f"{url}/admin/routing") as response:
@@ -189,7 +188,7 @@ async def in_force(client: aiohttp.ClientSession, url: str, revision: int) -> fl
 async def change(
     client: aiohttp.ClientSession, urls: list[str], number: int, rng: random.Random, shares: dict[int, float]
 ) -> tuple[list[float], float]:
-    """One change; seconds until it was in force in each process, and those of the call."""
+    """Make one change; return the seconds until it was in force in each process, and those of the call."""
     url = rng.choice(urls)
     begun, began = time.time(), time.monotonic()
     if number % ROLLBACK_EVERY == 0:
@@ -208,7 +207,7 @@ async def change(
 
 
 async def measure(urls: list[str], store: str, changes: int, callers: int, split: int, seed: int) -> Result:
-    """One run over gateways that are there."""
+    """Run the benchmark over running gateways."""
     rng, seen, shares = random.Random(seed), Seen(), {0: 0.0}
     headers = {"authorization": f"Bearer {KEY}"}
     times: list[float] = []
@@ -257,7 +256,7 @@ async def measure(urls: list[str], store: str, changes: int, callers: int, split
 async def canary(
     client: aiohttp.ClientSession, urls: list[str], sessions: int, number: int, seen: Seen
 ) -> tuple[float, float]:
-    """The canary's share of new sessions, and how many meet one backend at two processes, in percent."""
+    """Return the percentages of new sessions on the canary, and with the same backend at two processes."""
     body = {"config": config(CANARY_PERCENT, number)}
     async with client.put(f"{urls[0]}/admin/routing", json=body) as response:
         revision = (await response.json())["revision"]

@@ -1,11 +1,11 @@
-"""What do callers wait longer when every request is shadowed?
+"""How much longer do callers wait when every request is shadowed?
 
     python -m benchmarks.shadow_cost
 
-One gateway, one fake worker under two names, two routes that differ in nothing but ``shadow``. Requests come
-at random moments at a steady rate, streamed. Blocks of the two routes take turns, in changing order, and
-nothing is begun before the shadows of the block before are done, so each meets its own work alone. The ratio
-of the two is what counts; its interval is a bootstrap over blocks.
+There are one gateway, one fake worker under two names, and two routes that differ only in ``shadow``.
+Streamed requests come at random times at a steady rate. Blocks of the two routes alternate in changing order,
+and a block begins only when the shadows of the previous one are done, so that each block has only its own
+work. The ratio of the two routes is what counts; its interval is a bootstrap over blocks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROMPT = "What would you recommend to somebody who liked Vinland Saga? " * 20
 
 @contextlib.contextmanager
 def running(folder: Path, step_ms: float, concurrency: int) -> Iterator[tuple[str, str]]:
-    """The worker and the gateway; their addresses."""
+    """Start the worker and the gateway; yield their addresses."""
     worker_port, port = free_port(), free_port()
     backends = {
         name: {
@@ -76,7 +76,7 @@ def running(folder: Path, step_ms: float, concurrency: int) -> Iterator[tuple[st
 
 
 async def ask(client: aiohttp.ClientSession, url: str, route: str, number: int) -> Times:
-    """One streamed request."""
+    """Send one streamed request; return its times."""
     text = f"{number}: {PROMPT}"
     body = {"route": route, "messages": [{"role": "user", "content": text}], "stream": True}
     began, first = time.perf_counter(), 0.0
@@ -93,7 +93,7 @@ async def ask(client: aiohttp.ClientSession, url: str, route: str, number: int) 
 async def block(
     client: aiohttp.ClientSession, url: str, route: str, *, seconds: float, rate: float, rng: random.Random
 ) -> list[Times]:
-    """Requests at random moments; their times."""
+    """Send requests at random times; return their times."""
     async with asyncio.TaskGroup() as tasks:
         asked, until, number = [], time.monotonic() + seconds, 0
         while time.monotonic() < until:
@@ -104,7 +104,7 @@ async def block(
 
 
 async def shadows(client: aiohttp.ClientSession, url: str) -> dict[str, float]:
-    """The shadow's metrics, once nothing of it waits or works."""
+    """Return the shadow's metrics, once none of its requests waits or runs."""
     async with asyncio.timeout(DRAIN_TIMEOUT_S):
         while True:
             async with client.get(f"{url}/metrics") as response:
@@ -121,7 +121,7 @@ async def shadows(client: aiohttp.ClientSession, url: str) -> dict[str, float]:
 async def measure(
     folder: Path, *, pairs: int, seconds: float, rate: float, step_ms: float, concurrency: int, seed: int
 ) -> tuple[dict[str, list[list[Times]]], dict[str, float]]:
-    """The blocks of each route, and what became of the shadows."""
+    """Return the blocks of each route, and the counts of the shadows."""
     rng, blocks = random.Random(seed), {route: list[list[Times]]() for route in ROUTES}
     headers = {"authorization": f"Bearer {KEY}"}
     with running(folder, step_ms, concurrency) as (url, worker):
@@ -153,7 +153,7 @@ def main(
     seed: int = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure, and print both routes beside each other."""
+    """Measure both routes, and print them next to each other."""
     with tempfile.TemporaryDirectory() as folder:
         blocks, done = asyncio.run(
             measure(

@@ -1,7 +1,7 @@
-"""What each stage of the journey adds to a request, on the real embedded engine.
+"""The time that each stage of the journey adds to a request, on the real embedded engine.
 
-Runs whole journeys in this process (no HTTP) and prints p50 and p99 of every stage, and each one's share of
-the whole, all from the same requests.
+Runs whole journeys in this process (without HTTP) and prints p50 and p99 of every stage, and its share of the
+whole, all from the same requests.
 
     python -m benchmarks.stages
     python -m benchmarks.stages --requests 500 --concurrency 8 --json
@@ -49,24 +49,24 @@ WORDS = [
 
 
 class CountingSink:
-    """Takes everything, keeps nothing."""
+    """A sink that ignores all events."""
 
     def planned(self, plan: Plan, model: str) -> None:
-        """Drop it."""
+        """Ignore the plan."""
 
     async def delta(self, delta: Delta) -> None:
-        """Drop it."""
+        """Ignore the delta."""
 
     async def finish(self, answer: Answer) -> None:
-        """Drop it."""
+        """Ignore the end."""
 
     async def fail(self, error: PublicError, *, request_id: str, trace_id: str) -> None:
-        """No request of a benchmark may fail."""
+        """Raise: no request of the benchmark may fail."""
         raise RuntimeError(f"{error.code}: {error.message}")
 
 
 def request(number: int, rng: random.Random, clock: float, output_tokens: int) -> GenerateRequest:
-    """A conversation of some 600 tokens: system text, evidence, context, six turns; the last turn is new."""
+    """Return a request of about 600 tokens: system text, evidence, context, six turns, the last one new."""
     turns = []
     for turn in range(6):
         role = Role.USER if turn % 2 == 0 else Role.ASSISTANT
@@ -129,7 +129,7 @@ def percentile(values: list[float], p: float) -> float:
 
 
 def summarize(records: list[RequestRecord]) -> dict[str, dict[str, float]]:
-    """Per stage: p50 and p99 in microseconds, and its mean share of the whole request in percent."""
+    """Return for each stage p50 and p99 in microseconds, and its mean share of the request in percent."""
     whole = sum(record.total_ms for record in records)
     rows: dict[str, dict[str, float]] = {}
     for stage in records[0].stage_ms:
@@ -157,7 +157,7 @@ def main(
     output_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer at most.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What each stage adds, p50 and p99, and its share of the whole."""
+    """Print what each stage adds, p50 and p99, and its share of the whole."""
     logs = configure_logging("warning")
     with tempfile.TemporaryDirectory() as folder:
         settings = load_settings(

@@ -1,12 +1,12 @@
-"""How soon every process knows of a new record, and what watching costs while nothing happens.
+"""How soon every process has a new record, and what watching costs while there are none.
 
     python -m benchmarks.state_propagation --url sqlite:////tmp/state.db
     python -m benchmarks.state_propagation --processes 8 --appends 50 --url redis://127.0.0.1:6379/9
 
-Each of the processes follows one stream, with a local copy, as a gateway does. The parent appends at random
+Each of the processes follows one stream with a local copy, as a gateway does. The parent appends at random
 times; a record's time in a process is from the call that appends it to the call that applies it there, by the
-machine's monotonic clock. Then all are left alone, and the CPU time of each is read. The url's stream
-``bench.propagation`` grows by the appends of a run.
+machine's monotonic clock. Then no records are appended, and the CPU time of each process is read. The stream
+``bench.propagation`` at the URL grows with every run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ GAP_S = (0.02, 0.2)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Times in ms; ``idle_cpu_percent`` is the mean of the processes, of one core."""
+    """Times in ms; ``idle_cpu_percent`` is the mean of the processes, in percent of one core."""
 
     store: str
     processes: int
@@ -64,7 +64,7 @@ def _store(url: str) -> StateStore:
 
 
 async def follow(url: str, folder: Path) -> None:
-    """One process: says ``ready``, then a line for each record: its number and when it was applied."""
+    """Run one process: print ``ready``, then for each record its number and when it was applied."""
 
     def apply(record: Record) -> None:
         print(json.dumps([record.number, time.monotonic()]), flush=True)
@@ -80,7 +80,7 @@ async def follow(url: str, folder: Path) -> None:
 
 
 async def _append(url: str, appends: int, seed: int) -> tuple[dict[int, float], list[float]]:
-    """When each record's append was called, and how long the call took."""
+    """Append the records; return when each append was called, and how long each call took."""
     store, rng = _store(url), random.Random(seed)
     await store.open()
     called: dict[int, float] = {}
@@ -106,7 +106,7 @@ def _idle_cpu_percent(children: list[subprocess.Popen[str]], seconds: float) -> 
 
 
 def measure(url: str, processes: int, appends: int, idle_s: float, seed: int = 0) -> Result:
-    """One run."""
+    """Run the benchmark once."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         asyncio.run(_opened(url))
         outputs = [Path(folder) / f"{number}.out" for number in range(processes)]

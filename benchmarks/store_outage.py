@@ -1,12 +1,12 @@
-"""What a gateway fleet under load does while its state store is away, and how soon it agrees afterwards.
+"""What gateway processes under load do while their state store is down, and how soon they agree afterwards.
 
     python -m benchmarks.store_outage
     python -m benchmarks.store_outage --case redis-lost --processes 4 --away 5
 
-Gateways before one fake worker take requests at a steady rate. Then the store goes: Redis by SIGKILL (with
-an append-only file, so that it comes back as it was; or without, so that it comes back empty), the SQLite
-file by another process that holds ``BEGIN EXCLUSIVE``. Meanwhile an operator tries changes at every gateway,
-and one more gateway starts. When the store is back, the first change that is taken is followed into every
+Gateways in front of one fake worker get requests at a steady rate. Then the store fails: Redis by SIGKILL
+(with an append-only file, so that it comes back with its data; or without, so that it comes back empty), the
+SQLite file because another process holds ``BEGIN EXCLUSIVE``. Meanwhile an operator tries changes at every
+gateway, and one more gateway starts. When the store is back, the first accepted change is followed into every
 process.
 """
 
@@ -48,40 +48,40 @@ from benchmarks.routing_propagation import (
 
 SESSIONS = 200
 SHARE = 25.0
-"""Of the revision that is in force when the store goes; the routing file says 0."""
+"""Canary share of the revision in force when the store fails; the routing file says 0."""
 TRY_EVERY_S = 0.05
 STEADY_S = 2.0
-"""Load before the store goes, and after all agree again."""
+"""Seconds of load before the store fails, and after all processes agree again."""
 BACK_TIMEOUT_S = 20.0
-# Longest wait for an order; longer than any gateway takes to refuse one.
+# Longest wait for an operator's change, in seconds; longer than any gateway takes to refuse one.
 ORDER_TIMEOUT_S = 15.0
 
 
 class Case(StrEnum):
-    """How the store goes, and comes back."""
+    """How the store fails and comes back."""
 
     REDIS = "redis"
     """Killed; its append-only file has everything."""
     REDIS_LOST = "redis-lost"
-    """Killed; it kept nothing on disk and comes back empty."""
+    """Killed; it comes back empty, because nothing was on disk."""
     SQLITE = "sqlite"
     """Locked for writing by another process."""
 
 
 class Away(Protocol):
-    """The store, and how it is taken away and given back. Blocking; called from threads."""
+    """The store, and how it is made to fail and restored. Blocking; called from threads."""
 
     url: str
 
     def take(self) -> None:
-        """Away from now on."""
+        """Make the store fail."""
 
     def give_back(self) -> None:
-        """Returns when it answers again."""
+        """Restore the store, and return once it answers."""
 
 
 class RedisAway:
-    """A Redis of this run's own."""
+    """A Redis process of this run."""
 
     def __init__(self, folder: Path, *, durable: bool) -> None:
         self._folder = folder
@@ -92,13 +92,13 @@ class RedisAway:
         self.url = f"redis://127.0.0.1:{self._port}/0"
 
     def take(self) -> None:
-        """SIGKILL."""
+        """Kill it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def give_back(self) -> None:
-        """Start it with what is on disk."""
+        """Start it with the data on disk."""
         words = ["redis-server", "--port", str(self._port), "--bind", "127.0.0.1", "--save", ""]
         words += ["--dir", str(self._folder), "--appendfsync", "always"]
         words += ["--appendonly", "yes" if self._durable else "no"]
@@ -116,12 +116,12 @@ class RedisAway:
                 time.sleep(0.01)
 
     def close(self) -> None:
-        """For good."""
+        """Stop it."""
         self._running.close()
 
 
 class SqliteAway:
-    """A file that this process locks; the gateways are others."""
+    """A SQLite file that this process locks; the gateways are other processes."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "state.db"
@@ -129,19 +129,19 @@ class SqliteAway:
         self.url = f"sqlite:///{self._path}"
 
     def take(self) -> None:
-        """As a writer that does not end."""
+        """Lock the file, like a writer that never commits."""
         self._lock = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None, timeout=10)
         self._lock.execute("BEGIN EXCLUSIVE")
 
     def give_back(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
 
 
 @contextlib.contextmanager
 def store(case: Case, folder: Path) -> Iterator[Away]:
-    """The case's store, up."""
+    """Start the store of the case."""
     if case is Case.SQLITE:
         yield SqliteAway(folder)
         return
@@ -157,7 +157,7 @@ def store(case: Case, folder: Path) -> Iterator[Away]:
 
 @dataclass
 class Orders:
-    """What operators got while the store was away: status and code, and in how many ms."""
+    """The answers to changes while the store was down: status and code, and the milliseconds."""
 
     answers: Counter[str] = field(default_factory=Counter)
     times_ms: list[float] = field(default_factory=list)
@@ -170,13 +170,13 @@ class Result:
 
     Args:
         p99_*: of requests, by phase.
-        failed: requests that got no whole answer, over the whole run.
-        orders: what changes got while the store was away.
-        late_start_ms: until a gateway that was started meanwhile took requests; ``late_revision``: by what.
-        writable_ms: from the store's return to the first change that was taken; ``None``: none was.
-        agreed_ms: to the moment at which that change was in force in every process, the late one too.
+        failed: requests without a complete answer, over the whole run.
+        orders: the answers to changes while the store was down.
+        late_start_ms: until a gateway started meanwhile accepted requests; ``late_revision``: its revision.
+        writable_ms: from the store's return to the first accepted change; ``None``: there was none.
+        agreed_ms: until that change was in force in every process, including the late one.
         wrong: answers by a revision that should not be in force.
-        after_lost: what a change and the gauge ``in_step`` say when the store has lost its records.
+        after_lost: the answer to a change and the gauge ``in_step`` after the store has lost its records.
     """
 
     case: str
@@ -219,7 +219,7 @@ class Load:
 async def steady(
     client: aiohttp.ClientSession, urls: list[str], rate: float, load: Load
 ) -> AsyncIterator[None]:
-    """``rate`` requests a second at each gateway while the block runs; all are answered at its end."""
+    """Send ``rate`` requests/s to each gateway while the block runs; it ends when all are answered."""
     over = asyncio.Event()
 
     async def one(url: str, number: int) -> None:
@@ -245,7 +245,7 @@ async def steady(
 
 
 async def order(client: aiohttp.ClientSession, url: str, share: float, mark: int) -> tuple[int, Any]:
-    """One change of the routing: status and answer."""
+    """Send one change of the routing; return the status and the answer."""
     body = {"config": config(share, mark), "comment": f"change {mark}"}
     timeout = aiohttp.ClientTimeout(total=ORDER_TIMEOUT_S)
     async with client.put(f"{url}/admin/routing", json=body, timeout=timeout) as response:
@@ -253,7 +253,7 @@ async def order(client: aiohttp.ClientSession, url: str, share: float, mark: int
 
 
 async def refused(client: aiohttp.ClientSession, urls: list[str], orders: Orders, until: float) -> None:
-    """Try changes at one gateway after the other until then; none may be taken."""
+    """Try changes at one gateway after the other until ``until``; none may be accepted."""
     turn = 0
     while time.monotonic() < until:
         began = time.monotonic()
@@ -267,14 +267,14 @@ async def refused(client: aiohttp.ClientSession, urls: list[str], orders: Orders
 
 
 async def revision_of(client: aiohttp.ClientSession, url: str) -> int:
-    """The one in force there."""
+    """Return the revision in force at a gateway."""
     async with client.get(f"{url}/admin/routing") as response:
         number: int = (await response.json())["revision"]
         return number
 
 
 async def back(client: aiohttp.ClientSession, urls: list[str]) -> tuple[float, float]:
-    """Seconds until a change is taken, and until it is in force everywhere."""
+    """Return the seconds until a change is accepted, and until it is in force everywhere."""
     began_wall, began = time.time(), time.monotonic()
     while time.monotonic() - began < BACK_TIMEOUT_S:
         status, answer = await order(client, urls[0], 50.0, 2)
@@ -287,7 +287,7 @@ async def back(client: aiohttp.ClientSession, urls: list[str]) -> tuple[float, f
 
 
 async def lost(client: aiohttp.ClientSession, url: str) -> dict[str, str]:
-    """What a gateway says of a store that came back empty, once it has looked."""
+    """Return what a gateway reports about a store that came back empty, once it has read it."""
     end = time.monotonic() + BACK_TIMEOUT_S
     while True:
         async with client.get(f"{url}/metrics") as response:
@@ -305,7 +305,7 @@ async def lost(client: aiohttp.ClientSession, url: str) -> dict[str, str]:
 async def measure(
     case: Case, urls: list[str], gone: Away, folder: Path, away_s: float, rate: float
 ) -> Result:
-    """One run over gateways that start."""
+    """Run the benchmark once over gateways that are starting."""
     load, orders, after_lost = Load(Seen()), Orders(), {}
     headers = {"authorization": f"Bearer {KEY}"}
     writable: float | None = None
@@ -316,7 +316,7 @@ async def measure(
         await asyncio.gather(*(ready(client, url) for url in urls))
         _, made = await order(client, urls[0], SHARE, 1)
         await asyncio.gather(*(in_force(client, url, made["revision"]) for url in urls))
-        # The local copies are written once a second.
+        # The gateways write their local copies once a second.
         await asyncio.sleep(STEADY_S)
         async with steady(client, urls, rate, load):
             await asyncio.sleep(STEADY_S)
@@ -365,7 +365,7 @@ async def measure(
 
 
 def run(case: Case, processes: int, away_s: float, rate: float) -> Result:
-    """One case from its start to its end."""
+    """Run one case from start to end."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with store(case, folder) as gone, fleet(folder, gone.url, processes) as urls:
@@ -373,7 +373,7 @@ def run(case: Case, processes: int, away_s: float, rate: float) -> Result:
 
 
 def good(result: Result) -> bool:
-    """Nothing failed, nothing was changed, and everybody served by the last good revision."""
+    """Return whether nothing failed, no change was accepted, and every answer used the last good revision."""
     served = not result.failed and not result.wrong and result.late_revision == result.revision_away == 2
     return served and set(result.orders) == {"503 backend_unavailable"}
 
@@ -385,7 +385,7 @@ def main(
     rate: Annotated[float, typer.Option(min=1, max=1_000, help="Requests a second at each gateway.")] = 20.0,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Exit code 1 when a request failed, a change was taken, or somebody served by another revision."""
+    """Exit with 1 when a request failed, a change was accepted, or an answer used another revision."""
     results = [run(one, processes, away, rate) for one in case or tuple(Case)]
     if as_json:
         print(json.dumps([asdict(result) for result in results], indent=2))

@@ -1,11 +1,11 @@
-"""What telling costs: ``python -m benchmarks.telemetry``.
+"""What telemetry costs: ``python -m benchmarks.telemetry``.
 
-Two gateways share a core, before a backend that answers at once. One tells everything: traces to a collector
-in a process of its own, metrics (scraped once a round), a JSON log line a request, the ledger with its
-journal. The other tells nothing. Rounds go to one and the other in turn, so that what else the machine does
-meets both. Prints CPU a request, throughput and time to the first token, and each ratio: the bar is 0.95.
-With ``--engine embedded`` each has its own engine, as callers meet it, and answers are streams of 64 tokens,
-16 at once. With ``--parts``, microseconds of each part instead.
+Two gateways share a core, in front of a backend that answers at once. One has all telemetry on: traces to a
+collector in a process of its own, metrics (scraped once per round), a JSON log line per request, the ledger
+with its journal. The other has none. Rounds alternate between them, so that other load on the machine affects
+both. Prints CPU per request, throughput and time to the first token, and each ratio: the limit is 0.95. With
+``--engine embedded`` each has its own engine, as in production, and answers are streams of 64 tokens, 16 at
+once. With ``--parts``, it prints the microseconds of each part instead.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from benchmarks.telemetry_parts import print_parts
 
 BAR = 0.95
 START_S = 90.0
-# Streams a second in the rounds that measure the time to the first token: far from saturation.
+# Streams per second in the rounds that measure the time to the first token: far from saturation.
 STREAMS_PER_S = 100.0
 
 
 class Engine(StrEnum):
-    """What answers."""
+    """What answers the requests."""
 
     NONE = "none"
     EMBEDDED = "embedded"
@@ -49,7 +49,7 @@ class Engine(StrEnum):
 
 @dataclass
 class Side:
-    """One of the two gateways, and what its rounds gave."""
+    """One of the two gateways, and the figures of its rounds."""
 
     name: str
     port: int
@@ -60,7 +60,7 @@ class Side:
 
 
 class FirstByte(asyncio.Protocol):
-    """One connection that streams answers one after the other and notes when each began."""
+    """One connection that streams answers one after the other and records when each began."""
 
     def __init__(self, requests: Iterator[bytes]) -> None:
         self._requests = requests
@@ -70,7 +70,7 @@ class FirstByte(asyncio.Protocol):
         self.idle = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep it."""
+        """Store the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def ask(self) -> None:
@@ -79,7 +79,7 @@ class FirstByte(asyncio.Protocol):
         self._transport.write(next(self._requests))
 
     def data_received(self, data: bytes) -> None:
-        """The first piece of the body, and the last."""
+        """Record the first piece of the body, and detect the last."""
         if not self._seen and b"data: " in data:
             self._seen = True
             self.waited_ms.append((time.perf_counter() - self._began) * 1000)
@@ -87,7 +87,7 @@ class FirstByte(asyncio.Protocol):
 
 
 async def throughput(side: Side, path: str, in_flight: int, round_s: float) -> None:
-    """One round of requests as fast as they are answered."""
+    """Run one round of requests as fast as they are answered."""
     tally, loop = Tally(), asyncio.get_running_loop()
     connections = []
     for caller in range(in_flight):
@@ -99,7 +99,7 @@ async def throughput(side: Side, path: str, in_flight: int, round_s: float) -> N
     await asyncio.sleep(round_s)
     answered, took_s = tally.answers - answers, time.perf_counter() - began
     tally.over = True
-    # What was told of these requests is written within this time, and belongs to them.
+    # The telemetry of these requests is written within this time, and belongs to them.
     await asyncio.sleep(0.5)
     if answered:
         side.cpu_us.append((cpu_s(side.pid) - cpu) / (tally.answers - answers) * 1e6)
@@ -109,7 +109,7 @@ async def throughput(side: Side, path: str, in_flight: int, round_s: float) -> N
 
 
 async def first_tokens(sides: list[Side], path: str, seconds: float) -> None:
-    """Streams at a steady pace, to one side and the other in turn."""
+    """Run streams at a steady rate, on one side and the other in turn."""
     loop = asyncio.get_running_loop()
     callers: list[tuple[Side, list[FirstByte]]] = []
     for side in sides:
@@ -132,7 +132,7 @@ async def first_tokens(sides: list[Side], path: str, seconds: float) -> None:
 
 
 async def measure(sides: list[Side], path: str, in_flight: int, rounds: int, round_s: float) -> None:
-    """All rounds; the first of each side is not counted."""
+    """Run all rounds; the first of each side is not counted."""
     for number in range(rounds + 1):
         for side in sides if number % 2 else reversed(sides):
             await throughput(side, path, in_flight, round_s)
@@ -153,7 +153,7 @@ def _scrape(port: int) -> None:
 
 
 def report(on: Side, off: Side) -> None:
-    """The figures, and each ratio."""
+    """Print the figures, and each ratio."""
     table = Table(title="everything told, beside nothing told")
     for heading in ("", on.name, off.name, "ratio, 1 is free", "bar"):
         table.add_column(heading, justify="left" if not heading else "right")
@@ -194,7 +194,7 @@ def main(
     ),
     parts: Annotated[bool, typer.Option("--parts", help="Microseconds of each part instead.")] = False,
 ) -> None:
-    """Everything told, beside nothing told."""
+    """Compare a gateway with all telemetry to one without any."""
     if parts:
         print_parts()
         return
@@ -215,7 +215,7 @@ def main(
         ]
         for side in sides:
             with socket.create_connection(("127.0.0.1", side.port), timeout=START_S):
-                """It listens."""
+                """The gateway listens."""
         uvloop.run(measure(sides, path, in_flight, rounds, round_s))
     report(*sides)
 

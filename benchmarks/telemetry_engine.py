@@ -1,8 +1,8 @@
-"""What telling costs callers of a real engine; run by ``benchmarks.telemetry --engine embedded``.
+"""What telemetry costs callers of a real engine; run by ``benchmarks.telemetry --engine embedded``.
 
-Two gateways as ``sluice.yaml`` has them, each with its embedded engine and the demo model; one tells
-everything, the other nothing. Rounds of 16 streams at once, 64 tokens each, go to one and the other in turn,
-with the same prompts. All cores are everybody's, as they are on a host of its own.
+Two gateways as configured by ``sluice.yaml``, each with its embedded engine and the demo model; one has all
+telemetry on, the other has none. Rounds of 16 streams at once, 64 tokens each, alternate between them, with
+the same prompts. All processes may use all cores, as on a production host.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEADERS: Final = {"Authorization": f"Bearer {KEY}", "Content-Type": "application
 
 @dataclass
 class Gate:
-    """One of the two gateways, and what its rounds gave."""
+    """One of the two gateways, and the figures of its rounds."""
 
     name: str
     port: int
@@ -72,7 +72,7 @@ def _until_ready(port: int) -> None:
             if connection.getresponse().status == 200:
                 return
         except OSError:
-            """Not yet."""
+            """The gateway does not listen yet."""
         time.sleep(0.5)
     raise SystemExit(f"the gateway on port {port} was not ready within {READY_S:g} s")
 
@@ -89,7 +89,7 @@ def _round(gate: Gate, number: int, callers: ThreadPoolExecutor, *, counted: boo
 
 
 def _stream(port: int, seed: int) -> tuple[float, int]:
-    """One answer: milliseconds to its first token, and how many tokens it had."""
+    """Stream one answer; return the milliseconds to its first token, and its number of tokens."""
     rng = random.Random(seed)
     body = {
         "model": "demo",

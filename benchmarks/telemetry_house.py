@@ -1,4 +1,4 @@
-"""Gateways for ``benchmarks.telemetry``: one that tells all, one that tells nothing; and a collector."""
+"""Gateways for ``benchmarks.telemetry``: one with all telemetry, one without any; and a collector."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ from observability.subscribers import EventDispatcher
 
 
 class SilentHub(EventDispatcher):
-    """Forgets every event."""
+    """Drops every event."""
 
     def emit(self, event: object) -> None:
-        """Neither a figure nor a line."""
+        """Drop the event: no metric and no log line."""
 
 
 class NoLedger:
-    """Forgets every row."""
+    """Drops every row."""
 
     accepts = True
 
     def append(self, row: UsageRow) -> bool:
-        """Take a row."""
+        """Accept a row."""
         return True
 
     async def durable(self) -> bool:
-        """At once."""
+        """Return at once."""
         return True
 
 
 def gateway_of(pieces: int | None, folder: Path, collector: str | None, sample_ratio: float) -> Gateway:
-    """The gateway of ``sluice.yaml`` before a backend that answers at once; its own engine for no ``pieces``.
+    """Build ``sluice.yaml``'s gateway with a backend that answers at once; without ``pieces``, its engine.
 
-    With a collector it traces, counts, logs and bills; without one it does nothing of these.
+    With a collector it traces, counts, logs and writes the ledger; without one it does none of these.
     """
     environment = {
         "SLUICE_STATE__URL": f"sqlite:///{folder}/s.db",
@@ -88,7 +88,7 @@ def gateway_of(pieces: int | None, folder: Path, collector: str | None, sample_r
 def serve(
     pieces: int | None, cores: set[int], collector: str | None, sample_ratio: float, port: Connection
 ) -> None:
-    """A gateway's process; ends on SIGTERM."""
+    """Run a gateway's process; it ends on SIGTERM."""
     os.sched_setaffinity(0, cores)
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w") as lines:
         logs = configure_logging("critical" if collector is None else "info", json=True, stream=lines)
@@ -117,14 +117,14 @@ async def _collect(port: Connection) -> None:
 
 
 def collect(cores: set[int], port: Connection) -> None:
-    """A collector's process: takes batches and throws them away."""
+    """Run a collector's process, which discards all batches."""
     os.sched_setaffinity(0, cores)
     uvloop.run(_collect(port))
 
 
 @contextmanager
 def running(target: object, *args: object) -> Iterator[tuple[int, int]]:
-    """A process that tells its port: the port and its id."""
+    """Start a process that reports its port; yield the port and the process id."""
     context = get_context("spawn")
     mine, theirs = context.Pipe()
     process = context.Process(target=target, args=(*args, theirs), daemon=True)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """What one finished request costs in metrics, its log line and its spans, in microseconds of CPU.
 
-``python -m benchmarks.telemetry --parts``; beside each, its share of what a request may cost in all.
+``python -m benchmarks.telemetry --parts``; also printed is each one's share of a request's CPU limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from observability.subscribers import EventDispatcher
 from observability.trace_export import DELAY_S, TraceSender
 from observability.tracing import Tracing
 
-# The whole journey's bar: CPU of a request on the gateway, microseconds.
+# The limit of the whole journey: CPU per request on the gateway, in microseconds.
 WHOLE_REQUEST_US = 650.0
 ROUNDS = 5
 
@@ -41,32 +41,32 @@ RECORD = RequestRecord(
 
 
 class _Nowhere(SpanExporter):
-    """Encodes as OpenTelemetry's exporters do, and throws it away."""
+    """Encodes spans as OpenTelemetry's exporters do, and discards them."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Encoded, and taken."""
+        """Encode the spans."""
         encode_spans(spans).SerializePartialToString()
         return SpanExportResult.SUCCESS
 
 
 def _dropped(record: RequestRecord) -> None:
-    """A log that writes nothing."""
+    """Write nothing: a log for the benchmark."""
 
 
 def microseconds(work: Callable[[], object], requests: int) -> float:
-    """CPU of one call, all threads counted: the median of :data:`ROUNDS` rounds."""
+    """Return the CPU microseconds of one call, over all threads: the median of :data:`ROUNDS` rounds."""
     rounds = []
     for _ in range(ROUNDS):
         began = time.process_time()
         for _ in range(requests):
             work()
-        time.sleep(3 * GATHER_S + 3 * DELAY_S)  # costs nothing, and lets the threads do their share
+        time.sleep(3 * GATHER_S + 3 * DELAY_S)  # uses no CPU, and lets the threads finish their work
         rounds.append((time.process_time() - began) / requests * 1e6)
     return statistics.median(rounds)
 
 
 def print_parts(requests: int = 1_500) -> None:
-    """Measure and print; ``requests`` calls a round, fewer than any queue holds."""
+    """Measure, and print the figures; ``requests`` calls per round, fewer than any queue holds."""
     metrics = Metrics(version="benchmark")
     quiet = EventDispatcher().record(metrics, log_request=_dropped)
     logs = configure_logging("info", json=True, stream=io.StringIO())

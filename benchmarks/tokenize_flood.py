@@ -1,10 +1,10 @@
-"""What other tenants see while one tenant tokenizes large texts, and what it costs the gateway in memory.
+"""How one tenant that tokenizes large texts affects other tenants and the gateway's memory.
 
     python -m benchmarks.tokenize_flood
     python -m benchmarks.tokenize_flood --concurrency 12 --bytes 2400000 --seconds 20
 
-One gateway without an engine has one fake worker. Another tenant asks for short answers at a steady rate
-and a probe asks ``/ping``, first alone, then while ``--concurrency`` callers of one tenant post texts to
+One gateway without an engine has one fake worker. Another tenant requests short answers at a steady rate and
+a probe requests ``/ping``, first alone, then while ``--concurrency`` callers of one tenant post texts to
 ``/tokenize`` from a process of their own, each with an ``Idempotency-Key`` and ``return_token_strs``.
 """
 
@@ -50,14 +50,14 @@ class Phase:
     memory: list[int] = field(default_factory=list)
 
     def quantile(self, share: float) -> float:
-        """Of the other tenant's requests, in ms."""
+        """Return a quantile of the times of the other tenant's requests, in ms."""
         times = sorted(self.asked_s)
         return times[min(len(times) - 1, int(share * len(times)))] * 1e3
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The other tenant's times and the longest ``/ping`` in ms, alone and in the flood; memory in MiB."""
+    """The other tenant's times and the slowest ``/ping`` in ms, alone and during the flood; memory in MiB."""
 
     p50_alone_ms: float
     p99_alone_ms: float
@@ -76,7 +76,7 @@ Request = Callable[[int], Awaitable[object]]
 
 
 async def steady(request: Request, phase: Phase, seconds: float) -> None:
-    """The other tenant's requests by their numbers, each when it is due."""
+    """Send the other tenant's requests by number, each when it is due."""
     loop = asyncio.get_running_loop()
     end, due = loop.time() + seconds, loop.time()
 
@@ -94,7 +94,7 @@ async def steady(request: Request, phase: Phase, seconds: float) -> None:
 
 
 async def probe(client: aiohttp.ClientSession, url: str, phase: Phase) -> None:
-    """``/ping`` one after the other, until cancelled."""
+    """Request ``/ping`` again and again, until cancelled."""
     while True:
         began = time.perf_counter()
         async with client.get(f"{url}/ping") as response:
@@ -104,7 +104,7 @@ async def probe(client: aiohttp.ClientSession, url: str, phase: Phase) -> None:
 
 
 async def sample(pid: int, phase: Phase) -> None:
-    """The gateway's memory, until cancelled."""
+    """Record the gateway's memory, until cancelled."""
     process = psutil.Process(pid)
     while True:
         phase.memory.append(process.memory_info().rss)
@@ -114,7 +114,7 @@ async def sample(pid: int, phase: Phase) -> None:
 async def observe(
     client: aiohttp.ClientSession, url: str, pid: int, request: Request, seconds: float
 ) -> Phase:
-    """One phase."""
+    """Run one phase."""
     phase = Phase()
     async with asyncio.TaskGroup() as group:
         watching = [group.create_task(probe(client, url, phase)), group.create_task(sample(pid, phase))]
@@ -125,7 +125,7 @@ async def observe(
 
 
 async def flood(url: str, key: str, concurrency: int, size: int) -> None:
-    """Tokenize until killed; the counts of the answers' statuses go to the output, a line each second."""
+    """Tokenize until killed; print the counts of the answers' statuses, one line per second."""
     body = json.dumps({"prompt": (_WORDS * (size // len(_WORDS) + 1))[:size], "return_token_strs": True})
     statuses: Counter[str] = Counter()
 
@@ -162,7 +162,7 @@ async def flood(url: str, key: str, concurrency: int, size: int) -> None:
 
 
 async def measure(url: str, pid: int, folder: Path, concurrency: int, size: int, seconds: float) -> Result:
-    """Alone, in the flood, and afterwards."""
+    """Measure before, during and after the flood."""
     seen = Seen()
 
     async def request(number: int) -> None:
@@ -203,7 +203,7 @@ async def measure(url: str, pid: int, folder: Path, concurrency: int, size: int,
 
 @contextmanager
 def gateway(folder: Path) -> Iterator[tuple[str, int]]:
-    """One gateway before a fake worker; its address and process."""
+    """Start one gateway in front of a fake worker; yield its address and process."""
     with worker(folder) as port:
         write_settings(folder, f"sqlite:///{folder}/state.db", port)
         with one_gateway(folder, 0) as url:
@@ -222,7 +222,7 @@ def main(
     attack: Annotated[str, typer.Option(hidden=True)] = "",
     key: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
-    """Run it and print the figures."""
+    """Measure, and print the figures."""
     if attack:
         asyncio.run(flood(attack, key, concurrency, bytes))
         return

@@ -2,16 +2,16 @@
 
     python -m benchmarks.vllm_server                (options: --help)
 
-Both are started once and warmed up. A round runs every concurrency on one, then on the other, who goes first
-alternating, the one that waits suspended. Callers stream chat completions of a fixed number of tokens over
-keep-alive connections, one request at a time each; every round asks new questions, the same to both. Sluice
-runs its whole journey: keys, budget, admission, routing, ledger, metrics, and spans sent to a collector (a
-sink here).
+Both are started once and warmed up. A round runs every concurrency on one, then on the other; the waiting one
+is suspended, and which one is first alternates. Callers stream chat completions of a fixed number of tokens
+over keep-alive connections, one request at a time each; every round has new questions, the same for both.
+Sluice runs its whole journey: keys, budget, admission, routing, ledger, metrics, and spans sent to a
+collector (a sink here).
 
-Shown are medians over the rounds. "API CPU" is the processor time of the process that answers HTTP, in
-seconds for 1,000 requests: of Sluice the gateway, of vLLM its API server. Everything below it (engine core,
-worker) is "engine CPU". With --api-servers there is a third: vLLM with that many processes that answer HTTP,
-whose time is added up. The load generator is the benchmark's own process and shares the machine with both.
+Shown are medians over the rounds. "API CPU" is the CPU time of the process that serves HTTP, in seconds per
+1,000 requests: for Sluice the gateway, for vLLM its API server. All processes below it (engine core, worker)
+are "engine CPU". With --api-servers there is a third side: vLLM with that many API servers, whose time is
+added up. The load generator is the benchmark's own process and shares the machine with both.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ START_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0
 WORDS = ("manga", "volume", "order", "price", "author", "series", "shipping", "return", "release", "chapter")
 QUESTION_WORDS = 120
-# Never the end token: every answer has the same length on both sides.
+# Forbids the end token, so that every answer has the same length on both sides.
 END_TOKEN = "2"
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What both engines are told alike."""
+    """The settings that both engines get."""
 
     model: str
     dtype: str = "float32"
@@ -84,7 +84,7 @@ class Run:
     chunks: int
 
 
-# `vllm serve`. It asks for the version of a distribution "vllm"; that of the CPU build has another name.
+# Runs `vllm serve`, which asks for the version of the distribution "vllm"; the CPU build has another name.
 SERVE = """
 import importlib.metadata
 try:
@@ -95,12 +95,12 @@ except importlib.metadata.PackageNotFoundError:
 from vllm.entrypoints.cli.main import main
 main()
 """
-# vLLM's name of a process that answers HTTP where there are several.
+# vLLM's name of an API server process, when there are several.
 API_SERVER = "VLLM::APIServer"
 
 
 class Server:
-    """A server's process tree: its root and API servers answer HTTP, all others below it are the engine."""
+    """A server's process tree: its root and API servers serve HTTP, all other processes are the engine."""
 
     def __init__(
         self,
@@ -123,11 +123,11 @@ class Server:
         self.root = psutil.Process(self._process.pid)
 
     def tree(self) -> list[psutil.Process]:
-        """The root and all below it."""
+        """Return the root process and all its descendants."""
         return [self.root, *self.root.children(recursive=True)]
 
     def cpu_s(self) -> tuple[float, float]:
-        """Processor seconds so far: of what answers HTTP, and of the rest."""
+        """Return the CPU seconds so far: of the processes that serve HTTP, and of the others."""
         api = engine = 0.0
         for process in self.tree():
             used = sum(process.cpu_times()[:2])
@@ -143,7 +143,7 @@ class Server:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Stops the whole tree for a while, so that its idle loops take no time from the other."""
+        """Suspend the whole tree during the block, so that its idle loops take no CPU from the other."""
         tree = self.tree()
         for process in tree:
             process.suspend()
@@ -154,7 +154,7 @@ class Server:
                 process.resume()
 
     async def wait_ready(self, path: str) -> None:
-        """Until ``path`` answers 200."""
+        """Wait until ``path`` answers 200."""
         deadline = time.monotonic() + START_TIMEOUT_S
         async with aiohttp.ClientSession() as session:
             while time.monotonic() < deadline:
@@ -168,7 +168,7 @@ class Server:
         raise RuntimeError(f"{self.name} was not ready:\n{self.log.read_text()[-3000:]}")
 
     def close(self) -> None:
-        """Ends it, and what it may leave."""
+        """Stop the server, and every process that it may leave."""
         tree = self.tree() if self.root.is_running() else []
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -180,14 +180,14 @@ class Server:
 
 
 def free_port() -> int:
-    """A port that nobody has now."""
+    """Return a port that is free now."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         return int(held.getsockname()[1])
 
 
 def sluice(flags: Flags, folder: Path, collector: str) -> Server:
-    """`sluice serve` with vLLM in process, every stage on."""
+    """Start `sluice serve` with vLLM in process, with every stage on."""
     port = free_port()
     env = {
         "SLUICE_ADMIN_KEY": KEY,
@@ -207,7 +207,7 @@ def sluice(flags: Flags, folder: Path, collector: str) -> Server:
         "SLUICE_STATE__URL": f"sqlite:///{folder}/state.db",
         "SLUICE_LEDGER__URL": f"sqlite+aiosqlite:///{folder}/ledger.db",
         "SLUICE_TRACING__OTLP_ENDPOINT": collector,
-        # All of the load is to be answered, as vLLM answers it: nothing is shed for its wait.
+        # All requests must be answered, as vLLM answers them: none is refused for its wait.
         "SLUICE_ADMISSION__MAX_WAIT_MS": "600000",
     }
     command = [sys.executable, "-m", "ops.cli", "serve", "--config", "sluice.yaml"]
@@ -216,7 +216,7 @@ def sluice(flags: Flags, folder: Path, collector: str) -> Server:
 
 
 def vllm(flags: Flags, folder: Path, api_servers: int = 1) -> Server:
-    """vLLM's own OpenAI server, with so many processes that answer HTTP."""
+    """Start vLLM's own OpenAI server, with ``api_servers`` processes that serve HTTP."""
     port = free_port()
     options = {
         "--served-model-name": Path(flags.model).name,
@@ -247,7 +247,7 @@ def vllm(flags: Flags, folder: Path, api_servers: int = 1) -> Server:
     return Server(name, model, command, env, f"http://127.0.0.1:{port}", folder / f"{name}.log")
 
 
-# Llama 3.1 8B but for its vocabulary, which is the demo model's.
+# The shape of Llama 3.1 8B with the demo model's vocabulary.
 SHAPE_8B = {
     "hidden_size": 4096,
     "intermediate_size": 14_336,
@@ -261,7 +261,7 @@ SHAPE_8B = {
 
 
 def shape_of_8b(folder: Path) -> Path:
-    """A model's folder without weights: the engine draws them (vLLM's ``--load-format dummy``)."""
+    """Write a model folder without weights: the engine draws them (vLLM's ``--load-format dummy``)."""
     demo = REPOSITORY / "models" / "demo"
     made = folder / "shape-8b"
     shutil.copytree(demo, made, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -271,7 +271,7 @@ def shape_of_8b(folder: Path) -> Path:
 
 
 def questions(count: int, seed: str) -> list[str]:
-    """Texts of about 200 tokens, none of them alike at its beginning."""
+    """Return texts of about 200 tokens, each with a different beginning."""
     rng = random.Random(seed)
     return [f"{rng.randrange(10**9)} " + " ".join(rng.choices(WORDS, k=QUESTION_WORDS)) for _ in range(count)]
 
@@ -279,7 +279,7 @@ def questions(count: int, seed: str) -> list[str]:
 async def ask(
     session: aiohttp.ClientSession, server: Server, question: str, tokens: int
 ) -> tuple[float, float, int, int] | None:
-    """Seconds to the first piece of text and from there to the last, tokens, chunks; ``None``: it failed."""
+    """Return seconds to the first text and from it to the last, tokens, chunks; ``None`` on failure."""
     body = {
         "model": server.model,
         "messages": [{"role": "user", "content": question}],
@@ -310,7 +310,7 @@ async def ask(
 
 
 async def drive(server: Server, asked: Sequence[str], concurrency: int, tokens: int) -> Run:
-    """All questions, so many at a time."""
+    """Send all questions, ``concurrency`` at a time."""
     waiting = iter(asked)
     done: list[tuple[float, float, int, int] | None] = []
     headers = {"Authorization": f"Bearer {KEY}"}
@@ -365,7 +365,7 @@ def summarize(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def show(console: Console, rows: dict[tuple[str, int], dict[str, float]], levels: Sequence[int]) -> None:
-    """One table of all, and how far Sluice is from each of the others."""
+    """Print one table of all servers, and Sluice's ratio to each of the others."""
     table = Table(title="medians over the rounds; ratio: Sluice / the one above")
     names = {
         "tokens_per_s": "tok/s",
@@ -395,11 +395,11 @@ def show(console: Console, rows: dict[tuple[str, int], dict[str, float]], levels
 
 @contextmanager
 def profiled(server: Server, path: Path | None) -> Iterator[None]:
-    """py-spy on the server's root while the block runs."""
+    """Run py-spy on the server's root while the block runs."""
     if path is None:
         yield
         return
-    # Who holds the interpreter's lock; a thread that waits would be taken for a busy one otherwise.
+    # Samples only threads that hold the GIL; otherwise a waiting thread would be counted as a busy one.
     command = [
         "py-spy",
         "record",
@@ -423,7 +423,7 @@ def profiled(server: Server, path: Path | None) -> Iterator[None]:
 
 @contextmanager
 def alone(server: Server, servers: Sequence[Server]) -> Iterator[None]:
-    """All others are suspended."""
+    """Suspend all other servers."""
     with ExitStack() as stack:
         for other in servers:
             if other is not server:
@@ -432,7 +432,7 @@ def alone(server: Server, servers: Sequence[Server]) -> Iterator[None]:
 
 
 async def sink(request: web.Request) -> web.Response:
-    """Takes spans and forgets them."""
+    """Discard spans."""
     await request.read()
     return web.Response()
 
@@ -445,7 +445,7 @@ async def measure(
     tokens: int,
     profile: Path | None,
 ) -> dict[tuple[str, int], list[Run]]:
-    """All rounds."""
+    """Run all rounds."""
     runs: dict[tuple[str, int], list[Run]] = {}
     for server in servers:
         with alone(server, servers):
@@ -481,7 +481,7 @@ def main(
         typer.Option("--gpu", help="An 8B shape, random weights in bfloat16, on a GPU."),
     ] = False,
 ) -> None:
-    """Compare, print a table."""
+    """Compare the servers, and print a table."""
     levels = [int(part) for part in concurrency.split(",")]
     console = Console(width=150)
 

@@ -1,16 +1,16 @@
-"""Two workers behind one gateway: what affinity finds in their prefix caches, and what a dying worker costs.
+"""Two workers behind one gateway: prefix cache hits with and without affinity, and a killed worker.
 
     python -m benchmarks.worker_affinity
     python -m benchmarks.worker_affinity --workers vllm --limit 250 --json
 
-A row of a Mooncake trace names its prompt's blocks of 512 tokens; equal ids at the beginning are an equal
-prefix. Each becomes one block of the workers' caches (8 tokens for Sluice's engine, 32 for vLLM on a CPU),
-other lengths are scaled alike, and prompts are cut to what the model takes. Requests are sent at the trace's
-times, divided by ``--speed``, as token ids through a real gateway without an engine to two real workers.
+A row of a Mooncake trace lists the ids of its prompt's blocks of 512 tokens; equal ids at the beginning mean
+an equal prefix. Each becomes one block of the workers' caches (8 tokens for Sluice's engine, 32 for vLLM on a
+CPU), other lengths are scaled alike, and prompts are cut to the model's limit. Requests are sent at the
+trace's times, divided by ``--speed``, as token ids through a gateway without an engine to two real workers.
 
-The three policies see the same requests with different tokens, so that none finds what another left; each
-worker's pool holds about half of what the trace would fill. Round robin is the client's: it names the worker.
-The last run kills one worker with SIGKILL at two fifths of its requests.
+The three policies get the same requests with different tokens, so none finds another's blocks; each worker's
+pool holds about half of what the trace would fill. For round robin the client names the worker. The last run
+kills one worker after two fifths of its requests (SIGKILL).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ops.replay.trace import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trace
 REPOSITORY = Path(__file__).resolve().parent.parent
 TRACE = REPOSITORY / "benchmarks" / "data" / "mooncake_synthetic_500.jsonl"
 MODEL = REPOSITORY / "models" / "demo"
-# Token ids that text is made of: no special token is among them.
+# Ids of text tokens: no special token is among them.
 TOKEN_IDS = range(300, 1000)
 MAX_MODEL_LEN = 4096
 START_TIMEOUT_S = 400.0
@@ -56,7 +56,7 @@ KILL_AT = 0.4
 
 
 class Kind(StrEnum):
-    """What the workers are."""
+    """The kind of the workers."""
 
     SLUICE = "sluice"
     VLLM = "vllm"
@@ -72,7 +72,7 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request: what its usage said, when its first text came, and how it failed."""
+    """One request: its reported usage, the time of its first text, and its failure."""
 
     input_tokens: int = 0
     cached_tokens: int = 0
@@ -83,7 +83,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One policy's run. ``hit_rate`` is of all prompt tokens answered, 0 to 1."""
+    """The figures of one policy's run. ``hit_rate`` is of all prompt tokens answered, 0 to 1."""
 
     policy: str
     requests: int
@@ -96,7 +96,7 @@ class Run:
 
 @contextlib.contextmanager
 def process(command: list[str], log: Path, url: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that is ready; ended with all its children."""
+    """Start a server and wait until it is ready; end it with all its children after the block."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     with log.open("wb") as out:
         child = subprocess.Popen(
@@ -126,7 +126,7 @@ def _ready(url: str) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port that nothing listens on."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         return int(held.getsockname()[1])
@@ -134,7 +134,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def worker(kind: Kind, folder: Path, blocks: int, block_tokens: int) -> Iterator[tuple[str, int]]:
-    """A worker; yields its URL and its process group."""
+    """Start a worker; yield its URL and its process group."""
     port = free_port()
     url, log = f"http://127.0.0.1:{port}", folder / f"worker-{port}.log"
     if kind is Kind.VLLM:
@@ -172,7 +172,7 @@ def _sluice(path: Path, settings: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def front(kind: Kind, folder: Path, urls: Sequence[str], block_tokens: int, affinity: bool) -> Iterator[str]:
-    """The gateway: the pool, and each worker as a backend of its own for round robin."""
+    """Start the gateway: with the pool, and with each worker as a backend of its own for round robin."""
     port = free_port()
     common = {"kind": "openai", "model": "demo", "dialect": kind.value, "api_key_env": "WORKER_KEY"}
     common |= {"affinity_block_tokens": block_tokens, "affinity": affinity, "prompt": "token_ids"}
@@ -207,7 +207,7 @@ def prompt_of(row: TraceRequest, block_tokens: int, run: str) -> list[int]:
 
 
 def ideal_rate(rows: Sequence[TraceRequest], block_tokens: int) -> tuple[float, int]:
-    """What one endless cache finds of all prompt tokens, and how many blocks it then has."""
+    """Return the share of prompt tokens that one endless cache finds, and how many blocks it then has."""
     seen: set[int] = set()
     found = total = 0
     for row in rows:
@@ -221,7 +221,7 @@ def ideal_rate(rows: Sequence[TraceRequest], block_tokens: int) -> tuple[float, 
 
 
 async def ask(client: httpx.AsyncClient, prompt: list[int], model: str) -> Outcome:
-    """One streamed request."""
+    """Send one streamed request."""
     body = {"model": model, "prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0, "stream": True}
     body["stream_options"] = {"include_usage": True}
     began, ttft_ms, usage = time.perf_counter(), None, None
@@ -275,7 +275,7 @@ async def replay(
 
 
 def summarize(policy: str, outcomes: Sequence[Outcome]) -> Run:
-    """What the run comes to."""
+    """Return the figures of a run."""
     good = [one for one in outcomes if one.failure is None]
     times = sorted(one.ttft_ms for one in good if one.ttft_ms is not None) or [0.0]
     return Run(

@@ -1,12 +1,12 @@
-"""What three HTTP clients cost the gateway for a worker's streamed answer, reading its chunks included.
+"""CPU cost of a worker's streamed answer with three HTTP clients, including parsing its chunks.
 
     python -m benchmarks.worker_client
     python -m benchmarks.worker_client --requests 500 --json
 
-A worker in a process of its own answers every request with the same 140 tokens: a chunk each, all at once
-("burst"), a chunk each, a write each ("steps", as an engine has them), or, after the first, a chunk for 16 of
-them ("larger", what vLLM is asked for when the caller does not stream). The figures are CPU time of the
-client's process, so a busy machine blurs them less than wall time; rounds alternate and the best one counts.
+A worker process answers every request with the same 140 tokens: one chunk each, all at once ("burst"); one
+chunk and one write each ("steps", as engines do); or, after the first, one chunk for 16 of them ("larger",
+which vLLM is asked for when the caller does not stream). The figures are CPU time of the client's process, so
+a busy machine affects them less than wall time; rounds alternate and the best one counts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Ask = Callable[[Work, bytes], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one client took: CPU microseconds an answer and a token, and tokens a second of one core."""
+    """The figures of one client: CPU microseconds per answer and per token, tokens per second of a core."""
 
     client: str
     worker: str
@@ -53,7 +53,7 @@ class Cost:
 
 
 def serve(port: multiprocessing.queues.Queue[int]) -> None:
-    """The worker's process."""
+    """Run the worker's process."""
     uvloop.run(_serve(port))
 
 
@@ -101,7 +101,7 @@ async def _serve(port: multiprocessing.queues.Queue[int]) -> None:
 
 
 async def ours(base: str, stack: AsyncExitStack) -> Ask:
-    """Sluice's own client."""
+    """Return a request function of Sluice's own client."""
     client = WorkerClient(base, timeouts=Timeouts(), max_connections=STREAMS)
     stack.callback(client.close)
 
@@ -119,7 +119,7 @@ async def ours(base: str, stack: AsyncExitStack) -> Ask:
 
 
 async def with_aiohttp(base: str, stack: AsyncExitStack) -> Ask:
-    """aiohttp, its fastest way to read: whatever has come."""
+    """Return a request function of aiohttp with its fastest way to read: whatever has arrived."""
     import aiohttp
 
     connector = aiohttp.TCPConnector(limit=STREAMS)
@@ -138,7 +138,7 @@ async def with_aiohttp(base: str, stack: AsyncExitStack) -> Ask:
 
 
 async def with_httpx(base: str, stack: AsyncExitStack) -> Ask:
-    """httpx."""
+    """Return a request function of httpx."""
     import httpx
 
     limits = httpx.Limits(max_connections=STREAMS)
@@ -188,7 +188,7 @@ def main(
     requests: Annotated[int, typer.Option(help="answers of each client and round")] = 400,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """Measures every client against both workers."""
+    """Measure every client with every kind of worker."""
     ports: multiprocessing.queues.Queue[int] = multiprocessing.get_context("spawn").Queue()
     worker = multiprocessing.get_context("spawn").Process(target=serve, args=(ports,), daemon=True)
     worker.start()

@@ -1,1 +1,1 @@
-"""A Bedrock of our own, for tests, benchmarks and `sluice chaos`."""
+"""A stand-in for Bedrock, for tests, benchmarks and `sluice chaos`."""

@@ -1,6 +1,6 @@
-"""The stand-in as a process: ``python -m benchmarks.bedrock --port 8090 --control-port 8091``.
+"""The Bedrock stand-in as a process: ``python -m benchmarks.bedrock --port 8090 --control-port 8091``.
 
-What its calls do is set by posting a behaviour to the control port as JSON, or asked for in the user's turn.
+The behaviour of its calls is posted to the control port as JSON, or given as JSON in the user's turn.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def asked_for(request: dict[str, Any]) -> Behaviour | None:
-    """A behaviour that the user's turn holds as JSON, for callers who want to know which call does what."""
+    """Return the behaviour that the user's turn holds as JSON, so that a caller can script its own call."""
     text = request["messages"][-1]["content"][0].get("text", "")
     return Behaviour(**json.loads(text)) if text.startswith("{") else None
 
 
 def controller(bedrock: StandIn, usual: Behaviour) -> type[BaseHTTPRequestHandler]:
-    """GET tells the counts; POST sets what every call does, ``{}`` being the usual."""
+    """Return the control port's handler: GET returns counts, POST sets the behaviour (``{}``: usual)."""
 
     class Controller(BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
         def do_GET(self) -> None:
             with bedrock.lock:

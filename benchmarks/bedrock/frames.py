@@ -16,7 +16,7 @@ STRING = 7
 
 
 def frame(headers: dict[str, str], payload: bytes, *, crc_off_by: int = 0) -> bytes:
-    """One message. ``crc_off_by`` spoils its checksum."""
+    """Encode one message. ``crc_off_by`` makes its checksum wrong."""
     encoded = b"".join(
         struct.pack(
             f"!B{len(name)}sBH{len(value.encode())}s",
@@ -34,12 +34,12 @@ def frame(headers: dict[str, str], payload: bytes, *, crc_off_by: int = 0) -> by
 
 
 def event(kind: str, body: dict[str, Any], **spoiled: int) -> bytes:
-    """An event as ConverseStream sends it."""
+    """Encode an event as ConverseStream sends it."""
     headers = {":event-type": kind, ":content-type": "application/json", ":message-type": "event"}
     return frame(headers, json.dumps(body).encode(), **spoiled)
 
 
 def exception(kind: str, message: str) -> bytes:
-    """An exception in the middle of a stream."""
+    """Encode an exception within a stream."""
     headers = {":exception-type": kind, ":content-type": "application/json", ":message-type": "exception"}
     return frame(headers, json.dumps({"message": message}).encode())

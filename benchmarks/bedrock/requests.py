@@ -1,4 +1,4 @@
-"""Checks a request against botocore's own description of the service, as Bedrock itself would."""
+"""Checks a request against botocore's description of the service, as Bedrock does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from botocore.validate import ParamValidator
 
 @functools.cache
 def _shapes() -> dict[str, Any]:
-    """The operations' parameters; reading the description takes a second."""
+    """Return the parameters of the operations; reading the description takes a second."""
     model = botocore.session.get_session().get_service_model("bedrock-runtime")
     return {
         "converse": model.operation_model("Converse").input_shape,
@@ -22,13 +22,13 @@ def _shapes() -> dict[str, Any]:
 
 
 class RequestChecker:
-    """Of the operations Converse and ConverseStream."""
+    """Checks requests of the operations Converse and ConverseStream."""
 
     def __init__(self) -> None:
         self._shapes = _shapes()
 
     def faults(self, operation: str, request: dict[str, Any]) -> list[str]:
-        """What is wrong: shapes, unknown or missing members, values out of range, turns out of order."""
+        """Return the faults: shapes, unknown or missing members, values out of range, turns out of order."""
         shape = self._shapes[operation]
         report = ParamValidator().validate(request, shape)
         found = [report.generate_report()] if report.has_errors() else []
@@ -56,7 +56,7 @@ class RequestChecker:
         return found
 
     def _beyond(self, value: Any, shape: Any, path: str) -> list[str]:
-        """What botocore leaves to the service: upper bounds, and the values of an enumeration."""
+        """Check what botocore leaves to the service: upper bounds, and the values of an enumeration."""
         found: list[str] = []
         if shape.type_name == "structure" and isinstance(value, dict):
             for name, inner in value.items():
@@ -79,7 +79,7 @@ class RequestChecker:
 
 
 def _faults_of_calls(request: dict[str, Any]) -> list[str]:
-    """What is wrong with calls of tools and their results."""
+    """Return what is wrong with tool calls and their results."""
     found: list[str] = []
     turns = request.get("messages", [])
     asked: list[str] = []

@@ -1,7 +1,7 @@
-"""A Bedrock of our own: checks each request as the service would, and answers in its real encoding.
+"""A stand-in for Bedrock: checks each request as the service does, and answers in the same encoding.
 
-It speaks HTTP with chunks and keeps connections open. What a call does is scripted, by region, which a
-request names in its signature.
+It speaks HTTP with chunks and keep-alive. Calls are scripted by region, which the stand-in reads from a
+request's signature.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from benchmarks.bedrock.frames import event, exception, frame
 from benchmarks.bedrock.requests import RequestChecker
 
 ANSWER = ("Vinland", " Saga", " and", " Vagabond", " are", " both", " worth", " reading", ".")
-# Of the ids of models that do not complete an assistant's message, and what they say then.
+# Substrings of the ids of models that do not continue an assistant message, and their error message.
 WITHOUT_PREFILL = ("claude-opus-4-6", "claude-sonnet-4-6")
 NO_PREFILL = (
     "This model does not support assistant message prefill. The conversation must end with a user message."
 )
-# The fields of InvokeModel's bodies for embeddings, and the tokens that each text is said to have.
+# The fields of InvokeModel's bodies for embeddings, and the token count reported for each text.
 TITAN_FIELDS = ("inputText", "dimensions", "normalize")
 COHERE_FIELDS = ("texts", "input_type", "embedding_types", "truncate", "output_dimension")
 TOKENS_EACH = 3
-# Longest that a scripted hang lasts, should the other side not hang up.
+# The longest scripted hang, in seconds, when the client does not close the connection.
 LONGEST_HANG_S = 60.0
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What one call does.
+    """The scripted behaviour of one call.
 
     Args:
         pieces: of the text.
         reasoning: pieces of the reasoning before the text.
-        calls: of tools after the text: each a name and the pieces of its arguments.
-        delay_s: before each piece.
-        status: of the response; above 200 nothing but the error follows.
-        error: the error's code, or of the exception event in the stream.
+        calls: tool calls after the text: each a name and the pieces of its arguments.
+        delay_s: seconds before each piece.
+        status: of the response; above 200 only the error follows.
+        error: the error's code, or the type of the exception event in the stream.
         message: the error's text.
-        retry_after: the header.
+        retry_after: the header of that name.
         hang_before: send nothing at all.
-        after: pieces sent before what breaks the stream: ``fault``.
+        after: pieces sent before the ``fault`` breaks the stream.
         fault: ``hang``, ``cut``, ``close``, ``exception``, ``garbage``, ``crc``, ``json``, ``no_usage`` or
             ``linger``.
-        tokens: of the answer as told; by default a piece is one, and the name of a tool.
-        stop_reason: why it ends; by default by the pieces and ``maxTokens``.
-        cache: tokens read from and written to the cache, out of the prompt's.
+        tokens: reported tokens of the answer; by default each piece is one, and each tool's name.
+        stop_reason: the reported one; by default it follows from the pieces and ``maxTokens``.
+        cache: prompt tokens read from the cache, and prompt tokens written to it.
     """
 
     pieces: tuple[str, ...] = ANSWER
@@ -81,7 +81,7 @@ NORMAL = Behaviour()
 
 @dataclass
 class StandIn:
-    """The running server. ``model`` answers what nothing is scripted for."""
+    """The state of the running server. ``model`` answers the calls that are not scripted."""
 
     url: str
     count_tokens: Callable[[dict[str, Any]], int]
@@ -97,18 +97,18 @@ class StandIn:
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def script(self, *behaviours: Behaviour, region: str = "us-east-1") -> None:
-        """What the next calls in a region do."""
+        """Script the next calls in a region."""
         self.scripts.setdefault(region, deque()).extend(behaviours)
 
     def behaviour(self, region: str) -> Behaviour:
-        """What this call does."""
+        """Return the behaviour of a region's next call, and take it from the script."""
         with self.lock:
             queue = self.scripts.get(region)
             return queue.popleft() if queue else self.always.get(region, NORMAL)
 
     @property
     def regions(self) -> list[str]:
-        """Where each call went."""
+        """Return the region of each call."""
         return [region for region, _, _ in self.seen]
 
     @property
@@ -118,7 +118,7 @@ class StandIn:
 
 
 def words_of(request: dict[str, Any]) -> int:
-    """A count that needs no tokenizer."""
+    """Count the words of a request: a token count without a tokenizer."""
     blocks = [*request.get("system", []), *(b for m in request["messages"] for b in m["content"])]
     return sum(len(block["text"].split()) for block in blocks if "text" in block)
 
@@ -129,7 +129,7 @@ def stand_in(
     tls: ssl.SSLContext | None = None,
     port: int = 0,
 ) -> Iterator[StandIn]:
-    """A stand-in on a port, or on a free one."""
+    """Run a stand-in on ``port``, or on a free one."""
     server = _Server(("127.0.0.1", port), _Handler)
     scheme = "http"
     if tls is not None:
@@ -170,16 +170,16 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             super().finish()
         except OSError:
-            self.close_connection = True  # the other side has gone
+            self.close_connection = True  # the client has closed the connection
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Log nothing."""
 
     def handle_one_request(self) -> None:
         try:
             super().handle_one_request()
         except OSError:
-            self.close_connection = True  # the other side has gone
+            self.close_connection = True  # the client has closed the connection
 
     def do_POST(self) -> None:
         state = self.server.state
@@ -227,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._stream(act, told)
 
     def _embed(self, request: dict[str, Any]) -> None:
-        """Vectors as Titan and Cohere answer: the text as a number, and a third; scores by length."""
+        """Answer like Titan and Cohere: the vector is the text as a number and 1/3; scores are 1 / length."""
         if "rerank" in request["modelId"]:
             return self._rank(request)
         titan = "titan" in request["modelId"]
@@ -292,7 +292,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._chunk(exception(act.error, act.message))
                 self.wfile.write(b"0\r\n\r\n")
                 return
-            case "close":  # a clean end, only too early
+            case "close":  # a clean end, but too early
                 self.wfile.write(b"0\r\n\r\n")
                 return
             case "garbage":
@@ -310,7 +310,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.shutdown(socket.SHUT_RDWR)
 
     def _hang(self) -> None:
-        """Says nothing more until the other side hangs up."""
+        """Send nothing more until the client closes the connection."""
         self.close_connection = True
         self.connection.settimeout(0.05)
         until = time.monotonic() + LONGEST_HANG_S
@@ -342,13 +342,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def prefill_of(request: dict[str, Any]) -> str:
-    """The beginning of the answer that the model is given."""
+    """Return the beginning of the answer that the request gives to the model."""
     last = request["messages"][-1]
     return "".join(block["text"] for block in last["content"]) if last["role"] == "assistant" else ""
 
 
 def rest_of(pieces: tuple[str, ...], request: dict[str, Any]) -> tuple[str, ...]:
-    """The pieces of a script after the partial answer, if that is a prefix of the script."""
+    """Return the scripted pieces after the partial answer, if that answer is a prefix of the script."""
     given, left = prefill_of(request), list(pieces)
     if not "".join(pieces).startswith(given):
         return pieces
@@ -361,7 +361,7 @@ def rest_of(pieces: tuple[str, ...], request: dict[str, Any]) -> tuple[str, ...]
 
 
 class _Answer:
-    """What a script says: cut at ``maxTokens`` and before a stop sequence, a piece being a token."""
+    """A scripted answer, cut at ``maxTokens`` (a piece is a token) and before a stop sequence."""
 
     def __init__(self, act: Behaviour, request: dict[str, Any], prompt_tokens: int) -> None:
         config = request.get("inferenceConfig", {})
@@ -401,7 +401,7 @@ class _Answer:
         }
 
     def whole(self) -> dict[str, Any]:
-        """The answer of Converse."""
+        """Return the response body of Converse."""
         content: list[dict[str, Any]] = []
         for block, group in itertools.groupby(self.pieces, lambda piece: piece[0]):
             deltas = [delta for _, delta in group]

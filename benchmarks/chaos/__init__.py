@@ -1,1 +1,1 @@
-"""Faults on purpose, measured; and the scenarios of ``sluice chaos``."""
+"""Injected faults, measured; and the scenarios of ``sluice chaos``."""

@@ -1,9 +1,9 @@
-"""Thousands of faulty Bedrock calls: each ends in time and in the closed set, and nothing is left of it.
+"""Thousands of faulty Bedrock calls: each ends in time with an outcome of the closed set, and leaks nothing.
 
-Every call asks the real backend (boto3, its threads, its lanes) of a stand-in in a process of its own, which
-checks the request with botocore's model of the service and then misbehaves: throttles, fails, denies, hangs
-before or within its answer, cuts, closes too early, sends garbage. Some callers have a deadline shorter than
-Bedrock's own timeout and leave.
+Every call goes through the real backend (boto3, its threads, its lanes) to a stand-in in a process of its
+own. The stand-in checks the request with botocore's model of the service and then misbehaves: it throttles,
+fails, denies, hangs before or within its answer, cuts, closes too early or sends garbage. Some callers have a
+deadline shorter than Bedrock's own timeout and disconnect.
 
 ::
 
@@ -57,17 +57,17 @@ FAULTS: dict[str, dict[str, Any]] = {
     "garbage": {"fault": "garbage"},
     "answers": {},
 }
-# Calls under way at once, as many as the backend has lanes by default.
+# Calls in flight at once, as many as the backend has lanes by default.
 AT_ONCE = 32
-# Bedrock's silence that is borne, and the deadline of those callers that have one, seconds.
+# Longest tolerated silence of Bedrock, and the deadline of the callers that have one, in seconds.
 READ_TIMEOUT_S = 0.6
 DEADLINE_S = 0.3
 TOTAL_TIMEOUT_S = 3.0
-# Share of calls whose caller has the deadline.
+# Share of the callers that have the deadline.
 WITH_DEADLINE = 0.3
 # How much later than its bound a call may end on a machine that does nothing else, seconds.
 GRACE_S = 1.0
-# Calls are made in so many parts; memory is read after each.
+# The calls are made in this many parts; memory is read after each.
 PARTS = 10
 START_WITHIN_S = 60.0
 LEFT_WITHIN_S = 30.0
@@ -76,16 +76,16 @@ POLL_S = 0.02
 
 @dataclass(slots=True)
 class Figures:
-    """What came of the calls.
+    """The figures of all calls.
 
     Args:
         ends: how often each fault ended in which way.
         took_s: how long each call took.
         late: calls that ended later than their bound allows.
-        early: calls told as timed out though Bedrock was silent for less than the read timeout.
+        early: calls reported as timed out although Bedrock was silent for less than the read timeout.
         rss_mib: resident memory after each part of the calls.
-        threads: before and after, but for those of the lanes.
-        lane_threads: threads of the lanes in the end; there are never more than lanes.
+        threads: threads before and after, without those of the lanes.
+        lane_threads: threads of the lanes at the end; there are never more than lanes.
         left: tasks, threads of calls, lanes and connections that were left at the end, by name.
     """
 
@@ -105,13 +105,13 @@ class Figures:
 async def measure(
     calls: int, folder: Path, *, seed: int = 0, parts: int = PARTS, grace_s: float = GRACE_S
 ) -> Figures:
-    """Make so many calls; credentials must stand in the environment.
+    """Make ``calls`` calls; the environment must hold AWS credentials.
 
     Args:
         calls: how many.
         folder: where the stand-in's log goes.
-        seed: of the faults and of which callers have a deadline.
-        parts: how often everything under way is waited for and memory is read.
+        seed: of the faults, and of which callers have a deadline.
+        parts: number of parts; after each, all calls are waited for and memory is read.
         grace_s: how much later than its bound a call may end before it counts as late.
     """
     port, control = free_ports(2)
@@ -141,7 +141,7 @@ async def _calls(
     backend: BedrockBackend, calls: int, control: str, chance: random.Random, parts: int, grace_s: float
 ) -> Figures:
     figures, here = Figures(calls), psutil.Process()
-    # boto3 is loaded, and the executor that asks the stand-in has its thread, before anything is counted.
+    # Before anything is counted, boto3 is loaded and the executor that asks the stand-in has its thread.
     await _batch(backend, ["answers"] * AT_ONCE, chance, Figures(), grace_s)
     await asyncio.to_thread(_told, control)
     tasks = len(asyncio.all_tasks())
@@ -165,7 +165,7 @@ async def _calls(
             "calls at the stand-in": (await asyncio.to_thread(_told, control))["active"],
         }
 
-    # A lane whose call was given up ends with the socket's own timeout; the stand-in hears of it later.
+    # The lane of an abandoned call ends with the socket's own timeout; the stand-in notices that later.
     figures.left = await left()
     for _ in range(int(LEFT_WITHIN_S / POLL_S)):
         if not any(figures.left.values()):
@@ -179,14 +179,14 @@ async def _calls(
 
 
 def _threads(*, lanes: bool) -> int:
-    """Threads of this process: the lanes' or all others."""
+    """Return the number of threads of this process: those of the lanes, or all others."""
     return sum(thread.name.startswith("bedrock-") is lanes for thread in threading.enumerate())
 
 
 async def _batch(
     backend: BedrockBackend, names: Sequence[str], chance: random.Random, figures: Figures, grace_s: float
 ) -> None:
-    """One call for each name."""
+    """Make one call for each name."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def one(fault: str, deadline_s: float | None) -> None:

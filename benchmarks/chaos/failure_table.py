@@ -1,8 +1,8 @@
 """Every kind of failure, before the first token and after it: the answer, the retries, the billed tokens.
 
-Each kind gets its own gateway: the embedded engine, then Bedrock's stand-in, then the degraded answer. The
-failure is injected into the engine's backend (`chaos`), once or in every call. One greedy stream is requested
-over HTTP and compared with a run without failures.
+Each kind of failure gets its own gateway: the embedded engine, then Bedrock's stand-in, then the degraded
+answer. The failure is injected into the engine's backend (`chaos`), once or in every call. One greedy stream
+is requested over HTTP and compared with a run without failures.
 
 ::
 
@@ -24,7 +24,7 @@ from ops.chaos.scenario import Scenario, ScenarioStart, Verdict
 from ops.chaos.testbed import started
 from resilience.failures import FailureKind
 
-# It is caused by the caller, not by a backend.
+# Caused by the caller, not by a backend.
 LEFT_OUT = frozenset({"cancelled_by_client"})
 AFTER_TOKENS = 8
 BEGIN, END = "<!-- failure table: begin -->", "<!-- failure table: end -->"

@@ -1,1 +1,1 @@
-"""Vectors through the gateway beside their worker alone, and chats beside a full load of them."""
+"""Embeddings through the gateway against their worker alone, and chats during a full load of them."""

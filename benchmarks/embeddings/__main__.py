@@ -31,15 +31,15 @@ START_TIMEOUT_S = 400.0
 WARM_UP_S = 1.0
 CHATS_PER_S = 20
 IN_MEMORY = "/dev/shm"
-"""Where the ledger and its journal are: how long a disk takes to sync is no figure of the gateway."""
+"""Folder of the ledger and its journal: how long a disk takes to sync is no figure of the gateway."""
 STEP_MS = 10.0
-"""A token of a chat every so often."""
+"""Milliseconds between two tokens of a chat."""
 app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The running processes' ports, and the gateway's process."""
+    """The ports of the running processes, and the gateway's process id."""
 
     cores: Cores
     gateway: int
@@ -68,12 +68,12 @@ def main(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Requests for vectors a second through the gateway beside its worker alone; chats beside them.
+    """Embedding requests per second through the gateway and to the worker alone; chats during that load.
 
-    Beside the gateway is the least that a Python gateway can be, ``benchmarks.forwarding.proxy``: bare. They
-    have a core of their own; worker and load generator share another. The sides take turns, who is
-    first alternating. Shown are medians over the rounds; a ratio is the median of the rounds' ratios. The
-    ledger is in memory (/dev/shm): how long a disk takes to sync is no figure of the gateway.
+    A minimal Python gateway, ``benchmarks.forwarding.proxy`` ("bare"), is measured too. Both gateways run on
+    a core of their own; worker and load generator share another. The sides take turns, and the first one
+    alternates. Shown are medians over the rounds; a ratio is the median of the rounds' ratios. The ledger is
+    in memory (/dev/shm): how long a disk takes to sync is no figure of the gateway.
     """
     console = Console()
     figures: dict[str, object] = {"worker": worker, "throughput": [], "chats": None}
@@ -101,7 +101,7 @@ def main(
 
 @contextmanager
 def running(folder: Path, cores: Cores, worker: Sequence[str]) -> Iterator[Site]:
-    """A worker of vectors, a worker of chats, and a gateway in front of both."""
+    """Start a worker of embeddings, a worker of chats, and a gateway in front of both."""
     kind, model, delay_ms, dimensions = worker
     vectors, chat, bare, gateway = free_port(), free_port(), free_port(), free_port()
     (folder / "sluice.yaml").write_text(
@@ -159,7 +159,7 @@ routing: {{file: {folder}/routing.yaml}}
 
 
 def throughput(site: Site, texts: int, callers: int, rounds: int, seconds: float) -> dict[str, float]:
-    """One row: the sides in turn."""
+    """Measure one row of the table: all sides in turn."""
     sides: dict[int, list[VectorResult]] = {site.vectors: [], site.bare: [], site.gateway: []}
     cpu_s, answers = 0.0, 0
     for number in range(rounds):
@@ -168,7 +168,7 @@ def throughput(site: Site, texts: int, callers: int, rounds: int, seconds: float
             done = loaded(site, VectorJob(port, MODEL, KEY, callers, texts, seconds, WARM_UP_S))
             sides[port].append(done)
             if port == site.gateway:
-                # Of the whole turn, its warm-up included.
+                # CPU of the whole turn, with its warm-up.
                 cpu_s += sum(psutil.Process(site.pid).cpu_times()[:2]) - before
                 answers += round(len(done.latencies_s) * (seconds + WARM_UP_S) / seconds)
     rates = [[len(one.latencies_s) / one.elapsed_s for one in side] for side in sides.values()]
@@ -191,7 +191,7 @@ def throughput(site: Site, texts: int, callers: int, rounds: int, seconds: float
 
 
 def beside(site: Site, rounds: int, seconds: float, texts: int) -> dict[str, float]:
-    """TTFT of chats alone and beside 64 callers of vectors, in turn."""
+    """Return the TTFT of chats alone and next to 64 callers of embeddings, measured in turn."""
     found: dict[bool, list[list[float]]] = {False: [], True: []}
     for number in range(rounds):
         for loaded_too in (False, True) if number % 2 == 0 else (True, False):
@@ -235,7 +235,7 @@ def loaded(site: Site, job: VectorJob) -> VectorResult:
 
 @contextmanager
 def begun(site: Site, job: VectorJob) -> Iterator[None]:
-    """The load runs while the block does."""
+    """Run the load while the block runs."""
     process = subprocess.Popen(
         [*site.cores.load, *python_module("benchmarks.embeddings.load")],
         cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,

@@ -1,6 +1,6 @@
 """The load generator, a process of its own: a job on standard input, its result on standard output, JSON.
 
-Each caller has one connection and one request at a time. Every text is another one.
+Each caller has one connection and one request at a time. Every text is different.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXT_WORDS = 20
 
 @dataclass(frozen=True, slots=True)
 class VectorJob:
-    """What is asked, by how many, for how long."""
+    """What is requested, by how many callers, and for how long."""
 
     port: int
     model: str
@@ -58,7 +58,7 @@ def request(job: VectorJob, number: int) -> bytes:
 async def ask(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, job: VectorJob, number: int
 ) -> str | None:
-    """Send one request and read its answer; what is wrong with it."""
+    """Send one request and read its answer; return what is wrong with it, or ``None``."""
     writer.write(request(job, number))
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.lower().split(b"content-length:")[1].split(b"\r\n", 1)[0])

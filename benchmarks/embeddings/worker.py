@@ -1,7 +1,7 @@
-"""A worker that makes vectors in a given time, as a process of its own: ``… PORT DELAY_MS DIMENSIONS``.
+"""A worker process that returns embeddings after a fixed time: ``… PORT DELAY_MS DIMENSIONS``.
 
 Each request takes ``DELAY_MS``, however many there are, as on a GPU whose batches have room. The vectors are
-ready as bytes, so that the worker takes little of the machine.
+encoded in advance, so that the worker uses little CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEED: Final = 7
 
 
 def reply(body: bytes) -> bytes:
-    """A whole HTTP answer."""
+    """Return a whole HTTP response."""
     return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
         len(body),
         body,
@@ -30,7 +30,7 @@ def reply(body: bytes) -> bytes:
 
 
 class VectorConnection(asyncio.Protocol):
-    """One connection; a request has a length, and the next one comes after its answer."""
+    """One HTTP connection. A request needs a content-length, and the next one comes after the answer."""
 
     def __init__(self, delay_s: float, dimensions: int) -> None:
         rng = random.Random(SEED)
@@ -45,11 +45,11 @@ class VectorConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """An answer that is due is dropped."""
+        """Drop the answer that is due."""
         self._transport = None
 
     def data_received(self, data: bytes) -> None:
-        """Collect one request, then answer it in time."""
+        """Collect one request, then answer it after the delay."""
         self._got += data
         head, end, body = self._got.partition(b"\r\n\r\n")
         if not end:

@@ -3,9 +3,9 @@
     python -m benchmarks.fleet --azure TRACE.csv --mooncake TRACE.jsonl --plot FILE.png --output FILE.json
     python -m benchmarks.fleet --sizes 1,2,10 --span 20
 
-Workers, traffic and time are simulated; the pool's choice, its load and admission's gate are the production
-classes, one set for each gateway process, which knows the workers by its own scrapes. Load per worker is the
-same for every size. Decisions are timed in CPU time as they are made.
+Workers, traffic and time are simulated. The pool's choice, its load and the admission gate are the production
+classes, one set per gateway process, which knows the workers by its own scrapes. The load per worker is the
+same for every size. The CPU time of each decision is measured.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from gateway.backends.workers.pool import WHOLE_UP_TO
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 SIZES = "1,2,10,30,100,300,1000"
-# About what one worker alone keeps up with inside the SLO, requests a second.
+# About the rate that a single worker serves within the SLO, in requests per second.
 RATES = {"azure": 1.0, "mooncake": 1.6}
-# One gateway process for so many workers, but two from ten workers on: one may be restarted.
+# Workers per gateway process; but from ten workers on there are two, so that one can be restarted.
 WORKERS_A_GATEWAY, TWO_FROM = 100, 10
-# Small fleets are run so often with other pieces of the trace that there are about so many requests.
+# Small fleets are run repeatedly with other pieces of the trace, to reach about this many requests.
 ENOUGH_REQUESTS = 1000
-# The fleet on which views are made staler, gateways more, affinity left out.
+# The fleet size that is also run with staler views, more gateways and no affinity.
 VARIED = 100
 TABLE_WIDTH = 132
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One fleet differently run."""
+    """One fleet with other settings."""
 
     told: str
     gateways: int
@@ -68,12 +68,12 @@ VARIANTS = (
 
 
 def gateways_for(workers: int) -> int:
-    """How many gateway processes stand in front."""
+    """Return the number of gateway processes in front of the workers."""
     return max(-(-workers // WORKERS_A_GATEWAY), 2 if workers >= TWO_FROM else 1)
 
 
 def limits_for(slo: SimulatedSlo, profile: Profile) -> AdmissionLimits:
-    """The gate's: a request may wait as long as its first token can still be in time."""
+    """Return the gate's limits: a request may wait as long as its first token can still be in time."""
     return AdmissionLimits(
         max_wait_s=slo.ttft_s,
         tpot_slo_s=slo.tpot_s,
@@ -93,7 +93,7 @@ def run_fleet(
     seed: int,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Figures:
-    """One fleet, as often as it takes to see enough requests."""
+    """Run one fleet, as often as needed for enough requests."""
     profile = replace(A10G_8B_AWQ, unit_tokens=source.unit_tokens or A10G_8B_AWQ.unit_tokens)
     results = []
     for turn in range(max(1, round(ENOUGH_REQUESTS / (rate * span_s * workers)))):
@@ -114,7 +114,7 @@ def run_fleet(
 
 
 def table_of(title: str, first: str, rows: dict[str, Figures]) -> Table:
-    """Fleets, one a line."""
+    """Return a table with one line per fleet."""
     table = Table(title=title)
     columns = (
         "offered/s",
@@ -143,7 +143,7 @@ def table_of(title: str, first: str, rows: dict[str, Figures]) -> Table:
 
 
 def cost_table(costs: list[Cost]) -> Table:
-    """Placing a request, all workers looked at and a shortlist."""
+    """Return a table of the cost of placing a request, with all workers examined and with a shortlist."""
     table = Table(title="placing a request without the gate, µs CPU")
     for column in ("workers", "all: p50", "mean", "shortlist: p50", "p99", "mean"):
         table.add_column(column, justify="right")
@@ -168,7 +168,7 @@ def main(
     output: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
     plot_to: Annotated[Path | None, typer.Option("--plot", help="Draw the figures as PNG.")] = None,
 ) -> None:
-    """Run fleets of each size on both traces, then time the placing of requests alone."""
+    """Run fleets of each size on both traces, then time the placement of requests alone."""
     numbers = [int(size) for size in sizes.split(",") if size.strip().isdecimal() and int(size) > 0]
     if not numbers or len(numbers) != len(sizes.split(",")):
         raise typer.BadParameter(
@@ -179,7 +179,7 @@ def main(
     rows: dict[str, dict[int, Figures]] = {source.name: {} for source in sources}
     varied: dict[str, Figures] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # What is timed are decisions; a gateway freezes its heap, and here the collector would walk all requests.
+    # Decisions are timed: a gateway freezes its heap, but here the collector would walk all requests.
     gc.disable()
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
 

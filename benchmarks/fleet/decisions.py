@@ -1,4 +1,4 @@
-"""What placing one request costs with so many workers, without the gate: the pool's load, pick, books."""
+"""CPU cost of placing one request on a worker, without the gate: the pool's load, pick and bookkeeping."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gateway.backends.workers.load import WorkerFigures
 from gateway.backends.workers.pool import WHOLE_UP_TO, WorkerPool
 from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreference
 
-# Requests that are on each worker, blocks of a prompt, turns of a conversation that are asked again.
+# Requests in flight on each worker, blocks of a prompt, conversations that are continued.
 ON_EACH, BLOCKS, CONVERSATIONS = 4, 16, 500
 REQUESTS = 1500
-# Requests a second and worker: how often the pool's sums are made anew against how many ask for them.
+# Requests per second and worker: it sets how many requests are placed between two scrapes of all workers.
 RATE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU time of a request, microseconds: every worker looked at, and a shortlist."""
+    """CPU time of placing a request, in microseconds: with every worker examined, and with a shortlist."""
 
     workers: int
     whole_p50_us: float
@@ -33,7 +33,7 @@ class Cost:
 
 
 def cost_of(workers: int, *, requests: int = REQUESTS, seed: int = 1) -> Cost:
-    """Measure both ways."""
+    """Measure with every worker examined, and with a shortlist."""
     whole = _costs(workers, workers, max(50, min(requests, 100_000 // workers)), seed)
     short = _costs(workers, WHOLE_UP_TO, requests, seed)
     return Cost(
@@ -61,7 +61,7 @@ def _costs(workers: int, whole_up_to: int, requests: int, seed: int) -> list[flo
     costs = []
     for number in range(requests):
         now = 0.001 + number / (RATE * workers)
-        # Every second one goes on with a conversation; the others are new.
+        # Every second request continues a conversation; the others are new.
         first = draw.randrange(CONVERSATIONS) if number % 2 else CONVERSATIONS + number
         preference = WorkerPreference([first * 1000 + block for block in range(BLOCKS)])
         if number % max(1, round(RATE * workers)) == 0:

@@ -1,4 +1,4 @@
-"""One simulated gateway process: the production pool and gate, and what it has seen of the workers."""
+"""One simulated gateway process: the production pool and gate, with its own view of the workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gateway.backends.workers.worker_choice import WorkerChoice, WorkerPreferenc
 
 
 class Seen:
-    """A worker as one gateway knows it; in service from the beginning."""
+    """A worker as one gateway knows it; in service from the start."""
 
     def __init__(self, number: int, *, interval_s: float, max_running: int) -> None:
         self.number = number
@@ -29,19 +29,19 @@ class Seen:
         self.health.probe_succeeded(0.0)
 
     def view(self, now: float) -> WorkerView:
-        """How the choice sees it."""
+        """Return the worker as the pool's choice sees it."""
         requests, kv_usage = self.load.requests_and_kv_usage(now)
         return WorkerView(self.url, requests, kv_usage, self.health.weight(now))
 
 
 def figures_of(load: BackendLoad) -> WorkerFigures:
-    """What a scrape of a worker with this load tells."""
+    """Return the figures that a scrape of a worker with this load reports."""
     return WorkerFigures(load.running, load.waiting, load.kv_usage, load.total_blocks, load.block_size)
 
 
 @dataclass(slots=True)
 class _Given:
-    """A request that was handed on: its tickets of gate and worker, and which worker."""
+    """A request that was handed on: its tickets of the gate and of the worker's load, and the worker."""
 
     ticket: AdmissionTicket
     seen: Seen
@@ -54,12 +54,12 @@ class Front:
     Args:
         workers: how many.
         limits: the gate's.
-        interval_s: between two scrapes of a worker.
-        max_running: sequences that a worker runs side by side.
-        affinity: off, load alone decides.
-        whole_up_to: the pool's; above it a shortlist is looked at.
-        produced: tokens of an answer so far, as they have come through here.
-        seed: of all that is drawn.
+        interval_s: seconds between two scrapes of a worker.
+        max_running: sequences that a worker runs at once.
+        affinity: when off, load alone decides.
+        whole_up_to: the pool size above which only a shortlist is examined.
+        produced: returns the tokens of an answer that have passed through this gateway so far.
+        seed: of all random choices.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Front:
         self._fates: dict[AdmissionTicket, SimulatedRequest] = {}
         self._tickets: dict[int, AdmissionTicket] = {}
         self._given: dict[int, _Given] = {}
-        # CPU time that each request's decisions took, seconds; a queue's later looks are its next ones'.
+        # CPU seconds of the decisions at each arrival; requests that it lets out of the queue count for it.
         self.costs_s: list[float] = []
         self.queued_most = 0
         self.shortened = 0
 
     def arrive(self, fate: SimulatedRequest, now: float) -> list[tuple[SimulatedRequest, int]]:
-        """A request comes; who is handed on by that, and to which worker."""
+        """Offer a request to the gate; return the requests that are handed on now, each with its worker."""
         began = time.thread_time()
         self._listen(now)
         arrival, produced = fate.arrival, self._produced
@@ -118,12 +118,12 @@ class Front:
         return moves
 
     def first_token(self, fate: SimulatedRequest, now: float) -> list[tuple[SimulatedRequest, int]]:
-        """A first token has come."""
+        """Report a first token; return the requests that are handed on now, each with its worker."""
         self.gate.first_token(self._tickets[fate.arrival.number], now, fate.cached)
         return self.look(now)
 
     def finished(self, fate: SimulatedRequest, now: float) -> list[tuple[SimulatedRequest, int]]:
-        """An answer is whole."""
+        """Report the end of an answer; return the requests that are handed on now, each with its worker."""
         number = fate.arrival.number
         given, ticket = self._given.pop(number), self._tickets.pop(number)
         del self._fates[ticket]
@@ -132,14 +132,14 @@ class Front:
         return self.look(now)
 
     def look(self, now: float) -> list[tuple[SimulatedRequest, int]]:
-        """Something has changed: who can go on now, if anybody waits."""
+        """Pump the queue after a change; return the requests that are handed on now, each with its worker."""
         if not self.gate.queued:
             return []
         self._listen(now)
         return self._settle(now)
 
     def next_change(self) -> float | None:
-        """When the clock alone changes something."""
+        """Return when the clock alone changes something, or ``None`` while no request is queued."""
         return self.gate.next_change() if self.gate.queued else None
 
     def _listen(self, now: float) -> None:
@@ -159,7 +159,7 @@ class Front:
     def _place(self, ticket: AdmissionTicket, now: float) -> int:
         fate = self._fates[ticket]
         arrival = fate.arrival
-        # A trace without prefixes: a prompt that is like no other.
+        # Without prefixes in the trace, every prompt is unique.
         preference = WorkerPreference(arrival.units or (-arrival.number - 1,))
         seen = self.pool.pick(preference, (), now)
         if seen is None:
@@ -174,5 +174,5 @@ def _refuse(fate: SimulatedRequest, reason: str, now: float) -> None:
 
 
 def costs_of(fronts: Sequence[Front]) -> list[float]:
-    """Of all requests, in order of size, seconds."""
+    """Return the CPU seconds of all requests' decisions, sorted."""
     return sorted(cost for front in fronts for cost in front.costs_s)

@@ -1,4 +1,4 @@
-"""What a run of a fleet was worth."""
+"""The figures of a run of a fleet."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from benchmarks.fleet.simulation import Result
 from benchmarks.fleet.traffic import ideal_hits
 from evaluation.simulator.measures import SimulatedSlo, percentile
 
-# Requests of the first part of a run find idle workers: they count for caches, not for goodput.
+# Share of the run at its beginning, when workers are idle: it counts for caches, not for goodput.
 WARM_UP = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One fleet.
+    """The figures of one fleet.
 
     Args:
-        offered: requests, a second and worker; after the warm-up, as the next two.
-        goodput: requests that met the SLO, a second and worker.
-        attainment: share of the requests that did.
+        offered: requests per second and worker; after the warm-up, as are the next two.
+        goodput: requests per second and worker that met the SLO.
+        attainment: share of the requests that met the SLO.
         refused: share of all requests, by reason.
-        ttft_p50_s, ttft_p99_s: of the answered.
-        hits: share of the prompt tokens handed on that a worker's cache held.
-        ideal: the same of one endless cache over all requests.
+        ttft_p50_s, ttft_p99_s: of the answered requests.
+        hits: share of the prompt tokens handed on that were in a worker's cache.
+        ideal: the same for a single cache of unlimited size over all requests.
         balance: the 99th percentile of requests on a worker over their mean, once a second, averaged.
         cost_p50_us, cost_p99_us, cost_mean_us: CPU time of a request's decisions (pool's load, gate, place).
     """
@@ -50,7 +50,7 @@ class Figures:
 def figures(
     results: Sequence[Result], slo: SimulatedSlo, workers: int, span_s: float, unit_tokens: int
 ) -> Figures:
-    """Of several runs of the same fleet, each with at least one request."""
+    """Return the figures of several runs of the same fleet, each with at least one request."""
     fates = [fate for result in results for fate in result.fates]
     counted = [fate for fate in fates if fate.arrival.at >= WARM_UP * span_s]
     good = sum(slo.met_by(fate) for fate in counted)

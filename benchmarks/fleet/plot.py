@@ -1,4 +1,4 @@
-"""The figures of a fleet over its size."""
+"""A plot of the figures of a fleet over its size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.fleet.measures import Figures
 
 
 def plot(rows: Mapping[str, Mapping[int, Figures]], costs: Sequence[Cost], path: Path) -> None:
-    """Goodput a worker, hits, balance and the cost of a decision; one line a trace."""
+    """Plot goodput per worker, hits, balance and the cost of a decision; one line per trace."""
     import matplotlib
 
     matplotlib.use("Agg")

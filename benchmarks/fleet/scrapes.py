@@ -1,4 +1,4 @@
-"""What one scrape of a worker costs the gateway: a real exchange over loopback, and reading the figures."""
+"""What one scrape of a worker costs the gateway: a real exchange over loopback, and parsing the figures."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import time
 from gateway.backends.workers.client import Timeouts, WorkerClient
 from gateway.backends.workers.load import read_figures
 
-# Lines of a worker's metrics besides those that are read: vLLM writes several hundred.
+# Lines of a worker's metrics besides those that the gateway reads: vLLM writes several hundred.
 OTHER_LINES = 500
 WARM_UP = 20
 
 
 def metrics_text() -> str:
-    """A worker's metrics, of about vLLM's length."""
+    """Return a worker's metrics, of about the length of vLLM's."""
     label = '{engine="0",model_name="llama-3-8b"}'
     lines = [
         f'vllm:request_time_seconds_bucket{{engine="0",le="{number}.0",model_name="llama-3-8b"}} {number}.0'
@@ -46,7 +46,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 def scrape_us(times: int = 300) -> tuple[float, float]:
-    """CPU time of the asking thread for a scrape, microseconds: all of it, and the reading alone."""
+    """Return the CPU microseconds of a scrape in the calling thread: the whole scrape, and parsing alone."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

@@ -1,4 +1,4 @@
-"""The events: requests come to a gateway, gateways scrape, workers end their steps, gates' clocks run out."""
+"""The event loop of the fleet: arrivals at gateways, scrapes, ends of workers' steps, and gates' timers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from benchmarks.fleet.front import Front, figures_of
 from evaluation.simulator.values import Arrival, Profile, SimulatedRequest
 from evaluation.simulator.worker import SimulatedWorker, StepEnd
 
-# Kinds of event, in the order in which those of one moment are dealt with.
+# Kinds of events, in the order in which simultaneous ones are handled.
 _STEP, _SCRAPE, _TIMER, _SAMPLE = range(4)
 SAMPLE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One fleet.
+    """The settings of one fleet.
 
     Args:
         workers: how many.
-        gateways: how many processes in front; each request goes to one of them at random.
-        interval_s: between two scrapes of a worker by one gateway.
-        affinity: off, load alone decides.
-        whole_up_to: size of a pool up to which every worker is looked at for each request.
-        limits: each gateway's gate.
-        seed: of what is drawn.
+        gateways: number of gateway processes; each request goes to one of them at random.
+        interval_s: seconds between two scrapes of a worker by one gateway.
+        affinity: when off, load alone decides.
+        whole_up_to: size of a pool up to which every worker is examined for each request.
+        limits: those of each gateway's gate.
+        seed: of all random choices.
     """
 
     workers: int
@@ -43,7 +43,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of every request; the gateways; requests on each worker, once a second."""
+    """The outcome of every request; the gateways; requests on each worker, once a second."""
 
     fates: Sequence[SimulatedRequest]
     fronts: Sequence[Front]
@@ -51,7 +51,7 @@ class Result:
 
 
 class Simulation:
-    """One run."""
+    """One run of a fleet."""
 
     def __init__(self, plan: Plan, profile: Profile, arrivals: Sequence[Arrival]) -> None:
         self._plan = plan
@@ -60,7 +60,7 @@ class Simulation:
         self._ends: list[StepEnd | None] = [None] * plan.workers
         self._inside = [0] * plan.workers
         self._fates = [SimulatedRequest(arrival) for arrival in arrivals]
-        # By request: its gateway, and its worker once it has one.
+        # For each request: its gateway, and its worker once it is placed.
         self._front_of = [self._draw.randrange(plan.gateways) for _ in arrivals]
         self._worker_of = [-1] * len(arrivals)
         self._fronts = [
@@ -82,7 +82,7 @@ class Simulation:
         self._busy = 0  # workers in a step
 
     def run(self, progress: Callable[[int], None] = lambda _: None) -> Result:
-        """Until every request has its fate."""
+        """Run until every request has its outcome."""
         plan, fates, events = self._plan, self._fates, self._events
         last = fates[-1].arrival.at if fates else 0.0
         for front in range(plan.gateways):
@@ -152,7 +152,7 @@ class Simulation:
     def _begin(self, number: int, now: float) -> None:
         worker = self._workers[number]
         if self._ends[number] is None and worker.busy:
-            # One step: what comes during it goes into the next.
+            # A worker runs one step at a time: requests that arrive during a step join the next one.
             self._ends[number] = end = worker.advance(now, now)
             self._busy += 1
             heapq.heappush(self._events, (end.at, _STEP, number, 0))

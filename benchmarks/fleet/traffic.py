@@ -1,8 +1,8 @@
-"""Traffic for a fleet of any size: each worker brings a piece of a trace, so load per worker is the same.
+"""Traffic for a fleet of any size: each worker adds a piece of a trace, so the load per worker is the same.
 
-A piece of Azure's trace is a window of it from a random moment on. A piece of Mooncake's is a random share of
-its conversations, whole, so that what there is to be found in a cache is the same for every size. Pieces have
-prefixes of their own: conversations are not shared.
+A piece of Azure's trace is a window that starts at a random time. A piece of Mooncake's is a random share of
+its conversations, each complete, so that the possible cache hits are the same for every size. Pieces have
+prefixes of their own: they share no conversations.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ops.replay.trace import read_trace
 
 # Prompts of Mooncake's trace are up to 190,000 tokens long; a sixteenth of them fits a 4,096-token context.
 MOONCAKE_SCALE = 1 / 16
-# Further than any id of a trace: one piece's prefixes are no other's.
+# Larger than any id of a trace, so that two pieces never have a prefix in common.
 ID_STRIDE = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A trace's requests at its own pace, and the tokens of one prefix unit (0: it tells of no prefixes)."""
+    """A trace's requests at its own pace, and the tokens of one prefix unit (0: a trace without prefixes)."""
 
     name: str
     requests: Sequence[Arrival]
@@ -33,12 +33,12 @@ class Source:
 
     @property
     def span_s(self) -> float:
-        """From the first to the last request."""
+        """Return the seconds from the first to the last request."""
         return self.requests[-1].at - self.requests[0].at
 
 
 def read_source(name: str, path: Path, scale: float) -> Source:
-    """A trace whose prompts are multiplied with ``scale``."""
+    """Read a trace; its prompt lengths are multiplied by ``scale``."""
     trace = read_trace(path)
     return Source(
         name, requests_of(trace, WorkloadShape(prompt_scale=scale)), round(trace.block_tokens * scale)
@@ -46,11 +46,11 @@ def read_source(name: str, path: Path, scale: float) -> Source:
 
 
 def traffic(source: Source, workers: int, rate: float, span_s: float, draw: random.Random) -> list[Arrival]:
-    """Requests for so many workers, by time.
+    """Return requests for ``workers`` workers, sorted by time.
 
     Args:
-        rate: requests a second and worker, on average.
-        span_s: how long they come.
+        rate: average number of requests per second and worker.
+        span_s: seconds over which they arrive.
     """
     piece = _conversations if source.unit_tokens else _window
     requests: list[Arrival] = []
@@ -63,7 +63,7 @@ def traffic(source: Source, workers: int, rate: float, span_s: float, draw: rand
 
 
 def _window(source: Source, share: float, span_s: float, draw: random.Random) -> list[Arrival]:
-    """So much of the trace from a random moment on, around its end if need be, as long as ``span_s``."""
+    """Return a ``share`` of the trace from a random time on, wrapped around and scaled to ``span_s``."""
     whole_s, first = source.span_s, source.requests[0].at
     start = draw.random() * whole_s
     found = []
@@ -75,7 +75,7 @@ def _window(source: Source, share: float, span_s: float, draw: random.Random) ->
 
 
 def _conversations(source: Source, share: float, span_s: float, draw: random.Random) -> list[Arrival]:
-    """Each conversation with a chance of ``share``, the trace's whole time in ``span_s``."""
+    """Return each conversation with probability ``share``; the whole trace is compressed into ``span_s``."""
     first, chosen = source.requests[0].at, defaultdict[int, bool](lambda: draw.random() < share)
     return [
         replace(one, at=(one.at - first) / source.span_s * span_s)
@@ -85,7 +85,7 @@ def _conversations(source: Source, share: float, span_s: float, draw: random.Ran
 
 
 def ideal_hits(requests: Sequence[Arrival], unit_tokens: int) -> int:
-    """Prompt tokens that one endless cache, filled at once, would have found."""
+    """Return the prompt tokens that a single cache of unlimited size, filled at once, would have found."""
     seen: set[int] = set()
     found = 0
     for one in requests:
@@ -94,7 +94,7 @@ def ideal_hits(requests: Sequence[Arrival], unit_tokens: int) -> int:
             if unit not in seen:
                 break
             known += 1
-        # A prompt is never found whole: a token must be computed to have something to sample from.
+        # A prompt is never found completely: one token must be computed to have logits to sample from.
         found += min(known * unit_tokens, one.prompt - 1)
         seen.update(one.units)
     return found

@@ -23,7 +23,7 @@ from benchmarks.forwarding.rounds import LOADS, Plan, run_all
 INSTALLED = {Name.LITELLM, Name.TENSORZERO, Name.VLLM_ROUTER}
 QUICK = tuple(name for name in Name if name not in INSTALLED)
 QUICK_SECONDS, QUICK_WARM_UP_S = 1.0, 0.5
-# Redraws of the bar a second; more would take from the load generator's core.
+# Redraws of the progress bar per second; more would take CPU from the load generator's core.
 REDRAWS_PER_S = 1.0
 
 
@@ -55,19 +55,19 @@ def main(
 ) -> None:
     """What one request and one streamed token cost in Sluice and in other gateways, in one run.
 
-    One gateway process on one core, in turn; a fake worker and the load generator on another (two cores are
-    needed, Linux, and taskset). Prompts of 8 KB, answers of 140 tokens, every one checked. nginx must be
-    installed (apt-get install nginx); LiteLLM, TensorZero and vllm-router are installed from PyPI into
-    environments of their own under ~/.cache/sluice-benchmarks when they are first measured.
+    One gateway process runs on one core, in turn; a fake worker and the load generator on another (two cores
+    are needed, Linux, and taskset). Prompts have 8 KB, answers 140 tokens, and every answer is checked. nginx
+    must be installed (apt-get install nginx); LiteLLM, TensorZero and vllm-router are installed from PyPI
+    into environments of their own under ~/.cache/sluice-benchmarks when they are first measured.
 
-    Read ratios, on a quiet machine. "Added" is above no gateway under the same load in the same round; no
-    gateway's own row says what it took itself. "Paced": 64 streams, each token a write of its own, 5 ms
+    Compare ratios, on a quiet machine. "Added" is relative to no gateway under the same load in the same
+    round; the row of no gateway has its own times. "Paced": 64 streams, each token in its own write, 5 ms
     apart; "unpaced": as fast as the worker writes.
 
     Example: python -m benchmarks.forwarding --only nginx,sluice --rounds 1
     """
     console, errors = Console(width=150 if not Console().is_terminal else None), Console(stderr=True)
-    # So that a kill ends what was started, too.
+    # So that SIGTERM also ends the processes that were started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         names = _names(only, QUICK if quick else tuple(Name))
@@ -113,7 +113,7 @@ def _names(only: str | None, default: tuple[Name, ...]) -> tuple[Name, ...]:
     unknown = [one for one in asked if one not in set(Name)]
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}; there are: {', '.join(Name)}", param_hint="--only")
-    # In the table's order; without no gateway nothing could be said to be added.
+    # In the table's order; without the row of no gateway, nothing could be reported as added.
     return tuple(name for name in Name if name in asked or name is Name.DIRECT)
 
 

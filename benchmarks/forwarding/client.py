@@ -1,6 +1,6 @@
 """One keep-alive connection of the load generator: sends a request, times its answer and checks all of it.
 
-By hand over an ``asyncio.Protocol``, since what the client costs is taken from the worker on the same core.
+Written by hand over an ``asyncio.Protocol``: the client's CPU time is taken from the worker on the same core.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import cast
 
 from benchmarks.forwarding.workload import ANSWER_TOKENS
 
-# Stands once in every event that may carry text.
+# Occurs once in every event that may carry text.
 CONTENT_MARK = b'"content":'
 _TEXT = re.compile(rb'"content":\s*"[^"]')
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -31,7 +31,7 @@ class Answer:
         first_at: when the first text of a stream arrived.
         text: the whole answer's text, ``None`` when ``fault`` says what was wrong.
         events: events of a stream that carried text.
-        marks: how often :data:`CONTENT_MARK` stands in a stream.
+        marks: how often :data:`CONTENT_MARK` occurs in a stream.
     """
 
     done_at: float
@@ -46,9 +46,9 @@ class Connection(asyncio.Protocol):
     """One connection; one request at a time.
 
     Args:
-        ended: called when a request has ended, with the answer; the connection can take the next one if it is
-            still open.
-        seen: called with the number of :data:`CONTENT_MARK` in what has just arrived of a stream.
+        ended: called with the answer when a request has ended; the connection can take the next request if it
+            is still open.
+        seen: called with the number of :data:`CONTENT_MARK` in the bytes of a stream that have just arrived.
     """
 
     def __init__(self, ended: Callable[[Connection, Answer], None], seen: Callable[[int], None]) -> None:
@@ -64,7 +64,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def open(self) -> bool:
-        """Whether the server has not closed it."""
+        """Return whether the server has not closed the connection."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, request: bytes, *, stream: bool) -> None:
@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
 
     def close(self) -> None:
-        """Close; an answer under way is no longer waited for."""
+        """Close the connection; an answer in flight is no longer waited for."""
         self.busy = False
         if self._transport is not None:
             self._transport.close()
@@ -86,13 +86,13 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """An answer that is not whole has failed."""
+        """Report an incomplete answer as failed."""
         self._transport = None
         if self.busy:
             self._end(Answer(time.perf_counter(), fault="connection closed before the answer's end"))
 
     def data_received(self, data: bytes) -> None:
-        """Collect until the answer is whole."""
+        """Collect bytes until the answer is complete."""
         if not self.busy:
             return
         if self._stream:
@@ -106,7 +106,7 @@ class Connection(asyncio.Protocol):
         if self._length >= 0:
             whole = self._size >= self._length
         else:
-            # Nothing in the answers ends like the last chunk of a body does.
+            # No answer contains text that ends like the last chunk of a body.
             tail = data if len(data) >= len(_LAST_CHUNK) else b"".join(self._parts[-len(_LAST_CHUNK) :])
             whole = self._length == _CHUNKED and tail.endswith(_LAST_CHUNK)
         if whole:
@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
             self._end(read_answer(b"".join(self._parts), self._stream, now, self._first_at))
 
     def _read_head(self) -> None:
-        """Set the answer's whole length, head included, once the head is there."""
+        """Set the length of the whole answer, head included, once the head has arrived."""
         got = b"".join(self._parts)
         self._parts = [got]
         end = got.find(b"\r\n\r\n")
@@ -163,12 +163,12 @@ def _chunks(body: bytes) -> list[bytes]:
         at = end + 2 + size + 2
 
 
-# What one event says of the text, without parsing it: the load generator would be busier than the gateway.
+# The text of one event, without parsing its JSON: otherwise the load generator would be the busier one.
 _CONTENT = re.compile(rb'"content":\s*"((?:[^"\\]|\\.)*)"')
 
 
 def _streamed(body: bytes) -> tuple[str, int]:
-    """Text and number of the events that have some; usage and the end are checked."""
+    """Return the text, and the number of events that carry text; usage and the end are checked."""
     events = body.replace(b"\r\n", b"\n").split(b"\n\n")
     if events[-1] or events[-2] != b"data: [DONE]":
         raise ValueError("the stream does not end with [DONE]")

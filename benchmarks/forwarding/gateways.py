@@ -1,4 +1,4 @@
-"""Who is measured: how each gateway is configured and started, all in front of the same worker."""
+"""The measured gateways: how each is configured and started, all in front of the same worker."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from accounting.options import Durability
 from benchmarks.forwarding.workload import MODEL, Regime
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
-# Not a secret: every gateway here listens on loopback. As long as LiteLLM wants a master key to be.
+# Not a secret: every gateway here listens on loopback. Long enough for LiteLLM's master key.
 KEY: Final = "sk-forwarding-benchmark-0123456789abcdef"
 LITELLM: Final = "litellm[proxy]==1.106.0"
 TENSORZERO: Final = "tensorzero==2026.6.0"
 VLLM_ROUTER: Final = "vllm-router==0.1.17"
-# Above every benchmark's connections.
+# More than any benchmark opens.
 NGINX_CONNECTIONS: Final = 4096
 
 
@@ -53,7 +53,7 @@ TITLES: Final[Mapping[Name, str]] = {
 
 
 class NotAvailable(Exception):
-    """A gateway cannot be measured here; says what to install."""
+    """A gateway cannot be measured here; the message says what to install."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Recipe:
     """How to start one gateway in a folder of its own.
 
     Attributes:
-        ready_path: answers 200 once requests are taken; ``None``: it takes them once it has a port.
-        path: where chats are sent, with ``model`` for their model.
-        port_file: where the gateway's port will stand, if it takes one of its own.
+        ready_path: answers 200 once requests are accepted; ``None``: as soon as the gateway has a port.
+        path: where chats are sent; ``model`` is the model that they name.
+        port_file: the file in which a gateway that chooses its own port writes it.
     """
 
     command: tuple[str, ...]
@@ -80,15 +80,15 @@ def python_module(module: str, *arguments: object) -> tuple[str, ...]:
 
 
 def regime_of(name: Name) -> Regime:
-    """Only Sluice looks at the text, so only it is asked about text that it has never seen."""
+    """Return the gateway's regime: only Sluice reads the text, so only it also gets unseen text."""
     return Regime.UNSEEN if name is Name.SLUICE_UNSEEN else Regime.CONVERSATION
 
 
 def recipe(name: Name, *, folder: Path, port: int, worker_port: int, model: str = MODEL) -> Recipe:
-    """Write the gateway's configuration into ``folder``; how it is started. ``model`` is Sluice's worker's.
+    """Write the gateway's configuration into ``folder``; return its recipe. ``model`` is Sluice's worker's.
 
     Raises:
-        NotAvailable: it is not installed and cannot be.
+        NotAvailable: the gateway is not installed and cannot be.
     """
     match name:
         case Name.NGINX:
@@ -169,7 +169,7 @@ litellm_settings: {{telemetry: false, num_retries: 0}}
             "--port", str(port), "--num_workers", "1",
         ),
         "/health/liveliness",
-        # Its production guide's settings; and the price list that it brings, or it looks online for one.
+        # The settings of its production guide; and the bundled price list, else it downloads one.
         {
             "LITELLM_MASTER_KEY": KEY, "LITELLM_MODE": "PRODUCTION", "LITELLM_LOG": "ERROR",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -178,7 +178,7 @@ litellm_settings: {{telemetry: false, num_retries: 0}}
 
 
 def _tensorzero(folder: Path, worker_port: int) -> Recipe:
-    """The gateway of its Python client, without a database: nothing is recorded."""
+    """Return the recipe of the gateway in its Python client, without a database: nothing is recorded."""
     config, port_file = folder / "tensorzero.toml", folder / "port"
     config.write_text(
         f"""
@@ -204,7 +204,7 @@ api_key_location = "none"
 
 
 def _vllm_router(port: int, worker_port: int) -> Recipe:
-    """Round robin, with one worker: it forwards and looks at nothing."""
+    """Return the recipe of round robin over one worker: the router forwards and inspects nothing."""
     return Recipe(
         (
             str(_environment_of(VLLM_ROUTER).parent / "vllm-router"),
@@ -217,7 +217,7 @@ def _vllm_router(port: int, worker_port: int) -> Recipe:
 
 
 def _environment_of(wanted: str) -> Path:
-    """The Python of an environment of its own, made when missing: its pins are not ours."""
+    """Return the Python of a separate environment, created when missing: its pins differ from Sluice's."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sluice-benchmarks"
     home = cache / wanted.replace("[proxy]", "").replace("==", "-")
     python, made = home / "bin" / "python", home / "made"
@@ -236,10 +236,10 @@ def _environment_of(wanted: str) -> Path:
 
 
 def _sluice(folder: Path, port: int, worker_port: int, model: str) -> Recipe:
-    """All stages on: keys, a prompt version, budgets, admission, fallback, ledger, log lines.
+    """Return Sluice's recipe, all stages: keys, a prompt version, budgets, admission, fallback, ledger, log.
 
-    Admission lets requests wait for minutes: at 64 in flight the core is full on purpose, and what is asked
-    is how much it does, not how soon it would turn callers away.
+    Admission lets requests wait for minutes: with 64 in flight the core is saturated on purpose, and
+    throughput is measured, not how early Sluice would shed load.
     """
     (folder / "sluice.yaml").write_text(
         f"""

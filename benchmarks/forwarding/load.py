@@ -16,12 +16,12 @@ import uvloop
 from benchmarks.forwarding.loops import ClosedLoop, Job, OpenLoop, Result, Shape
 from benchmarks.forwarding.workload import Regime
 
-# How long answers under way at the end are waited for.
+# How long, in seconds, the load generator waits at the end for answers in flight.
 PATIENCE_S = 20.0
 
 
 class ProcessTree:
-    """CPU and memory of a process and those it started; of nothing for ``None``."""
+    """CPU and memory of a process and its descendants; zero for ``None``."""
 
     def __init__(self, pid: int | None) -> None:
         roots = [] if pid is None else [psutil.Process(pid)]
@@ -33,12 +33,12 @@ class ProcessTree:
         return sum(one.user + one.system for one in times)
 
     def rss_bytes(self) -> int:
-        """Resident bytes, added up."""
+        """Return the resident bytes of all processes together."""
         return sum(process.memory_info().rss for process in self._processes)
 
 
 async def run(job: Job, *, patience_s: float = PATIENCE_S) -> Result:
-    """Warm up, measure, wait for what is under way."""
+    """Warm up, measure, then wait for the answers in flight."""
     result = Result()
     tree = ProcessTree(job.pid)
     async with asyncio.TaskGroup() as tasks:
@@ -58,13 +58,13 @@ async def run(job: Job, *, patience_s: float = PATIENCE_S) -> Result:
 
 
 def job_from(value: dict[str, Any]) -> Job:
-    """The job of its JSON object."""
+    """Return the job of a JSON object."""
     return replace(Job(**value), shape=Shape(value["shape"]), regime=Regime(value["regime"]))
 
 
 def main() -> None:
-    """Run the one job."""
-    # It lives for seconds; a collection would show in the p99.
+    """Run the job from standard input."""
+    # The process lives for seconds; a garbage collection would show in the p99.
     gc.disable()
     json.dump(asdict(uvloop.run(run(job_from(json.load(sys.stdin))))), sys.stdout)
 

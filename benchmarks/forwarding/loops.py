@@ -1,8 +1,8 @@
 """The two loops of the load generator.
 
 A closed loop keeps a number of requests in flight. An open loop sends at times that the seed sets (Poisson),
-answered or not, and counts latency from the time at which a request was due, so that a slow gateway cannot
-slow its load down.
+whether or not earlier requests were answered, and measures latency from the time at which a request was due,
+so that a slow gateway cannot slow its load down.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from benchmarks.forwarding.client import Answer, Connection
 from benchmarks.forwarding.ticker import Ticker
 from benchmarks.forwarding.workload import ANSWER_TOKENS, MODEL, Regime, answer_text, bodies
 
-# An open loop with so many under way is overloaded; what is then due is counted as dropped.
+# An open loop with this many in flight is overloaded; further requests that are due count as dropped.
 MOST_IN_FLIGHT = 256
-# Below the 5 s after which uvicorn closes an idle connection: none is used that is just being closed.
+# Below the 5 s after which uvicorn closes an idle connection, so that none is used that is being closed.
 MOST_IDLE_S = 2.0
 REOPEN_S = 0.01
 FAULTS_SHOWN = 3
@@ -29,7 +29,7 @@ FAULT_CHARACTERS = 160
 
 
 class Shape(StrEnum):
-    """Who decides when the next request is sent."""
+    """What decides when the next request is sent."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -41,9 +41,9 @@ class Job:
 
     Attributes:
         amount: requests in flight for a closed loop, requests a second for an open one.
-        seconds: how long is measured, after ``warm_up_s``.
+        seconds: length of the measured time, after ``warm_up_s``.
         stagger_s: a closed loop starts its requests spread over this time.
-        pid: the gateway's first process, whose tree's CPU is counted; ``None`` for none.
+        pid: the gateway's first process; the CPU of its process tree is measured; ``None`` for no gateway.
     """
 
     port: int
@@ -63,20 +63,20 @@ class Job:
 
 @dataclass(slots=True)
 class Result:
-    """What was seen in the measured time.
+    """The figures of the measured time.
 
     Attributes:
-        answers: correct ones: that ended in it (closed loop), or to what was due in it (open loop).
+        answers: correct ones that ended in it (closed loop), or whose request was due in it (open loop).
         elapsed_s: its length.
         cpu_s: CPU of the gateway's process tree in it.
         own_cpu_s: CPU of the load generator in it.
-        rss_bytes: resident memory of the tree when all was over.
-        latencies_ms: from due to the end, of ``answers``; ``first_ms`` to a stream's first text.
-        marks: events of streams that arrived in it, the few without text included.
+        rss_bytes: resident memory of the tree at the end.
+        latencies_ms: of ``answers``, from due to the end; ``first_ms`` to a stream's first text.
+        marks: events of streams that arrived in it, including the few without text.
         whole: correct answers, whenever they ended; ``whole_events`` their events with text, ``whole_marks``
             all of them.
-        failed: answers with a fault, and those that never came.
-        dropped: due while :data:`MOST_IN_FLIGHT` were under way.
+        failed: answers with a fault, and requests without an answer.
+        dropped: requests due while :data:`MOST_IN_FLIGHT` were in flight.
         faults: the first few.
     """
 
@@ -97,11 +97,11 @@ class Result:
 
     @property
     def tokens(self) -> float:
-        """Tokens streamed in the measured time, those of answers that had not ended included."""
+        """Return the tokens streamed in the measured time, including those of unfinished answers."""
         return self.marks * ANSWER_TOKENS * self.whole / self.whole_marks if self.whole_marks else 0.0
 
     def add(self, answer: Answer, due_at: float, *, counted: bool) -> None:
-        """Count a correct answer; its times only if it is one of the measured time."""
+        """Count a correct answer; record its times only if it belongs to the measured time."""
         self.whole += 1
         self.whole_events += answer.events
         self.whole_marks += answer.marks
@@ -123,7 +123,7 @@ class Caller:
 
     Args:
         free: called with a connection whose answer has ended.
-        by_due: count the answers to what was due in the measured time; else those that ended in it.
+        by_due: count answers whose request was due in the measured time; else those that ended in it.
     """
 
     def __init__(self, job: Job, result: Result, *, free: Callable[[Connection], None], by_due: bool) -> None:
@@ -142,7 +142,7 @@ class Caller:
 
     @property
     def in_flight(self) -> int:
-        """Requests whose answers have not ended."""
+        """Return the number of requests whose answers have not ended."""
         return len(self._sent)
 
     async def connect(self) -> Connection:
@@ -160,7 +160,7 @@ class Caller:
         connection.send(b"%b%d\r\n\r\n%b" % (self._head, len(body), body), stream=self._job.stream)
 
     async def drain(self, patience_s: float) -> None:
-        """Wait for what is under way; what is not answered by then has failed."""
+        """Wait for the answers in flight; those that are not complete in time have failed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 while self._sent:
@@ -209,7 +209,7 @@ class ClosedLoop:
         elif connection.open:
             self.caller.send(connection, time.perf_counter())
         else:
-            # The pause keeps a gateway that refuses everything from being asked in a tight loop.
+            # Without the pause, a gateway that refuses every connection would be asked in a tight loop.
             self._tasks.create_task(self._open(REOPEN_S))
 
 
@@ -248,7 +248,7 @@ class OpenLoop:
         self.caller.send(await self.caller.connect(), due_at)
 
     def _take(self) -> Connection | None:
-        """The connection that was used last, so that the others may go stale and are closed."""
+        """Return the connection that was used last, so that the others become stale and are closed."""
         while self._idle:
             since, connection = self._idle.pop()
             if connection.open and time.perf_counter() - since < MOST_IDLE_S:

@@ -1,4 +1,4 @@
-"""The picture of a run: CPU a request and a stream, and what is added to latency, by gateway."""
+"""The plot of a run: CPU per request and per stream, and added latency, by gateway."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PANELS: Final[Sequence[tuple[str, Callable[[Row], float | None]]]] = (
 
 def draw(path: Path, rows: Sequence[Row]) -> None:
     """Write a PNG. Needs matplotlib; raises OSError when it cannot be written."""
-    # Without pyplot: that one keeps global state and looks for a display.
+    # Without pyplot, which keeps global state and looks for a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

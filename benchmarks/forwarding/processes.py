@@ -1,4 +1,4 @@
-"""Starting and ending the processes of a run, each on its core."""
+"""Starts and ends the processes of a run, each on its core."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from benchmarks.forwarding.loops import Job, Result
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
 POLL_EVERY_S = 0.1
-# Above everything that is not real-time; the kernel still keeps a twentieth of each second for the rest.
+# Above every process that is not real-time; the kernel keeps a twentieth of each second for the others.
 REALTIME_PRIORITY = "5"
 LOG_LINES = 20
 LOG_LINE_CHARACTERS = 400
 
 
 class Broken(Exception):
-    """A process of the run did not do its part; the message holds the end of its log."""
+    """A process of the run failed; the message holds the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Who runs where: the gateway alone on one core, worker and load generator on what there is besides.
+    """The core of each process: the gateway has one of its own, worker and load generator use the others.
 
-    Each attribute is the beginning of a command that runs there.
+    Each attribute is the prefix of a command that runs there.
     """
 
     gateway: tuple[str, ...]
@@ -43,10 +43,10 @@ class Cores:
 
     @classmethod
     def here(cls, *, realtime: bool = False) -> Cores:
-        """Of this machine; with ``realtime`` all of them go before whatever else runs there.
+        """Return the cores of this machine; with ``realtime`` the processes have priority over all others.
 
         Raises:
-            Broken: there is only one.
+            Broken: the machine has only one core.
         """
         cores = sorted(os.sched_getaffinity(0))
         if len(cores) < 2:
@@ -70,7 +70,7 @@ def free_port() -> int:
 def started(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process, its output in ``log``; ended with its children."""
+    """Start a process with its output in ``log``; end it with its children after the block."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=REPOSITORY, env={**os.environ, **(environment or {})},
@@ -97,10 +97,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def wait_until_ready(
     process: subprocess.Popen[bytes], port: int, path: str, log: Path, timeout_s: float = START_TIMEOUT_S
 ) -> None:
-    """Wait for a 200.
+    """Wait until ``path`` answers 200.
 
     Raises:
-        Broken: the process ended, or said nothing in that time.
+        Broken: the process ended, or gave no answer in that time.
     """
     give_up_at = time.monotonic() + timeout_s
     while time.monotonic() < give_up_at:
@@ -118,7 +118,7 @@ def wait_until_ready(
 def written_port(
     process: subprocess.Popen[bytes], file: Path, log: Path, timeout_s: float = START_TIMEOUT_S
 ) -> int:
-    """Wait for the file with a process' port. Raises Broken."""
+    """Wait for the file with a process's port, and return the port. Raises Broken."""
     give_up_at = time.monotonic() + timeout_s
     while not file.exists():
         if process.poll() is not None or time.monotonic() > give_up_at:
@@ -128,7 +128,7 @@ def written_port(
 
 
 def ask(port: int, method: str, path: str, body: object = None) -> tuple[int, bytes]:
-    """One small HTTP request: status and body."""
+    """Send one small HTTP request; return the status and the body."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
@@ -140,10 +140,10 @@ def ask(port: int, method: str, path: str, body: object = None) -> tuple[int, by
 
 
 def run_load(job: Job, on: Sequence[str]) -> Result:
-    """Run the load generator once, by a command that begins with ``on``.
+    """Run the load generator once, with a command that begins with ``on``.
 
     Raises:
-        Broken: it failed.
+        Broken: the load generator failed.
     """
     done = subprocess.run(
         [*on, *python_module("benchmarks.forwarding.load")],

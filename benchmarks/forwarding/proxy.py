@@ -1,4 +1,4 @@
-"""The least that a Python gateway can be: FastAPI in front, aiohttp behind, nothing between.
+"""A minimal Python gateway: FastAPI as the server, aiohttp as the client, and no logic between them.
 
 python -m benchmarks.forwarding.proxy PORT WORKER_PORT
 """
@@ -17,7 +17,7 @@ port, worker_port = map(int, sys.argv[1:])
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Hold the one session."""
+    """Keep one client session open."""
     async with aiohttp.ClientSession(
         f"http://127.0.0.1:{worker_port}", connector=aiohttp.TCPConnector(limit=0)
     ) as app.state.session:
@@ -29,7 +29,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.api_route("/v1/{path:path}", methods=["GET", "POST"])
 async def forward(request: Request) -> Response:
-    """Send the request on, and its answer back: whole, or as it comes."""
+    """Forward the request, and return the worker's answer: whole, or as a stream."""
     answer = await request.app.state.session.request(
         request.method, request.url.path, data=await request.body(),
         headers={"content-type": "application/json"},

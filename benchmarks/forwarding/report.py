@@ -1,4 +1,4 @@
-"""From turns to one row a gateway, and how it is shown: a table, JSON, the bars."""
+"""Summarizes turns to one row per gateway, and prints them: a table, JSON, and the limits."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from benchmarks.forwarding.workload import ANSWER_TOKENS
 from ops.replay.outcome import percentile
 
 MIB: Final = 1024**2
-# Below this the gateway's core had time left: what was reached is not the gateway's limit.
+# Below this share, the gateway's core had time left, so the reached rate is not the gateway's limit.
 FULL: Final = 0.9
-# Psutil counts CPU in hundredths of a second; a shorter sum than this is not told.
+# Psutil counts CPU in hundredths of a second; a shorter sum than this is not reported.
 LEAST_CPU_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One gateway: medians over the rounds; ``None`` where nothing was answered or nothing is to be said.
+    """One gateway: medians over the rounds; ``None`` where nothing was answered or nothing can be said.
 
     Attributes:
-        req_per_s: reached at 64 in flight.
-        busy: share of its core that the gateway took for that.
-        cpu_ms: CPU a request, at 64 in flight.
-        added_slow_ms: p50 and p99 above no gateway at 50 requests a second; ``added_fast_ms`` at 200. In the
-            row of no gateway: its own.
-        paced_per_core: tokens of paced streams a second of CPU; ``flood_per_core`` of unpaced ones.
+        req_per_s: rate reached at 64 in flight.
+        busy: share of its core that the gateway used for that.
+        cpu_ms: CPU per request, at 64 in flight.
+        added_slow_ms: p50 and p99 above no gateway at 50 requests per second; ``added_fast_ms`` at 200. In
+            the row of no gateway: its own latency.
+        paced_per_core: tokens of paced streams per second of CPU; ``flood_per_core`` of unpaced ones.
         flood_tokens_per_event: how many tokens the gateway joined into one event of an unpaced stream.
-        added_first_ms: p50 and p99 of the time to first token above no gateway at 10 streams a second.
+        added_first_ms: p50 and p99 of the time to first token above no gateway at 10 streams per second.
         rss_mib: resident memory after all loads.
         overloaded: keys of the loads that it did not keep up with.
         failed: wrong or missing answers of all rounds; ``faults`` the first few.
@@ -59,17 +59,17 @@ class Row:
 
     @property
     def req_per_core(self) -> float | None:
-        """Requests a second that one whole core is good for, from the CPU of one."""
+        """Return the requests per second that one whole core can serve, computed from the CPU per request."""
         return 1000 / self.cpu_ms if self.cpu_ms else None
 
     @property
     def paced_cpu_ms(self) -> float | None:
-        """CPU of a paced stream."""
+        """Return the CPU milliseconds of a paced stream."""
         return ANSWER_TOKENS * 1000 / self.paced_per_core if self.paced_per_core else None
 
 
 def summarize(turns: Sequence[Turn]) -> list[Row]:
-    """One row a gateway, in the order of :class:`Name`; "added" is above no gateway in the same round."""
+    """Return one row per gateway, in the order of :class:`Name`; "added": above no gateway in that round."""
     direct = {turn.round: turn.results for turn in turns if turn.name is Name.DIRECT}
     return [
         _row(name, mine, direct) for name in Name if (mine := [turn for turn in turns if turn.name is name])
@@ -134,10 +134,10 @@ def _tokens_per_event(result: Result) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What the whole journey is allowed to cost, beside ``beside`` in the same run where that is named.
+    """A limit on a gateway's cost; with ``beside``, on the ratio to that gateway's cost in the same run.
 
-    ``limit`` is for usage that is on disk before the end of an answer; ``relaxed``, where it is another one,
-    for usage that is on disk later.
+    ``limit`` applies when usage is on disk before the end of an answer; ``relaxed``, where it differs, when
+    usage is on disk later.
     """
 
     title: str
@@ -180,7 +180,7 @@ OURS: Final = frozenset({Name.SLUICE, Name.SLUICE_RELAXED, Name.SLUICE_UNSEEN})
 
 
 def figure_text(value: float | None) -> str:
-    """Three digits of it, or all before the point; a dash for none."""
+    """Format three significant digits, or all digits before the point; a dash for ``None``."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -208,7 +208,7 @@ COLUMNS: Final[Sequence[tuple[str, Callable[[Row], str]]]] = (
 
 
 def print_report(console: Console, rows: Sequence[Row], said: str) -> None:
-    """The table, the bars, and what went wrong."""
+    """Print the table, the limits, and what went wrong."""
     table = Table(title="forwarding, one gateway process on one core", caption=said)
     for place, (heading, _) in enumerate(COLUMNS):
         table.add_column(heading, justify="right" if place else "left")
@@ -234,5 +234,5 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def machine() -> str:
-    """What this was run on."""
+    """Return the operating system, the architecture and the Python version."""
     return f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"

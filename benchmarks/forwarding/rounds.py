@@ -1,4 +1,4 @@
-"""The run: every gateway under every load, round after round, in turn."""
+"""The run: every gateway under every load in each round, in turn."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Load:
 
     @property
     def stagger_s(self) -> float:
-        """Paced streams of a closed loop begin spread over one answer, so that not all end together."""
+        """Return the time over which a closed loop spreads the starts of its paced streams: one answer."""
         return self.step_ms / 1000 * ANSWER_TOKENS if self.shape is Shape.CLOSED else 0.0
 
 
-# In the order in which they run: the first one also fills the gateway's caches.
+# In the order in which they run: the first load also fills the gateway's caches.
 LOADS: Final[Mapping[str, Load]] = {
     "closed": Load("64 in flight", Shape.CLOSED, 64),
     "slow": Load("50 requests/s", Shape.OPEN, 50),
@@ -54,7 +54,7 @@ LOADS: Final[Mapping[str, Load]] = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run."""
+    """The settings of a run."""
 
     names: Sequence[Name]
     rounds: int
@@ -73,22 +73,22 @@ class Turn:
 
 
 def run_all(plan: Plan, cores: Cores, told: Callable[[str], None]) -> list[Turn]:
-    """Run the plan; ``told`` hears what begins.
+    """Run the plan; ``told`` is called with each step that begins.
 
     Raises:
-        Broken: the worker, a gateway or the load generator did not do its part.
+        Broken: the worker, a gateway or the load generator failed.
         NotAvailable: a gateway is not installed.
     """
     return [
         _turn(name, number, plan, cores, told)
         for number in range(plan.rounds)
-        # Whoever was first in one round is last in the next, so that a drift of the machine favours no one.
+        # The order alternates, so that a drift of the machine's speed favours no gateway.
         for name in plan.names[:: 1 if number % 2 == 0 else -1]
     ]
 
 
 def _turn(name: Name, number: int, plan: Plan, cores: Cores, told: Callable[[str], None]) -> Turn:
-    """A fresh worker and a fresh gateway, all loads one after the other."""
+    """Run all loads one after the other on a fresh worker and a fresh gateway."""
     with (
         tempfile.TemporaryDirectory(prefix="forwarding-") as place,
         _worker(Path(place), cores) as worker_port,
@@ -125,7 +125,7 @@ def _worker(folder: Path, cores: Cores) -> Iterator[int]:
 def _gateway(
     name: Name, folder: Path, cores: Cores, worker_port: int
 ) -> Iterator[tuple[Recipe, int, int | None]]:
-    """How it is asked, its port and process id; the worker's port and none for no gateway."""
+    """Start the gateway; yield recipe, port and process id (no gateway: the worker's port, ``None``)."""
     if name is Name.DIRECT:
         yield Recipe((), None), worker_port, None
         return

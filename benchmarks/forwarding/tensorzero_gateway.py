@@ -1,4 +1,4 @@
-"""Starts TensorZero's gateway out of its wheel: CONFIG PORT_FILE. Run by the Python that has it."""
+"""Starts TensorZero's gateway from its wheel: CONFIG PORT_FILE. Run by the Python that has the package."""
 
 import signal
 import sys
@@ -9,7 +9,7 @@ from tensorzero import tensorzero  # type: ignore[import-not-found,unused-ignore
 
 
 def main(config: str, port_file: str) -> None:
-    """Serve until a signal; the gateway takes a port of its own, which is written to the file."""
+    """Serve until a signal; the gateway chooses its own port, which is written to the file."""
     gateway: Any = tensorzero._start_http_gateway(
         config_file=config, clickhouse_url=None, postgres_url=None, valkey_url=None, async_setup=False
     )

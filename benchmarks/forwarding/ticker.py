@@ -1,4 +1,4 @@
-"""A timer of microseconds for an event loop whose own counts milliseconds: Linux's ``timerfd``."""
+"""A timer in microseconds for an event loop whose own timers count milliseconds: Linux's ``timerfd``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Ticker:
             raise OSError(ctypes.get_errno(), "timerfd_settime failed")
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the file descriptor."""
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
 

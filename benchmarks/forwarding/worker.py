@@ -2,11 +2,11 @@
 
     python -m benchmarks.forwarding.worker PORT [MODEL...]
 
-Every answer is ready as bytes; only the ticket is filled in. Streams advance like those of an engine: one
-step gives each of them one token, in one write each, or as vLLM does every ``stream_interval`` tokens in one
-write when a request asks for that; steps are ``step_ms`` apart, or follow each other at once for 0, and the
-first token comes after ``prefill_ms``. ``POST /control {"step_ms": 10}`` sets that. Requests are parsed by
-hand: it reads what the gateways under test send (a length, no chunks, no pipelining), and refuses the rest.
+Every answer is encoded in advance; only the ticket is filled in. Streams advance like those of an engine: one
+step gives each of them one token, in one write each, or, like vLLM when a request sets ``stream_interval``,
+one write per interval. Steps are ``step_ms`` apart, or follow each other at once for 0, and the first token
+comes after ``prefill_ms``. ``POST /control {"step_ms": 10}`` sets these times. Requests are parsed by hand:
+the worker reads what the gateways send (a length, no chunks, no pipelining), and refuses the rest.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _HOLE = "\0" * TICKET_BYTES
 
 
 def _dumps(value: object) -> bytes:
-    # The hole has a ticket's length once it is not escaped: lengths stay right when it is filled.
+    # The unescaped hole is as long as a ticket, so that lengths stay right when it is filled.
     return (
         json.dumps(value, separators=(",", ":")).encode().replace(rb"\u0000" * TICKET_BYTES, _HOLE.encode())
     )
@@ -60,7 +60,7 @@ def _reply(body: bytes, *, status: str = "200 OK", content_type: str = "applicat
 
 
 def _event(choices: list[object], usage: object = None) -> bytes:
-    """One SSE event in one HTTP chunk."""
+    """Encode one SSE event in one HTTP chunk."""
     head = {"id": "chatcmpl-0", "object": "chat.completion.chunk", "created": CREATED, "model": MODEL}
     event = b"data: " + _dumps(head | {"choices": choices, "usage": usage}) + b"\n\n"
     return b"%x\r\n%b\r\n" % (len(event), event)
@@ -89,7 +89,7 @@ _CONTINUOUS = re.compile(rb'"continuous_usage_stats": ?true')
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 )
-# The role goes out with the first token: what is measured is the time to text.
+# The role is sent with the first token: the benchmark measures the time to text.
 _FIRST = (_STREAM_HEAD + _delta({"role": "assistant", "content": ""}) + _delta({"content": _HOLE})).split(
     _HOLE.encode()
 )
@@ -99,9 +99,9 @@ _DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
 def _writes(interval: int, counted: bool) -> tuple[bytes, ...]:
-    """What is written at each step after the first token's; nothing between two pieces of several tokens.
+    """Return what is written at each step after the first token; empty between two pieces of several tokens.
 
-    ``counted``: each chunk says how many tokens there have been (vLLM's ``continuous_usage_stats``).
+    ``counted``: each chunk has the number of tokens so far (vLLM's ``continuous_usage_stats``).
     """
     writes = [b""] * len(ANSWER_WORDS)
     for start in range(0, len(ANSWER_WORDS), interval):
@@ -117,7 +117,7 @@ def _writes(interval: int, counted: bool) -> tuple[bytes, ...]:
 
 
 class Engine:
-    """Steps all streams together."""
+    """Advances all streams, one token in each step."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, models: Sequence[str] = (MODEL,)) -> None:
         self._loop = loop
@@ -130,7 +130,7 @@ class Engine:
         self._writes: dict[tuple[int, bool], tuple[bytes, ...]] = {}
 
     def add(self, stream: ServedConnection) -> None:
-        """From the next step on."""
+        """Advance the stream from the next step on."""
         self._streams[stream] = None
         if not self._stepping:
             self._stepping = True
@@ -139,7 +139,7 @@ class Engine:
     def writes(self, body: bytes) -> tuple[bytes, ...]:
         """What is written at each step for this request."""
         asked = _INTERVAL.search(body)
-        # One piece at the most: so many kinds of writes there are, and no more.
+        # An interval is at most the whole answer, so that the number of cached kinds is bounded.
         interval = min(max(1, int(asked[1])), len(ANSWER_WORDS)) if asked else 1
         kind = interval, _CONTINUOUS.search(body) is not None
         if kind not in self._writes:
@@ -147,7 +147,7 @@ class Engine:
         return self._writes[kind]
 
     def drop(self, stream: ServedConnection) -> None:
-        """Its connection is gone or it has ended."""
+        """Remove a stream that has ended or whose connection is closed."""
         self._streams.pop(stream, None)
 
     def _next(self) -> None:
@@ -164,7 +164,7 @@ class Engine:
             self._next()
 
     def metrics(self) -> bytes:
-        """What a worker of vLLM says of its load."""
+        """Return the load metrics of a vLLM worker."""
         labels = f'{{engine="0",model_name="{MODEL}"}}'
         cache = '{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="65536"}'
         values = {
@@ -180,7 +180,7 @@ class Engine:
 
 
 class ServedConnection(asyncio.Protocol):
-    """One connection of a gateway."""
+    """One connection from a gateway."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -198,17 +198,17 @@ class ServedConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """A stream whose reader is gone ends."""
+        """End the stream of a closed connection."""
         self._transport = None
         if self._place >= 0:
             self._end()
 
     def pause_writing(self) -> None:
-        """A reader that is behind misses steps; its stream goes on later."""
+        """Skip the steps of a slow reader; its stream goes on later."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """It caught up."""
+        """Continue with the next step."""
         self._paused = False
 
     def data_received(self, data: bytes) -> None:
@@ -232,12 +232,12 @@ class ServedConnection(asyncio.Protocol):
             self._answer(head, body)
 
     def step(self) -> None:
-        """One token more, or the end."""
+        """Write one token more, or the end."""
         if self._paused:
             return
         if self._place < len(self._writes):
             if not self._engine.step_s:
-                # Tokens take no time: on to the next piece.
+                # Tokens take no time here: go on to the next piece.
                 while not self._writes[self._place]:
                     self._place += 1
             if piece := self._writes[self._place]:
@@ -318,7 +318,7 @@ def _content_length(head: bytes) -> int:
 
 
 async def serve(port: int, models: Sequence[str] = (MODEL,)) -> None:
-    """Serve on the loopback interface until cancelled, and list these models."""
+    """Serve on the loopback interface until cancelled, and list ``models``."""
     loop = asyncio.get_running_loop()
     engine = Engine(loop, models)
     server = await loop.create_server(lambda: ServedConnection(engine), "127.0.0.1", port, backlog=BACKLOG)

@@ -1,8 +1,8 @@
-"""What is asked of every gateway and what its worker answers: OpenAI chat completions, bytes ready to send.
+"""The requests to every gateway and the worker's answers: OpenAI chat completions, as bytes ready to send.
 
 A prompt has about 8 KB, 2,000 tokens of the demo model. The worker's answer has :data:`ANSWER_TOKENS` tokens
-and begins with the ticket that stands in the request's last turn, so that an answer given to the wrong
-caller, kept from before, or cut off is seen.
+and begins with the ticket from the request's last turn, so that an answer that is cut off, cached, or sent to
+the wrong caller is detected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ops.replay.text import WORDS
 
 MODEL = "base"
 ANSWER_TOKENS = 140
-# Enough that no two of 64 callers speak of the same, few enough that all were seen when a warm-up is over.
+# Enough that no two of 64 callers have the same one, few enough that all were sent before the warm-up ends.
 CONVERSATIONS = 128
 # A shared system prompt and ten earlier turns; with the last turn 8 KB of JSON.
 SYSTEM_PARAGRAPHS = 6
@@ -26,7 +26,7 @@ TURN_WORDS = 75
 LAST_TURN_WORDS = 30
 TICKET_MARK = b"ticket "
 TICKET_BYTES = 8
-# A worker that sees less of a prompt than this was sent a trimmed one.
+# A worker that gets a shorter prompt than this was sent a trimmed one.
 LEAST_PROMPT_BYTES = 7_000
 
 ANSWER_WORDS = tuple(f" {WORDS[place % len(WORDS)]}" for place in range(ANSWER_TOKENS - 1))
@@ -45,11 +45,11 @@ def answer_text(ticket: str) -> str:
 
 
 def bodies(regime: Regime, *, stream: bool, seed: str, model: str = MODEL) -> Iterator[tuple[bytes, str]]:
-    """Endless request bodies, each with its ticket.
+    """Yield request bodies without end, each with its ticket.
 
-    ``conversation``: the system prompt and all turns but the last were sent before, the last is new.
-    ``unseen``: every message opens with a word never sent before, so that nothing kept of earlier ones is of
-    use.
+    ``conversation``: the system prompt and all turns but the last were sent before; the last turn is new.
+    ``unseen``: every message begins with a word never sent before, so that no cache of earlier messages
+    helps.
     """
     fresh = regime is Regime.UNSEEN
     makers = [
@@ -67,10 +67,10 @@ def _tickets(seed: str) -> Iterator[str]:
 
 
 def _maker(name: str, *, stream: bool, fresh: bool, model: str) -> Callable[[bytes], bytes]:
-    """Fills tickets into a body that is otherwise ready: the load generator must be quick."""
+    """Return a function that fills a ticket into an encoded body: the load generator must be fast."""
     hole = "\0"
     opening = f"{hole} " if fresh else ""
-    # Everyone shares the system prompt.
+    # All conversations share the system prompt.
     system = "\n".join(_words(f"system/{number}", PARAGRAPH_WORDS) for number in range(SYSTEM_PARAGRAPHS))
     messages = [{"role": "system", "content": opening + system}]
     for turn in range(EARLIER_TURNS):

@@ -29,13 +29,13 @@ from benchmarks.forwarding.workload import MODEL, Regime, bodies
 WARM_UP = 300
 WRITE_TIMEOUT_S = 60.0
 STEP_MS = 10
-# The ledger's database is written once a batch, by these.
+# Libraries of the ledger's database, which is written once per batch.
 OF_BATCHES = ("sqlalchemy", "aiosqlite")
 BUDGET = Path(__file__).parent / "budget.json"
 # The kinds of requests that have a budget.
 CHATS, VECTORS = "chats", "vectors"
 DIMENSIONS = 1_024
-# How the budget is counted: what runs at the same time makes the counts depend on the machine's speed.
+# The budget counts one request at a time: concurrent work makes the counts depend on the machine's speed.
 BUDGET_REQUESTS = 100
 BUDGET_WARM_UP = 100
 
@@ -51,15 +51,15 @@ class Cost:
 
     @property
     def python_calls(self) -> float:
-        """Calls of Python functions."""
+        """Return the number of calls of Python functions."""
         return sum(self.calls.values())
 
     @property
     def steady_calls(self) -> dict[str, int]:
-        """By room the calls that every request makes, whole ones alone.
+        """Return by package the calls that every request makes, rounded down.
 
-        What runs once a batch, a second or a wait has a fraction of a call a request, which depends on the
-        machine's speed, so it does not count.
+        Work that is done once per batch, second or wait makes a fraction of a call per request, which depends
+        on the machine's speed, so it is not counted.
         """
         rooms: Counter[str] = Counter()
         for (file, _), count in self.calls.items():
@@ -68,7 +68,7 @@ class Cost:
         return dict(sorted((+rooms).items()))
 
     def by_room(self) -> dict[str, float]:
-        """Python calls by room of the product, or by library."""
+        """Return the Python calls by package of the product, or by library."""
         rooms: dict[str, float] = defaultdict(float)
         for (file, _), count in self.calls.items():
             rooms[room_of(file)] += count
@@ -163,7 +163,7 @@ def counted(
     warm_up: int = WARM_UP,
     collections_at: float | None = None,
 ) -> Cost:
-    """Start gateway and fake worker, warm up and count; at ``collections_at`` collections alone."""
+    """Start gateway and fake worker, warm up and count; with ``collections_at`` only garbage collections."""
     worker_port, port, out = free_port(), free_port(), folder / "counts.json"
     plain: Recipe = recipe(
         name, folder=folder, port=port, worker_port=worker_port, model=VECTOR_MODEL if vectors else MODEL
@@ -215,7 +215,7 @@ def _window(pid: int, out: Path, between: Any) -> dict[str, Any]:
 
 
 def _difference(busy: dict[str, Any], idle: dict[str, Any], share: float, requests: int) -> Cost:
-    """Counts a request, without what an idle gateway does in the same time."""
+    """Return the counts per request, minus those of an idle gateway in the same time."""
     calls: dict[tuple[str, str], float] = defaultdict(float)
     for file, name, count in busy["calls"]:
         calls[file, name] += count
@@ -231,7 +231,7 @@ def _difference(busy: dict[str, Any], idle: dict[str, Any], share: float, reques
 
 
 def budget_of(kind: str) -> dict[str, dict[str, float]]:
-    """What a request of that kind costs now, in the form of the committed budget."""
+    """Return the current cost of a request of that kind, in the form of the committed budget."""
     with tempfile.TemporaryDirectory() as folder:
         cost = counted(
             Name.SLUICE,
@@ -246,7 +246,7 @@ def budget_of(kind: str) -> dict[str, dict[str, float]]:
 
 
 def print_collections(cost: Cost, requests: int) -> None:
-    """Collections by generation: how often, how long, and what they found."""
+    """Print the garbage collections by generation: how many, how long, and how many objects they found."""
     print(f"{requests} requests, {cost.survivors:.1f} surviving objects a request")
     for generation in range(3):
         of_it = [(took_s, found) for kind, took_s, found in cost.collections if kind == generation]

@@ -1,8 +1,8 @@
 """Runs a module with its calls counted: ``python -m benchmarks.request_cost.counted OUT MODULE ARGUMENTS``.
 
-With SLUICE_COUNT=collections it counts the collections of garbage alone, so that they take their usual time.
+With SLUICE_COUNT=collections it counts garbage collections alone, so that they take their usual time.
 
-SIGUSR1 begins counting, SIGUSR2 ends it and writes the counts to OUT as JSON.
+SIGUSR1 starts counting; SIGUSR2 ends it and writes the counts to OUT as JSON.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 
 import uvloop
 
-# What the event loop is asked for, by the method that takes it; call_at uses call_later. A thread is counted
-# when work is handed to it and when its result comes back.
+# The kinds of calls of the event loop, by their methods; call_at uses call_later. A thread is counted when
+# work is handed to it and when its result comes back.
 ASKED = {
     "call_later": "timers",
     "create_task": "tasks",
@@ -38,7 +38,7 @@ LIBRARY = str(Path(os.__file__).parent)
 
 
 def _name(code: CodeType, made: type | None, caller: CodeType | None) -> tuple[str, str]:
-    """The file and the name of a function; generated ones belong to the file of their class."""
+    """Return the file and the name of a function; a generated one belongs to the file of its class."""
     if made is not None:
         module = sys.modules.get(made.__module__)
         return getattr(module, "__file__", None) or code.co_filename, f"{made.__qualname__}.{code.co_name}"
@@ -47,7 +47,7 @@ def _name(code: CodeType, made: type | None, caller: CodeType | None) -> tuple[s
 
 
 class Counts:
-    """Calls of Python functions by code object, and what the loop was asked for."""
+    """Calls of Python functions by code object, and calls of the event loop's counted methods."""
 
     def __init__(self) -> None:
         self.on = False
@@ -58,7 +58,7 @@ class Counts:
         self._survivors = 0
 
     def collected(self, phase: str, info: dict[str, int]) -> None:
-        """A callback of the collector: generation, seconds of CPU and objects found of each collection."""
+        """Record each garbage collection: generation, CPU seconds and objects found; a callback of ``gc``."""
         if phase == "start":
             self._collecting_since = time.thread_time()
         elif self.on:
@@ -66,7 +66,7 @@ class Counts:
             self.collections.append((info["generation"], took_s, info["collected"]))
 
     def profile(self, frame: FrameType, event: str, arg: Any) -> None:
-        """The profile function of every thread."""
+        """Count a call; the profile function of every thread."""
         if not self.on:
             return
         if event == "call" and frame.f_code.co_filename != __file__:
@@ -78,7 +78,7 @@ class Counts:
             self.calls[code, made, caller] += 1
 
     def loop(self) -> uvloop.Loop:
-        """An event loop that counts what it is asked for."""
+        """Return an event loop that counts the calls of its counted methods."""
 
         def counting(method: str, kind: str) -> Any:
             plain = getattr(uvloop.Loop, method)
@@ -95,7 +95,7 @@ class Counts:
         return loop
 
     def begin(self, *_: object) -> None:
-        """Count from here."""
+        """Start counting."""
         gc.collect()
         self._survivors = len(gc.get_objects())
         self.calls.clear()
@@ -104,7 +104,7 @@ class Counts:
         self.on = True
 
     def end(self, out: Path) -> None:
-        """Write what was counted; a file that is there is whole."""
+        """Write the counts; the file appears only once it is complete."""
         self.on = False
         gc.collect()
         survivors = len(gc.get_objects()) - self._survivors
