@@ -1,7 +1,7 @@
 """Ask the demo model the held-out questions: ``python -m evaluation.demo_eval --model models/demo``.
 
-Every question carries a regular expression that a right answer must match. Answers are greedy. A Japanese
-question also needs an answer with Japanese characters.
+Every question has a regular expression that a right answer must match. Answers are greedy. The answer to a
+Japanese question must also have Japanese characters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Compare a new version of a LoRA adapter with the one that is served.
+"""Compare a new version of a LoRA adapter with the served one.
 
-Answers are greedy, by the embedded engine, in this process; the loss on the references by transformers and
-PEFT. Times are of both in the same run. Nothing is sent anywhere unless --post is given.
+The embedded engine gives greedy answers in this process; transformers and PEFT compute the loss on the
+references. Both adapters are timed in the same run. Nothing is sent anywhere unless --post is given.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ exit status: 0 passed, 1 failed, 2 could not be run or not be posted
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     cli = argparse.ArgumentParser(
         prog="evaluation.adapter_regression",
         description=__doc__,
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     except (PromptSetError, ThresholdsError) as error:
         print(error, file=sys.stderr)
         return NOT_RUN
-    # Seconds of imports that --help and a wrong file need not wait for.
+    # These imports take seconds; --help and a wrong file need not wait for them.
     from evaluation.adapter_regression.report import as_json, as_table, explained
     from evaluation.adapter_regression.run import BASE, ComparisonError, RegressionPlan, compare
 
@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def post(client: AdminClient, adapter_id: str, report: dict[str, Any]) -> None:
-    """Keep a report with a registered version of the same content. Raises AdminError."""
+    """Store a report with the registered version of the same content. Raises AdminError."""
     held = client.get("admin", "adapters", adapter_id)
     if held.get("sha256") != report["candidate_sha256"]:
         raise AdminError(

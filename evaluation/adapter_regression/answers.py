@@ -1,4 +1,4 @@
-"""What the embedded engine answers with each adapter, greedily, and how long it takes."""
+"""Greedy answers of the embedded engine with each adapter, and their times."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from engine.engine import Engine
 from engine.values import EngineConfig, GenerationRequest, SamplingParams, SequenceEnd, SequenceOutput
 from evaluation.adapter_regression.checks import AdapterAnswer
 
-# Tokens of every timed answer: as many for all adapters, whatever they would say.
+# Tokens of every timed answer: the same number for all adapters, even past the end token.
 TIMED_TOKENS = 24
 IN_FLIGHT = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds to the first token, and from each token to the next."""
+    """Seconds to the first token, and mean seconds from each token to the next."""
 
     ttft_s: float
     tpot_s: float
 
 
 class Bench:
-    """An embedded engine of its own, in this process, without a prefix cache.
+    """An embedded engine in this process, without a prefix cache.
 
     Args:
         model: the base model's folder.
         adapters: name to folder; ``None`` is the base model alone.
-        max_lora_rank: as the gateway's engine has it.
+        max_lora_rank: the same as of the gateway's engine.
         clock: monotonic seconds.
     """
 
@@ -84,10 +84,10 @@ class Bench:
     def time_all(
         self, adapters: Sequence[str], prompts: Mapping[str, tuple[int, ...]], *, rounds: int
     ) -> Mapping[str, Mapping[str, Timing]]:
-        """The best of some rounds, by adapter and prompt; one request at a time.
+        """Return the best times of ``rounds`` rounds, by adapter and prompt; one request runs at a time.
 
-        The adapters take turns on each prompt and the first of a turn changes, so that what else the machine
-        does meets all alike. A prompt on which an adapter fails is left out for it.
+        The adapters take turns on each prompt and the first one alternates, so that other load on the machine
+        affects all alike. A prompt on which an adapter fails is left out for that adapter.
         """
         best: dict[str, dict[str, Timing]] = {adapter: {} for adapter in adapters}
         for turn in range(rounds):

@@ -1,4 +1,4 @@
-"""What one answer is worth: every check is a number for one prompt, so that two adapters can be paired."""
+"""Scores of one answer: every check gives one number per prompt, so that adapters can be paired."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from gateway.shadow.language import has_japanese
 from resilience.degenerate import REPLACEMENT
 
 _LATIN_WORD = re.compile(r"[A-Za-z]{2,}")
-# Three times on end the same: 3 to 10 words, or 12 to 40 characters for languages without spaces.
+# The same text three times in a row: 3 to 10 words, or 12 to 40 characters for languages without spaces.
 _LOOP = re.compile(r"\b(\w+(?:\W+\w+){2,9}?)(?:\W+\1){2}\b|(.{12,40}?)\2\2", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterAnswer:
-    """What an adapter said to one prompt; ``ended`` where it stopped by itself."""
+    """An adapter's answer to one prompt; ``ended``: it stopped by itself."""
 
     text: str
     ended: bool
 
 
 def score(case: Case, answer: AdapterAnswer, refusals: Sequence[re.Pattern[str]]) -> Mapping[str, float]:
-    """The checks that apply to the prompt, each 0 to 1, by name.
+    """Return the checks that apply to the prompt, by name, each 0 to 1.
 
-    ``exact`` and ``similarity`` need a reference, ``facts`` a pattern, ``format`` patterns; ``refusal`` is of
-    prompts that are to be declined, ``willing`` of all others.
+    ``exact`` and ``similarity`` need a reference, ``facts`` a pattern, ``format`` patterns; ``refusal``
+    applies to prompts that should be declined, ``willing`` to all others.
     """
     text = answer.text.strip()
     declined = any(pattern.search(text) for pattern in refusals)
@@ -50,12 +50,12 @@ def score(case: Case, answer: AdapterAnswer, refusals: Sequence[re.Pattern[str]]
 
 
 def in_language(text: str, language: str) -> bool:
-    """Whether a text is written in ``en`` or ``ja``: by kana and kanji; Latin names may occur in both."""
+    """Return whether a text is in ``en`` or ``ja``, by its kana and kanji; both may contain Latin names."""
     if language == "ja":
         return has_japanese(text)
     return not has_japanese(text) and _LATIN_WORD.search(text) is not None
 
 
 def normalised(text: str) -> str:
-    """Without what hardly matters: case, width, runs of white space."""
+    """Return the text without differences that hardly matter: case, width, runs of white space."""
     return " ".join(unicodedata.normalize("NFKC", text).lower().split())

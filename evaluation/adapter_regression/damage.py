@@ -1,7 +1,7 @@
 """Damage an adapter on purpose: ``python -m evaluation.adapter_regression.damage SOURCE TARGET``.
 
-Adds noise to every B matrix, as a share of that matrix' own deviation. Config and shapes stay right, so that
-nothing but an evaluation can tell.
+Adds noise to every B matrix, as a share of that matrix's own standard deviation. Configuration and shapes
+stay valid, so only an evaluation can detect the damage.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from adapters.verify import WEIGHTS_FILE
 
 
 def damage(source: Path, target: Path, *, noise: float, seed: int = 0) -> None:
-    """Write a damaged copy. ``noise`` 1 is as strong as what was learnt."""
+    """Write a damaged copy. With ``noise`` 1 the noise is as strong as the trained weights."""
     generator = torch.Generator().manual_seed(seed)
     target.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source / CONFIG_FILE, target / CONFIG_FILE)

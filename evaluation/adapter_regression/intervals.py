@@ -1,4 +1,4 @@
-"""How sure a mean is: the bootstrap, over prompts, with a seed."""
+"""The confidence interval of a mean: a bootstrap over prompts, with a seed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class ConfidenceInterval:
 
 
 def mean_interval(values: Sequence[float], *, confidence: float, seed: int) -> ConfidenceInterval:
-    """The percentile bootstrap of a mean.
+    """Return the percentile bootstrap of a mean.
 
-    Prompts are drawn again and again, so that the interval tells what another set of such prompts might have
-    shown. Raises ValueError without values.
+    Prompts are resampled, so that the interval shows which means other prompts of the same kind might have
+    given. Raises ValueError without values.
     """
     if not values:
         raise ValueError("there is nothing to take a mean of")

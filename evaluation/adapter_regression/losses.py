@@ -1,4 +1,4 @@
-"""How likely a model thinks the reference answers are: teacher forcing, by transformers and PEFT."""
+"""The likelihood of the reference answers: teacher forcing, by transformers and PEFT."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from peft import PeftModel
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-# A token that a model holds for impossible; also for what is no number, so that a mean stays one.
+# Largest loss of a reference, in nats per token; it also replaces NaN and infinity, so that a mean is finite.
 MAX_LOSS = 100.0
 
 
@@ -29,12 +29,12 @@ class Reference:
 def reference_losses(
     model: Path, adapters: Mapping[str, Path | None], references: Sequence[Reference]
 ) -> Mapping[str, Mapping[str, float]]:
-    """Mean negative log-likelihood of each reference, nats a token: by adapter, then by prompt.
+    """Mean negative log-likelihood of each reference, in nats per token: by adapter, then by prompt.
 
     Args:
         model: the base model's folder.
         adapters: name to folder; ``None`` is the base model alone.
-        references: one at a time is run, so that padding cannot change a number.
+        references: run one at a time, so that padding cannot change a number.
     """
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     found: dict[str, dict[str, float]] = {}

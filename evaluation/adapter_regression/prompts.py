@@ -1,4 +1,4 @@
-"""The prompt set: conversations that end with the user, each with what a good answer is known to hold."""
+"""The prompt set: conversations that end with the user, each with what a good answer must contain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_PROMPTS = 5_000
 
 
 class PromptSetError(Exception):
-    """The prompt set cannot be read; the message names the file, the line and what is wrong there."""
+    """The prompt set cannot be read; the message names the file, the line and the fault."""
 
 
 def _compiles(pattern: str) -> str:
@@ -43,12 +43,12 @@ class Case(BaseModel):
 
     Args:
         id: unique in its set; a report names prompts by it.
-        group: what it is about, to read results by.
-        language: ``en`` or ``ja``: what the answer must be written in.
-        messages: the conversation; the last is the user's.
+        group: its topic, by which results are grouped.
+        language: ``en`` or ``ja``: the required language of the answer.
+        messages: the conversation; the last message is the user's.
         reference: a good answer, for loss, similarity and exact match.
-        expect: what a right answer matches, whatever its case.
-        format: patterns that the answer must match, all of them.
+        expect: pattern that a right answer matches, ignoring case.
+        format: patterns, all of which the answer must match.
         refuse: whether the right answer declines.
     """
 
@@ -80,7 +80,7 @@ class PromptSet:
 
 
 def load_prompts(path: Path) -> PromptSet:
-    """Read a JSONL file, one case a line. Raises PromptFileError."""
+    """Read a JSONL file, one case per line. Raises PromptSetError."""
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:

@@ -1,4 +1,4 @@
-"""A comparison as JSON, to keep with the version, and as a table. Neither holds prompts or answers."""
+"""A comparison as JSON, to store with the version, and as a table. Neither has prompts or answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLOURS: Mapping[MetricVerdict, str] = MappingProxyType(
 
 
 def as_json(comparison: AdapterComparison) -> dict[str, Any]:
-    """What the registry keeps: the verdict, what it is about, and every finding. Times are in seconds."""
+    """Return what the registry stores: the verdict, its subject, and every finding. Times are in seconds."""
     plan = comparison.plan
     return {
         "kind": "adapter_regression",
@@ -47,7 +47,7 @@ def as_json(comparison: AdapterComparison) -> dict[str, Any]:
 
 
 def as_table(comparison: AdapterComparison) -> Table:
-    """For a terminal."""
+    """Return the comparison as a table for a terminal."""
     plan = comparison.plan
     active = BASE if plan.active is None else plan.active.name
     table = Table(title=f"{plan.candidate.name} against {active}: {len(comparison.prompts.cases)} prompts")

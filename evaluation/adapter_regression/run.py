@@ -1,4 +1,4 @@
-"""One comparison from beginning to end: check both folders, run both, judge."""
+"""One comparison from start to end: check both folders, run both adapters, judge."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class RegressionPlan:
         candidate: the new version's folder.
         active: the served version's folder; ``None`` compares with the base model.
         model: the base model's folder.
-        model_id: the id that it is served under.
-        max_lora_rank: as the gateway's engine has it.
+        model_id: the public id of the served base model.
+        max_lora_rank: the same as of the gateway's engine.
         max_tokens: longest answer.
-        timed: so many prompts are timed; 0 leaves times out.
-        rounds: how often each is timed; the best counts.
+        timed: number of prompts that are timed; 0: no times.
+        rounds: how often each is timed; the best time counts.
         seed: of the resampling.
     """
 
@@ -59,7 +59,7 @@ class RegressionPlan:
 
 @dataclass(frozen=True, slots=True)
 class AdapterComparison:
-    """What was found; ``answers`` by prompt, the active version's first."""
+    """The result; ``answers`` are by prompt, the active version's first."""
 
     plan: RegressionPlan
     candidate_sha256: str
@@ -72,12 +72,12 @@ class AdapterComparison:
 
     @property
     def passed(self) -> bool:
-        """The verdict."""
+        """Return whether the candidate passes."""
         return passes(self.findings)
 
 
 def compare(plan: RegressionPlan, prompts: PromptSet, thresholds: Thresholds) -> AdapterComparison:
-    """Run both and judge; minutes for a large model. Raises ComparisonError."""
+    """Run both adapters and judge; it takes minutes for a large model. Raises ComparisonError."""
     began = time.monotonic()
     candidate_sha256 = _checked(plan, plan.candidate)
     active_sha256 = None if plan.active is None else _checked(plan, plan.active)
@@ -120,7 +120,7 @@ def compare(plan: RegressionPlan, prompts: PromptSet, thresholds: Thresholds) ->
 
 
 def _checked(plan: RegressionPlan, folder: Path) -> str:
-    """The folder's SHA-256, once it is known to fit: what the registry would refuse is not run."""
+    """Return the folder's SHA-256 after checking that it fits: what the registry would refuse is not run."""
     try:
         config = json.loads((plan.model / "config.json").read_text(encoding="utf-8"))
         fits = base_model(plan.model_id, config, max_lora_rank=plan.max_lora_rank, embedded=True)

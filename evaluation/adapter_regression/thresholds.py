@@ -1,4 +1,4 @@
-"""How much worse a candidate may be: a YAML file, ``thresholds.yaml`` unless told otherwise."""
+"""How much worse a candidate may be: a YAML file, by default ``thresholds.yaml``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 DEFAULT = Path(__file__).with_name("thresholds.yaml")
 
-# What is measured; True: more is better.
+# The metrics; True: more is better.
 METRICS: Mapping[str, bool] = MappingProxyType(
     {
         "loss": False,
@@ -29,22 +29,22 @@ METRICS: Mapping[str, bool] = MappingProxyType(
         "tpot": False,
     }
 )
-# Compared as quotients: candidate over active.
+# Compared as ratios: candidate over active.
 RATIOS = frozenset({"ttft", "tpot"})
 
 
 class ThresholdsError(Exception):
-    """The file of thresholds cannot be used; the message names the key and what is allowed."""
+    """The thresholds file cannot be used; the message names the key and the allowed values."""
 
 
 class Threshold(BaseModel):
     """What is allowed for one metric.
 
     Args:
-        worse_by: most that the candidate may be worse, in the metric's own unit; for ``ttft`` and ``tpot``
-            the greatest quotient. Unset: shown, not judged.
-        worse_by_than_base: the same where there is no active version and the base model is compared with.
-        at_least: least mean of the candidate, whatever the other's is.
+        worse_by: the most that the candidate may be worse, in the metric's own unit; for ``ttft`` and
+            ``tpot`` the greatest ratio. Unset: shown, not judged. worse_by_than_base: the same when there is
+            no active version and the base model is the reference. at_least: lowest allowed mean of the
+            candidate, whatever the other's mean is.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -54,19 +54,19 @@ class Threshold(BaseModel):
     at_least: Annotated[float, Field(ge=0, le=1)] | None = None
 
     def allowed(self, *, against_base: bool) -> float | None:
-        """The limit that counts."""
+        """Return the limit that applies."""
         if against_base and self.worse_by_than_base is not None:
             return self.worse_by_than_base
         return self.worse_by
 
 
 class Thresholds(BaseModel):
-    """The file.
+    """The thresholds file.
 
     Args:
         confidence: of the intervals.
         metrics: by name.
-        refusals: patterns by which an answer that declines is known.
+        refusals: patterns that recognise an answer that declines.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -95,12 +95,12 @@ class Thresholds(BaseModel):
 
     @property
     def refusal_patterns(self) -> tuple[re.Pattern[str], ...]:
-        """Compiled, blind to case."""
+        """Return the compiled patterns, which ignore case."""
         return tuple(re.compile(pattern, re.IGNORECASE) for pattern in self.refusals)
 
 
 def load_thresholds(path: Path = DEFAULT) -> Thresholds:
-    """Read a file. Raises ThresholdsError."""
+    """Read a thresholds file. Raises ThresholdsError."""
     try:
         told: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         return Thresholds.model_validate(told)

@@ -1,4 +1,4 @@
-"""From numbers per prompt to a verdict: one finding per metric, and whether the candidate passes."""
+"""Turns numbers per prompt into a verdict: one finding per metric, and whether the candidate passes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from enum import StrEnum
 from evaluation.adapter_regression.intervals import ConfidenceInterval, mean_interval
 from evaluation.adapter_regression.thresholds import METRICS, RATIOS, Threshold, Thresholds
 
-# Prompts that a finding names, those that got worse most.
+# Most prompts that a finding names: those that became worse by the most.
 MAX_NAMED = 5
 
 Scores = Mapping[str, Mapping[str, float]]  # by metric, then by prompt
 
 
 class MetricVerdict(StrEnum):
-    """What the interval says. Only ``WORSE`` and ``UNSURE`` keep a candidate from passing."""
+    """What the confidence interval shows. Only ``WORSE`` and ``UNSURE`` keep a candidate from passing."""
 
     PASSED = "passed"
     WORSE = "worse"
@@ -31,14 +31,11 @@ class MetricFinding:
 
     Args:
         metric: its name.
-        prompts: over how many.
-        active, candidate: means; of times the geometric ones, seconds.
-        change: how much worse the candidate is: a difference, above 0 where it is worse; of times the
-            candidate's over the other's.
-        allowed: most that ``change`` may be; ``None``: not judged.
-        at_least: least mean of the candidate, if any.
-        standing: what follows.
-        named: the prompts that got worse most.
+        prompts: number of prompts. active, candidate: means; for times geometric means, in seconds. change:
+        how much worse the candidate is: a difference, above 0 when it is worse; for times the ratio of the
+        candidate's to the other's. allowed: the most that ``change`` may be; ``None``: not judged. at_least:
+        lowest allowed mean of the candidate, if any. standing: the verdict on this metric. named: the prompts
+        that became worse by the most.
     """
 
     metric: str
@@ -55,7 +52,7 @@ class MetricFinding:
 def judge(
     active: Scores, candidate: Scores, thresholds: Thresholds, *, against_base: bool, seed: int
 ) -> tuple[MetricFinding, ...]:
-    """A finding for every metric that both have scores of, over the prompts that both answered."""
+    """Return a finding for every metric that both adapters have, over the prompts with both scores."""
     findings = []
     for metric in METRICS:
         pairs = {
@@ -71,7 +68,7 @@ def judge(
 
 
 def passes(findings: tuple[MetricFinding, ...]) -> bool:
-    """Whether nothing is worse and nothing is left open; nothing at all does not pass."""
+    """Return whether no metric is worse and none is unsure; without findings a candidate does not pass."""
     return bool(findings) and all(
         one.standing in (MetricVerdict.PASSED, MetricVerdict.SHOWN) for one in findings
     )

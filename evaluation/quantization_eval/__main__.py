@@ -1,7 +1,7 @@
 """Compare two backends of a running gateway on language, grounding and safety prompts.
 
-A quantized variant against the model itself, or another provider: both answer through the gateway's own API,
-greedily. The verdict is the exit status, for CI; with --post the signed report is stored in the gateway.
+It compares a quantized variant with the model itself, or with another provider: both answer greedily through
+the gateway's own API. The exit status is the verdict, for CI; --post stores the signed report in the gateway.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ops.client import DEFAULT_URL, AdminClient, AdminError
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 PASSED, FAILED, NOT_RUN = 0, 1, 2
-# Longest time of one answer.
+# Longest time of one answer, in seconds.
 ANSWER_TIMEOUT_S = 300.0
 
 _EPILOG = """
@@ -40,7 +40,7 @@ exit status: 0 passed, 1 failed, 2 could not be run
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     cli = argparse.ArgumentParser(
         prog="evaluation.quantization_eval",
         description=__doc__,
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None, connect: Callable[..., AdminClient] 
     except (PromptSetError, ThresholdsError) as error:
         print(error, file=sys.stderr)
         return NOT_RUN
-    # Seconds of imports that --help and a wrong file need not wait for.
+    # These imports take seconds; --help and a wrong file need not wait for them.
     from evaluation.quantization_eval.report import as_json, as_table
     from evaluation.quantization_eval.run import EvaluationError, evaluate
 

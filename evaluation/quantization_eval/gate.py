@@ -1,4 +1,4 @@
-"""How much worse a variant may be, group of prompts by group of prompts: a YAML file."""
+"""How much worse a variant may be, for each group of prompts: a YAML file."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ DEFAULT = Path(__file__).with_name("thresholds.yaml")
 
 
 class QuantizationGate(BaseModel):
-    """The file.
+    """The gate file.
 
     Args:
         confidence: of the intervals.
-        groups: by the prompts' group, then by metric; a group that is not named is shown, not judged.
-        refusals: patterns by which an answer that declines is known.
+        groups: by the prompts' group, then by metric; a group that is not listed is shown, not judged.
+        refusals: patterns that recognise an answer that declines.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -38,14 +38,14 @@ class QuantizationGate(BaseModel):
         return groups
 
     def thresholds(self, group: str) -> Thresholds:
-        """Those of one group."""
+        """Return the thresholds of one group."""
         return Thresholds(
             confidence=self.confidence, metrics=self.groups.get(group, {}), refusals=self.refusals
         )
 
 
 def load_gate(path: Path = DEFAULT) -> QuantizationGate:
-    """Read a file. Raises ThresholdsError."""
+    """Read a gate file. Raises ThresholdsError."""
     try:
         gate = QuantizationGate.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
         gate.thresholds("")  # the patterns compile

@@ -1,8 +1,8 @@
-"""Make a variant of a model whose weights are rounded to a few bits, as weight-only quantization rounds them.
+"""Make a variant of a model with weights rounded to a few bits, as weight-only quantization rounds them.
 
-Every matrix of the layers gets one scale for each row of outputs (symmetric, round to nearest); embeddings
-and norms stay. The rounded values are written as float32, so that any engine loads them: what is measured on
-the variant is what the rounding costs in quality, not what it wins in speed or memory.
+Every matrix of the layers gets one scale per output row (symmetric, round to nearest); embeddings and norms
+are not changed. The rounded values are written as float32, so that any engine can load them: the variant
+shows what the rounding costs in quality, not what it saves in time or memory.
 
     python -m evaluation.quantization_eval.make_variant models/demo /tmp/demo-int8
 """
@@ -21,12 +21,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 WEIGHTS = "model.safetensors"
-# The layers' projections; what GPTQ, AWQ and int8 kernels quantize too.
+# The projections of the layers, which GPTQ, AWQ and int8 kernels also quantize.
 _MATRIX = re.compile(r"layers\.\d+\..*_proj\.weight$")
 
 
 def rounded(weight: torch.Tensor, bits: int) -> torch.Tensor:
-    """``weight`` as so many bits hold it, with one scale a row; float32."""
+    """Return ``weight`` rounded to ``bits`` bits, with one scale per row; float32."""
     most = 2 ** (bits - 1) - 1
     weight = weight.to(torch.float32)
     scale = weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / most
@@ -35,11 +35,11 @@ def rounded(weight: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def make_variant(base: Path, out: Path, *, bits: int) -> int:
-    """Write the variant's folder; how many matrices were rounded.
+    """Write the variant's folder, and return how many matrices were rounded.
 
     Raises:
         ValueError: bits outside 2 to 8, a folder without one file of weights, or without such matrices.
-        FileExistsError: ``out`` is there.
+        FileExistsError: ``out`` exists.
     """
     if not 2 <= bits <= 8:
         raise ValueError(f"bits is {bits}; allowed: 2 to 8")

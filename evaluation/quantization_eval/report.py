@@ -1,4 +1,4 @@
-"""An evaluation as JSON and as a table. Neither holds prompts or answers."""
+"""An evaluation as JSON and as a table. Neither has prompts or answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLOURS = {"passed": "green", "worse": "red", "unsure": "yellow", "shown": "dim
 
 
 def as_json(done: Evaluation) -> dict[str, Any]:
-    """The verdict, what it is about, and every finding."""
+    """Return the verdict, its subject, and every finding."""
     return {
         "kind": "backend_evaluation",
         "passed": done.passed,
@@ -61,7 +61,7 @@ def as_json(done: Evaluation) -> dict[str, Any]:
 
 
 def as_table(done: Evaluation) -> Table:
-    """For a terminal."""
+    """Return the evaluation as a table for a terminal."""
     table = Table(title=f"{done.candidate} against {done.base}: {len(done.prompts.cases)} prompts")
     table.add_column("group")
     table.add_column("metric")

@@ -1,4 +1,4 @@
-"""One comparison from beginning to end: both backends answer every prompt, group by group it is judged."""
+"""One comparison from start to end: both backends answer every prompt, and each group is judged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOOK_S: Final = 1.0
 
 
 class EvaluationError(Exception):
-    """The evaluation cannot be made; the message says why."""
+    """The evaluation is impossible; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class GroupResult:
     """One group of prompts.
 
     Args:
-        judged: whether the gate says anything of this group.
-        same: share of prompts that both answered with the same text.
-        unmeasured: metrics that the gate judges and no prompt of the group measures.
+        judged: whether the gate has thresholds for this group.
+        same: share of prompts to which both gave the same text.
+        unmeasured: metrics that the gate judges but no prompt of the group measures.
     """
 
     group: str
@@ -45,13 +45,13 @@ class GroupResult:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is worse than allowed, left open or not measured."""
+        """Return whether no judged metric is worse than allowed, unsure or unmeasured."""
         return not self.judged or (passes(self.findings) and not self.unmeasured)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was found; ``digests`` are of the backends' configurations, ``answers`` have the base's first."""
+    """The result; ``digests`` are of the backends' configurations, ``answers`` have the base's first."""
 
     base: str
     candidate: str
@@ -65,7 +65,7 @@ class Evaluation:
 
     @property
     def passed(self) -> bool:
-        """The verdict: every group of the gate is there, and has passed."""
+        """Return the verdict: every group of the gate has prompts, and all groups passed."""
         found = {one.group for one in self.groups}
         return found >= set(self.gate.groups) and all(one.passed for one in self.groups)
 
@@ -82,7 +82,7 @@ def evaluate(
     seed: int = 0,
     as_batch: bool = False,
 ) -> Evaluation:
-    """Ask both backends of the gateway and judge; ``as_batch``: on idle capacity. Raises EvaluationError."""
+    """Ask both backends and judge; ``as_batch`` uses idle capacity only. Raises EvaluationError."""
     began = time.monotonic()
     missing = sorted(set(gate.groups) - {case.group for case in prompts.cases})
     if missing:
@@ -120,7 +120,7 @@ _Run = Mapping[str, AdapterAnswer]
 
 
 def _body(backend: str, case: Case, max_tokens: int) -> dict[str, Any]:
-    """A request whose answer is greedy."""
+    """Return the request body for a greedy answer."""
     return {
         "model": backend,
         "messages": [message.model_dump() for message in case.messages],
@@ -145,7 +145,7 @@ def _answer(backend: str, case: Case, found: dict[str, Any]) -> AdapterAnswer:
 def _batch(
     client: AdminClient, asked: Sequence[tuple[str, Case]], max_tokens: int
 ) -> Sequence[AdapterAnswer]:
-    """The answers of one batch, in the order of ``asked``; a line's id is its place there."""
+    """Return the answers of one batch, in the order of ``asked``; a line's id is its index there."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "evaluation.jsonl"
         lines = (

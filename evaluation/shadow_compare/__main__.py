@@ -1,7 +1,7 @@
 """Compare shadowed pairs of the ledger's database, or write out what `sluice shadow report --json` printed.
 
-Nothing is sent anywhere unless --mlflow is given; pairs hold no prompt, and texts only where
-shadow.keep_texts is on, redacted.
+Nothing is sent anywhere unless --mlflow is given. Pairs have no prompts, and texts only when
+shadow.keep_texts is on; these texts are redacted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ exit status: 0 done, 2 could not be read, written or logged
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     cli = argparse.ArgumentParser(
         prog="evaluation.shadow_compare",
         description=__doc__,
@@ -94,10 +94,10 @@ def _given(file: str) -> dict[str, Any]:
 
 
 async def _read(url: str, limit: int, route: str | None, since: float | None) -> list[ShadowPair]:
-    # SQLite would make an empty database of a wrong name.
+    # SQLite would create an empty database for a wrong name.
     if (file := _sqlite_file(url)) is not None and not file.is_file():
         raise LedgerUnavailable(f"--ledger: {file} is not there; allowed: the file of a gateway's ledger.url")
-    # Only reading forgets nothing, so the bounds of keeping do not matter here.
+    # A reader deletes nothing, so the retention limits do not matter here.
     store = ShadowPairStore(url, keep_pairs=limit, keep_s=float("inf"))
     try:
         return await store.newest(limit, route=route, since=since)

@@ -9,7 +9,7 @@ from typing import Any
 from ops.shadow.tables import HEADER, UNITS, lines, rows, title
 
 _WIDTH, _HEIGHT, _MARGIN = 520, 260, 46
-# Distinct in print and for red-green colour blindness.
+# Distinct in print and for readers with red-green colour blindness.
 _PRIMARY, _SHADOW = "#0b5394", "#e69138"
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:72rem;padding:0 1rem;color:#222}
@@ -63,7 +63,7 @@ def _figure(caption: str, svg: str) -> str:
 
 
 def _curves(shares: Sequence[float], primary: Sequence[float], shadow: Sequence[float]) -> str:
-    """Two distribution functions."""
+    """Draw two distribution functions."""
     most = max(*primary, *shadow) or 1.0
 
     def point(value: float, share: float) -> str:
@@ -90,7 +90,7 @@ def _curves(shares: Sequence[float], primary: Sequence[float], shadow: Sequence[
 
 
 def _bars(checks: Sequence[Mapping[str, Any]]) -> str:
-    """Both shares of each check as points, with their intervals."""
+    """Draw both shares of each check as points, with their intervals."""
     row, left = 34, 110
     drawn = []
     for number, check in enumerate(checks):

@@ -1,4 +1,4 @@
-"""A report as a run of an experiment tracker; MLflow is the one there is."""
+"""Logs a report as a run of an experiment tracker; MLflow is the only one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from evaluation.shadow_compare.page import page
 
-# By its own defaults MLflow tries a server that is away for four minutes (measured), and tells its makers
-# what is used. Whoever has set one of these keeps it.
+# By its own defaults MLflow retries an unreachable server for four minutes (measured), and reports its use to
+# its makers. A variable that is already set is not changed.
 DEFAULTS: Mapping[str, str] = MappingProxyType(
     {
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -33,11 +33,11 @@ SHARES = (
 
 
 class TrackingError(Exception):
-    """The tracker cannot be used; the message says what to do about it."""
+    """The tracker cannot be used; the message says what to do."""
 
 
 class Tracks(Protocol):
-    """What is needed of a tracker: one whole run at once."""
+    """The required method of a tracker: log one whole run at once."""
 
     def log(
         self,
@@ -56,7 +56,7 @@ class MlflowTracker:
 
     Args:
         uri: of the tracking server, or ``sqlite:///FILE``.
-        experiment: its name; made when it is not there.
+        experiment: its name; created when it does not exist.
     """
 
     uri: str
@@ -90,7 +90,7 @@ class MlflowTracker:
 
 
 def log_report(report: Mapping[str, Any], tracker: Tracks, *, as_text: str) -> str:
-    """Log a report: its figures over all pairs, and itself as JSON (``as_text``) and as a page.
+    """Log the figures over all pairs of a report, and the report as JSON (``as_text``) and as a page.
 
     Raises:
         TrackingError: the tracker refuses.
@@ -105,7 +105,7 @@ def log_report(report: Mapping[str, Any], tracker: Tracks, *, as_text: str) -> s
 
 
 def figures(report: Mapping[str, Any]) -> dict[str, float]:
-    """The figures over all pairs, by names that a tracker takes."""
+    """Return the figures over all pairs, by names that a tracker accepts."""
     found = {"pairs": float(report["pairs"]), "compared": float(report["compared"])}
     if not report["groups"]:
         return found

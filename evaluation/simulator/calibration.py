@@ -1,4 +1,4 @@
-"""A profile from measured steps: least squares over what each step did and how long it took."""
+"""Fits a profile to measured steps: least squares over the work and the time of each step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 class MeasuredStep:
     """A measured step, or the mean of many.
 
-    Prompt tokens, sequences that decoded, tokens of context that those read, seconds.
+    Prompt tokens, decoding sequences, tokens of their context, seconds.
     """
 
     prefill: float
@@ -33,10 +33,10 @@ class Fit:
 
 
 def fit(steps: Sequence[MeasuredStep]) -> Fit:
-    """Coefficients that make the relative errors smallest, none below 0.
+    """Return the non-negative coefficients with the smallest relative errors.
 
-    A coefficient that would come out negative is left out and the others are fitted again. The slowest
-    hundredth of the steps is not used: something else ran.
+    A coefficient that would be negative is left out, and the others are fitted again. The slowest hundredth
+    of the steps is not used: other work ran during them.
 
     Raises:
         ValueError: fewer steps than a fit needs.

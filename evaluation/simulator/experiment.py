@@ -1,6 +1,6 @@
-"""Policies compared: capacity first, then each one's parameters tuned on one half of a trace, then the other.
+"""Compares policies: measure the capacity, tune each policy on one half of a trace, run the other half.
 
-Everything is decided by the arguments, so that runs can be spread over processes and repeated.
+The arguments determine all results, so that runs can be spread over processes and repeated.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from evaluation.simulator.values import Arrival, Profile
 from evaluation.simulator.worker import SimulatedWorker
 from evaluation.simulator.workload import paced, rate_of
 
-# Capacity: the highest arrival rate at which so many requests meet the SLO without admission.
+# Capacity is the highest arrival rate at which this share of requests meets the SLO without admission.
 CAPACITY_ATTAINMENT = 0.95
-# Bisection steps for it; from a range of 64, the last one halves a step of 7 %.
+# Number of bisection steps; from a range of 64, the last one halves a step of 7 %.
 CAPACITY_STEPS = 9
 
 
 class Kind(StrEnum):
-    """What stands in front of the worker."""
+    """What is in front of the worker."""
 
     NONE = "none"
     VLLM = "vLLM's bounds"
@@ -37,7 +37,7 @@ class Setting:
     """A policy with its parameters.
 
     Args:
-        by_priority: the engine's queue goes by priority; only vLLM's bounds may choose.
+        by_priority: the engine's queue is ordered by priority; only vLLM's bounds may set it.
         max_requests, max_tokens: vLLM's bounds.
         limits: the gate's thresholds, or the static ones.
     """
@@ -50,7 +50,7 @@ class Setting:
 
     @property
     def told(self) -> str:
-        """The parameters that were free, in words."""
+        """Return the tuned parameters as text."""
         if self.kind is Kind.VLLM:
             bound = (
                 f"max_num_queued_reqs {self.max_requests}"
@@ -75,7 +75,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class SimulationJob:
-    """One run: these requests, ``rate`` of them a second on average."""
+    """One run of these requests at ``rate`` requests per second on average."""
 
     requests: Sequence[Arrival]
     rate: float
@@ -85,16 +85,16 @@ class SimulationJob:
 
 
 def run(job: SimulationJob) -> RunSummary:
-    """Do it."""
+    """Run the job, and return its figures."""
     profile = replace(job.profile, by_priority=job.setting.by_priority)
     arrivals = paced(job.requests, job.rate / rate_of(job.requests))
     return summarize(simulate(arrivals, profile, lambda worker: job.setting.policy(worker)), job.slo)
 
 
 def capacity(requests: Sequence[Arrival], profile: Profile, slo: SimulatedSlo) -> float:
-    """The highest rate that the worker sustains without admission, requests a second.
+    """Return the highest rate that the worker sustains without admission, in requests per second.
 
-    Sustains: at least ``CAPACITY_ATTAINMENT`` of the requests meet the SLO.
+    It sustains a rate at which at least ``CAPACITY_ATTAINMENT`` of the requests meet the SLO.
     """
     mean = sum(one.prompt for one in requests) / len(requests)
     high = 2.0 / profile.step_s(round(mean), 0, 0)  # prefill alone would not keep up with half of this
@@ -107,11 +107,11 @@ def capacity(requests: Sequence[Arrival], profile: Profile, slo: SimulatedSlo) -
 
 
 def candidates(kind: Kind, profile: Profile, slo: SimulatedSlo, *, few: bool = False) -> list[Setting]:
-    """The settings of a policy's free parameters that are tried.
+    """Return the settings that are tried for a policy's free parameters.
 
-    vLLM's documentation sizes the bound on tokens as the TTFT target times the prefill rate: that, and parts
-    of it, with both of its scheduling policies; and bounds on requests up to twice the batch. The gate has
-    the shipped defaults.
+    vLLM's documentation computes the bound on tokens as TTFT target times prefill rate. That bound and parts
+    of it are tried with both of vLLM's scheduling policies, and bounds on requests up to twice the batch. The
+    gate has the shipped defaults.
     """
     if kind is Kind.VLLM:
         whole = slo.ttft_s / profile.prefill_s
@@ -130,5 +130,5 @@ def candidates(kind: Kind, profile: Profile, slo: SimulatedSlo, *, few: bool = F
 
 
 def best(settings: Sequence[Setting], goodput: Sequence[Sequence[float]]) -> Setting:
-    """The setting with the most goodput, summed over the loads it was tried at; of equals the first."""
+    """Return the setting with the most goodput over the loads that it was tried at; of equals the first."""
     return max(zip(settings, goodput, strict=True), key=lambda tried: sum(tried[1]))[0]

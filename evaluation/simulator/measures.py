@@ -1,4 +1,4 @@
-"""What a run was worth: goodput, latency, preemptions, waste, fairness."""
+"""The figures of a run: goodput, latency, preemptions, waste, fairness."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from dataclasses import dataclass
 
 from evaluation.simulator.values import SimulatedRequest
 
-# Output counts twice in what a tenant is served, as at the gate: a token of it holds the engine for a step.
+# Output counts twice in a tenant's service, as at the gate: each output token occupies the engine for a step.
 OUTPUT_WEIGHT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSlo:
-    """What an answer must keep to: seconds to the first token from arrival, mean between tokens."""
+    """The targets of an answer: seconds to the first token from arrival, mean seconds between tokens."""
 
     ttft_s: float
     tpot_s: float
 
     def met_by(self, fate: SimulatedRequest) -> bool:
-        """Whether the answer came, whole and in time."""
+        """Return whether the answer was complete and in time."""
         ttft_s, tpot_s = fate.ttft_s, fate.tpot_s
         return ttft_s is not None and tpot_s is not None and ttft_s <= self.ttft_s and tpot_s <= self.tpot_s
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run.
+    """The figures of one run.
 
     Args:
         goodput: requests that met the SLO, per second of the trace.
-        attainment: share of all requests that did; ``by_priority`` the same for each priority.
-        ttft_p50_s, ttft_p99_s: of those who were answered, from arrival.
-        wasted: share of the tokens computed (prompts and answers) for requests that missed the SLO.
-        fairness: Jain's index over tenants of what each was served as a share of its fair share.
-        shrunk: share of the answered whose answer was shortened.
+        attainment: share of all requests that met it; ``by_priority`` the same for each priority.
+        ttft_p50_s, ttft_p99_s: of the answered requests, from arrival.
+        wasted: share of the computed tokens (prompts and answers) used for requests that missed the SLO.
+        fairness: Jain's index over tenants of each one's service relative to its fair share.
+        shrunk: share of the answered requests whose answer was shortened.
     """
 
     requests: int
@@ -85,16 +85,16 @@ def summarize(fates: Sequence[SimulatedRequest], slo: SimulatedSlo) -> RunSummar
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value that ``share`` of them do not exceed; not a number without any."""
+    """Return the value that a share of the values does not exceed; NaN without values."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 def fairness(fates: Sequence[SimulatedRequest]) -> float:
-    """Jain's index of service over fair share among tenants; 1 when each got exactly its fair share.
+    """Return Jain's index of service over fair share among tenants; 1 when each got exactly its fair share.
 
-    Service is prompt tokens plus twice the answer's, of requests that were answered. What a priority class
-    was served in all is shared among its tenants max-min fairly by what each asked of it (nobody gets more
-    than it asked; what is left over goes to the others): the sum over the classes is a tenant's fair share.
+    Service is prompt tokens plus twice the output tokens, of answered requests. The total service of a
+    priority class is divided among its tenants max-min fairly by their demands (no tenant gets more than it
+    asked for; the rest goes to the others). The sum over the classes is a tenant's fair share.
     """
     asked: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
     served: defaultdict[str, int] = defaultdict(int)
@@ -114,7 +114,7 @@ def fairness(fates: Sequence[SimulatedRequest]) -> float:
 
 
 def max_min(demands: Mapping[str, float], amount: float) -> dict[str, float]:
-    """Share ``amount`` so that nobody gets more than it asked and no smaller share could grow."""
+    """Divide ``amount`` so that no tenant gets more than its demand and no smaller share could grow."""
     shares: dict[str, float] = {}
     left, remaining = float(amount), len(demands)
     for name, demand in sorted(demands.items(), key=lambda item: item[1]):
@@ -125,6 +125,6 @@ def max_min(demands: Mapping[str, float], amount: float) -> dict[str, float]:
 
 
 def jain(values: Sequence[float]) -> float:
-    """``(sum x)² / (n · sum x²)``: 1 when all are equal, 1/n when one has all; 1 when nobody has anything."""
+    """Return ``(sum x)² / (n · sum x²)``: 1 when all are equal or all are 0, 1/n when one has everything."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0

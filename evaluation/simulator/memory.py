@@ -1,4 +1,4 @@
-"""The KV pool of a simulated worker: blocks held by one sequence, and units of prompts that many share."""
+"""The KV pool of a simulated worker: blocks of single sequences, and prompt units that sequences share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 
 class BlockMemory:
-    """Counts blocks; which ones they are does not matter.
+    """Counts blocks, without telling them apart.
 
-    A unit is a piece of a prompt with an id that depends on all before it (as the trace's ids do), so equal
-    ids mean equal prefixes. Units that nobody holds stay until their blocks are needed, least lately used
-    first.
+    A unit is a piece of a prompt with an id that depends on all pieces before it (as the trace's ids do), so
+    equal ids mean equal prefixes. Units that no sequence holds stay cached until their blocks are needed; the
+    least recently used goes first.
 
     Args:
         total_blocks: blocks of the pool.
@@ -24,27 +24,27 @@ class BlockMemory:
         self._own = 0
         self._holders: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._unready: set[int] = set()  # held by the one sequence that computes them
+        self._unready: set[int] = set()  # held only by the sequence that computes them
 
     @property
     def used(self) -> int:
-        """Blocks that sequences hold."""
+        """Return the number of blocks that sequences hold."""
         return self._own + len(self._holders) * self._unit_blocks
 
     @property
     def free(self) -> int:
-        """Blocks that can be had, those of idle units included."""
+        """Return the number of available blocks, including those of idle units."""
         return self.total_blocks - self.used
 
     @property
     def idle(self) -> int:
-        """Blocks of units that nobody holds."""
+        """Return the number of blocks of units that no sequence holds."""
         return len(self._idle) * self._unit_blocks
 
     def find(self, units: Sequence[int]) -> tuple[int, int]:
-        """How many leading units are there, and how many a new sequence can share with others.
+        """Return how many leading units are cached, and how many a new sequence can share with others.
 
-        What another one is computing just now is computed twice, and is then this one's alone.
+        A unit that another sequence is computing now is computed again, into the new sequence's own blocks.
         """
         found = 0
         for unit in units:
@@ -57,9 +57,9 @@ class BlockMemory:
         return found, len(units)
 
     def start(self, units: Sequence[int], found: int, own: int) -> bool:
-        """Give a new sequence these units, the first ``found`` as they are, and blocks of its own.
+        """Give a new sequence these units, the first ``found`` of them cached, and ``own`` blocks.
 
-        False, and nothing has changed, when there is no room.
+        Return False, with nothing changed, when there are not enough blocks.
         """
         fresh = sum(unit not in self._holders for unit in units)
         if fresh * self._unit_blocks + own > self.free:
@@ -75,7 +75,7 @@ class BlockMemory:
         return True
 
     def grow(self, blocks: int) -> bool:
-        """Give so many blocks to one or more sequences; False when there are not as many."""
+        """Give ``blocks`` blocks to one or more sequences; return False when there are not enough."""
         if blocks > self.free:
             return False
         self._own += blocks
@@ -84,11 +84,11 @@ class BlockMemory:
         return True
 
     def ready(self, units: Sequence[int]) -> None:
-        """These are computed: others may share them."""
+        """Mark units as computed, so that other sequences may share them."""
         self._unready.difference_update(units)
 
     def give_back(self, units: Sequence[int], own: int) -> None:
-        """A sequence ends; its deeper units are given up before its first ones, since they serve fewer."""
+        """End a sequence; its last units become idle before its first, since fewer prompts share them."""
         self._own -= own
         for unit in reversed(units):
             left = self._holders[unit] - 1
@@ -102,7 +102,7 @@ class BlockMemory:
                 self._idle[unit] = None
 
     def forget(self) -> None:
-        """Give up all units that nobody holds."""
+        """Evict all units that no sequence holds."""
         self._idle.clear()
 
     def _evict(self) -> None:

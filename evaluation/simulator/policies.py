@@ -1,4 +1,4 @@
-"""Who may go to a simulated worker: the production gate, and what it is compared with."""
+"""Admission policies in front of a simulated worker: the production gate, and those it is compared with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from evaluation.simulator.values import SimulatedRequest
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What a policy decides at one moment."""
+    """The decisions of a policy at one moment."""
 
     hand_on: tuple[SimulatedRequest, ...] = ()
     refuse: tuple[tuple[SimulatedRequest, str], ...] = ()
@@ -26,49 +26,49 @@ NOTHING = Moves()
 
 
 class Policy(Protocol):
-    """One worker's admission. Every method takes the time, in seconds."""
+    """The admission policy of one worker. Every method gets the time, in seconds."""
 
     def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
-        """A request has arrived; ``load`` is what the worker has last told."""
+        """Handle an arrival; ``load`` is the worker's last report."""
 
     def look(self, load: BackendLoad, now: float) -> Moves:
-        """The worker has ended a step, or the time of :meth:`next_change` has come."""
+        """Decide again: the worker has ended a step, or the time of :meth:`next_change` has come."""
 
     def first_token(self, fate: SimulatedRequest, now: float) -> None:
-        """Its first token is out."""
+        """Note a request's first token."""
 
     def finished(self, fate: SimulatedRequest, now: float) -> None:
-        """Its answer is whole."""
+        """Note the end of a request's answer."""
 
     def next_change(self) -> float | None:
-        """When the clock alone changes something."""
+        """Return when the clock alone changes something, or ``None``."""
 
     @property
     def watching(self) -> bool:
-        """Whether it wants to look after every step, even when nothing has ended in it."""
+        """Return whether :meth:`look` must be called after every step, even when no request ended in it."""
 
 
 class Open:
-    """No admission: all goes to the engine's own queue."""
+    """No admission: all requests go to the engine's own queue."""
 
     watching = False
 
     def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
-        """Hand on."""
+        """Hand the request on."""
         return Moves(hand_on=(fate,))
 
     def look(self, load: BackendLoad, now: float) -> Moves:
-        """Nothing waits here."""
+        """Do nothing: no request waits here."""
         return NOTHING
 
     def first_token(self, fate: SimulatedRequest, now: float) -> None:
-        """It does not matter."""
+        """Ignore the first token."""
 
     def finished(self, fate: SimulatedRequest, now: float) -> None:
-        """It does not matter."""
+        """Ignore the end of the answer."""
 
     def next_change(self) -> float | None:
-        """The clock changes nothing."""
+        """Return ``None``: the clock changes nothing."""
         return None
 
 
@@ -77,8 +77,8 @@ class EngineBounds(Open):
 
     Args:
         max_requests: requests that are waiting or running; ``None`` for any number.
-        max_tokens: prompt tokens of requests without a first token, above or at which none is taken; the
-            request's own are not looked at, and cached tokens count. ``None`` for any number.
+        max_tokens: prompt tokens of requests without a first token; when they reach it, a request is refused.
+            Its own tokens are not counted, but cached ones are. ``None`` for any number.
     """
 
     def __init__(self, *, max_requests: int | None = None, max_tokens: int | None = None) -> None:
@@ -98,11 +98,11 @@ class EngineBounds(Open):
         return Moves(hand_on=(fate,))
 
     def first_token(self, fate: SimulatedRequest, now: float) -> None:
-        """It is no longer in prefill."""
+        """Stop counting the request's prompt tokens: its prefill is over."""
         self._tokens -= fate.arrival.prompt
 
     def finished(self, fate: SimulatedRequest, now: float) -> None:
-        """It is no longer in flight."""
+        """Stop counting the request as in flight."""
         self._requests -= 1
 
 
@@ -110,10 +110,10 @@ STATIC_LIMITS = AdmissionLimits(max_queue=100, max_wait_s=2.0, max_input_tokens=
 
 
 class StaticThresholds(Open):
-    """Fixed limits on KV usage, prompt length, queue depth and estimated wait; nothing waits here.
+    """Fixed limits on KV usage, prompt length, queue depth and estimated wait; no request waits here.
 
-    The estimate is the waiting requests' turn of the batch: their number times the mean time that one is
-    held, divided by the number that run.
+    The estimated wait is the number of waiting requests times the mean time of a request at the worker,
+    divided by the number of running ones.
     """
 
     def __init__(self, limits: AdmissionLimits = STATIC_LIMITS) -> None:
@@ -121,7 +121,7 @@ class StaticThresholds(Open):
         self._mean_s = 0.0
 
     def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
-        """Hand on while every figure is below its threshold."""
+        """Hand the request on while every figure is below its threshold."""
         limits = self._limits
         factor = limits.priority_factor if fate.arrival.priority > 0 else 1.0
         wait_s = load.waiting * self._mean_s / max(1, load.running)
@@ -138,7 +138,7 @@ class StaticThresholds(Open):
         return Moves(refuse=((fate, reason),))
 
     def finished(self, fate: SimulatedRequest, now: float) -> None:
-        """Learn how long one is held."""
+        """Update the mean time of a request at the worker."""
         held_s = now - (now if fate.handed_on_at is None else fate.handed_on_at)
         self._mean_s += 0.1 * (held_s - self._mean_s) if self._mean_s else held_s
 
@@ -148,7 +148,7 @@ class GatePolicy:
 
     Args:
         limits: its thresholds.
-        produced: tokens of an answer so far.
+        produced: returns the tokens of an answer so far.
         seed: of the jitter.
     """
 
@@ -165,7 +165,7 @@ class GatePolicy:
         self._fates: dict[AdmissionTicket, SimulatedRequest] = {}
 
     def arrive(self, fate: SimulatedRequest, load: BackendLoad, now: float) -> Moves:
-        """Offer it."""
+        """Offer the request to the gate."""
         arrival, produced = fate.arrival, self._produced
         self.gate.report(load, now)
         demand = Demand(
@@ -187,27 +187,27 @@ class GatePolicy:
         return self._moves(now)
 
     def look(self, load: BackendLoad, now: float) -> Moves:
-        """Tell the gate and ask it."""
+        """Report the load to the gate, and pump its queue."""
         self.gate.report(load, now)
         return self._moves(now) if self.gate.queued else NOTHING
 
     def first_token(self, fate: SimulatedRequest, now: float) -> None:
-        """Tell the gate."""
+        """Report the first token to the gate."""
         self.gate.first_token(self._tickets[fate.arrival.number], now, fate.cached)
 
     def finished(self, fate: SimulatedRequest, now: float) -> None:
-        """Give the slot back."""
+        """Release the request's slot."""
         ticket = self._tickets.pop(fate.arrival.number)
         del self._fates[ticket]
         self.gate.release(ticket, SlotOutcome.SUCCEEDED, now, output_tokens=fate.produced)
 
     def next_change(self) -> float | None:
-        """When the clock alone changes something at the gate."""
+        """Return when the clock alone changes something at the gate, or ``None``."""
         return self.gate.next_change() if self.gate.queued else None
 
     @property
     def watching(self) -> bool:
-        """While somebody waits, each step may make room."""
+        """Return whether requests wait: then each step may free capacity."""
         return self.gate.queued > 0
 
     def _moves(self, now: float, refused: tuple[tuple[SimulatedRequest, str], ...] = ()) -> Moves:

@@ -12,18 +12,18 @@ from evaluation.simulator.values import Arrival, Profile, SimulatedRequest
 from evaluation.simulator.worker import SimulatedWorker, StepEnd
 
 PolicyMaker = Callable[[SimulatedWorker], Policy]
-_STEP_END, _TIMER = 0, 1  # kinds of event: steps end before the clock is looked at
+_STEP_END, _TIMER = 0, 1  # kinds of events: ends of steps are handled before timers
 
 
 @dataclass(slots=True)
 class _Station:
-    """A worker, its policy, the end of the step that it is in, and when its policy wants to look."""
+    """A worker, its policy, the end of its current step, and the time of its policy's timer."""
 
     worker: SimulatedWorker
     policy: Policy
     end: StepEnd | None = None
     timer: float = math.inf
-    inside: int = 0  # arrived, and neither finished nor refused
+    inside: int = 0  # requests that have arrived and are neither finished nor refused
 
 
 def simulate(
@@ -34,16 +34,16 @@ def simulate(
     workers: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> list[SimulatedRequest]:
-    """The fate of every request, in order of arrival.
+    """Return the outcome of every request, in order of arrival.
 
     Args:
         arrivals: by time.
-        make_policy: makes each worker's own admission.
-        workers: how many; a request goes to the one with the fewest inside.
-        progress: told the number of arrivals dealt with.
+        make_policy: makes the admission policy of each worker.
+        workers: how many; a request goes to the one with the fewest unfinished requests.
+        progress: called with the number of arrivals handled.
 
     Raises:
-        ValueError: a request does not fit the pool even when it is alone.
+        ValueError: a request does not fit into the pool even when it is alone.
     """
     stations = []
     for _ in range(workers):
@@ -62,7 +62,7 @@ def simulate(
             if kind == _STEP_END:
                 _end_step(station, now)
             elif station.timer != now:
-                continue  # set anew since
+                continue  # the timer was set again since
             else:
                 station.timer = math.inf
             moves = station.policy.look(station.worker.load, now)

@@ -1,4 +1,4 @@
-"""Values of the simulator: what arrives, how fast a worker is, and what became of each request."""
+"""Values of the simulator: arrivals, the speed of a worker, and the outcome of each request."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class Arrival:
     """One request of a trace.
 
     Args:
-        number: its place in the trace.
+        number: its index in the trace.
         at: seconds since the trace began.
         prompt: tokens.
-        output: tokens it will really produce.
+        output: tokens it will actually produce.
         max_tokens: tokens it may produce; all that admission knows of ``output``.
-        tenant: whose it is.
+        tenant: the tenant that sends it.
         priority: -1, 0 or 1.
         units: ids of its prompt's leading units (``unit_tokens`` each); equal leading ids share a prefix.
     """
@@ -38,7 +38,7 @@ class Profile:
     of context that those read``; seconds.
 
     Args:
-        name: what it is called in reports.
+        name: its name in reports.
         total_blocks, block_size: the KV pool.
         max_num_seqs, max_num_batched_tokens: vLLM's limits of a batch and of a step.
         unit_tokens: tokens of one prefix unit of the trace; a multiple of the block size.
@@ -80,18 +80,18 @@ class Profile:
         return self.base_s + self.prefill_s * prefill + self.sequence_s * sequences + self.context_s * context
 
     def idle_ttft_s(self, prompt: int) -> float:
-        """Time to the first token of a prompt that finds the worker idle and nothing cached, seconds."""
+        """Return the seconds to the first token of a prompt on an idle worker with an empty cache."""
         chunks = -(-prompt // self.max_num_batched_tokens)
         return self.base_s * chunks + self.prefill_s * prompt
 
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """What became of one request; times in seconds since the trace began.
+    """The outcome of one request; times are in seconds since the trace began.
 
-    ``computed`` counts the tokens that were really computed for it, those computed again after a preemption
-    included; cached ones are not. ``computed`` and ``produced`` are brought up to date when it leaves the
-    batch; :meth:`evaluation.simulator.worker.SimulatedWorker.produced` tells the latter at any time.
+    ``computed`` counts the tokens that were actually computed for it, including those computed again after a
+    preemption, but not cached ones. ``computed`` and ``produced`` are updated when it leaves the batch;
+    :meth:`evaluation.simulator.worker.SimulatedWorker.produced` returns the latter at any time.
     """
 
     arrival: Arrival
@@ -108,12 +108,12 @@ class SimulatedRequest:
 
     @property
     def output(self) -> int:
-        """Tokens it produces: its own length, or what admission left of it."""
+        """Return the tokens it produces: its own length, or admission's limit if that is shorter."""
         return self.arrival.output if self.max_tokens is None else min(self.arrival.output, self.max_tokens)
 
     @property
     def ttft_s(self) -> float | None:
-        """From arrival to the first token."""
+        """Return the seconds from arrival to the first token."""
         return None if self.first_token_at is None else self.first_token_at - self.arrival.at
 
     @property

@@ -1,14 +1,14 @@
 """One simulated vLLM worker: continuous batching, chunked prefill, paged KV memory, recompute preemption.
 
-The scheduler is vLLM v1's in its outline. Running sequences come first, a token each for those that answer,
-then the next chunk for those whose prompt is partly computed; then waiting ones, while budget, slots and
-blocks last. When blocks run out the newest (of the lowest priority, where the engine goes by it) is preempted
-and computed again later; a step that had to preempt starts nobody.
+The scheduler follows vLLM v1. Running sequences come first: one token for each that decodes, then the next
+chunk of each prompt that is partly computed. Then waiting sequences start, while budget, slots and blocks
+last. When blocks run out, the newest sequence (of the lowest priority, where the engine orders by it) is
+preempted and computed again later; a step that had to preempt starts no sequence.
 
-All that answer grow by one token a step, so they are kept as a group: the sum of their contexts, the ticks at
-which they end, and how many of them need a new block at which tick. A step costs the same however many they
-are, which is what makes an hour of trace take seconds. A plain model of the same rules, sequence by sequence,
-is compared with it in the tests.
+All decoding sequences grow by one token per step, so they are stored as a group: the sum of their contexts,
+the ticks at which they end, and how many of them need a new block at which tick. A step costs the same for
+any number of them, so that an hour of a trace takes seconds. The tests compare this with a plain model of the
+same rules, sequence by sequence.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class SimulatedSequence:
     """A request inside the worker.
 
     Args:
-        key: its place among all; the greatest is preempted first.
+        key: its order among all sequences; the greatest is preempted first.
         target: tokens to compute before one is sampled.
-        computed: tokens whose KV is there, cached ones included; of one that answers, as of ``since``.
-        blocks: of its own, likewise.
-        since: the tick at which it began to answer; ``None`` while its prompt is computed.
+        computed: tokens whose KV is there, cached ones too; of a decoding sequence, as of ``since``.
+        blocks: its own blocks, likewise.
+        since: the tick at which it began to decode; ``None`` while its prompt is computed.
     """
 
     fate: SimulatedRequest
@@ -51,7 +51,7 @@ _key = attrgetter("key")
 
 @dataclass(slots=True)
 class StepEnd:
-    """What a step, or several in which nothing happened, has brought about."""
+    """The results of one step, or of several steps in which no request started or ended its answer."""
 
     at: float
     first: list[SimulatedRequest] = field(default_factory=list)
@@ -59,7 +59,7 @@ class StepEnd:
 
 
 class SimulatedWorker:
-    """A worker at one moment; :meth:`advance` moves it on."""
+    """The state of a worker; :meth:`advance` runs its next steps."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -70,24 +70,24 @@ class SimulatedWorker:
         self._filling: list[SimulatedSequence] = []
         self._answering: dict[int, SimulatedSequence] = {}
         self._tick = 0
-        self._fed = 0  # 1 while those who answer already hold the block of this step's token
+        self._fed = 0  # 1 while decoding sequences already hold the block of this step's token
         self._context = 0
         self._ends: defaultdict[int, list[SimulatedSequence]] = defaultdict(list)
-        self._hungry = [0] * profile.block_size  # who needs a block when the tick has this remainder
+        self._hungry = [0] * profile.block_size  # sequences that need a block at ticks with this remainder
         self._orders = 0
-        self._seen: tuple[int, int, int] | None = None  # running, in all, blocks: as the running step began
+        self._seen: tuple[int, int, int] | None = None  # running, all, blocks: before the current step
         self._since_seen = 0
 
-    # What is seen from outside
+    # Public state
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
+        """Return whether the worker has any requests."""
         return bool(self._answering or self._filling or self._waiting)
 
     @property
     def load(self) -> BackendLoad:
-        """What the worker has last told: during a step, how things stood before it."""
+        """Return the worker's last report: during a step, the state before it."""
         profile = self.profile
         running, whole, used = self._state() if self._seen is None else self._seen
         return BackendLoad(
@@ -100,7 +100,7 @@ class SimulatedWorker:
         )
 
     def produced(self, fate: SimulatedRequest) -> int:
-        """Tokens of its answer so far."""
+        """Return the tokens of a request's answer so far."""
         one = self._answering.get(fate.arrival.number)
         return fate.produced + (self._tick - one.since if one is not None and one.since is not None else 0)
 
@@ -113,11 +113,11 @@ class SimulatedWorker:
             self._since_seen += 1
 
     def settle(self) -> None:
-        """The step that :meth:`advance` computed has ended: what it did can be seen."""
+        """End the step that :meth:`advance` computed: its results become visible."""
         self._seen, self._since_seen = None, 0
 
     def check(self) -> None:
-        """Raises AssertionError unless the books agree."""
+        """Raise AssertionError unless the block counts are consistent."""
         held = sum(self._blocks_of(one) for one in (*self._filling, *self._answering.values()))
         units = {unit for one in (*self._filling, *self._answering.values()) for unit in one.units}
         used = held + len(units) * (self.profile.unit_tokens // self.profile.block_size)
@@ -130,7 +130,7 @@ class SimulatedWorker:
     # Steps
 
     def advance(self, now: float, horizon: float = math.inf) -> StepEnd:
-        """Take a step, and further ones while nothing ends and they begin before ``horizon``."""
+        """Run a step, and further ones that begin before ``horizon`` while no answer starts or ends."""
         self.settle()
         end = StepEnd(now)
         while True:
@@ -143,14 +143,14 @@ class SimulatedWorker:
         profile, memory = self.profile, self.memory
         preempted_before = self.preemptions
         while not memory.grow(self._hungry[self._tick % profile.block_size]):
-            memory.forget()  # those before the one that finds no block have had all that could be had
+            memory.forget()  # sequences before the one without a block have used all idle units
             self._preempt(self._last())
         self._fed = 1
         budget = profile.max_num_batched_tokens - len(self._answering)
         chunks: list[tuple[SimulatedSequence, int]] = []
         for one in tuple(self._filling):
             if one not in self._filling:
-                continue  # preempted for one before it
+                continue  # preempted by an earlier sequence
             tokens = min(one.target - one.computed, budget)
             while one in self._filling and not self._cover(one, one.computed + tokens):
                 victim = self._last()
@@ -217,7 +217,7 @@ class SimulatedWorker:
         end.finished.append(one.fate)
 
     def _leave(self, one: SimulatedSequence) -> None:
-        """Take one out of those that answer, its counts brought up to date and its blocks given back."""
+        """Remove a sequence from the decoding ones, update its counts and release its blocks."""
         ticks = self._tick - (one.since or 0)
         blocks = self._blocks_of(one)
         self._context -= one.computed + ticks
@@ -255,7 +255,7 @@ class SimulatedWorker:
         return running, running + len(self._waiting), self.memory.used
 
     def _phase(self, one: SimulatedSequence) -> int:
-        """The remainder of the ticks at which it needs a block: when its own tokens fill theirs."""
+        """Return the remainder of the ticks at which it needs a block: when its own blocks are full."""
         own = one.computed - len(one.units) * self.profile.unit_tokens
         return ((one.since or 0) - own) % self.profile.block_size
 
@@ -269,7 +269,7 @@ class SimulatedWorker:
         return -(-(own + self._fed) // self.profile.block_size)
 
     def _cover(self, one: SimulatedSequence, tokens: int) -> bool:
-        """Blocks for so many of its tokens."""
+        """Give the sequence the blocks for ``tokens`` of its tokens; return whether there were enough."""
         own = tokens - len(one.units) * self.profile.unit_tokens
         need = -(-own // self.profile.block_size) - one.blocks
         if need <= 0:
@@ -280,13 +280,13 @@ class SimulatedWorker:
         return True
 
     def _begin(self, one: SimulatedSequence, budget: int) -> bool:
-        """Let a waiting sequence in: find its prefix, take blocks for its first chunk."""
+        """Start a waiting sequence: find its prefix, and take blocks for its first chunk."""
         profile, fate = self.profile, one.fate
         units = fate.arrival.units[: fate.arrival.prompt // profile.unit_tokens]
         found, shared = self.memory.find(units)
         units = units[:shared]
         if found * profile.unit_tokens >= one.target:
-            found -= 1  # a token must be computed, so that there is something to sample from
+            found -= 1  # one token must be computed to have logits to sample from
         computed = found * profile.unit_tokens
         covered = one.target if profile.reserve_prompt else min(one.target, computed + budget)
         own = max(0, -(-(covered - shared * profile.unit_tokens) // profile.block_size))

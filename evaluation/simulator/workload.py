@@ -1,4 +1,4 @@
-"""Traces as the simulator takes them: who asks, how urgently, how long, and when."""
+"""Traces as the simulator's requests: tenants, priorities, lengths and arrival times."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ops.replay.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class WorkloadShape:
-    """How a trace's rows become requests.
+    """How rows of a trace become requests.
 
     Args:
         prompt_scale: multiplies prompt lengths.
-        max_prompt, max_output: longer ones are cut to these, tokens.
-        tenants, zipf: tenant k of so many is drawn with a weight of k to the power ``-zipf``.
+        max_prompt, max_output: longest prompt and output in tokens; longer ones are cut.
+        tenants, zipf: number of tenants; tenant k is drawn with a weight of k to the power ``-zipf``.
         high, low: shares of priority 1 and -1.
         seed: of tenants and priorities.
     """
@@ -87,6 +87,6 @@ def paced(requests: Sequence[Arrival], speed: float) -> list[Arrival]:
 
 
 def rate_of(requests: Sequence[Arrival]) -> float:
-    """Arrivals a second."""
+    """Return the arrivals per second."""
     span_s = requests[-1].at - requests[0].at if requests else 0.0
     return len(requests) / span_s if span_s > 0 else math.inf
