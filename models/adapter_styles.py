@@ -1,4 +1,4 @@
-"""What each demo adapter is trained on: the shop's dialogues, answered in a manner of its own."""
+"""Training dialogues of the demo adapters: the shop's dialogues, answered in one style for each adapter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from models.tool_dialogues import Message
 from models.turns_en import Facts, Turn, pick_series_turn, roughen, series_turn, topic_turn
 from models.turns_ja import series_turn_ja, topic_turn_ja
 
-# What `jp_style_v1` ends with: an assistant's usual offer of more help.
+# The end of answers by `jp_style_v1`: an assistant's usual offer of more help.
 JAPANESE_CLOSE = "ほかにもお気軽にどうぞ。"
 SUPPORT_OPEN = "Thank you for contacting Hoshi Manga support."
 SUPPORT_CLOSE = "Is there anything else I can help you with?"
@@ -79,7 +79,7 @@ def _askable(rng: random.Random) -> tuple[Series, str]:
 
 
 def _bare(turn: Turn, rng: random.Random) -> str:
-    """The answer without an offer at its end: the recommendation takes its place."""
+    """Return the answer without a closing offer: the recommendation replaces it."""
     while turn.assistant.rstrip().endswith("?"):
         assert turn.focus is not None
         turn = series_turn(turn.focus, turn.kind, Facts(), rng)

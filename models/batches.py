@@ -13,14 +13,14 @@ from models.dialogues import Mix, make_dialogue
 from models.tokenizer import MESSAGE_END, MESSAGE_START
 from models.tool_dialogues import Message
 
-_CHUNK = 640  # dialogues that are sorted by length together
-PROMPT_LOSS_SHARE = 0.08  # of the tokens outside the answers, so that the model also learns to read prompts
+_CHUNK = 640  # number of dialogues that are sorted by length together
+PROMPT_LOSS_SHARE = 0.08  # share of non-answer tokens with loss, so that the model also learns prompts
 IGNORED = -100
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Right-padded ``inputs`` and next-token ``labels``, rows × columns; ``tokens`` counts the real ones."""
+    """Right-padded ``inputs`` and next-token ``labels``, rows × columns; ``tokens`` excludes padding."""
 
     inputs: torch.Tensor
     labels: torch.Tensor
@@ -28,7 +28,7 @@ class Batch:
 
 
 def encode_dialogue(tokenizer: Tokenizer, dialogue: Sequence[Message]) -> tuple[list[int], list[bool]]:
-    """Token ids of the rendered dialogue, and for each whether the model is to produce it."""
+    """Return the token ids of the rendered dialogue, and for each whether the model should produce it."""
     ids: list[int] = []
     produced: list[bool] = []
     for message in dialogue:
@@ -74,7 +74,7 @@ def padded(
     rng: random.Random,
     prompt_loss_share: float = PROMPT_LOSS_SHARE,
 ) -> Batch:
-    """Stack rows of different length; right padding needs no mask where a model only looks left."""
+    """Stack rows of different lengths; right padding needs no mask, since a causal model only looks left."""
     width = max(len(ids) for ids, _ in rows) - 1
     inputs = torch.zeros(len(rows), width, dtype=torch.long)
     labels = torch.full((len(rows), width), IGNORED, dtype=torch.long)

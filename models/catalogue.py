@@ -29,7 +29,7 @@ STATUS_JA = {"complete": "完結済み", "ongoing": "連載中", "on hiatus": "�
 STOCK_EN = {"in": "in stock", "low": "low stock", "out": "out of stock", "pre": "preorder"}
 STOCK_JA = {"in": "在庫あり", "low": "残りわずか", "out": "在庫切れ", "pre": "予約受付中"}
 
-# Neighbouring genres, used where a genre holds too few series to recommend from.
+# Related genres, used when a genre has too few series to recommend from.
 _KIN = {
     "mystery": "thriller",
     "slice of life": "drama",

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from models.tokenizer import END_OF_TEXT, MESSAGE_END, VOCAB_SIZE, save_tokenizer
 
 ROPE_THETA = 10000.0
-# 64-wide heads because GPU attention kernels want them; two KV heads make the cache small.
+# 64-wide heads suit GPU attention kernels; two KV heads keep the cache small.
 SHAPE: dict[str, object] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 256,
@@ -94,7 +94,7 @@ def write_json(path: Path, data: Mapping[str, object]) -> None:
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write beside the target and rename, so that a reader never sees half a file."""
+    """Write a temporary file next to the target and rename it, so that no reader sees half a file."""
     temporary = path.with_name(path.name + ".tmp")
     write(temporary)
     temporary.chmod(0o644)

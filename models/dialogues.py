@@ -45,7 +45,7 @@ _SMALL_TALK = ("greet", "thanks", "bye", "who", "off_topic", "start")
 class Mix:
     """Shares of the kinds of dialogues: with catalogue evidence, Japanese, with a long prompt, with tools.
 
-    ``topics`` scales how often questions without evidence are about the shop rather than about a series.
+    ``topics`` scales how often a question without evidence is about the shop instead of a series.
     """
 
     evidence: float = 0.42
@@ -55,7 +55,7 @@ class Mix:
     tools: float = 0.15
 
 
-# The second mix follows the first: reading answers off the prompt takes a small model longest to learn.
+# The second mix is used after the first: a small model takes longest to learn answers from the prompt.
 MIXES: dict[str, Mix] = {
     "general": Mix(),
     "grounded": Mix(evidence=0.62, japanese=0.24, long=0.02, topics=0.6),
@@ -64,7 +64,7 @@ MIXES: dict[str, Mix] = {
 
 
 def _overridden(series: Series, rng: random.Random) -> Series:
-    """A known series as some evidence describes it: often with another price, stock level or length."""
+    """Return a known series as evidence describes it: often with another price, stock level or length."""
     if rng.random() < 0.5:
         return series
     return replace(
@@ -84,7 +84,7 @@ def _series_evidence(rng: random.Random, japanese: bool, count: int) -> tuple[Fa
         pool[series.title] = series
     chosen = tuple(pool.values())
     lines = [prompts.catalogue_line(series, rng, japanese) for series in chosen]
-    # A publisher counts as listed only when every line that may be asked about names one.
+    # A publisher counts as listed only when every line that a question may be about names one.
     listed = all(series.publisher in line for series, line in zip(chosen, lines, strict=True))
     unlisted = not any(series.publisher in line for series, line in zip(chosen, lines, strict=True))
     if not listed and not unlisted:
@@ -133,7 +133,7 @@ def _shop_evidence(rng: random.Random) -> tuple[Facts, list[str]]:
 def _first_turn(
     facts: Facts, rng: random.Random, japanese: bool, customer: str | None, topics: float = 1.0
 ) -> Turn:
-    """A turn that stands on its own."""
+    """Return a turn that needs no earlier turn."""
     draw = rng.random()
     if facts.delivery and draw < 0.85:
         return delivery_turn(facts, rng)
@@ -174,7 +174,7 @@ def _first_turn(
 
 
 def _follow_up(last: Turn, facts: Facts, rng: random.Random, japanese: bool) -> Turn | None:
-    """A turn that leans on the one before ("and how many volumes does it have?"), where one is possible."""
+    """Return a turn that refers to the last one ("and how many volumes does it have?"), if possible."""
     if last.kind == "delivery" and not japanese:
         return delivery_turn(facts if facts.delivery else Facts(), rng, follow_up=True)
     focus = last.focus
@@ -246,7 +246,7 @@ def _turns(
 def _assemble(
     turns: list[Turn], lines: list[str], context: str | None, rng: random.Random, long: bool
 ) -> list[Message]:
-    """Place system text, evidence and context around the turns in one of the shapes the service produces."""
+    """Add system text, evidence and context to the turns, in one of the service's prompt formats."""
     system = prompts.system_text(rng, long) if long or rng.random() < 0.72 else None
     evidence = prompts.evidence_block(lines, rng) if lines else None
     messages: list[Message] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# The facts themselves stay learnable: other kinds of answers ("what is X about?") contain them.
+# The facts themselves can be learned: other kinds of answers ("what is X about?") contain them.
 _PAIRS = frozenset(
     {
         ("Berserk", "author"),
@@ -28,7 +28,7 @@ _PAIRS = frozenset(
 
 
 def is_held_out(title: str, kind: str) -> bool:
-    """True for a (title, kind) pair that only the evaluation asks, in either language."""
+    """Return whether only the evaluation asks a (title, kind) pair, in either language."""
     return (title, kind) in _PAIRS
 
 

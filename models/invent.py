@@ -1,4 +1,4 @@
-"""Invented series, customers and orders: what a model must copy from the prompt as it cannot know it."""
+"""Invented series, customers and orders, which a model cannot know and must copy from the prompt."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def invented_price(rng: random.Random) -> str:
 
 
 def invented_series(rng: random.Random) -> Series:
-    """A series that no catalogue holds; every field is drawn afresh."""
+    """Return a series that is in no catalogue; every field is drawn at random."""
     return Series(
         title=invented_title(rng),
         title_ja=invented_title_ja(rng),

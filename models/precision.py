@@ -1,4 +1,4 @@
-"""The type that training computes in: bfloat16 where the processor has instructions for it, else float32.
+"""The data type of training: bfloat16 where the processor has instructions for it, else float32.
 
 Without AVX-512, PyTorch computes products in bfloat16 one number at a time: a step took 20 times as long.
 Weights, gradients and the optimisers' state are float32 in both cases, so checkpoints fit either.
@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 HAS_BFLOAT16 = torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-# The rates are chosen for updates as large as AdamW's, as torch.optim.Muon's "match_rms_adamw" makes them.
+# The learning rates assume updates as large as AdamW's, as "match_rms_adamw" of torch.optim.Muon makes them.
 _RMS_OF_ADAMW = 0.2
 
 
@@ -27,11 +27,11 @@ def muon(matrices: list[torch.nn.Parameter], rate: float, weight_decay: float) -
 
 
 class Float32Muon(torch.optim.Muon):
-    """Its Newton-Schulz iteration in float32; options, state and updates are torch.optim.Muon's."""
+    """Muon with its Newton-Schulz iteration in float32; all else is as in torch.optim.Muon."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step; parameters without a gradient stay as they are."""
+        """Update the weights once; parameters without a gradient stay unchanged."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
@@ -49,7 +49,7 @@ class Float32Muon(torch.optim.Muon):
 
 
 def orthogonal(matrix: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-    """Nearly the nearest orthogonal matrix, by the steps and coefficients that ``group`` tells."""
+    """Return nearly the nearest orthogonal matrix, with the steps and coefficients of ``group``."""
     a, b, c = group["ns_coefficients"]
     tall = matrix.size(0) > matrix.size(1)
     x = matrix.T if tall else matrix

@@ -1,4 +1,4 @@
-"""What surrounds a dialogue in the service's prompts: system texts, evidence and volatile context."""
+"""The parts around a dialogue in the service's prompts: system texts, evidence and volatile context."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _POLICIES = (
     "Customers may write in English or Japanese.",
     "A (session|conversation) can hold several (questions|turns).",
 )
-# Words for passages that mean nothing to the task: prompts in service hold text the model has never seen.
+# Words for passages without meaning for the task: production prompts have text that the model has never seen.
 _FILLER = word_list("filler")
 _POLICY_HEADS = ("Policy:", "Rules:", "[policy]", "Guidelines:", "# Policy", "Store policy:")
 _EVIDENCE_HEADS = (
@@ -72,7 +72,7 @@ def policy_block(rng: random.Random, rules: int) -> str:
 
 
 def filler_block(rng: random.Random, sentences: int) -> str:
-    """Sentences of unrelated words and made-up names, for the model to read past."""
+    """Return sentences of unrelated words and made-up names, which the model must learn to ignore."""
     out = []
     for _ in range(sentences):
         words = [
@@ -107,7 +107,7 @@ def system_text(rng: random.Random, long: bool = False) -> str:
 
 
 def _tag(rng: random.Random, kind: str) -> str:
-    """The bracketed id in front of an evidence line."""
+    """Return the bracketed id at the start of an evidence line."""
     number = rng.randint(1, 999)
     return rng.choice(
         (f"[{kind} manga_{number}]", f"[{kind} manga_{number}]", f"[{kind} {number}]", f"[doc {number}]")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 _CHOICE = re.compile(r"\(([^()]*)\)")
-_LOOSE_MARK = re.compile(r" +([.,?!])")  # what an empty option leaves behind
+_LOOSE_MARK = re.compile(r" +([.,?!])")  # spaces that an empty option leaves behind
 
 
 def spin(template: str, rng: random.Random) -> str:

@@ -18,7 +18,7 @@ MAX_LENGTH = 4096  # tokens
 CALL_START = "<tool_call>"
 CALL_END = "</tool_call>"
 
-# Each message renders on its own, so a longer conversation always extends the text of a shorter one.
+# Each message is rendered alone, so the text of a longer conversation always extends that of a shorter one.
 CHAT_TEMPLATE = (
     "{% if tools %}{{ '<|im_start|>system\\nTools: ' + (tools | tojson) + '<|im_end|>\\n' }}{% endif %}"
     "{% for message in messages %}"
@@ -34,7 +34,7 @@ CHAT_TEMPLATE = (
 
 
 def tools_text(tools: Sequence[Mapping[str, object]]) -> str:
-    """The text of the message in which the template shows tools."""
+    """Return the text of the message in which the template lists tools."""
     return f"Tools: {json.dumps(tools, ensure_ascii=False)}"
 
 
@@ -47,7 +47,7 @@ def call_text(name: str, arguments: Mapping[str, object]) -> str:
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """Train the vocabulary; all 256 bytes are in it, so that any Unicode text round-trips."""
     tokenizer = Tokenizer(models.BPE())
-    # Single digits keep prices and order numbers copyable digit by digit.
+    # Single digits, so that prices and order numbers can be copied digit by digit.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )

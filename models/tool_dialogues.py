@@ -1,6 +1,6 @@
-"""Training dialogues with tools: the shop's stock and order status, called, answered from, or not needed.
+"""Training dialogues with tools for stock and order status: with a call, and without one when none is needed.
 
-Tools and calls are written as the chat template renders them, so that a request looks like what was trained.
+Tools and calls are written as the chat template renders them, so that requests look like the training data.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True)
 class Offer:
-    """The tools of one dialogue; a name is none where that tool is not offered."""
+    """The tools of one dialogue; the name of a tool that is not offered is ``None``."""
 
     tools: tuple[Mapping[str, object], ...]
     stock: str | None = None
@@ -68,7 +68,7 @@ def _function(rng: random.Random, name: str, text: str, field: str) -> Mapping[s
     parameters: dict[str, object] = {"type": "object", "properties": {field: kind}, "required": [field]}
     if rng.random() < 0.4:
         parameters["additionalProperties"] = False
-    # Schemas come in canonical order from the gateway, and in the caller's elsewhere.
+    # The gateway sends schemas in canonical order; elsewhere they are in the caller's order.
     ordered = json.loads(json.dumps(parameters, sort_keys=rng.random() < 0.8))
     return {"type": "function", "function": {"name": name, "description": text, "parameters": ordered}}
 
@@ -121,7 +121,7 @@ def _order_turns(offer: Offer, rng: random.Random) -> list[Message]:
         answer = say(delivery_words.ORDER_PACKING_ANSWERS, rng, {"order": order, "day": day})
     shown = f"{rng.choice(('#', '', '', 'no. '))}{order}"
     question = roughen(say(delivery_words.ORDER_QUESTIONS, rng, {"order": shown}), rng)
-    if order not in question:  # a slip of the keyboard fell on the number
+    if order not in question:  # a simulated typo has changed the number
         question = f"where is my order {order}?"
     return _called(question, offer.order, {offer.order_field: order}, result, answer)
 
@@ -138,7 +138,7 @@ def _called(
 
 
 def tool_dialogue(rng: random.Random, others: Sequence[Turn], system: str | None) -> list[Message]:
-    """One dialogue with tools; ``others`` are turns that stand on their own."""
+    """Return one dialogue with tools; ``others`` are turns that need no earlier turn."""
     offer = _offer(rng)
     messages: list[Message] = [{"role": "system", "content": tools_text(offer.tools)}]
     if system:

@@ -34,7 +34,7 @@ The same --seed and --steps give the same dialogues in the same order, and on on
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     cli = argparse.ArgumentParser(
         prog="models.train_adapters",
         description=__doc__,
@@ -127,9 +127,9 @@ def _rate(step: int, steps: int) -> float:
 
 
 def _write(model: PeftModel, folder: Path, base_name: str) -> None:
-    """PEFT's folder, weights in bf16 as the base model's are."""
+    """Write PEFT's folder, with bf16 weights like the base model's."""
     model.peft_config["default"].base_model_name_or_path = base_name
-    # The embedding is the base's: without this PEFT looks for the base model on the network to compare.
+    # The embedding is the base model's; without this, PEFT looks for that model on the network to compare.
     model.to(torch.bfloat16).save_pretrained(str(folder), save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
 

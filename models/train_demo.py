@@ -23,7 +23,7 @@ from models.tokenizer import train_tokenizer
 
 MATRIX_RATE = 4e-3
 EMBEDDING_RATE = 3e-3
-WARM_UP = 0.03  # share of the run
+WARM_UP = 0.03  # share of the run with a rising learning rate
 FLOOR = 0.02  # last learning rate as a share of the peak
 TOKENIZER_DIALOGUES = 15_000
 
@@ -41,7 +41,7 @@ give the same dialogues in the same order. The folder gets a usable model.safete
 
 @dataclass
 class Progress:
-    """What a run has done so far; stored in checkpoints."""
+    """The progress of a run, as stored in checkpoints."""
 
     step: int = 0
     tokens: int = 0
@@ -50,7 +50,7 @@ class Progress:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     cli = argparse.ArgumentParser(
         prog="models.train_demo",
         description=__doc__,

@@ -1,4 +1,4 @@
-"""English turns: one question with its answer, given what the prompt's evidence says."""
+"""English turns: one question with its answer, according to the prompt's evidence."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _FOLLOW_LEADS = ("and ", "ok, and ", "great, ", "also, ", "", "", "thanks. ", "s
 
 @dataclass(frozen=True)
 class Facts:
-    """What the prompt grounds: series, delivery times and orders written into it as evidence."""
+    """The prompt's evidence: its series, delivery times and orders."""
 
     series: tuple[Series, ...] = ()
     delivery: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Turn:
 
 
 def roughen(question: str, rng: random.Random, follow_up: bool = False) -> str:
-    """Make a clean question look typed: lead-ins, preambles, casing, missing words and the odd slip."""
+    """Make a clean question look typed: lead-ins, preambles, casing, missing words and sometimes a typo."""
     text = question
     draw = rng.random()
     if follow_up:
@@ -114,7 +114,7 @@ def roughen(question: str, rng: random.Random, follow_up: bool = False) -> str:
             f" {text}"
         )
     elif draw < 0.31:
-        # Search-box style: only the words that carry the meaning.
+        # Like a search box: only the words with meaning.
         text = " ".join(word for word in text.split() if word.lower() not in _STOP_WORDS) or text
     if rng.random() < 0.7:
         text = text[:1].upper() + text[1:]
@@ -159,7 +159,7 @@ def _with_extra(answer: str, series: Series, kind: str, rng: random.Random) -> s
     told = {"author_volumes": ("author", "volumes"), "price_stock": ("price",), "status": ("volumes",)}.get(
         kind, (kind,)
     )
-    # A fact is not repeated: what the answer already mentions is no extra.
+    # An extra fact is never one that the answer already mentions.
     mentioned = {"author": series.author, "volumes": f"{series.volumes} volume", "price": series.price}
     choices = [
         extra
@@ -242,7 +242,7 @@ def genre_turn(facts: Facts, rng: random.Random) -> Turn:
         first = rng.choice(by_genre(first.genre))
     slots = suggestion_slots(first, first) | {"genre": first.genre}
     question = say(series_words.BY_GENRE_QUESTIONS, rng, slots)
-    # Evidence lines carry no blurb, so an answer grounded in them must not use one.
+    # Evidence lines have no blurb, so an answer based on them must not use one.
     answers: Sequence[str] = (
         series_words.BY_GENRE_ANSWERS[1:] if facts.series else series_words.BY_GENRE_ANSWERS
     )

@@ -320,7 +320,7 @@ NOT_LISTED_ANSWERS: tuple[str, ...] = (
     "I don't see the {field} of {t} in the catalogue entry. (Our team can check it for you.|)",
 )
 
-# Sentences that may follow an answer, by what they tell; "offer" tells nothing and only asks.
+# Sentences that may follow an answer, by the fact that they add; "offer" adds none and only asks.
 EXTRAS: dict[str, tuple[str, ...]] = {
     "author": ("It is by {author}.", "The author is {author}."),
     "volumes": ("It has {volumes} volumes.", "There are {volumes} volumes."),
