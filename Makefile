@@ -1,4 +1,4 @@
-# Everything is made in .venv of this clone. Override with e.g. `make run PYTHON=python3.12 ARGS="--log-level debug"`.
+# All packages are installed in .venv of this clone. Override variables with e.g. `make run PYTHON=python3.12 ARGS="--log-level debug"`.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -29,12 +29,12 @@ $(VENV)/.run: pyproject.toml | $(VENV)/.torch
 	@$(PIP) install --quiet --editable '.[embedded,replay]'
 	@touch $@
 
-# After .run, not next to it: two pips in one environment at once break it (make -j).
+# After .run, not in parallel (make -j): two pips at once break an environment.
 $(VENV)/.test: pyproject.toml scripts/test-env | $(VENV)/.run
 	@PIP='$(PIP)' sh scripts/test-env
 	@touch $@
 
-# Keys are asked for when there is one; without SLUICE_ADMIN_KEY the gateway serves this machine only, keys off.
+# Keys are required when SLUICE_ADMIN_KEY is set; without it the gateway serves this machine only, without keys.
 run: export SLUICE_AUTH__ENABLED ?= $(if $(SLUICE_ADMIN_KEY),true,false)
 run: $(VENV)/.run ## Start the gateway on 127.0.0.1:8000 with the demo model
 	@exec $(BIN)/sluice serve --config $(CONFIG) $(ARGS)
@@ -58,12 +58,12 @@ format: $(VENV)/.test ## Format the code
 bench: $(VENV)/.test ## Run the benchmarks (minutes)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/bench
 
-# Without an environment of this clone the Python that has PyTorch: nothing is installed, so no network is needed.
+# Without .venv, $(PYTHON) must have PyTorch: nothing is installed, so no network is needed.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 gpu-check: ## Check and measure the engine on a GPU, in 10 minutes; ARGS=--dry on the CPU
 	@$(GPU_PYTHON) -m benchmarks.gpu_check $(ARGS)
 
-# An environment of its own: the clients want other versions of packages that the tests have. Node is optional.
+# A separate environment: the clients need other versions of packages that the tests use. Node is optional.
 clients: ## Let other projects' clients run loops of tools against a gateway; needs a network
 	@$(PYTHON) -m venv .venv-clients
 	@.venv-clients/bin/pip install --quiet uv && VIRTUAL_ENV=.venv-clients .venv-clients/bin/uv pip install --quiet --editable '.[clients]'
