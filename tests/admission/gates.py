@@ -1,4 +1,4 @@
-"""A gate with its surroundings in hand."""
+"""A gate with a load and a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ DEMAND = Demand(
 )
 
 
-# The defaults follow the engine; these stay where they are.
+# The product's defaults follow the engine's figures; these limits are fixed.
 PLAIN = AdmissionLimits(max_queue=100, max_wait_s=2.0, tpot_slo_s=None, max_prefill_s=math.inf)
 
 
 def plain(**changes: object) -> AdmissionLimits:
-    """Limits that differ from the plain ones."""
+    """Return ``PLAIN`` with changes."""
     return replace(PLAIN, **changes)  # type: ignore[arg-type]
 
 
 def ask(**changes: object) -> Demand:
-    """A demand that differs from the usual one."""
+    """Return ``DEMAND`` with changes."""
     return structs.replace(DEMAND, **changes)  # type: ignore[arg-type]
 
 
 @dataclass
 class Door:
-    """Offers, looks and releases at a time that the test moves."""
+    """Offers to a gate, pumps it and releases tickets, at a time that the test sets."""
 
     limits: AdmissionLimits = PLAIN
     load: BackendLoad | None = IDLE
@@ -52,14 +52,14 @@ class Door:
         return self.gate.offer(demand, self.now)
 
     def enter(self, demand: Demand = DEMAND) -> AdmissionTicket:
-        """Offer and look; it must have been taken into the line."""
+        """Offer a demand, which the gate must not refuse, and pump the gate."""
         offered = self.offer(demand)
         assert isinstance(offered, AdmissionTicket), offered
         self.gate.pump(self.now)
         return offered
 
     def reason(self, demand: Demand = DEMAND) -> Reason | None:
-        """Why it is sent away at once, if it is."""
+        """Return why the gate refuses the demand at once; None when the gate takes it."""
         offered = self.offer(demand)
         if isinstance(offered, Refusal):
             return offered.reason
@@ -69,12 +69,12 @@ class Door:
     def end(
         self, ticket: AdmissionTicket, outcome: SlotOutcome = SlotOutcome.SUCCEEDED, *, tokens: int = 50
     ) -> list[AdmissionTicket]:
-        """Its work ends; who goes on after it."""
+        """Release the ticket; return the tickets that are handed on next."""
         self.gate.release(ticket, outcome, self.now, output_tokens=tokens)
         return self.gate.pump(self.now)
 
     def serve(self, seconds: float, demand: Demand = DEMAND, *, tokens: int = 50) -> None:
-        """One request from its offer to its end."""
+        """Run one request from its offer to its end, which comes after so many seconds."""
         ticket = self.enter(demand)
         assert ticket.state is TicketState.HANDED_ON
         self.gate.first_token(ticket, self.now, 0)

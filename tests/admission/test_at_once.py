@@ -1,4 +1,4 @@
-"""A request handed on past an empty queue leaves the gate as one that was queued and pumped."""
+"""A request handed on past an empty queue leaves the gate in the same state as one queued and pumped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMITS = AdmissionLimits(max_queue=4, max_in_flight=6)
 
 @dataclass
 class Driven:
-    """A gate under the calls of a queue."""
+    """A gate, called as ``AdmissionQueue`` calls it; the log holds its decisions."""
 
     at_once: bool
     gate: BackendGate = field(default_factory=lambda: BackendGate(LIMITS, random=random.Random(1)))
@@ -66,7 +66,7 @@ STEP = st.one_of(
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), STEP), max_size=40))
-def test_both_ways_decide_the_same(steps: list[tuple[float, tuple[object, ...]]]) -> None:
+def test_handing_on_at_once_decides_as_queueing_does(steps: list[tuple[float, tuple[object, ...]]]) -> None:
     now = 0.0
     gates = Driven(at_once=True), Driven(at_once=False)
     for wait_s, step in steps:

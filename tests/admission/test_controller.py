@@ -1,4 +1,4 @@
-"""The asyncio shell: slots that never leak, waiters that are woken or sent away, whatever is cancelled when."""
+"""The asyncio shell: no slot leaks, each waiter is woken or refused, whenever a task is cancelled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.admission.gates import DEMAND, IDLE, ask, plain
 
 @dataclass
 class Desk:
-    """A controller with its surroundings in hand; time is the loop's."""
+    """A controller with a load that the test sets; its clock is the event loop's."""
 
     load: BackendLoad | None = IDLE
     limits: AdmissionLimits = field(default_factory=AdmissionLimits)
@@ -50,7 +50,7 @@ class Desk:
 
 
 def outcome_of(slot: Slot) -> SlotOutcome:
-    """Of a slot whose block has ended."""
+    """Return the outcome of a slot whose block has ended."""
     return slot.ended(SlotOutcome.SUCCEEDED)[0]
 
 
@@ -68,7 +68,7 @@ async def test_a_slot_is_given_at_once_while_there_is_room() -> None:
     assert [type(event) for event in desk.told] == [Admitted]
 
 
-async def test_who_waits_goes_on_in_the_turn_in_which_a_slot_comes_back() -> None:
+async def test_a_waiter_gets_the_slot_as_soon_as_one_is_given_back() -> None:
     desk, done = Desk(load=structs.replace(IDLE, max_running=1)), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         first = group.create_task(desk.hold(done))
@@ -82,7 +82,7 @@ async def test_who_waits_goes_on_in_the_turn_in_which_a_slot_comes_back() -> Non
     assert waited[0] == 0.0 and waited[1] > 0.0
 
 
-async def test_who_waits_is_woken_by_what_the_engine_tells() -> None:
+async def test_a_waiter_is_woken_when_the_engine_reports_room() -> None:
     desk, done = Desk(load=structs.replace(IDLE, running=4, max_running=4)), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(desk.hold(done))
@@ -95,7 +95,7 @@ async def test_who_waits_is_woken_by_what_the_engine_tells() -> None:
         done.set()
 
 
-async def test_who_has_waited_long_enough_is_sent_away_without_anything_else_happening() -> None:
+async def test_a_waiter_is_refused_when_its_wait_budget_ends_without_another_event() -> None:
     desk, done = (
         Desk(limits=plain(max_wait_s=0.05), load=structs.replace(IDLE, max_running=1)),
         asyncio.Event(),
@@ -136,7 +136,7 @@ async def test_a_waiter_cancelled_in_the_turn_it_is_handed_on_gives_the_slot_to_
         third = group.create_task(desk.hold(kept, ask(tenant="third")))
         await settle()
         done.set()
-        await asyncio.sleep(0)  # the first leaves: the second's future is resolved, it has not run yet
+        await asyncio.sleep(0)  # the first leaves: the second's future is resolved, its task has not run
         second.cancel()
         await settle()
         assert (desk.in_flight, desk.queued) == (1, 0)
@@ -145,7 +145,7 @@ async def test_a_waiter_cancelled_in_the_turn_it_is_handed_on_gives_the_slot_to_
     assert desk.in_flight == 0
 
 
-async def test_one_of_a_higher_class_pushes_out_a_waiter_who_is_told_why() -> None:
+async def test_a_request_of_a_higher_class_displaces_a_waiter_which_gets_the_reason() -> None:
     limits = plain(max_queue=1, priority_factor=1.0)
     desk, done = Desk(limits=limits, load=structs.replace(IDLE, max_running=1)), asyncio.Event()
 
@@ -183,7 +183,7 @@ async def test_a_refusal_reserves_nothing_and_says_when_to_return() -> None:
         (Slot.ignored, SlotOutcome.IGNORED),
     ],
 )
-async def test_the_first_word_about_a_slot_counts(end: Callable[[Slot], None], outcome: SlotOutcome) -> None:
+async def test_the_first_outcome_of_a_slot_counts(end: Callable[[Slot], None], outcome: SlotOutcome) -> None:
     desk = Desk()
     async with desk.controller.admit(DEMAND) as slot:
         end(slot)
@@ -235,7 +235,7 @@ async def test_a_backend_that_tells_no_load_is_bounded_by_its_slots_alone() -> N
 
 
 async def test_refused_requests_leave_nothing_behind_however_many() -> None:
-    """20,000 here; ``benchmarks.admission_cost --refused 1000000`` is the whole."""
+    """20,000 refusals; ``benchmarks.admission_cost --refused 1000000`` is the full test."""
     desk, done = Desk(limits=plain(max_queue=0), load=structs.replace(IDLE, max_running=1)), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(desk.hold(done))
@@ -319,7 +319,7 @@ async def test_the_load_after_the_last_step_is_known_also_while_no_request_waits
     assert desk.controller.gate("local").work.signals.load == desk.load
 
 
-async def test_the_first_token_is_told_with_what_was_expected_of_it() -> None:
+async def test_the_first_token_event_has_the_estimated_and_the_measured_time() -> None:
     desk = Desk()
     async with desk.controller.admit(DEMAND) as slot:
         await asyncio.sleep(0.01)
@@ -358,12 +358,12 @@ async def test_one_who_waits_goes_on_when_the_factor_rises_again() -> None:
 
 
 @pytest.mark.parametrize("factor", [0.0, -0.5, 1.01, float("nan")])
-async def test_a_factor_that_is_none_is_refused(factor: float) -> None:
+async def test_a_scale_factor_outside_its_range_is_refused(factor: float) -> None:
     with pytest.raises(ValueError, match="above 0, at most 1"):
         Desk().controller.scale("local", factor)
 
 
-async def test_an_admission_beyond_the_forecast_is_told_with_its_reason() -> None:
+async def test_an_admission_event_beyond_the_forecast_has_its_reason() -> None:
     desk = Desk(load=structs.replace(IDLE, total_blocks=5))
     async with desk.controller.admit(DEMAND):
         pass

@@ -14,7 +14,7 @@ ANY = st.lists(
 
 
 def stepped(held: list[ReservedTokens]) -> int:
-    """The most tokens held at any step, by walking through them: each grows until its end, then is gone."""
+    """The most tokens held at any step, by simulation: each sequence grows until its end, then is removed."""
     peak = 0
     for step in range(1, 302):
         peak = max(peak, sum(one.now + step for one in held if one.steps_left >= step))
@@ -35,7 +35,7 @@ def test_one_more_sequence_never_lowers_the_peak(held: list[ReservedTokens], mor
     assert fullest(longest_first(held), extra=more).tokens >= fullest(longest_first(held)).tokens
 
 
-def test_what_ends_soon_makes_room_for_what_grows_late() -> None:
+def test_a_sequence_that_ends_soon_makes_room_for_one_that_grows_late() -> None:
     short, long = ReservedTokens(1000, 10), ReservedTokens(10, 500)
     assert (
         fullest(longest_first([short, long])).tokens
@@ -55,7 +55,7 @@ MORE = st.builds(ReservedTokens, st.integers(0, 500), st.integers(1, 200))
 
 
 @given(ANY, st.lists(st.tuples(MORE, st.integers(0, 9)), min_size=1, max_size=8), st.integers(1, 20_000))
-def test_what_fits_is_what_keeps_the_peak_below_the_share(
+def test_a_sequence_fits_if_it_keeps_the_peak_below_the_share(
     held: list[ReservedTokens], asked: list[tuple[ReservedTokens, int]], blocks: int
 ) -> None:
     forecast, pool = KvForecast(), KvPoolTokens(blocks, 1)
@@ -97,7 +97,7 @@ def test_a_ticket_that_is_removed_twice_is_a_defect() -> None:
         max_size=20,
     )
 )
-def test_whatever_was_told_of_them_the_totals_and_the_peak_are_of_what_is_held(
+def test_totals_and_peak_match_the_held_sequences_after_any_updates(
     steps: list[tuple[int, int, int, int]],
 ) -> None:
     forecast = KvForecast()

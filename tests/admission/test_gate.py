@@ -1,4 +1,4 @@
-"""The gate: who is handed on, who waits, who is sent away, and why."""
+"""The gate: which requests are handed on, which wait, which are refused, and why."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_the_batch_cannot_take_waits_here_and_not_in_the_engine() -> None:
         (structs.replace(IDLE, running=4, waiting=100), DEMAND, Reason.QUEUE_FULL),
     ],
 )
-def test_what_others_do_to_the_backend_counts_as_well(
+def test_load_from_other_clients_of_the_backend_counts_as_well(
     load: BackendLoad, demand: Demand, reason: Reason
 ) -> None:
     assert Door(load=load).reason(demand) is reason
@@ -89,7 +89,7 @@ def test_a_request_leaves_when_its_wait_budget_is_used_up() -> None:
     assert door.gate.queued == 0
 
 
-def test_what_waited_for_memory_is_told_so() -> None:
+def test_a_request_that_waited_for_memory_is_refused_for_memory() -> None:
     door = Door(load=structs.replace(IDLE, total_blocks=20))
     door.enter(ask(input_tokens=200))
     waiting = door.enter(ask(input_tokens=200))
@@ -99,7 +99,7 @@ def test_what_waited_for_memory_is_told_so() -> None:
     assert waiting.refusal is not None and waiting.refusal.reason is Reason.MEMORY_PRESSURE
 
 
-def test_memory_that_was_short_for_who_has_left_is_not_held_against_the_next() -> None:
+def test_a_memory_hold_ends_when_the_request_that_caused_it_leaves() -> None:
     door = Door(load=structs.replace(IDLE, total_blocks=20))
     for _ in range(4):
         door.serve(10.0)
@@ -154,7 +154,7 @@ def test_a_first_token_that_would_come_after_the_deadline_is_not_begun() -> None
 
 
 def taught(*, s_per_token: float = 0.001, step_s: float = 0.1, **limits: object) -> Door:
-    """A door whose backend has been seen to prefill at that speed."""
+    """Return a door whose gate has learned that the backend prefills at this speed."""
     door = Door(replace(plain(), **limits))  # type: ignore[arg-type]
     for tokens in (100, 1000) * 4:
         ticket = door.enter(ask(input_tokens=tokens))
@@ -171,7 +171,7 @@ def test_the_first_token_is_due_at_the_tighter_of_deadline_and_wish() -> None:
     assert (due(ask(deadline=3.0), PLAIN, 1), due(ask(), PLAIN, 1)) == (3.0, None)
 
 
-def test_a_route_may_want_late_ones_refused_instead_of_begun() -> None:
+def test_a_route_may_have_requests_refused_whose_first_token_would_be_late() -> None:
     door = taught()
 
     def wanted(within_s: float) -> Demand:
@@ -182,13 +182,13 @@ def test_a_route_may_want_late_ones_refused_instead_of_begun() -> None:
     assert door.reason(wanted(0.7)) is None
 
 
-def test_one_whose_turn_comes_too_late_for_its_first_token_is_not_begun() -> None:
+def test_a_request_whose_turn_comes_too_late_for_its_first_token_is_not_begun() -> None:
     door = taught(max_prefill_tokens=500)
     first = door.enter(ask(input_tokens=900))
     second = door.enter(ask(input_tokens=900, deadline=door.now + 2.2))
     third = door.enter(ask(input_tokens=900, deadline=door.now + 9.9))
     assert (second.state, third.state) == (TicketState.WAITING, TicketState.WAITING)
-    door.now += 1.4  # the engine took longer than it usually does
+    door.now += 1.4  # the engine took longer than usual
     door.gate.first_token(first, door.now, 0)
     assert door.gate.pump(door.now) == [third]
     assert door.gate.displaced() == [second]
@@ -222,7 +222,7 @@ def test_an_unsteady_backend_must_be_expected_to_be_in_time_by_its_usual_error()
         door.end(ticket)
     error_s = door.gate.rates.error_s.value
     assert error_s == pytest.approx(0.27, abs=0.1)
-    door.gate.first_token(door.enter(ask(input_tokens=1)), door.now, 0)  # it answers somebody
+    door.gate.first_token(door.enter(ask(input_tokens=1)), door.now, 0)  # the engine is not idle
     expected_s = door.gate.rates.first_token_s(500)
     assert door.reason(ask(input_tokens=500, deadline=door.now + expected_s + 0.1)) is Reason.WAIT_EXCEEDED
     assert door.reason(ask(input_tokens=500, deadline=door.now + expected_s + error_s + 0.05)) is None
@@ -249,9 +249,9 @@ def test_estimates_of_a_bad_minute_do_not_keep_deadlines_out_for_good() -> None:
     assert door.reason(ask(deadline=door.now + 1.0)) is None
 
 
-def test_a_slow_start_does_not_keep_out_those_who_come_to_an_idle_engine() -> None:
+def test_a_slow_start_does_not_keep_requests_from_an_idle_engine() -> None:
     door = Door()
-    for took_s in (3.0, 3.0, 3.0, 0.1):  # what is compiled at first use takes its time
+    for took_s in (3.0, 3.0, 3.0, 0.1):  # slow at first: the engine compiles at first use
         ticket = door.enter()
         door.now += took_s
         door.gate.first_token(ticket, door.now, 0)
@@ -263,7 +263,7 @@ def test_a_slow_start_does_not_keep_out_those_who_come_to_an_idle_engine() -> No
 
 
 def cold_burst(*, trickle: bool) -> int:
-    """How many of 48 prompts at once are served by an idle engine of unknown speed that takes 0.5 s each."""
+    """Return how many of 48 simultaneous prompts an idle engine of unknown speed, 0.5 s a prompt, serves."""
     door = Door(plain(max_wait_s=None, max_prefill_tokens=100), load=structs.replace(IDLE, max_running=64))
     running = [one for one in [door.enter() for _ in range(48)] if one.state is TicketState.HANDED_ON]
     served = 0
@@ -300,7 +300,7 @@ def test_the_margin_before_a_deadline_is_never_more_than_the_estimate() -> None:
     assert door.reason(ask(input_tokens=500, deadline=door.now + 2.1 * expected_s)) is None
 
 
-def test_one_handed_on_beyond_the_forecast_says_why() -> None:
+def test_a_ticket_handed_on_beyond_the_forecast_has_the_reason() -> None:
     door = Door(load=structs.replace(IDLE, total_blocks=10))
     assert door.enter(ask(input_tokens=150, max_output_tokens=50)).beyond is Beyond.IDLE_ENGINE
     assert Door().enter().beyond is None
@@ -341,7 +341,7 @@ def test_memory_is_reserved_for_what_answers_will_become_not_for_what_they_are()
     door = Door(load=structs.replace(IDLE, total_blocks=40, max_running=16))  # 640 tokens
     for _ in range(5):
         door.enter(ask(input_tokens=50, max_output_tokens=100))
-    assert door.gate.in_flight == 3  # each peaks at 150 and half a block; a fourth would pass 95 %
+    assert door.gate.in_flight == 3  # each peaks at 150 tokens and half a block; a fourth would exceed 95 %
 
 
 def test_answers_that_are_really_short_let_more_run_side_by_side() -> None:
@@ -451,7 +451,7 @@ def test_a_ticket_is_released_once_whatever_is_said_about_it() -> None:
     assert door.gate.circuit.error_rate(door.now) == 0.0
 
 
-def test_one_that_leaves_the_line_by_itself_is_gone_at_once() -> None:
+def test_a_request_that_leaves_the_queue_by_itself_is_gone_at_once() -> None:
     door = Door()
     for _ in range(4):
         door.enter()
@@ -470,7 +470,7 @@ def test_while_no_answer_has_ended_trying_again_makes_sense_after_what_one_has_t
     assert refused.retry_after_s >= 8.0 / 4
 
 
-def test_who_leaves_the_line_is_told_how_long_it_would_wait_now() -> None:
+def test_a_refused_waiter_gets_an_estimate_of_how_long_it_would_wait_now() -> None:
     door = Door(plain(max_wait_s=1000.0))
     for _ in range(3):
         door.serve(4.0)
@@ -543,7 +543,7 @@ def test_low_priority_leaves_places_for_others_while_they_arrive() -> None:
     assert door.enter().state is TicketState.HANDED_ON
     assert door.enter().state is TicketState.HANDED_ON
 
-    door.now += 11  # nobody else has come for a while
+    door.now += 11  # no other request has arrived for a while
     door.gate.pump(door.now)
     door.gate.release(handed_on[0], SlotOutcome.SUCCEEDED, door.now, output_tokens=5)
     assert len(door.gate.pump(door.now)) == 1

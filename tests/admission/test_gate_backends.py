@@ -1,4 +1,4 @@
-"""What differs between backends and routes: several workers, several texts, limits of a route's own."""
+"""What differs between backends and routes: several workers, several texts, a route's own limits."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_prefill_rate_is_learned_through_noise_and_never_makes_the_step_negati
     assert rates.step_s >= 0.0
 
 
-def test_others_sequences_are_not_forgotten_when_ours_come_and_go_between_two_words() -> None:
+def test_sequences_of_other_clients_stay_counted_while_ours_come_and_go_between_two_reports() -> None:
     door = Door(load=structs.replace(IDLE, running=1, kv_usage=0.5, total_blocks=10))
     for _ in range(3):
         door.end(door.enter(ask(input_tokens=10, max_output_tokens=10)))
@@ -157,7 +157,7 @@ def test_ladders_of_routes_that_are_gone_are_forgotten() -> None:
 def test_those_who_wait_when_the_circuit_opens_leave_at_once() -> None:
     door = Door(replace(plain(), max_wait_s=60.0))
     tickets = [door.enter() for _ in range(20)]
-    for _ in range(8):  # each one that fails makes room for another
+    for _ in range(8):  # each request that fails makes room for another
         door.end(next(iter(door.gate.work.tickets.values())), SlotOutcome.DROPPED)
     assert door.gate.queued == 8
     for _ in range(2):
@@ -172,7 +172,7 @@ def test_a_first_token_that_is_late_shrinks_the_batch_only_where_the_prompt_is_n
 
     def after(prompt: int) -> int:
         door = Door(limits, load=structs.replace(IDLE, max_running=8))
-        for tokens in (400, 1600, 800, 400, 1600, 800):  # a millisecond a token
+        for tokens in (400, 1600, 800, 400, 1600, 800):  # prefill: one millisecond a token
             ticket = door.enter(ask(input_tokens=tokens))
             door.now += tokens / 1000
             door.gate.first_token(ticket, door.now, 0)
@@ -225,8 +225,8 @@ def test_a_target_for_the_pace_alone_moves_the_limit_whenever_the_first_token_ca
     assert (after(0.2), after(0.05)) == (1, 8)
 
 
-def test_a_few_prompts_that_the_cache_held_by_surprise_do_not_make_prefill_free() -> None:
-    """Twenty noisy first tokens once did, and all who waited were handed on at once."""
+def test_a_few_unexpected_cache_hits_do_not_make_prefill_free() -> None:
+    """Twenty noisy first tokens once did, and all waiting requests were handed on at once."""
     rates, draw = Rates(), random.Random(2)
     for _ in range(200):
         tokens = draw.randint(100, 3000)
@@ -242,7 +242,7 @@ def test_the_rate_is_learned_of_the_tokens_that_the_engine_really_computed() -> 
     door = Door()
     for number in range(40):
         tokens = 200 + 50 * (number % 7)
-        cached = tokens // 2 if number % 3 == 0 else 0  # which nobody foresees
+        cached = tokens // 2 if number % 3 == 0 else 0  # the demand does not foresee it
         ticket = door.enter(ask(input_tokens=tokens, cached_tokens=0))
         door.now += 0.1 + (tokens - cached) * 0.001
         door.gate.first_token(ticket, door.now, cached)
@@ -275,7 +275,7 @@ def test_a_scaled_backend_takes_its_share_of_blocks() -> None:
     assert (taken(1.0), taken(0.5)) == (13, 6)
 
 
-def test_where_a_new_request_would_stand_is_seen_without_climbing() -> None:
+def test_reading_the_rung_of_a_new_request_does_not_move_the_ladder() -> None:
     rungs = (Rung(1, max_tokens=10), Rung(3, shed_low=True))
     door = Door(load=structs.replace(IDLE, max_running=1))
     assert door.gate.rung(rungs) == (0, LEVEL)

@@ -1,4 +1,4 @@
-"""Whatever is offered, produced, cancelled and told, in whatever order: nothing starves, nothing leaks."""
+"""Whatever is offered, produced, cancelled and reported, in any order: nothing starves, nothing leaks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_RUNNING = 6
 
 
 class Traffic(RuleBasedStateMachine):
-    """A gate before an engine that is as fast, as slow and as talkative as the rules say."""
+    """A gate in front of an engine; the rules set its speed and how often it reports its load."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Traffic(RuleBasedStateMachine):
         self.others_share = 0.0
         self.tell()
 
-    # What happens
+    # Rules
 
     @rule(
         prompt=st.integers(1, 900),
@@ -135,7 +135,7 @@ class Traffic(RuleBasedStateMachine):
         self.gate.report(None, self.now)
         self.settle()
 
-    # What must hold
+    # Invariants
 
     @invariant()
     def the_books_balance(self) -> None:
@@ -168,7 +168,7 @@ class Traffic(RuleBasedStateMachine):
                     told = self.gate.work.signals.load.running if self.gate.work.signals.load else 0
                     assert max(ours + self.foreign, told) >= MAX_RUNNING
                 case Hold.PREFILL:
-                    # A prompt of low priority leaves room for others behind it.
+                    # A prompt of low priority leaves room for others after it.
                     low = [one.uncached for one in self.waiting.values() if one.demand.priority < 0]
                     ahead = self.gate.work.prefill.total + max(low, default=0)
                     assert ahead >= LIMITS.max_prefill_tokens
@@ -178,7 +178,7 @@ class Traffic(RuleBasedStateMachine):
                     raise AssertionError("somebody waits for nothing")
 
     def teardown(self) -> None:
-        """However it stood: once nobody comes any more, all are served or sent away, and nothing is left."""
+        """Check from any state: once no request arrives, all are served or refused, and nothing is left."""
         self.foreign, self.others_share = 0, 0.0
         for _ in range(1 + len(self.waiting)):
             for ticket in list(self.running.values()):
@@ -190,10 +190,10 @@ class Traffic(RuleBasedStateMachine):
         self.the_books_balance()
         assert self.gate.next_change() is None
 
-    # How
+    # Helpers
 
     def tell(self) -> None:
-        """The engine tells what it really holds."""
+        """Report the load that the engine really has."""
         held = sum(
             ticket.uncached + self.produced.get(ticket.demand.kind, 0)  # type: ignore[call-overload]
             for ticket in self.running.values()
@@ -210,7 +210,7 @@ class Traffic(RuleBasedStateMachine):
         self.settle()
 
     def settle(self) -> None:
-        """What the controller does after each word."""
+        """Do what the controller does after each event, and check the tickets."""
         self.sent_away(self.gate.displaced())
         self.sent_away(self.gate.expired(self.now))
         idle = not self.running and not self.foreign
@@ -228,7 +228,7 @@ class Traffic(RuleBasedStateMachine):
             assert handed_on[-1].beyond is None
 
     def never_over_the_limits(self, last: AdmissionTicket) -> None:
-        """The last one handed on to an engine that is at work was within the limits when it was."""
+        """Check that the last ticket was within the limits when it was handed on to a busy engine."""
         ours = sum(ticket.demand.sequences for ticket in self.running.values())
         assert ours - last.demand.sequences < MAX_RUNNING
         load = self.gate.work.signals.load

@@ -15,7 +15,7 @@ from admission.limit import SETTLE_S, AdaptiveLimit
 from admission.rates import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, CachedShares, Mean, Rates, retry_after_s
 
 
-def test_what_is_not_known_is_expected_to_use_its_whole_cap() -> None:
+def test_an_answer_of_unknown_length_is_expected_to_use_its_whole_cap() -> None:
     assert OutputLengths(0.8).expect("chat", 500) == 500
 
 
@@ -75,7 +75,7 @@ def test_an_expectation_lies_between_what_is_there_and_the_cap(seen: list[int], 
     assert min(cap, there + 1) <= lengths.expect("k", cap, produced=min(there, cap)) <= cap
 
 
-def test_the_prefill_rate_and_the_step_time_are_told_apart() -> None:
+def test_the_prefill_rate_and_the_step_time_are_learned_separately() -> None:
     rates, draw = Rates(), random.Random(5)
     for _ in range(200):
         tokens = draw.randint(10, 3000)
@@ -114,7 +114,7 @@ def test_the_cached_share_is_learned_by_kind_and_unknown_kinds_have_none() -> No
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1))
-def test_trying_again_makes_sense_after_the_wait_within_bounds(
+def test_retry_after_is_at_least_the_expected_wait_within_bounds(
     wait: float, turn: float, jitter: float
 ) -> None:
     again = retry_after_s(wait, turn, jitter)
@@ -172,7 +172,7 @@ def test_the_circuit_closes_again_when_the_failures_have_left_the_window() -> No
     assert circuit.state(WINDOW_S + 2.0) is CircuitState.CLOSED
 
 
-def test_a_few_failures_are_no_rate() -> None:
+def test_a_few_failures_do_not_open_the_circuit() -> None:
     circuit = Circuit()
     for _ in range(9):
         circuit.record(True, 0.0)
@@ -187,7 +187,7 @@ def test_the_circuits_memory_does_not_grow_with_the_load() -> None:
 
 
 @given(st.lists(st.integers(0, 1500), max_size=100))
-def test_the_ladder_never_stands_lower_than_the_depth_says_nor_higher_than_its_hysteresis(
+def test_the_rung_is_never_below_the_depth_nor_above_the_hysteresis(
     depths: list[int],
 ) -> None:
     ladder = Ladder()

@@ -1,4 +1,4 @@
-"""The line: order of service, fair shares, aging, leaving; and that nothing is lost in any sequence."""
+"""The fair queue: order of service, fair shares, aging, leaving; nothing is lost in any sequence of calls."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_flood_of_one_tenant_delays_another_by_no_more_than_a_turn() -> None:
     assert order.index("quiet") <= 1
 
 
-def test_one_that_asks_seldom_goes_before_one_that_was_served_much_but_cannot_save_up_for_long() -> None:
+def test_a_tenant_that_asks_seldom_goes_first_but_saves_only_a_bounded_credit() -> None:
     made = line(*(waiting(n, "busy") for n in range(200)))
     served(made, 100)
     for number in range(1000, 1060):
@@ -98,14 +98,14 @@ def test_waiting_raises_a_request_class_by_class_so_that_none_starves() -> None:
     assert low.rank == 1
 
 
-def test_those_whose_time_has_come_leave_and_nobody_else() -> None:
+def test_only_requests_whose_time_is_up_leave() -> None:
     made = line(waiting(1, leave_at=1.0), waiting(2, leave_at=3.0), waiting(3, leave_at=2.0))
     assert made.next_change() == 1.0
     assert [item.number for item in made.expired(2.0)] == [1, 3]
     assert (len(made), made.next_change()) == (1, 3.0)
 
 
-def test_the_one_missed_least_is_the_newest_of_the_lowest_class() -> None:
+def test_the_first_request_to_displace_is_the_newest_of_the_lowest_class() -> None:
     made = line(waiting(1, rank=-1), waiting(2, rank=-1), waiting(3), waiting(4, rank=1))
     least = made.least()
     assert least is not None and least.number == 2
@@ -121,7 +121,7 @@ def test_how_many_are_ahead_counts_higher_classes_and_fair_turns() -> None:
     assert made.ahead_of("quiet", 1) == 1
 
 
-def test_memory_follows_the_living_not_the_dead() -> None:
+def test_memory_grows_with_waiting_requests_not_with_those_that_left() -> None:
     made = line(waiting(0, leave_at=1e9, deadline=0.0), aging_s=10.0)
     for number in range(1, 20_000):
         item = waiting(number, leave_at=1e6 + number, deadline=1e6 + number)
@@ -139,7 +139,7 @@ def test_memory_follows_the_living_not_the_dead() -> None:
 def test_whatever_floods_the_line_each_request_is_served_within_a_bound(
     flood: list[tuple[str, int]], rank: int, tenant: str
 ) -> None:
-    """A second a request: two classes of aging, those who were there by then, and a turn of each tenant."""
+    """One request a second. The bound: two classes of aging, the requests before it, a turn of each tenant."""
     made, number, backlog = line(aging_s=10.0), 0, 40
     for _ in range(backlog):
         number += 1
@@ -147,7 +147,7 @@ def test_whatever_floods_the_line_each_request_is_served_within_a_bound(
     seen = waiting(0, tenant=tenant, rank=rank, leave_at=1e9)
     made.join(seen)
     for second in range(400):
-        for name, urgency in flood[:2]:  # two more a second than are served
+        for name, urgency in flood[:2]:  # up to two arrive a second, one is served
             number += 1
             made.join(waiting(number, tenant=name, rank=urgency, arrived_at=float(second), leave_at=1e9))
         made.age(float(second))
@@ -160,7 +160,7 @@ def test_whatever_floods_the_line_each_request_is_served_within_a_bound(
 
 
 class AnySequence(RuleBasedStateMachine):
-    """Join, leave, serve, age and expire in any order."""
+    """A fair queue under joins, leaves, serves, aging and expiry in any order."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The pace of those who are being answered, and how many side by side it allows."""
+"""The pace of running answers, and how many concurrent sequences it allows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TARGET_S = 0.05
 
 @dataclass
 class Answers:
-    """So many answers side by side, a token each a step."""
+    """``beside`` concurrent answers, each with one token a step."""
 
     beside: int
     pace: Pace = field(default_factory=Pace)
@@ -42,9 +42,9 @@ class Answers:
         return self.pace.look(self.now)
 
     def windows(self, count: int, seconds: float) -> None:
-        """So many windows of steps that take so long."""
+        """Run ``count`` windows of steps that take ``seconds`` each."""
         closed = sum(self.step(seconds) for _ in range(count * STEPS))
-        while closed < count:  # a sum of times may be a little less than its parts
+        while closed < count:  # rounding may leave the sum of the steps a little short of a window
             closed += self.step(seconds)
 
 
@@ -59,7 +59,7 @@ def test_answers_that_produce_in_the_moment_they_begin_close_no_window() -> None
     assert answers.step(0.0) is False
 
 
-def test_nothing_is_said_before_some_windows_have_been_seen() -> None:
+def test_the_pace_allows_nothing_in_particular_before_enough_windows() -> None:
     answers = Answers(10)
     answers.begin()
     answers.windows(ENOUGH_WINDOWS - 1, LATE * TARGET_S * 0.99)
@@ -82,7 +82,7 @@ def test_twice_the_time_that_the_target_gives_halves_those_side_by_side() -> Non
     assert allowed(answers.pace) == pytest.approx(5.0, rel=0.01)
 
 
-def test_what_differs_from_window_to_window_leaves_room() -> None:
+def test_a_pace_that_varies_between_windows_allows_fewer_sequences() -> None:
     steady, uneven = Answers(10), Answers(10)
     for answers in (steady, uneven):
         answers.begin()
@@ -146,7 +146,7 @@ def test_answers_that_come_and_go_within_a_window_count_for_their_time() -> None
                 pace.end(one, count[0], now)
         pace.set_running(len(going), now)
         pace.look(now)
-    # Those side by side dip while places change hands, but for no time here.
+    # The number of concurrent answers drops when one ends, but here for no time.
     assert allowed(pace) == pytest.approx(8 * TARGET_S / 0.04, rel=0.15)
 
 
@@ -154,7 +154,7 @@ def test_what_was_learned_in_a_quiet_time_does_not_bind_a_full_one() -> None:
     pace, tokens, now = Pace(), 1, 0.0
     pace.set_running(1, now)
     pace.begin(0, lambda: tokens, now, texts=1, target_s=TARGET_S)
-    for _ in range(10 * STEPS):  # alone: the fixed part of a step is all of it
+    for _ in range(10 * STEPS):  # one answer alone: the step time is only its fixed part
         now, tokens = now + 0.04, tokens + 1
         pace.look(now)
     pace.set_running(50, now)
@@ -166,7 +166,7 @@ def test_what_was_learned_in_a_quiet_time_does_not_bind_a_full_one() -> None:
     assert allowed(pace) == pytest.approx(50 * TARGET_S / 0.045, rel=0.05)
 
 
-def test_an_end_that_was_told_twice_or_of_nobody_changes_nothing() -> None:
+def test_an_end_reported_twice_or_for_an_unknown_number_changes_nothing() -> None:
     answers = Answers(2)
     answers.begin()
     answers.pace.end(0, 5, 1.0)
@@ -180,7 +180,7 @@ def test_an_end_that_was_told_twice_or_of_nobody_changes_nothing() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["begin", "end", "step"]), st.integers(0, 5)), max_size=200))
-def test_whatever_comes_and_goes_nothing_is_kept_of_those_who_left(moves: list[tuple[str, int]]) -> None:
+def test_nothing_is_stored_for_answers_that_have_ended(moves: list[tuple[str, int]]) -> None:
     pace, now, tokens = Pace(), 0.0, [1] * 6
     there: set[int] = set()
     for kind, number in moves:
@@ -210,7 +210,7 @@ def test_the_limit_follows_the_pace_down_at_once_but_no_window_too_far() -> None
 
 def test_a_pace_within_the_targets_takes_nothing_away_and_does_not_raise_by_itself() -> None:
     limit = AdaptiveLimit(100)
-    limit.paced(allowed=50.0, sequences=20.0)  # far from full: fewer than the limit are in time
+    limit.paced(allowed=50.0, sequences=20.0)  # far from full: 20 run, 50 are allowed
     assert limit.value == 100
     limit.record(in_slo=False, in_flight=50, now=0.0)
     limit.paced(allowed=400.0, sequences=45.0)

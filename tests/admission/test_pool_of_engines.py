@@ -1,4 +1,4 @@
-"""Several engines behind one name: their gate lets each of them work, and one engine's trouble is one's."""
+"""Several engines under one name: the gate fills each, and one slow answer counts for one engine only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from admission.ticket import AdmissionTicket
 from admission.values import BackendLoad, Demand, Reason
 from tests.admission.gates import plain
 
-# Learned of an engine: seconds for a prompt token.
+# Seconds of prefill for a prompt token, as learned of an engine.
 RATE = 0.001
 
 
@@ -38,7 +38,7 @@ def test_while_an_engine_has_no_prompt_nothing_is_ahead() -> None:
     backlog.add(3, 300, 0.3, RATE)
     assert backlog.ahead(0.3, RATE) == 700
     backlog.done(0, 0.9, RATE)
-    # The fourth has begun by that; the second and third should be whole.
+    # That has started the fourth; the second and third should be complete by now.
     assert backlog.ahead(1.0, RATE) == pytest.approx((300 - 100) / 3, abs=1)
     for number in (1, 2):
         backlog.done(number, 1.0, RATE)
@@ -91,7 +91,7 @@ def test_a_pool_is_handed_a_prompt_for_each_engine_at_once() -> None:
     assert gate.in_flight == 100, "one an engine; before, half of them had none"
 
 
-def test_one_late_answer_of_a_pool_is_one_engines() -> None:
+def test_a_late_answer_of_a_pool_shrinks_the_limit_by_one_engines_part() -> None:
     limit, alone = AdaptiveLimit(6400), AdaptiveLimit(64)
     alone.record(in_slo=False, in_flight=50, now=0.0)
     limit.record(in_slo=False, in_flight=5000, now=0.0, workers=100)
@@ -117,7 +117,7 @@ def test_the_queue_of_a_pool_is_bounded_for_each_engine() -> None:
     limits = plain(max_queue=4, max_wait_s=1e6)
     for workers in (1, 10):
         gate = BackendGate(limits, random=random.Random(1))
-        # Full of others' requests: nobody can be handed on, and those inside do not wait there.
+        # Full of other clients' requests: none can be handed on, and none waits inside the engines.
         gate.report(pool(workers, running=64 * workers), 0.0)
         taken = 0
         while isinstance(offered := gate.offer(demand(0.0), 0.0), AdmissionTicket):
