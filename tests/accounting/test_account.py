@@ -1,4 +1,4 @@
-"""Accounts: settled exactly once, whatever way the work is left."""
+"""Accounts: each is settled exactly once, however its block ends."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_an_opening_is_entered_once() -> None:
 
 
 class Broken(Exception):
-    """What goes wrong in the work."""
+    """A failure in the account's block."""
 
 
 @given(

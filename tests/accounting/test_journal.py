@@ -1,4 +1,4 @@
-"""The journal: on the disk before the answer is out, read back after any death, and never in the way."""
+"""The journal: rows reach the disk before the answer is sent and are read back after any process death."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FULL = row(
 
 
 class Clock:
-    """The real one, moved on by hand."""
+    """The monotonic clock, plus seconds that the test adds."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
@@ -80,7 +80,7 @@ def journaled(
             durability=durability,
             journal_folder=folder / "journal",
             journal_bytes=journal_bytes,
-            sync_wait_s=30.0,  # a busy disk is no failure
+            sync_wait_s=30.0,  # so long that a busy disk does not count as failed
             new_name=lambda: f"{made()}-{name}",
             adopt_s=0.05,
         ),
@@ -92,12 +92,12 @@ def files(folder: Path) -> list[Path]:
 
 
 def kept(folder: Path) -> list[str]:
-    """The generations in all files."""
+    """The generation ids of the rows in all journal files."""
     return [one.generation_id for path in files(folder) for one in read(path.read_bytes()).rows]
 
 
 def left_behind(folder: Path, *rows: UsageRow, name: str = "0", tail: bytes = b"") -> None:
-    """What a process that was killed leaves."""
+    """Write the journal file that a killed process leaves."""
     (folder / "journal").mkdir(exist_ok=True)
     segment = create(folder / "journal", lambda: name)
     segment.write(b"".join(map(frame, rows)) + tail)
@@ -131,7 +131,7 @@ def test_a_changed_byte_never_makes_another_row(at: int, value: int) -> None:
     assert len(found.rows) < 3 and (found.damaged or found.torn_bytes)
 
 
-def test_zeros_behind_the_rows_are_what_a_power_cut_leaves_and_no_damage() -> None:
+def test_zeros_after_the_rows_come_from_a_power_cut_and_are_no_damage() -> None:
     found = read(HEADER + frame(FULL) + bytes(4096))
     assert (found.rows, found.torn_bytes, found.damaged) == ((FULL,), 4096, False)
 
@@ -151,12 +151,12 @@ def test_a_row_of_an_older_version_has_the_defaults_of_this_one() -> None:
 
 
 @pytest.mark.parametrize("bad", [{"output_tokens": 2**70}, {"intent": "\ud800"}, {"intent": "x" * (2 << 20)}])
-def test_a_row_that_no_file_takes_says_so(bad: dict[str, object]) -> None:
+def test_a_row_that_cannot_be_encoded_raises_not_encodable(bad: dict[str, object]) -> None:
     with pytest.raises(NotEncodable):
         frame(row("gen_1", **bad))
 
 
-# Before the answer
+# Before the answer is sent
 
 
 async def test_a_row_is_on_the_disk_when_its_answer_may_go_out(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ async def test_rows_that_come_soon_after_a_sync_share_the_next(tmp_path: Path) -
     assert [event.rows for event in told if isinstance(event, JournalSynced)] == [1, 2]
 
 
-async def test_a_wait_that_is_cancelled_takes_nobody_elses_with_it(tmp_path: Path) -> None:
+async def test_cancelling_one_wait_for_a_sync_does_not_cancel_the_others(tmp_path: Path) -> None:
     async with running(journaled(tmp_path, Told())) as ledger, asyncio.TaskGroup() as tasks:
         ledger.append(row("gen_1"))
         left = tasks.create_task(ledger.durable())
@@ -241,7 +241,7 @@ async def test_a_journal_whose_rows_are_written_leaves_no_file(tmp_path: Path) -
     assert list((tmp_path / "journal").iterdir()) == []
 
 
-# After a death
+# After the death of a process
 
 
 async def test_what_a_killed_process_left_is_written_by_the_next(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ async def test_what_a_killed_process_left_is_written_by_the_next(tmp_path: Path)
     assert list((tmp_path / "journal").iterdir()) == []
 
 
-async def test_a_living_process_takes_over_from_one_that_dies_beside_it(tmp_path: Path) -> None:
+async def test_a_running_process_adopts_the_file_of_one_that_died(tmp_path: Path) -> None:
     told = Told()
     async with running(journaled(tmp_path, told)):
         await asyncio.sleep(0)
@@ -286,7 +286,7 @@ async def test_a_file_whose_process_lives_is_left_alone(tmp_path: Path) -> None:
     assert list(orphans(tmp_path / "journal")) == []
     living.release()
     [orphan] = orphans(tmp_path / "journal")
-    assert list(orphans(tmp_path / "journal")) == []  # it is ours now
+    assert list(orphans(tmp_path / "journal")) == []  # this process holds its lock now
     orphan.remove()
     assert list(orphans(tmp_path / "journal")) == []
 
@@ -353,7 +353,7 @@ def test_files_are_created_while_another_process_looks_for_orphans(tmp_path: Pat
             looker.join()
 
 
-# While the database is away
+# While the database is unavailable
 
 
 async def test_rows_beyond_memory_wait_in_the_journal_and_none_is_lost(tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ async def test_a_full_journal_is_told_and_the_row_reaches_the_database_all_the_s
 
 
 @pytest.mark.parametrize("durability", [Durability.GROUP, Durability.STRICT])
-async def test_a_disk_that_fails_stops_answers_only_when_that_is_wanted(
+async def test_a_failing_disk_stops_answers_only_with_strict_durability(
     tmp_path: Path, durability: Durability
 ) -> None:
     told, clock = Told(), Clock()
@@ -412,7 +412,7 @@ async def test_a_disk_that_fails_stops_answers_only_when_that_is_wanted(
         assert await ledger.durable() is goes_on
         assert any(isinstance(event, JournalFailed) for event in told)
         assert ledger.accepts is goes_on and not ledger.journal_working
-        # Until its next try nobody waits for it.
+        # Until the journal's next attempt no answer waits for it.
         ledger.append(row("gen_2"))
         assert await ledger.durable() is goes_on
         if not goes_on:
@@ -446,7 +446,7 @@ async def test_a_disk_that_fills_up_ends_its_file_and_the_next_row_begins_anothe
 
 
 def fill_the_disk(folder: Path) -> None:
-    """Every further write to the journal's file fails."""
+    """Make every further write to the journal's file fail."""
     [path] = files(folder)
     for one in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError), open("/dev/full", "wb") as full:
@@ -462,7 +462,7 @@ async def test_with_neither_memory_nor_disk_a_row_is_lost_and_told(tmp_path: Pat
         await until(lambda: (tmp_path / "l.db").exists())
         with locked(tmp_path / "l.db"):
             assert ledger.append(row("gen_1"))
-            assert ledger.append(row("gen_2"))  # taken by the journal, which fails
+            assert ledger.append(row("gen_2"))  # the journal accepts it, then fails
             await ledger.durable()
             assert not ledger.append(row("gen_3"))
     lost = [event for event in told if isinstance(event, RowsLost)]
@@ -496,7 +496,7 @@ def test_whatever_happens_every_row_that_was_waited_for_is_in_the_database_once(
                 assert await ledger.durable()
                 waited.update(taken)
             elif step == "die":
-                # All that a death leaves of a process is its files, without their locks.
+                # A dead process leaves only its files, without their locks.
                 if ledger._journal is not None:
                     for segment in ledger._journal._segments:
                         segment.release()

@@ -1,4 +1,4 @@
-"""The key ring: who a key belongs to, and that it keeps no key."""
+"""The key ring: which tenant a key belongs to, and that the ring stores no key."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_with_authentication_off_everybody_is_the_local_operator(bearer: str | N
 
 
 @given(key=st.text(min_size=1), other=st.text())
-def test_only_the_very_key_is_right(key: str, other: str) -> None:
+def test_only_exactly_the_admin_key_is_accepted(key: str, other: str) -> None:
     ring = KeyRing(key, enabled=True)
     assert ring.lookup(key) is not None
     assert (ring.lookup(other) is not None) == (other == key)
@@ -82,7 +82,7 @@ def test_a_made_key_belongs_to_its_tenant_until_it_is_removed() -> None:
     assert ring.lookup(secret.key) is None and not ring.created
 
 
-def test_only_the_whole_key_is_right() -> None:
+def test_only_the_whole_created_key_is_accepted() -> None:
     ring, secret = KeyRing("sk-right", enabled=True), draw_key()
     ring.add(made(secret))
     other = draw_key().key.rpartition("_")[2]
@@ -137,7 +137,7 @@ def test_every_key_costs_the_same_work_whatever_is_right_of_it() -> None:
     assert len(set(work)) == 1 and len(work[0]) == 2
 
 
-def test_nothing_that_is_kept_or_shown_tells_the_key() -> None:
+def test_nothing_that_is_stored_or_shown_reveals_the_key() -> None:
     secret = draw_key()
     key = made(secret)
     last = secret.key.rpartition("_")[2]

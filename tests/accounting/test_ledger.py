@@ -1,4 +1,4 @@
-"""The ledger: durable, exactly once, and honest about what it loses."""
+"""The ledger: rows are durable and stored exactly once, and each lost row is counted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def url_of(path: Path) -> str:
 
 
 class Told(list[LedgerEvent]):
-    """The events told, in order."""
+    """The events that the ledger emitted, in order."""
 
     def lost(self) -> int:
         return sum(event.count for event in self if isinstance(event, RowsLost))
@@ -65,7 +65,7 @@ def ledger_for(url: str, told: Told, *, outbox_rows: int = 10_000, batch_rows: i
 
 @asynccontextmanager
 async def running(ledger: Ledger, *, close_s: float = 5.0) -> AsyncIterator[Ledger]:
-    """A ledger as it lives in a gateway: opened, its writer in a task group, closed."""
+    """Run a ledger as a gateway does: open it, run its writer in a task group, close it."""
     await ledger.open()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(ledger.run())
@@ -83,7 +83,7 @@ async def until(condition: Callable[[], bool], *, at_most_s: float = 30.0) -> No
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Another process's view: the database file really locked for writing."""
+    """Hold the database file's write lock, as another process would."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         yield
@@ -161,7 +161,7 @@ async def test_a_generation_is_stored_once_however_often_it_is_appended(tmp_path
 @pytest.mark.asyncio
 async def test_a_writer_cancelled_in_a_batch_neither_loses_nor_doubles_rows(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
-    # a database call takes a few rounds of the loop; cancel after each number of them in turn
+    # a database call takes a few turns of the event loop; cancel after 0, 1, ... 39 of them
     for rounds in range(40):
         ledger = ledger_for(url_of(path), Told(), batch_rows=3)
         await ledger.open()
@@ -247,7 +247,7 @@ async def test_a_read_only_file_makes_rows_wait_until_it_is_writable_again(tmp_p
         ledger.append(row("gen_1"))
         await until(lambda: any(isinstance(event, WriteFailed) for event in told))
         assert (ledger.depth, ledger.healthy, ledger.lost) == (1, False, 0)
-        assert await ledger.rows() == []  # reading goes on
+        assert await ledger.rows() == []  # reads still work
         path.chmod(0o644)
         await until(lambda: ledger.depth == 0)
     assert stored_ids(path) == ["gen_1"]
@@ -301,7 +301,7 @@ async def test_a_row_appended_after_closing_is_a_counted_loss(tmp_path: Path) ->
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("bad", [{"output_tokens": 2**70}, {"tenant": None}, {"intent": "\ud800"}])
-async def test_a_row_no_database_takes_does_not_hold_up_the_others(
+async def test_a_row_that_no_database_accepts_does_not_delay_the_others(
     tmp_path: Path, bad: dict[str, object]
 ) -> None:
     path, told = tmp_path / "l.db", Told()
@@ -358,7 +358,7 @@ async def test_the_writer_ends_by_itself_when_the_ledger_closes_while_it_rests(t
 
 
 class FlakyStore(GenerationStore):
-    """A real store that fails as scripted: before its work, or after it, when nobody learns of the commit."""
+    """A real store that fails as scripted: before the write, or after a commit that the caller never sees."""
 
     def __init__(self, url: str, script: list[str]) -> None:
         super().__init__(url)
@@ -410,7 +410,7 @@ def test_every_generation_is_stored_exactly_once_whatever_fails_and_is_repeated(
     asyncio.run(scenario())
 
 
-def test_a_database_error_of_the_value_classesis_the_rows_fault() -> None:
+def test_a_database_error_of_the_value_classes_is_the_rows_fault() -> None:
     class FromServer(Exception):
         sqlstate = "22021"
 
@@ -430,7 +430,7 @@ async def test_rows_that_come_together_share_a_transaction(tmp_path: Path) -> No
         await until(lambda: ledger.written == 20)
     written = [event.count for event in told if isinstance(event, RowsWritten)]
     assert sum(written) == 20
-    assert len(written) <= 2  # what came while the table was made, and the rest
+    assert len(written) <= 2  # the rows that came while the table was created, and the rest
 
 
 async def test_a_full_batch_does_not_wait_for_more(tmp_path: Path) -> None:
@@ -475,7 +475,7 @@ async def test_closing_does_not_wait_for_more_rows(tmp_path: Path) -> None:
 
 
 class HeldStore(GenerationStore):
-    """Its writes wait until they are let on; it has the sizes of the batches."""
+    """A store whose writes wait for ``let_on``; ``sizes`` holds the number of rows of each batch."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -489,7 +489,7 @@ class HeldStore(GenerationStore):
         await super().write(batch)
 
 
-async def test_rows_that_come_during_a_write_wait_for_others_too(tmp_path: Path) -> None:
+async def test_rows_that_come_during_a_write_wait_for_a_full_batch_too(tmp_path: Path) -> None:
     store = HeldStore(url_of(tmp_path / "l.db"))
     options = LedgerOptions(
         emit=Told().append, clock=time.monotonic, unix_time=time.time, batch_rows=4, gather_s=60.0

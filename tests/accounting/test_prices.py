@@ -1,4 +1,4 @@
-"""The price book: which price is whose, when, and that it is exact."""
+"""The price book: which price applies to which row at which time, and that costs are exact."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def test_a_row_is_priced_by_the_version_in_force_when_it_started() -> None:
     ]  # fmt: skip
 
 
-def test_cached_tokens_cost_what_cached_tokens_cost() -> None:
+def test_cached_tokens_are_charged_at_the_price_of_cached_tokens() -> None:
     made = book(Tariff(Price(3 * USD, 15 * USD, USD // 2)))
     assert made.priced(SPENT).cost_nanousd == int((0.6 * 3 + 15 + 0.4 * 0.5) * USD)
 
 
-def test_what_nobody_named_a_price_for_names_no_version_and_what_is_free_does() -> None:
+def test_a_row_without_a_price_has_no_price_version_and_a_free_row_has_one() -> None:
     made = book(Tariff(Price(0, 0, 0), backend="local"))
     assert made.priced(SPENT).price_version == "v1"
     assert made.priced(replace(SPENT, backend_name="other")).price_version is None
@@ -137,7 +137,7 @@ def test_an_account_prices_what_it_settles_however_it_ends() -> None:
         [BookVersion("a", 1.0, (Tariff(CHEAP, backend="x"), Tariff(DEAR, backend="x")))],
     ],
 )
-def test_a_book_that_says_two_things_is_refused(versions: list[BookVersion]) -> None:
+def test_a_contradictory_book_is_refused(versions: list[BookVersion]) -> None:
     with pytest.raises(PriceError, match="allowed"):
         PriceBook(versions)
 
@@ -200,7 +200,7 @@ def test_a_wrong_price_file_stops_the_start_with_the_place(tmp_path: Path, text:
     assert words in str(told.value)
 
 
-def test_a_leg_costs_by_the_book_what_rows_cost_by_it(tmp_path: Path) -> None:
+def test_a_fallback_target_is_priced_by_the_same_book_as_rows(tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text(FILE)
     settings = Settings.model_validate(
         {

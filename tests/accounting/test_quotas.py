@@ -1,4 +1,4 @@
-"""Limits of keys: exact in any period, held before, corrected after; and no stricter than the peers' windows."""
+"""Key limits: exact in any period, held before a request, corrected after it, too strict by one step at most."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Clock:
 
 
 class Book:
-    """The counts of one process, asked as the gateway asks."""
+    """The usage counts of one process, called as the gateway calls them."""
 
     def __init__(self, **bounds: int) -> None:
         self.clock = Clock()
@@ -100,7 +100,7 @@ def test_no_minute_ever_holds_more_requests_than_the_limit_and_what_may_pass_pas
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.floats(0.0, 20.0, allow_nan=False)), max_size=40))
-def test_after_the_wait_that_was_told_the_request_passes(asked: list[tuple[int, float]]) -> None:
+def test_a_request_passes_after_the_wait_that_its_refusal_gave(asked: list[tuple[int, float]]) -> None:
     now = 1_000.0
     window = QuotaWindow(100, LIMITS[1])
     for amount, pause in asked:
@@ -119,8 +119,8 @@ def test_after_the_wait_that_was_told_the_request_passes(asked: list[tuple[int, 
         max_size=60,
     )
 )
-def test_what_is_kept_and_loaded_again_decides_as_before(steps: list[tuple[str, int, float]]) -> None:
-    """As a store does between two requests."""
+def test_usage_that_was_stored_and_loaded_decides_as_before(steps: list[tuple[str, int, float]]) -> None:
+    """A store encodes and loads the usage between two requests."""
     living, stored, now = KeyUsage(TOKENS), KeyUsage(TOKENS).encode(), 1_000.0
     holds: list[HoldId] = []
     for number, (what, amount, pause) in enumerate(steps):
@@ -181,7 +181,7 @@ def test_the_day_is_counted_beside_the_minute(book: Book) -> None:
     book.held(100)
 
 
-def test_what_is_only_held_is_worth_another_look_soon(book: Book) -> None:
+def test_a_request_refused_because_of_holds_is_told_to_retry_soon(book: Book) -> None:
     book.held(100)
     assert book.refused(10).wait_s == RETRY_HELD_S
     book.clock.now += 61.0
@@ -202,7 +202,7 @@ def test_use_counts_when_it_was_held_so_a_long_answer_does_not_block_the_next_mi
     assert book.remaining(limits) == 60
 
 
-def test_what_a_holder_held_that_is_gone_counts_no_longer() -> None:
+def test_the_holds_of_a_dead_process_no_longer_count() -> None:
     tally, now = KeyUsage(TOKENS), 1_000.0
     assert tally.take(QuotaRequest(tokens=100, hold=HoldId("gone", 1)), now).excess is None
     ask = QuotaRequest(tokens=100, hold=HoldId("me", 1))
@@ -222,7 +222,7 @@ def test_what_is_never_settled_is_held_for_a_day_at_most(book: Book) -> None:
     assert book.remaining(limits) == 100
 
 
-def test_what_was_decided_elsewhere_is_counted_whatever_the_limits_are(book: Book) -> None:
+def test_requests_admitted_elsewhere_are_counted_even_beyond_the_limits(book: Book) -> None:
     for _ in range(9):
         book.quotas.count("a", PER_MINUTE, QuotaRequest(requests=1))
     assert book.enter("a", PER_MINUTE) is not None

@@ -1,4 +1,4 @@
-"""The engines' own counters beside the ledger."""
+"""Comparison of the engines' own token counters with the ledger."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_counter_that_went_back_is_a_new_engines_and_counts_from_nothing() -> 
     assert [(one.prompt_tokens, one.generation_tokens) for one in counts.lines()] == [(39, 5)]
 
 
-def test_an_engine_of_ones_own_is_counted_from_its_begin() -> None:
+def test_an_engine_of_this_gateway_is_counted_from_its_start() -> None:
     counts = HourlyCounts("a", [POOL])
     counts.record({POOL: (7, 3)}, NOON)
     assert [(one.prompt_tokens, one.generation_tokens) for one in counts.lines()] == [(7, 3)]
@@ -70,7 +70,7 @@ async def test_the_ledger_and_the_engine_are_compared_hour_by_hour(tmp_path: Pat
         similar = row("g6", kind="cache", started_at=NOON, backend_name="worker", input_tokens=3)
         ledger.append(similar.delivered())
         await until(lambda: ledger.depth == 0)
-        # Written over and over with what is known by then.
+        # The counts of an hour are overwritten by each later report.
         await ledger.write_counts([count(472_236, 50, 5)])
         await ledger.write_counts([count(472_236, 95, 13)])
         [line] = (await UsageAdmin(ledger.select).reconcile(SpanQuery(since=str(NOON), until=str(NOON + 1))))[
@@ -112,7 +112,7 @@ def _told(*counts: EngineCount) -> tuple[object, object]:
     return line["engine"], line["covered"]
 
 
-def test_two_gateways_before_one_engine_count_it_once_and_one_after_the_other_both() -> None:
+def test_an_engine_of_two_gateways_is_counted_once_and_its_gateways_in_turn_add_up() -> None:
     both = _told(count(1, 100, 9), count(1, 90, 8, observer="b", covered_s=3000))
     assert both == ({"prompt_tokens": 100, "generation_tokens": 9}, 1.0)
     after = _told(count(1, 100, 9, covered_s=1800), count(1, 90, 8, observer="b", covered_s=1700))

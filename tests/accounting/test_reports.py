@@ -1,4 +1,4 @@
-"""Sums and pages of the ledger, on every database that it runs on."""
+"""Sums and pages of the ledger, on every database that it supports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MIDNIGHT = 1_700_006_400.0  # 2023-11-15
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """A PostgreSQL of this module's own."""
+    """The URL of a PostgreSQL server for this module only."""
     try:
         with postgres() as running_server:
             yield running_server.url
@@ -48,7 +48,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty ledger."""
+    """The URL of an empty ledger."""
     if request.param == "sqlite":
         return url_of(tmp_path / "l.db")
     place: str = request.getfixturevalue("server")
@@ -59,7 +59,7 @@ async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 async def bare(url: str) -> str:
-    """A database without our tables."""
+    """The URL of a database without the ledger's tables."""
     if url.startswith("postgresql"):
         await run_sql(url, "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
     return url
@@ -119,7 +119,7 @@ async def test_sums_are_by_what_was_asked_and_margin_is_what_was_billed_but_not_
             {"tenant": "acme", "adapter": None, "backend": "local", "day": "2023-11-14", **one},
             {"tenant": "acme", "adapter": "manga", "backend": "local", "day": "2023-11-15", **two},
             {"tenant": "zen", "adapter": None, "backend": "bedrock", "day": "2023-11-15", **one},
-        ] or url.startswith("postgresql")  # which sorts nothing last
+        ] or url.startswith("postgresql")  # PostgreSQL sorts NULL last
         assert await lines(ledger, "day") == [
             {"day": "2023-11-14", **one},
             {"day": "2023-11-15", **{name: 3 * value for name, value in one.items()}},
@@ -139,14 +139,14 @@ async def test_tokens_without_a_price_are_told_from_tokens_that_cost_nothing(url
         assert [(line["tenant"], line["unpriced_tokens"]) for line in found] == [("acme", 14), ("zen", 0)]
 
 
-async def test_since_is_in_and_until_is_out(url: str) -> None:
+async def test_a_span_includes_since_and_excludes_until(url: str) -> None:
     rows = [used(f"g{at}", "acme", started_at=MIDNIGHT + at) for at in (0.0, 5.0, 10.0)]
     async with holding(url, *rows) as ledger:
         found = await lines(ledger, "tenant", span=Span(MIDNIGHT, MIDNIGHT + 10))
         assert [line["requests"] for line in found] == [2]
 
 
-async def test_shadow_traffic_is_in_no_tenants_usage_but_in_its_own(url: str) -> None:
+async def test_shadow_traffic_is_in_no_tenants_usage_but_in_a_report_of_its_own(url: str) -> None:
     rows = [used("g1", "acme"), row("g2", kind="shadow", started_at=MIDNIGHT, input_tokens=99)]
     async with holding(url, *rows) as ledger:
         assert [line["input_tokens"] for line in await lines(ledger, "tenant")] == [10]
@@ -154,7 +154,7 @@ async def test_shadow_traffic_is_in_no_tenants_usage_but_in_its_own(url: str) ->
         assert (shadow["input_tokens"], shadow["billed_tokens"]) == (99, 0)
 
 
-async def test_every_key_that_is_offered_works(url: str) -> None:
+async def test_usage_can_be_grouped_by_every_dimension(url: str) -> None:
     async with holding(url, used("g1", "acme", org="o", user_id="u", model="m")) as ledger:
         [line] = await lines(ledger, *DIMENSIONS)
         assert line["hour"] == "2023-11-15T00:00+00:00"
@@ -192,7 +192,7 @@ LINES = st.fixed_dictionaries(
         "input_tokens": st.integers(0, 9),
     }
 )
-# What happens to the ledger: rows written, in any order of time; one corrected or deleted by hand; a day summed up.
+# Steps: rows are written in any order of time; one is corrected or deleted by hand; a day is summed.
 STEPS = st.lists(
     st.one_of(
         st.lists(LINES, max_size=4), st.sampled_from(["corrected", "moved", "deleted", "summed", "again"])
@@ -334,7 +334,7 @@ async def test_a_gateway_of_the_version_before_tool_calls_can_still_write(bare: 
     assert found == {"old": (0, 0), "new": (2, 3)}
 
 
-async def test_many_that_start_together_make_the_tables_once(bare: str) -> None:
+async def test_stores_that_start_together_create_the_tables_once(bare: str) -> None:
     stores = [GenerationStore(bare) for _ in range(6)]
     for store in stores:
         store.connect()
@@ -384,7 +384,7 @@ async def test_a_line_of_a_batch_is_claimed_finished_and_billed_by_one_gateway_a
             while True:
                 try:
                     return await store.claim_lines("batch_1", now, until_s, 4)
-                except LedgerUnavailable:  # SQLite is locked by another one for a moment
+                except LedgerUnavailable:  # another connection holds SQLite's lock for a moment
                     await asyncio.sleep(0.01)
 
     async with asyncio.TaskGroup() as tasks:
@@ -434,7 +434,7 @@ async def test_stored_responses_are_read_by_their_tenant_until_they_expire(url: 
         assert await other.keep_alive(made, 40.0) and not await other.abandoned(20.5, 9)
         assert await other.finish(replace(made, status="failed", events=b"ev"))
         assert not await store.finish(made) and not await store.keep_alive(made, 50.0)
-        await store.sweep(50.0)  # both together are larger than a tenant's share: the older one goes
+        await store.sweep(50.0)  # together they exceed the tenant's share: the older one is removed
         assert await other.get("acme", "resp_1", 99.0) is None
         assert await other.get("acme", "resp_2", 99.0) == following
         assert await other.delete("acme", "resp_2") and not await other.delete("acme", "resp_2")
