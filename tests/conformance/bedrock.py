@@ -1,4 +1,4 @@
-"""Bedrock, played by the stand-in, which counts the prompt as the demo model does."""
+"""Bedrock's stand-in as a backend under test; it counts prompt tokens as the demo model does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.engine.support import run_to_end
 
 
 class DemoModel:
-    """The demo model as Bedrock would serve it: from messages to pieces, counted by its own tokenizer."""
+    """The demo model as Bedrock would serve it: messages in, text pieces out, counted by its own tokenizer."""
 
     def __init__(self) -> None:
         self.tokenizer = demo_tokenizer()
@@ -35,7 +35,7 @@ class DemoModel:
         )
 
     def ids(self, request: dict[str, Any]) -> tuple[int, ...]:
-        """The prompt."""
+        """Return the token ids of the request's prompt."""
         turns = [Message(Role.SYSTEM, block["text"]) for block in request.get("system", [])]
         turns += [Message(Role(one["role"]), _text(one["content"])) for one in request["messages"]]
         partial = turns.pop().content if turns[-1].role is Role.ASSISTANT else ""
@@ -43,7 +43,7 @@ class DemoModel:
         return prompt + self.tokenizer.encode(partial, add_special_tokens=False) if partial else prompt
 
     def answer(self, request: dict[str, Any]) -> Behaviour:
-        """What to say."""
+        """Return the answer that the stand-in gives to the request."""
         ids, config = self.ids(request), request["inferenceConfig"]
         if len(ids) >= MAX_MODEL_LEN:
             return Behaviour(
@@ -72,7 +72,7 @@ def _text(content: list[dict[str, Any]]) -> str:
 
 @asynccontextmanager
 async def bedrock(folder: Path) -> AsyncIterator[Specimen]:
-    """The backend with the real boto3."""
+    """Run the Bedrock backend with the real boto3 against the stand-in."""
     model = await asyncio.to_thread(DemoModel)
     with (
         pytest.MonkeyPatch.context() as environment,
@@ -91,7 +91,7 @@ async def bedrock(folder: Path) -> AsyncIterator[Specimen]:
             return not (load.running or load.waiting or server.active)
 
         def play(behaviour: Behaviour) -> None:
-            server.scripts.clear()  # of requests that were refused
+            server.scripts.clear()  # scripts that refused requests did not use
             server.script(behaviour)
 
         try:

@@ -1,4 +1,4 @@
-"""One specimen of each backend for the whole session."""
+"""Fixtures: one specimen of each backend for the whole session, and the reference answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLOW = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed (its CPU build needs Linux on x86-64)"),
 ]
-# The cheap ones are one group: what they are compared with is computed once for a process of the tests.
+# The cheap ones are one group: the reference answers are computed once in each test process.
 PARAMS = [
     pytest.param("scripted", marks=pytest.mark.xdist_group("conformance")),
     pytest.param("embedded", marks=pytest.mark.xdist_group("conformance")),
@@ -54,7 +54,7 @@ PENALTIES = {
 def started(
     request: pytest.FixtureRequest, workshop: Path
 ) -> Specimen | AbstractAsyncContextManager[Specimen]:
-    """Every backend, one after the other: one that others use too, or what starts it."""
+    """Each backend in turn: a running specimen that other tests share, or the context manager that starts one."""
     match request.param:
         case "scripted":
             return scripted(workshop)
@@ -69,14 +69,14 @@ def started(
         case "vllm-in-process":
             shared: Specimen = request.getfixturevalue("vllm")
             return shared
-    # By default ids are sent, since the worker's tokenizer and chat template are the gateway's.
+    # "auto" sends ids, since the worker's tokenizer and chat template are the same as the gateway's.
     prompt = "auto" if request.param.endswith("token-ids") else "messages"
     return vllm_worker(workshop, request.getfixturevalue("vllm_server"), prompt)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def specimen(started: Specimen | AbstractAsyncContextManager[Specimen]) -> AsyncIterator[Specimen]:
-    """Each, running."""
+    """Each backend in turn, running."""
     if isinstance(started, Specimen):
         yield started
         return
@@ -86,14 +86,14 @@ async def specimen(started: Specimen | AbstractAsyncContextManager[Specimen]) ->
 
 @pytest.fixture(scope="session")
 def reference() -> dict[str, str]:
-    """What the model says to each question, greedy, 24 tokens, as Transformers computes it in float32."""
+    """The model's greedy answer of 24 tokens to each question, as Transformers computes it in float32."""
     answers = reference_greedy(DEMO_MODEL, [chat(question) for question in QUESTIONS], 24)
     return {question: said(answer) for question, answer in zip(QUESTIONS, answers, strict=True)}
 
 
 @pytest.fixture(scope="session")
 def penalized() -> dict[str, str]:
-    """What it says under each penalty, by its name, as the embedded engine's own tests prove it."""
+    """The model's answer under each penalty, by its name, from the embedded engine, whose own tests prove it."""
     engine = build_engine(EngineConfig(str(DEMO_MODEL), num_threads=1, num_blocks=128, seed=0))
     asked = {"none": {}, **{feature.value: {feature.value: value} for feature, value in PENALTIES.items()}}
     return {
@@ -111,5 +111,5 @@ def chat(question: str) -> tuple[int, ...]:
 
 
 def said(token_ids: Sequence[int]) -> str:
-    """The text, without the token that ends it."""
+    """Decode an answer, without the token that ends it."""
     return demo_tokenizer().decode([token for token in token_ids if token > END_TOKEN])

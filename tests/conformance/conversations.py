@@ -1,4 +1,4 @@
-"""Forty conversations, as bodies of OpenAI's chat, and what becomes of each on a backend.
+"""Forty conversations, as bodies of OpenAI's chat, and the outcome of each on a backend.
 
 python -m tests.conformance.conversations            (starts every backend; prints the table)
 python -m tests.conformance.conversations --write    (also writes docs/conversations.md and the answers)
@@ -38,9 +38,9 @@ from tests.journey.house import CALLER, House, RecordingSink, build_house
 
 DOCUMENT = REPOSITORY / "docs" / "conversations.md"
 ANSWERS = Path(__file__).with_name("conversations.json")
-# As many as a vLLM under test runs in one step, which takes about as long as one of a single answer.
+# A vLLM under test runs this many in one step, which takes about as long as a step of a single answer.
 TOGETHER = 16
-# Nothing is refused for its wait, however busy the machine is.
+# No request is refused for a long wait, however busy the machine is.
 PATIENT = AdmissionLimits(
     max_input_tokens=4096, max_wait_s=300.0, tpot_slo_s=None, ttft_slo_s=None, first_token_within_s=None
 )
@@ -60,7 +60,7 @@ def user(text: Any, **more: Any) -> dict[str, Any]:
 
 
 def called(*calls: tuple[str, str, str], content: str | None = None) -> dict[str, Any]:
-    """The assistant's calls: of each the id, the tool and the arguments."""
+    """Return the assistant's message with these calls, each given as id, tool and arguments."""
     listed = [
         {"id": one, "type": "function", "function": {"name": name, "arguments": arguments}}
         for one, name, arguments in calls
@@ -76,7 +76,7 @@ SHOP = [
     tool("stock_lookup", "Look up the stock and price of a series.", "title"),
     tool("order_status", "Look up the status of an order.", "order_id"),
 ]
-# What the model must call has one argument that fits: engines bind required calls in different ways.
+# A tool that must be called allows one argument value only: engines constrain required calls differently.
 CLOSED = [
     {
         "type": "function",
@@ -215,20 +215,20 @@ CONVERSATIONS: Mapping[str, Mapping[str, Any]] = {
         user("Who wrote Berserk?"), chat_template_kwargs={"enable_thinking": False}
     ),
 }
-# What a model that reasons plays; the demo model does not reason.
+# The reasoning that a stand-in plays; the demo model does not reason.
 REASONED = {"reasoning before the answer": "It is a manga. "}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one conversation: the kinds of its events and its choices, or what was refused."""
+    """The outcome of one conversation: the kinds of its events and its choices, or the refused parameter."""
 
     kinds: tuple[str, ...] = ()
     choices: tuple[Mapping[str, Any], ...] = ()
     refused: str | None = None
 
     def cell(self, expected: Outcome) -> str:
-        """How it compares, for the table."""
+        """Return the table's cell: how this outcome compares with the expected one."""
         if self.refused is not None:
             return f"refused: `{self.refused}`"
         if expected.refused is not None:
@@ -247,7 +247,7 @@ class Outcome:
 
 
 def stored_outcomes() -> dict[str, Outcome]:
-    """What the embedded engine answers."""
+    """Read the embedded engine's outcomes by conversation from the stored file."""
     stored = json.loads(ANSWERS.read_text(encoding="utf-8"))
     return {
         name: Outcome(tuple(one["kinds"]), tuple(one["choices"]), one["refused"])
@@ -256,7 +256,7 @@ def stored_outcomes() -> dict[str, Outcome]:
 
 
 def expected_of(specimen: Specimen, stored: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    """What it is to answer; a model that is played reasons where it is to."""
+    """Return the outcomes that the specimen must have; a played model also gives the scripted reasoning."""
     expected = dict(stored)
     for name, reasoning in REASONED.items() if specimen.play is not None else ():
         [choice] = stored[name].choices
@@ -265,7 +265,7 @@ def expected_of(specimen: Specimen, stored: Mapping[str, Outcome]) -> dict[str, 
 
 
 async def _bound(request: GenerateRequest) -> GenerateRequest:
-    """The grammar of calls for an engine that writes them as text."""
+    """Add the grammar of tool calls, for an engine that writes calls as text."""
     calls = call_format(
         request.tools, request.tool_choice, request.parallel_tool_calls, request.response_format
     )
@@ -273,7 +273,7 @@ async def _bound(request: GenerateRequest) -> GenerateRequest:
 
 
 def house_of(specimen: Specimen, backend: Backend) -> House:
-    """A journey to the backend, which is the specimen's or passes calls on to it."""
+    """Build a journey to the backend, which is the specimen's or delegates to it."""
     return build_house(
         specimen.tokenizer,
         backends=[backend],
@@ -285,7 +285,7 @@ def house_of(specimen: Specimen, backend: Backend) -> House:
 
 
 async def hold(specimen: Specimen, played: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    """Hold the conversations, some at a time; one after the other where the model's answers are played.
+    """Run the conversations, ``TOGETHER`` at a time; one after the other where the answers are played.
 
     Raises AssertionError naming the conversation whose events, answer or counts do not fit together.
     """
@@ -323,7 +323,7 @@ def parsed(body: Mapping[str, Any]) -> ParsedRequest:
 async def answer_of(
     house: House, specimen: Specimen, name: str, played: Outcome | None = None, *, stream: bool = True
 ) -> Outcome:
-    """The answer to one conversation, checked."""
+    """Run one conversation, check its answer and return its outcome."""
     if specimen.play is not None:
         specimen.play(_behaviour(played or Outcome()))
     body = {
@@ -362,10 +362,10 @@ def _check_prompt(name: str, specimen: Specimen, plan: Plan, usage: Usage) -> No
 
 
 def _check_events(name: str, events: Sequence[Delta], answer: Answer, *, exact: bool) -> None:
-    """Their order, their fold, their tokens, and whole arguments of what ends for its calls."""
+    """Check that the events fold to the answer, that their tokens add up, and that call arguments are whole."""
     tokens, counted = sum(event.tokens for event in events), answer.usage.output_tokens
-    # Those of a stand-in are estimated, and may be more. Those of a resumed answer may be more if the first call
-    # gave a token of half a character with the text before it: the second call generates that token again.
+    # A stand-in's tokens are estimated, and may be more. A resumed answer's may be more if the first call gave
+    # a token of half a character with the text before it: the second call generates that token again.
     fits = tokens == counted if exact else tokens >= counted
     assert fits, f"{name}: {tokens} tokens of {counted}"
     fold = AnswerFold(len(answer.choices))
@@ -391,7 +391,7 @@ def _refused(name: str, error: PublicError) -> Outcome:
 
 
 def _kinds(sink: RecordingSink) -> tuple[str, ...]:
-    """The kinds of the first choice's events that have something to say, each once in a row."""
+    """Return the kinds of the first choice's events that have content, equal neighbours merged."""
     kinds = {Reasoning: "reasoning", ToolBegin: "call", ToolArgs: "arguments", ToolEnd: "end"}
     of_first = [one for one in sink.deltas if not one.index and (one.text or isinstance(one, ToolEnd))]
     return tuple(kind for kind, _ in itertools.groupby(kinds.get(type(one), "text") for one in of_first))
@@ -417,7 +417,7 @@ def _message(choice: Mapping[str, Any]) -> list[Any]:
 
 
 def _folded(chunks: bytes, count: int) -> list[list[Any]]:
-    """The messages that a client puts together from the chunks."""
+    """Assemble the messages from the chunks, as a client does."""
     made: list[list[Any]] = [["", "", [], None] for _ in range(count)]
     for line in chunks.decode().split("\n\n"):
         data = line.removeprefix("data: ")
@@ -437,7 +437,7 @@ def _folded(chunks: bytes, count: int) -> list[list[Any]]:
 
 
 def _behaviour(played: Outcome) -> Behaviour:
-    """The answer, played by a stand-in."""
+    """Return the script with which a stand-in plays the outcome's answer."""
     [choice] = played.choices[:1] or [{"text": "Yes.", "calls": [], "finish_reason": "stop"}]
     text, calls = choice["text"], choice["calls"]
     cut = choice["finish_reason"] == "length"
@@ -453,12 +453,12 @@ def _behaviour(played: Outcome) -> Behaviour:
 
 
 def cells_of(found: Mapping[str, Outcome], expected: Mapping[str, Outcome]) -> list[str]:
-    """A backend's column of the table."""
+    """Return a backend's column of the table."""
     return [found[name].cell(expected[name]) for name in CONVERSATIONS]
 
 
 def document(columns: Mapping[str, Sequence[str]], stored: Mapping[str, Outcome]) -> str:
-    """The whole document."""
+    """Return the text of the whole document."""
     lines = [
         f"| conversation | events | {' | '.join(columns)} |",
         f"| --- | --- | {' | '.join('---' for _ in columns)} |",
@@ -472,7 +472,7 @@ def document(columns: Mapping[str, Sequence[str]], stored: Mapping[str, Outcome]
 
 
 def documented() -> dict[str, list[str]]:
-    """The columns of the document."""
+    """Read the document's columns, by backend."""
     lines = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
     heads, *rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
     assert [row[0] for row in rows[1:]] == list(CONVERSATIONS)
@@ -504,7 +504,7 @@ the spelling of a control token such as `<|im_end|>`, which Sluice counts as tex
 
 @asynccontextmanager
 async def every_specimen(folder: Path) -> AsyncIterator[dict[str, Specimen]]:
-    """One of each, running."""
+    """Start one specimen of each backend; yield them by name."""
     from tests.conformance.bedrock import bedrock
     from tests.conformance.specimens import embedded, sluice_worker, vllm_serve, vllm_worker
     from tests.conformance.vllm_in_process import vllm_in_process

@@ -1,4 +1,4 @@
-"""What the conformance suite needs of a backend under test, and the text side that all of them share."""
+"""What the conformance suite needs of a backend under test, and the tokenizer and adapters that all share."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ DEMO_MODEL = REPOSITORY / "models" / "demo"
 ADAPTERS = ("conform_a", "conform_b")
 MAX_LORA_RANK = 8
 MAX_MODEL_LEN = 1024
-BLOCK_SIZE = 32  # vLLM's CPU attention takes no smaller one
+BLOCK_SIZE = 32  # the smallest block of vLLM's CPU attention
 IDLE_TIMEOUT_S, IDLE_POLL_S = 20.0, 0.02
 
 
 def on_gpu() -> bool:
-    """Whether vLLM's build for CUDA is installed; the CPU's is a distribution of another name."""
+    """Whether vLLM's build for CUDA is installed; the CPU build is a distribution with another name."""
     with suppress(importlib.metadata.PackageNotFoundError):
         return bool(importlib.metadata.version("vllm"))
     return False
 
 
-# A GPU's engine takes no number of threads.
+# The engine on a GPU has no setting for threads.
 VLLM_THREADS = None if on_gpu() else 1
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Specimen:
-    """A running backend of the demo model, and what a test may ask of it.
+    """A running backend of the demo model, and what a test may expect of it.
 
     Args:
         backend: the port, ready. Adapters of ``adapters`` can be used at once.
@@ -63,8 +63,8 @@ class Specimen:
         counts_cached: whether ``usage.cached_tokens`` is real.
         exact_ids: whether it sees ``Work.token_ids`` themselves, not a text that it tokenizes again.
         priority: whether it takes a priority other than 0.
-        tells_blocks: whether its load tells of KV blocks; a hosted model's does not.
-        tells_ids: whether its deltas tell token ids.
+        tells_blocks: whether its load reports KV blocks; a hosted model's does not.
+        tells_ids: whether its deltas contain token ids.
         exact_prompt: whether it can tell the prompt's tokens from those of a partial answer.
         play: decides the next answer, where no model computes it.
     """
@@ -93,15 +93,15 @@ class Specimen:
         raise AssertionError(f"something is left on {self.backend.name} after {IDLE_TIMEOUT_S:g} s")
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """A raw text's ids."""
+        """Return the token ids of a raw text."""
         return self.tokenizer.encode(text)
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The ids of a conversation, ready to be answered."""
+        """Return the token ids of a conversation, with the start of the answer."""
         return self.tokenizer.encode_chat(messages)
 
     def work(self, text: str, *, raw: bool = False, system: str | None = None, **changes: Any) -> Work:
-        """What the journey would hand over for one user turn (or a raw prompt), greedy unless told otherwise.
+        """Return the journey's ``Work`` for one user turn (or a raw prompt), greedy unless changed.
 
         Fields of ``Sampling`` and of ``Work`` are given by their names.
         """
@@ -120,7 +120,7 @@ class Specimen:
 
 @dataclass
 class Heard:
-    """An answer as the port gave it: every delta, and how it ended."""
+    """An answer as the backend gave it: every delta, and the completion."""
 
     deltas: list[Delta]
     completion: Completion
@@ -130,12 +130,12 @@ class Heard:
         return self.of(0)
 
     def of(self, index: int) -> str:
-        """One of the texts."""
+        """Return the text of one choice."""
         return "".join(delta.text for delta in self.deltas if delta.index == index)
 
     @property
     def tokens(self) -> int:
-        """What the deltas count."""
+        """The sum of the deltas' token counts."""
         return sum(delta.tokens for delta in self.deltas)
 
     def logprobs(self, index: int = 0) -> tuple[TokenLogprob, ...]:
@@ -143,7 +143,7 @@ class Heard:
 
 
 async def hear(backend: Backend, work: Work) -> Heard:
-    """Generate to the end."""
+    """Generate an answer to its end and record it."""
     deltas: list[Delta] = []
 
     async def out(delta: Delta) -> None:
@@ -154,24 +154,24 @@ async def hear(backend: Backend, work: Work) -> Heard:
 
 
 async def hear_all(backend: Backend, works: Iterable[Work]) -> list[Heard]:
-    """Generate all at once: an engine takes about as long for a step of many as for one of a single answer."""
+    """Generate all concurrently: a step of many answers takes an engine about as long as a step of one."""
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(hear(backend, work)) for work in works]
     return [call.result() for call in calls]
 
 
 def shaped(kind: FormatType, spec: str = "") -> ResponseFormat:
-    """A structured answer."""
+    """Return the response format of a structured answer."""
     return ResponseFormat(kind, spec)
 
 
 def demo_tokenizer() -> ChatTokenizer:
-    """The demo model's."""
+    """Load the demo model's tokenizer."""
     return ChatTokenizer.from_folder(DEMO_MODEL)
 
 
 def make_adapters(folder: Path) -> Mapping[str, Adapter]:
-    """Writes the adapters of ``ADAPTERS`` under ``folder``, as every specimen with LoRA has them."""
+    """Write the adapters of ``ADAPTERS``, which every specimen with LoRA has, under ``folder``."""
     made = {}
     for number, name in enumerate(ADAPTERS, start=1):
         path = folder / name
@@ -183,7 +183,7 @@ def make_adapters(folder: Path) -> Mapping[str, Adapter]:
 
 @asynccontextmanager
 async def in_one_task(specimen: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
-    """What is running, entered and left in one task: a test framework's set-up and tear-down are two."""
+    """Enter and leave the specimen in one task; a test framework's set-up and tear-down run in two."""
     ready: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     over = asyncio.Event()
 

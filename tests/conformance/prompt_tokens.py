@@ -1,4 +1,4 @@
-"""Prompt tokens with tools, counted before admission and by the engine: random conversations.
+"""Compares the prompt tokens that the gateway and the engine count, in random conversations with tools.
 
 python -m tests.conformance.prompt_tokens [1000]     (a ``vllm serve`` of the demo model, which gets messages)
 """
@@ -47,7 +47,7 @@ class Bodies:
         self._rng = random.Random(seed)
 
     def draw(self, count: int) -> Iterator[dict[str, Any]]:
-        """So many of them."""
+        """Yield ``count`` bodies."""
         for _ in range(count):
             yield self._body()
 
@@ -124,7 +124,7 @@ class Bodies:
 
 
 async def miscounted(specimen: Specimen, bodies: Sequence[dict[str, Any]]) -> list[tuple[int, int, str]]:
-    """The requests whose counts differ: planned, computed, and the body.
+    """Return the requests whose counts differ: planned tokens, computed tokens, and the body.
 
     Raises AssertionError for a request without an answer.
     """

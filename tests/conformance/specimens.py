@@ -1,4 +1,4 @@
-"""The backends under test, each made ready as an operator would."""
+"""The backends under test, each set up as an operator would."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MakeSpecimen = Callable[[Path], AbstractAsyncContextManager[Specimen]]
 
 @asynccontextmanager
 async def scripted(folder: Path) -> AsyncIterator[Specimen]:
-    """The fake of the port."""
+    """Run the fake backend, whose answers are scripted."""
     backend = ScriptedBackend(scripts=[Script(delay_s=0.005)], features=ScriptedBackend().features)
 
     async def idle() -> bool:
@@ -65,7 +65,7 @@ async def scripted(folder: Path) -> AsyncIterator[Specimen]:
 
 @asynccontextmanager
 async def embedded(folder: Path) -> AsyncIterator[Specimen]:
-    """The embedded engine in a process of its own."""
+    """Run the embedded engine in its own process."""
     tokenizer = demo_tokenizer()
     host = EmbeddedHost(
         EngineConfig(
@@ -100,7 +100,7 @@ async def embedded(folder: Path) -> AsyncIterator[Specimen]:
 
 @asynccontextmanager
 async def sluice_worker(folder: Path) -> AsyncIterator[Specimen]:
-    """Another Sluice with the embedded engine, behind a pool."""
+    """Run a pool of one worker, which is another Sluice with the embedded engine."""
     adapters = make_adapters(folder)
     listed = [{"id": a.adapter_id, "base_model": "demo", "path": a.path} for a in adapters.values()]
     (folder / "adapters.yaml").write_text(yaml.safe_dump({"adapters": listed}))
@@ -119,9 +119,9 @@ async def sluice_worker(folder: Path) -> AsyncIterator[Specimen]:
 
 @asynccontextmanager
 async def vllm_worker(folder: Path, url: str, prompt: str) -> AsyncIterator[Specimen]:
-    """A real ``vllm serve`` behind a pool."""
+    """Run a pool of one worker, which is a real ``vllm serve``."""
     async with remote(url, "vllm", make_adapters(folder), model="base", prompt=prompt) as specimen:
-        if prompt == "auto":  # its tokenizer and its template were found to be ours
+        if prompt == "auto":  # the check found that tokenizer and template are the gateway's
             assert specimen.backend.continues == {Continue.TOKENS}
         yield replace(specimen, exact_ids=prompt == "auto")
 
@@ -136,7 +136,7 @@ async def remote(
     options: Mapping[str, object] = MappingProxyType({}),
     **changes: Any,
 ) -> AsyncIterator[Specimen]:
-    """A pool of one worker, running."""
+    """Run a pool of one worker at ``url``."""
     tokenizer = demo_tokenizer()
     section = OpenAIBackend.model_validate(
         {
@@ -182,13 +182,13 @@ async def remote(
 
 
 def connections_in_use(backend: WorkersBackend) -> int:
-    """Connections of a pool that serve a request."""
+    """Return how many connections of a pool serve a request."""
     return sum(worker.client.in_use for worker in backend._workers.values())
 
 
 @contextlib.contextmanager
 def vllm_serve(folder: Path, **options: str) -> Iterator[str]:
-    """A real ``vllm serve`` of the demo model on a free port; its URL without the path."""
+    """Run a real ``vllm serve`` of the demo model on a free port; yield its URL without the path."""
     adapters = make_adapters(folder)
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -203,11 +203,11 @@ def vllm_serve(folder: Path, **options: str) -> Iterator[str]:
         "--max-model-len": str(MAX_MODEL_LEN),
         "--block-size": str(BLOCK_SIZE),
         "--max-num-seqs": "16",
-        # Written with zeros when it starts: a gigabyte takes seconds.
+        # vLLM fills this memory with zeros at its start: a gigabyte takes seconds.
         "--kv-cache-memory-bytes": str(64 << 20),
         "--max-lora-rank": str(MAX_LORA_RANK),
         "--scheduling-policy": "priority",
-        # The tiny model would fill JSON with white space.
+        # Otherwise the tiny model fills JSON with white space.
         "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
         "--tool-call-parser": "hermes",
         **options,
@@ -222,7 +222,7 @@ def vllm_serve(folder: Path, **options: str) -> Iterator[str]:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-        "VLLM_ENFORCE_STRICT_TOOL_CALLING": "1",  # its default; an engine in this process sets another one
+        "VLLM_ENFORCE_STRICT_TOOL_CALLING": "1",  # the default; a vLLM in this process sets another value
     }
     log = folder / f"vllm-{port}.log"
     with log.open("w") as out:
@@ -247,4 +247,4 @@ def vllm_serve(folder: Path, **options: str) -> Iterator[str]:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its engine, should it have stayed
+            os.killpg(process.pid, signal.SIGKILL)  # the engine's process, if it is still alive

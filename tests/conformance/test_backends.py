@@ -1,4 +1,4 @@
-"""What every backend does alike: the port's invariants, and each feature that it says it has."""
+"""What every backend must do: the port's invariants, and each feature that it declares."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def needs(specimen: Specimen, feature: Feature | None = None) -> None:
-    """Skips what a script cannot show, and what the backend has declared that it cannot do."""
+    """Skip a test that needs a real model, or a feature that the backend does not declare."""
     if not specimen.computes:
         pytest.skip("a script computes nothing")
     if feature is not None and feature not in specimen.backend.features:
         pytest.skip(f"{specimen.backend.kind} declares that it has no {feature.value}")
 
 
-async def test_it_is_ready_and_says_what_it_is(specimen: Specimen) -> None:
+async def test_a_backend_is_ready_and_describes_itself(specimen: Specimen) -> None:
     backend = specimen.backend
     assert backend.state is BackendState.READY
     assert backend.kind in ("embedded", "vllm", "openai", "bedrock")
@@ -69,7 +69,7 @@ async def test_an_answer_in_larger_pieces_is_the_same_answer(
     assert heard.tokens == heard.completion.usage.output_tokens
 
 
-async def test_answers_do_not_depend_on_what_runs_beside_them(
+async def test_answers_do_not_depend_on_concurrent_requests(
     specimen: Specimen, reference: dict[str, str]
 ) -> None:
     needs(specimen)
@@ -95,7 +95,7 @@ async def test_max_tokens_ends_an_answer_with_length(specimen: Specimen) -> None
     assert heard.completion.usage.output_tokens == 3
 
 
-async def test_the_models_own_end_is_stop(specimen: Specimen) -> None:
+async def test_an_answer_that_the_model_ends_has_the_finish_reason_stop(specimen: Specimen) -> None:
     needs(specimen)
     heard = await hear(specimen.backend, specimen.work(QUESTIONS[1], max_tokens=400))
     assert heard.completion.finish_reason is FinishReason.STOP
@@ -165,7 +165,7 @@ async def test_logprobs_have_an_entry_a_token_and_the_likely_ones_in_order(
 
 async def test_the_bytes_of_a_character_spread_over_tokens_are_told_apart(specimen: Specimen) -> None:
     needs(specimen, Feature.LOGPROBS)
-    spread = "髙"  # in no vocabulary as a whole
+    spread = "髙"  # no vocabulary has it as one token
     first, *_ = ids = specimen.tokenizer.encode(spread, add_special_tokens=False)
     assert len(ids) > 1
     work = specimen.work("Hello", max_tokens=2, logprobs=1, logit_bias={first: 100.0})
@@ -193,7 +193,7 @@ async def test_a_penalty_changes_an_answer_as_its_formula_says(
     specimen: Specimen, feature: Feature, penalized: dict[str, str]
 ) -> None:
     needs(specimen, feature)
-    # The model may not end: it would before it repeats itself.
+    # The end token is forbidden: the model would end before it repeats itself.
     asked = {feature.value: PENALTIES[feature], "logit_bias": {END_TOKEN: -100.0}}
     heard = await hear(specimen.backend, specimen.work(LONG_QUESTION, max_tokens=40, **asked))
     assert heard.text == penalized[feature]
@@ -232,7 +232,7 @@ async def test_the_models_end_ends_an_answer_unless_it_is_ignored_or_comes_too_e
     work = specimen.work(QUESTIONS[0], max_tokens=12, logit_bias={END_TOKEN: 100.0}, **asked)
     heard = await hear(specimen.backend, work)
     assert heard.completion.finish_reason is reason
-    assert least <= heard.completion.usage.output_tokens <= least + 1  # some count the end, too
+    assert least <= heard.completion.usage.output_tokens <= least + 1  # some count the end token, too
 
 
 async def test_a_stop_token_ends_an_answer(specimen: Specimen, reference: dict[str, str]) -> None:
@@ -268,7 +268,7 @@ async def test_a_shaped_answer_has_its_shape(specimen: Specimen, kind: FormatTyp
     heard = await hear(specimen.backend, work)
     text = heard.text
     if heard.completion.finish_reason is FinishReason.LENGTH:
-        # Some grammars let a model put as much white space into JSON as it likes; this one likes a lot.
+        # Some grammars allow any amount of white space in JSON; this model writes a lot.
         assert kind is FormatType.JSON_SCHEMA and text.split() in (["{"], ["{", '"answer"'])
     elif kind is FormatType.JSON_SCHEMA:
         assert json.loads(text)["answer"] in ("yes", "no")
@@ -278,7 +278,7 @@ async def test_a_shaped_answer_has_its_shape(specimen: Specimen, kind: FormatTyp
         assert text in ("yes", "no")
 
 
-async def test_any_json_object_begins_as_one(specimen: Specimen) -> None:
+async def test_an_answer_in_json_object_format_begins_as_an_object(specimen: Specimen) -> None:
     needs(specimen, Feature.RESPONSE_FORMAT)
     work = specimen.work("As JSON please", max_tokens=8, response_format=shaped(FormatType.JSON_OBJECT))
     assert (await hear(specimen.backend, work)).text.lstrip().startswith("{")
@@ -299,7 +299,7 @@ async def test_adapters_answer_in_their_own_ways(specimen: Specimen) -> None:
         return
     needs(specimen, Feature.LORA)
     texts = {}
-    # One after the other: vLLM 0.33 on the CPU gives an answer of the base model beside one of an adapter in its way.
+    # One after the other: vLLM 0.33 on the CPU lets a concurrent adapter change the base model's answer.
     for adapter in (None, *specimen.adapters.values()):
         heard = await hear(specimen.backend, specimen.work(LONG_QUESTION, adapter=adapter, max_tokens=12))
         texts[adapter.adapter_id if adapter else ""] = heard.text
@@ -320,7 +320,7 @@ async def test_an_adapter_that_is_not_there_is_a_model_not_found(specimen: Speci
 
 
 def long_text(specimen: Specimen, blocks: int, word: str) -> str:
-    """A text of at least so many blocks of tokens."""
+    """Return a text of at least ``blocks`` cache blocks of tokens."""
     text = word
     while len(specimen.encode(text)) < blocks * specimen.block_size:
         text += " " + word
@@ -430,11 +430,11 @@ async def test_a_sink_that_fails_ends_the_generation(specimen: Specimen) -> None
     await specimen.at_rest()
 
 
-async def test_the_load_is_told_without_waiting_and_falls_back_to_nothing(specimen: Specimen) -> None:
+async def test_the_load_is_reported_without_waiting_and_returns_to_zero(specimen: Specimen) -> None:
     needs(specimen)
     await hear(specimen.backend, specimen.work("Hello", max_tokens=1))
     async with asyncio.timeout(60):
-        # While another specimen was tested nobody listened, and an old word is not believed: wait for a new one.
+        # No report was read while another specimen was tested, and a stale load counts as None: wait for a new one.
         while specimen.backend.load is None:  # noqa: ASYNC110 (it is told, not announced)
             await asyncio.sleep(0.05)
     async with asyncio.TaskGroup() as group:

@@ -1,5 +1,5 @@
-"""Going on with an answer that another call began: what every backend does that declares a way, and what
-those do that declare none."""
+"""Resuming an answer that another call began: what a backend does that declares a way to resume, and what a
+backend does that declares none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conformance.harness import Specimen, hear, hear_all, shaped
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TOKENS = 24
-# Where an answer of so many tokens is broken.
+# After how many of its ``TOKENS`` tokens an answer is broken off.
 SPLITS = (1, 2, 5, 9, 14, 20, 23)
 
 
@@ -31,7 +31,7 @@ def needs_a_way(specimen: Specimen) -> None:
 
 
 def partial_of(specimen: Specimen, text: str, split: int) -> PartialAnswer | None:
-    """The first tokens of ``text``; ``None`` where their text would be other tokens on the way back."""
+    """Return the first ``split`` tokens of ``text``; None if their text, encoded again, gives other tokens."""
     ids = specimen.tokenizer.encode(text, add_special_tokens=False)
     given = specimen.tokenizer.decode(ids[:split])
     if Continue.TOKENS in specimen.backend.continues:
@@ -45,13 +45,13 @@ def going_on(specimen: Specimen, question: str, what: PartialAnswer, **changes: 
     return replace(asked, partial=what)
 
 
-async def test_it_declares_ways_that_the_port_knows(specimen: Specimen) -> None:
+async def test_a_backend_declares_only_ways_to_resume_that_the_port_knows(specimen: Specimen) -> None:
     ways = specimen.backend.continues
     assert ways <= frozenset(Continue)
     assert ways != {Continue.SHAPED}, "a shape goes beside a way"
 
 
-async def test_the_ids_told_are_those_of_the_text(specimen: Specimen) -> None:
+async def test_the_token_ids_of_the_deltas_decode_to_the_text(specimen: Specimen) -> None:
     if not specimen.tells_ids:
         pytest.skip("it does not tell ids")
     works = (
@@ -71,7 +71,7 @@ async def test_the_ids_told_are_those_of_the_text(specimen: Specimen) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_from_every_place_on_the_rest_is_the_rest_of_the_whole(
+async def test_an_answer_resumed_anywhere_ends_as_the_whole_answer(
     specimen: Specimen, stream: bool, reference: dict[str, str]
 ) -> None:
     needs_a_way(specimen)
@@ -97,7 +97,7 @@ async def test_the_usage_is_of_the_own_prompt_and_of_this_call_alone(
     what = next(
         filter(None, (partial_of(specimen, reference[QUESTIONS[0]], split) for split in (14, 15, 16)))
     )
-    for _ in range(2):  # the second one finds the first one's blocks
+    for _ in range(2):  # the second call finds the blocks of the first in the cache
         work = going_on(specimen, QUESTIONS[0], what, max_tokens=3, cache_salt="continuing")
         heard = await hear(specimen.backend, work)
         usage = heard.completion.usage
@@ -144,7 +144,7 @@ async def test_a_sampled_answer_goes_on_in_the_same_way_each_time(
 
 
 @pytest.mark.parametrize("after", [0, 2])
-async def test_cancelling_one_that_goes_on_leaves_nothing(specimen: Specimen, after: int) -> None:
+async def test_cancelling_a_resumed_answer_leaves_nothing(specimen: Specimen, after: int) -> None:
     needs_a_way(specimen)
     ids = specimen.tokenizer.encode(" a dragon", add_special_tokens=False)
     known = Continue.TOKENS in specimen.backend.continues
@@ -170,7 +170,7 @@ async def test_cancelling_one_that_goes_on_leaves_nothing(specimen: Specimen, af
     await specimen.at_rest()
 
 
-async def test_what_it_has_no_way_for_is_bad_input_and_not_ignored(specimen: Specimen) -> None:
+async def test_a_partial_answer_that_a_backend_cannot_resume_is_bad_input(specimen: Specimen) -> None:
     ways = specimen.backend.continues
     what = PartialAnswer("It", specimen.tokenizer.encode("It", add_special_tokens=False))
     refused = []
@@ -190,7 +190,7 @@ async def test_what_it_has_no_way_for_is_bad_input_and_not_ignored(specimen: Spe
     await specimen.at_rest()
 
 
-async def test_a_shaped_answer_goes_on_in_its_shape(specimen: Specimen) -> None:
+async def test_a_resumed_structured_answer_keeps_its_format(specimen: Specimen) -> None:
     if Continue.SHAPED not in specimen.backend.continues or not specimen.computes:
         pytest.skip("it cannot")
     ids = specimen.tokenizer.encode("yes, of", add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Whole conversations: on every backend the same events and answers, or what the document says."""
+"""Whole conversations: every backend gives the same events and answers, or differs as the document says."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ async def test_forty_conversations_end_on_each_backend_as_the_document_says(
     differ: Mapping[str, tuple[str, str, Outcome]] = {
         one: (cells[one], told[one], found[one]) for one in CONVERSATIONS if cells[one] != told[one]
     }
-    # Engines add up in different orders, so a tie of the two likeliest tokens may end either way elsewhere.
+    # Engines add in different orders, so a tie of the two likeliest tokens may be decided differently.
     ties = [one for one, (cell, said, _) in differ.items() if said == "same" and cell.endswith("events")]
     assert len(ties) <= MOST_TIES and len(differ) == len(ties), differ
 
 
 MOST_TIES = 2
-# More pieces than the answers have.
+# The answers have fewer pieces than this.
 MOST_PIECES = 36
 
 
 class BreakingBackend(DelegatingBackend):
-    """Its first call breaks off after so many pieces, from the first one with text on."""
+    """A backend whose first call breaks off after ``after`` pieces, counted from the first one with text."""
 
     def __init__(self, backend: Backend, after: int) -> None:
         self._backend = backend
@@ -106,7 +106,7 @@ async def test_an_answer_that_breaks_anywhere_is_resumed_without_a_repeated_or_m
     modes: list[str] = []
 
     async def broken(after: int) -> bool:
-        """Whether the answer had so many pieces."""
+        """Break the answer after ``after`` pieces and check the result; whether it had that many."""
         async with turns:
             breaking = BreakingBackend(backend, after)
             house = house_of(specimen, breaking)
@@ -124,7 +124,7 @@ async def test_an_answer_that_breaks_anywhere_is_resumed_without_a_repeated_or_m
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_prompts_with_tools_are_counted_as_a_worker_that_renders_them_does(specimen: Specimen) -> None:
+async def test_prompts_with_tools_are_counted_as_the_worker_counts_them(specimen: Specimen) -> None:
     if (
         specimen.exact_ids
         or not specimen.exact_prompt
@@ -134,7 +134,7 @@ async def test_prompts_with_tools_are_counted_as_a_worker_that_renders_them_does
     assert await miscounted(specimen, list(Bodies(22).draw(20))) == []
 
 
-def test_there_are_forty_and_each_difference_has_a_reason() -> None:
+def test_there_are_forty_conversations_and_each_difference_has_a_reason() -> None:
     columns = documented()
     assert len(CONVERSATIONS) == 40
     assert set(columns) == set(HEADS.values())

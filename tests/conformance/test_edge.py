@@ -1,4 +1,4 @@
-"""Where new text follows text that was given before, for a backend that sees the new text alone."""
+"""``TextSplice``: joins new text to text sent before, for a backend that sees only the new text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORK = Work("gen_1", (1, 2, 3), (), Sampling(max_tokens=8), partial=PartialAnswe
 
 
 def through(edge: TextSplice, pieces: list[str]) -> tuple[str, bool]:
-    """What comes out of it, and whether a stop string ended it."""
+    """Return the text that the splice lets through, and whether a stop string ended it."""
     given = ""
     for piece in pieces:
         if not edge.is_open:
@@ -128,7 +128,7 @@ TOKENS, TEXT = frozenset({Continue.TOKENS}), frozenset({Continue.TEXT})
         (replace(WORK, response_format=ResponseFormat(FormatType.JSON_OBJECT)), TEXT, "constrained"),
     ],
 )
-def test_what_a_backend_cannot_go_on_with_is_bad_input(
+def test_a_partial_answer_that_cannot_be_resumed_is_bad_input(
     work: Work, ways: frozenset[Continue], told: str
 ) -> None:
     with pytest.raises(BackendFailure, match=told) as caught:
@@ -136,7 +136,7 @@ def test_what_a_backend_cannot_go_on_with_is_bad_input(
     assert caught.value.kind is FailureKind.INVALID_INPUT
 
 
-def test_it_resumes_only_the_partial_answer_it_was_given() -> None:
+def test_check_partial_returns_the_partial_answer_it_was_given() -> None:
     assert check_partial(replace(WORK, partial=None), frozenset(), "local") is None
     assert check_partial(WORK, TOKENS, "local") == check_partial(WORK, TEXT, "local") == WORK.partial
     shaped = replace(WORK, response_format=ResponseFormat(FormatType.JSON_OBJECT))

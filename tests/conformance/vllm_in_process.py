@@ -1,4 +1,4 @@
-"""vLLM in the process tree of the tests, as the gateway has it in its own."""
+"""vLLM in the process tree of the tests, as a gateway has it in its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.conformance.harness import (
 
 @dataclass(frozen=True)
 class RunningVllm:
-    """A host with one backend on it, and every death that it has reported."""
+    """A vLLM host with one backend, and the engine deaths that it has reported."""
 
     host: VllmHost
     specimen: Specimen
@@ -36,7 +36,7 @@ class RunningVllm:
 
 @asynccontextmanager
 async def vllm_in_process(folder: Path) -> AsyncIterator[RunningVllm]:
-    """Start one; stop it at the end."""
+    """Start a vLLM host; stop it at the end."""
     deaths: list[EngineDead] = []
     tokenizer = demo_tokenizer()
     section = EngineSection(
@@ -67,7 +67,7 @@ async def vllm_in_process(folder: Path) -> AsyncIterator[RunningVllm]:
     specimen: Specimen
 
     async def idle() -> bool:
-        """What is left of others shows in what the engine tells when it has stepped again."""
+        """Step the engine once more; only then does it report what other requests have left."""
         if host.board.in_flight:
             return False
         await backend.generate(specimen.work("Hello", max_tokens=1, cache_salt="idle"), _ignore)
@@ -81,4 +81,4 @@ async def vllm_in_process(folder: Path) -> AsyncIterator[RunningVllm]:
 
 
 async def _ignore(delta: Delta) -> None:
-    """Nobody reads it."""
+    """Drop the delta."""
