@@ -1,4 +1,4 @@
-"""Every store, each as several processes would hold it."""
+"""Fixtures: every kind of state store, as several processes would open it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class World:
 
 
 async def until(true: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait for what another task or process brings about."""
+    """Wait until ``true()``, which another task or process makes true."""
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline, "it did not come about"
@@ -72,7 +72,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
         streams = MemoryStreams()
         return World(lambda: MemoryStateStore(streams, unix_time=time.time, poll_s=0.2))
     if request.param == "sqlite":
-        path = tmp_path / "s.db"  # its writers wait for each other on one loop, and the loop may stand still
+        path = tmp_path / "s.db"  # its writers wait for each other on one event loop, which may stall
         return World(lambda: SqliteStateStore(path, unix_time=time.time, poll_s=0.2, busy_timeout_s=30.0))
     server: RedisServer = request.getfixturevalue("one_redis")
     server.flush()

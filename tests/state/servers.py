@@ -1,4 +1,4 @@
-"""A real Redis on a free port, that can be killed and started again."""
+"""A real Redis on a free port, which a test can kill and start again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """One server; its data lies in ``folder`` and outlives it when ``durable``."""
+    """One server; its data is in ``folder`` and survives the process when ``durable``."""
 
     def __init__(self, folder: Path, *, durable: bool = True, password: str | None = None) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class RedisServer:
         return f"redis://{login}127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Start the server and return when it answers."""
         self.folder.mkdir(exist_ok=True)
         options = {
             "port": str(self.port),
@@ -64,14 +64,14 @@ class RedisServer:
         raise AssertionError((self.folder / "redis.log").read_text())
 
     def kill(self) -> None:
-        """SIGKILL, and wait for its end."""
+        """Send SIGKILL to the server and wait for its end."""
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
             self.process = None
 
     def flush(self) -> None:
-        """Lose everything, as an emptied disk does."""
+        """Delete all data, as a lost disk would."""
         with redis.Redis.from_url(self.url) as client:
             client.flushall()
 

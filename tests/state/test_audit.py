@@ -1,4 +1,4 @@
-"""The audit log: chained by hashes, whoever writes, and required where the configuration says so."""
+"""The audit log: chained by hashes across processes, and required where the configuration says so."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_each_record_holds_the_hash_of_the_one_before() -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("done", ["changed", "removed", "put in", "swapped"])
-async def test_what_is_changed_removed_or_put_in_between_is_named(done: str, at: int) -> None:
+async def test_the_first_record_after_a_change_a_removal_or_an_insertion_is_named(done: str, at: int) -> None:
     streams = MemoryStreams()
     await written(streams)
     records = streams.records[STREAM]
@@ -87,14 +87,14 @@ async def test_processes_that_write_at_once_make_one_chain() -> None:
     assert verify(await logs[0].after(0)).records == 20
 
 
-async def test_records_of_earlier_versions_stay_and_are_told() -> None:
+async def test_records_of_earlier_versions_stay_valid_and_are_counted_as_unchained() -> None:
     streams = MemoryStreams()
     old = {"at": 1.0, "who": "key_1", "action": "a", "target": "t", "result": "done", "comment": ""}
     streams.records[STREAM] = [Record(STREAM, n, 1.0, "key_1", orjson.dumps(old)) for n in (1, 2)]
     await written(streams, 2)
     found = verify(await audit(streams).after(0))
     assert (found.records, found.unchained) == (4, 2)
-    # A later record without a hash is none of an earlier version.
+    # A record without a hash after one with a hash is not from an earlier version.
     streams.records[STREAM].append(Record(STREAM, 5, 1.0, "key_1", orjson.dumps(old)))
     with pytest.raises(AuditBroken, match="record 5 "):
         verify(await audit(streams).after(0))
@@ -116,13 +116,13 @@ async def test_a_change_is_refused_before_it_begins_when_its_record_is_required_
     with pytest.raises(BackendUnavailable, match=r"key\.revoke: its audit record cannot be written"):
         await audit(streams, required=True).attempt("key_1", "key.revoke", "k", change)
     assert len(changes) == 2
-    # Open unless it is configured: the line of the log has to do.
+    # Fail-open unless configured: the change is made, and only the log line records it.
     await audit(streams).attempt("key_1", "key.revoke", "k", change)
     assert len(changes) == 3
 
 
 def chained_again(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The log as one without the key would write it, with right hashes."""
+    """Return the log as a writer without the key would forge it, with correct hashes."""
     again: list[dict[str, Any]] = []
     for one in entries:
         other = {**one, "previous": again[-1]["hash"] if again else ""}
@@ -138,7 +138,7 @@ async def test_who_can_write_the_whole_chain_again_cannot_sign_it() -> None:
     assert (found.records, found.unsigned) == (5, 2)
     for at in range(5):
         forged = chained_again([{**one, "who": "key_2"} if n == at else one for n, one in enumerate(entries)])
-        verify(forged)  # the hashes alone do not tell
+        verify(forged)  # the hashes alone do not reveal the forgery
         with pytest.raises(AuditBroken, match=rf"record {max(at + 1, 3)} is not signed with the key"):
             verify(forged, [KEY])
     for n in (3, 4):

@@ -1,4 +1,4 @@
-"""A process keeps up with a stream, through the store's absence too."""
+"""A stream follower keeps up with its stream, also after the store was unavailable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.state.conftest import World, until
 
 
 class Projection:
-    """What the records add up to; refuses ``refused``."""
+    """Collects the applied records; refuses the record with the number ``refused``."""
 
     def __init__(self, *, refused: int = 0) -> None:
         self.seen: list[Record] = []
@@ -43,7 +43,7 @@ class Projection:
 async def following(
     store: StateStore, projection: Projection, *, copy: LocalCopy | None = None, start_timeout_s: float = 1.0
 ) -> AsyncIterator[StreamFollower]:
-    """The store's loop and the follower's."""
+    """Run the loops of the store and of a follower of stream ``s``."""
     follower = StreamFollower(store, "s", projection.apply, copy=copy, clock=time.monotonic)
     await store.open()
     await follower.start(start_timeout_s)
@@ -66,7 +66,7 @@ async def add(store: StateStore, count: int) -> None:
         await store.append("s", json.dumps({"n": number}).encode(), author="ann")
 
 
-async def test_what_is_there_and_what_comes_is_applied_once_and_in_order(world: World) -> None:
+async def test_existing_and_new_records_are_applied_once_and_in_order(world: World) -> None:
     projection = Projection()
     async with world.running() as writer:
         await add(writer, 250)
@@ -123,7 +123,7 @@ async def test_a_store_that_hangs_does_not_keep_a_gateway_from_starting(tmp_path
 
 
 @pytest.mark.parametrize("how", ["emptied", "shorter", "rewritten", "rewritten and longer"])
-async def test_a_store_that_lost_records_undoes_nothing_and_is_told_of_loudly(how: str) -> None:
+async def test_a_store_that_lost_records_undoes_nothing_and_logs_one_error(how: str) -> None:
     streams = MemoryStreams()
     projection = Projection()
     writer = memory(streams)
@@ -136,7 +136,7 @@ async def test_a_store_that_lost_records_undoes_nothing_and_is_told_of_loudly(ho
             del streams.records["s"][kept:]
             for _ in range({"rewritten": 1, "rewritten and longer": 5}.get(how, 0)):
                 await writer.append("s", b'"another"', author="bob")
-            # A stream of the same length is compared every ten seconds; here at once.
+            # A stream of unchanged length is compared every ten seconds; this compares it at once.
             follower._verified_at = None
             await until(lambda: follower.state is ProjectionState.LOST)
             assert not follower.healthy and projection.seen == before

@@ -58,7 +58,7 @@ def test_a_gateway_serves_on_while_its_redis_is_away_and_keeps_its_state_there(t
 
 
 def fleet_when(live: LiveGateway, gone: list[bool]) -> list[dict[str, Any]]:
-    """The gateways that the live view shows, once so many are there and gone; this one is first."""
+    """Return the live view's gateways, this one first, once their ``gone`` flags are the expected ones."""
     deadline = time.monotonic() + 120
     with httpx.stream("GET", f"{live.url}/console/live", headers=live.headers, timeout=60) as events:
         for line in events.iter_lines():
@@ -85,7 +85,7 @@ def test_the_console_shows_the_gateways_of_one_redis_and_the_one_that_was_killed
         assert there[0]["gateway"] != there[1]["gateway"]
         assert there[1]["requests_per_second"] > 0 == there[0]["requests_per_second"]
         with redis.Redis.from_url(server.url) as client:
-            assert not [key for key in client.scan_iter() if b"console" in key]  # nothing is stored
+            assert not [key for key in client.scan_iter() if b"console" in key]  # nothing is stored in Redis
         two.process.kill()
         here, gone = fleet_when(one, [False, True])
         assert gone["gateway"] == there[1]["gateway"] and there[1]["at"] <= gone["at"] < here["at"]

@@ -1,4 +1,4 @@
-"""Replies kept under an idempotency key: in memory, in a real SQLite file and in a real Redis alike."""
+"""Replies stored under an idempotency key: the same in memory, in a real SQLite file and in a real Redis."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Make = Callable[[Time], IdempotencyStore]
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    """Makes a store over the same data; the memory's own."""
+    """A function that makes stores over the same data; each memory store has its own."""
     if request.param == "memory":
         return lambda time: SqliteIdempotencyStore(MEMORY, unix_time=time)
     if request.param == "sqlite":
@@ -88,7 +88,7 @@ def bounded(
 
 
 def of(size: int) -> StoredReply:
-    """A reply that takes so many bytes of the bounds."""
+    """Return a reply that counts as ``size`` bytes against the bounds."""
     return StoredReply(200, "application/json", b"x" * (size - ENTRY_BYTES))
 
 
@@ -125,7 +125,7 @@ async def test_beyond_the_bytes_of_all_the_tenant_with_most_drops_its_oldest(
     assert await kept(store, "quiet", range(1)) == [0], "the oldest, of the tenant with least"
     left = [await kept(store, tenant, range(4)) for tenant in ("b", "c")]
     assert sum(map(len, left)) == 7 and all(one[-1] == 3 for one in left)
-    # What has expired takes no room, of a tenant that does not come again neither.
+    # Expired replies take no room, even those of a tenant that sends no further request.
     time.now += KEEP_S + 1
     for number in range(4):
         await store.put("b", f"n{number}", "print", of(2_000))
@@ -149,7 +149,7 @@ async def test_a_store_that_is_down_says_so(tmp_path: Path) -> None:
         await store.close()
 
 
-async def test_it_answers_again_when_the_lock_is_gone(tmp_path: Path) -> None:
+async def test_a_store_answers_again_when_the_lock_is_released(tmp_path: Path) -> None:
     store = SqliteIdempotencyStore(tmp_path / "s.db", unix_time=Time(), busy_timeout_s=0.05)
     lock = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
     lock.execute("begin immediate")

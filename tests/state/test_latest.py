@@ -1,4 +1,4 @@
-"""A stream of which the last record is all that counts."""
+"""``LatestRecord``: follows a stream of which only the last record counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.state.conftest import World, until
 
 @contextlib.asynccontextmanager
 async def latest(store: StateStore, seen: list[Record]) -> AsyncIterator[LatestRecord]:
-    """Opens nothing; its loop beside the store's."""
+    """Run the loop of a ``LatestRecord`` of stream ``s``; the store is opened and run by the caller."""
     one = LatestRecord(store, "s", seen.append)
     await one.start()
     async with asyncio.TaskGroup() as group:
@@ -39,7 +39,7 @@ async def test_the_last_record_is_in_force_at_the_start_and_whenever_there_is_an
         assert seen[-1].data == b"7"
 
 
-async def test_nothing_there_is_nothing_in_force_and_a_wait_for_more_ends_in_time(world: World) -> None:
+async def test_an_empty_stream_has_no_record_in_force_and_a_wait_for_one_ends_in_time(world: World) -> None:
     seen: list[Record] = []
     async with world.running() as store, latest(store, seen) as one:
         assert (one.number, one.state, seen) == (0, ProjectionState.FOLLOWING, [])

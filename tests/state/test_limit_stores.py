@@ -1,4 +1,4 @@
-"""Keys' limits that processes share: Redis' scripts and the SQLite file decide as the plain tally does."""
+"""Key limits shared by processes: Redis' scripts and the SQLite file decide as ``KeyUsage`` does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BIG = 10**15
 
 
 class Stores:
-    """Two processes' stores over the same data, and a way to age a lease."""
+    """The stores of two processes over the same data; ``let_lapse`` ends a holder's lease."""
 
     def __init__(self, one: LimitStore, other: LimitStore) -> None:
         self.one = one
@@ -102,7 +102,7 @@ async def test_two_processes_share_one_count_of_requests(stores: Stores) -> None
     assert figures is not None and 30 < figures.reset_s <= 61
 
 
-async def test_what_one_process_holds_the_other_cannot_have(stores: Stores) -> None:
+async def test_tokens_that_one_process_holds_are_not_available_to_another(stores: Stores) -> None:
     assert remaining(await take(stores.one, tokens(70))) == [5, 30, 930]
     refused = await take(stores.other, tokens(40, "p2"))
     assert refused.excess is not None and refused.excess.name == "tokens_per_minute"
@@ -115,7 +115,7 @@ async def test_what_one_process_holds_the_other_cannot_have(stores: Stores) -> N
     assert 30 < used_up.excess.wait_s <= 61, "what was used leaves the window then"
 
 
-async def test_a_settlement_that_is_told_again_counts_once(stores: Stores) -> None:
+async def test_a_settlement_that_is_repeated_counts_once(stores: Stores) -> None:
     await take(stores.one, tokens(70))
     told = Settlement("k", ALL, HoldId("p1", 1), None, 20)
     again = Settlement("k", ALL, HoldId("p1", 1), None, 20, sure=False)
@@ -124,7 +124,7 @@ async def test_a_settlement_that_is_told_again_counts_once(stores: Stores) -> No
     assert remaining(await take(stores.one, QuotaRequest())) == [5, 80, 980]
 
 
-async def test_what_was_used_while_nobody_decided_is_counted_afterwards(stores: Stores) -> None:
+async def test_use_without_a_hold_is_counted_afterwards(stores: Stores) -> None:
     now = int(time.time())
     await stores.one.settle(
         [
@@ -136,7 +136,7 @@ async def test_what_was_used_while_nobody_decided_is_counted_afterwards(stores: 
     assert remaining(await take(stores.one, QuotaRequest())) == [5, 65, 950]
 
 
-async def test_what_a_crashed_process_held_is_free_when_its_lease_is_over(stores: Stores) -> None:
+async def test_the_holds_of_a_crashed_process_are_free_when_its_lease_ends(stores: Stores) -> None:
     await take(stores.one, tokens(100))
     assert (await take(stores.other, tokens(100, "p2"))).excess is not None
     stores.let_lapse("p1")
@@ -169,10 +169,10 @@ async def test_limits_may_be_as_large_as_admins_may_set_them(stores: Stores) -> 
     assert never.excess is not None and never.excess.wait_s is None
 
 
-async def test_at_any_moment_a_store_says_what_the_plain_tally_says(stores: Stores) -> None:
-    """The same random story, told to both; the store's own clock is read from its answers."""
+async def test_a_store_decides_at_any_moment_as_the_plain_tally_does(stores: Stores) -> None:
+    """The store and ``KeyUsage`` get the same random calls; the store uses its own clock."""
     random, tally, held = Random(5), KeyUsage(ALL), dict[HoldId, int]()
-    apart_s = 1.1  # the tally hears of it when the store has answered; whole seconds
+    apart_s = 1.1  # the tally is called after the store, and times are whole seconds
     for number in range(300):
         began = time.time()
         if held and random.random() < 0.4:

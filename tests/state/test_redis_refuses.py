@@ -1,6 +1,6 @@
-"""A real Redis that is full, read-only, slow or gone: what keys, revocations, limits and answers do then.
+"""A real Redis that is full, read-only, slow or gone: how keys, revocations, limits and replies behave.
 
-Two gateways' keys follow it in this process; each has a folder of local copies of its own.
+The keys of two gateways follow it in this process; each gateway has its own folder of local copies.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 @dataclass
 class Site:
-    """Two gateways, one of which is asked; its limits and stored answers; a key and one to revoke."""
+    """Two gateways; the limits and stored replies of ``here``; a key that is kept and one to revoke."""
 
     here: Process
     other: Process
@@ -193,7 +193,7 @@ async def test_a_redis_that_comes_back_empty_tells_of_the_revocation_all_the_sam
 ) -> None:
     async with site(server, tmp_path) as at:
         server.flush()
-        # What was applied is in force, and nothing further is: a change needs an operator.
+        # The applied records stay in force, and no new ones: a change needs an operator.
         with pytest.raises(BackendUnavailable, match="does not follow the state store"):
             await at.here.admin.revoke(at.revoked_id, who=WHO)
         await at.refused_everywhere()

@@ -1,4 +1,4 @@
-"""What only a real Redis can show: killed, restarted, locked out, emptied."""
+"""What only a real Redis can show: kills, restarts, refused logins, evictions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 async def test_after_a_restart_no_idle_connection_of_before_fails_a_command(server: RedisServer) -> None:
     store = redis_store(server)
     await store.append("s", b"1", author="ann")
-    # As many connections as commands at once.
+    # Concurrent commands open as many connections.
     await asyncio.gather(*(store.read("s") for _ in range(8)))
     await asyncio.to_thread(server.kill)
     with pytest.raises(StateUnavailable):
@@ -161,7 +161,7 @@ async def test_a_loop_that_is_cancelled_at_any_moment_ends(one_redis: RedisServe
 
 
 async def test_an_append_whose_connection_breaks_is_not_sent_again(tmp_path: Path) -> None:
-    """What is sent again by the client itself would be appended twice."""
+    """A command that the Redis client itself repeats would be appended twice."""
     sent: list[bytes] = []
 
     async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -202,7 +202,7 @@ async def test_a_locked_file_at_the_start_is_served_from_the_local_copy(tmp_path
     first = on(path)
     copy.extend([await first.append("s", b"1", author="ann")])
     await first.close()
-    # Exclusive outside of WAL: not even readers get in.
+    # An exclusive lock without WAL: it blocks readers, too.
     with closing(sqlite3.connect(path, isolation_level=None)) as lock:
         lock.execute("PRAGMA locking_mode=EXCLUSIVE")
         lock.execute("PRAGMA journal_mode=DELETE")

@@ -1,4 +1,4 @@
-"""Any order of appends by several writers, absences and looks: nothing lost, no gap, all followers converge."""
+"""Appends by several writers, outages and reads in any order: no loss, no gap, and all followers converge."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STREAMS = st.sampled_from(["a", "b"])
 
 
 class Appending(RuleBasedStateMachine):
-    """The model is a list a stream of what was acknowledged; each writer knows heads that may be old."""
+    """The model is the acknowledged records of each stream; the heads that a writer knows may be old."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What every state store holds to: the fake, SQLite and Redis alike."""
+"""The contract of every state store: the fake, SQLite and Redis."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_what_was_forgotten_is_gone_and_the_others_keep_their_numbers(worl
             await store.forget("s", -1)
 
 
-async def test_streams_do_not_know_of_each_other(world: World) -> None:
+async def test_streams_are_numbered_independently(world: World) -> None:
     async with world.running() as store:
         assert dict(await store.heads()) == {}
         await add(store, 2, "a")
@@ -123,7 +123,7 @@ async def test_a_writer_hears_of_its_own_append_at_once(world: World) -> None:
         assert told == [1]
 
 
-async def test_what_no_store_takes_is_refused_with_what_is_allowed(world: World) -> None:
+async def test_bad_records_names_and_bounds_are_refused_with_what_is_allowed(world: World) -> None:
     async with world.running() as store:
         with pytest.raises(RecordTooLarge, match=f"allowed: {MAX_RECORD_BYTES}"):
             await store.append("s", b'"' + b"x" * MAX_RECORD_BYTES + b'"', author="ann")

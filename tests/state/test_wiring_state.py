@@ -1,4 +1,4 @@
-"""The state store as a gateway holds it: when it counts as ready, and what a start takes."""
+"""The state store of a gateway: when it counts as ready, and what a start needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def state_of(url: str, cache_dir: Path | None = None) -> StateParts:
     return make_state(config, clock=time.monotonic, unix_time=time.time)
 
 
-async def test_a_file_of_this_machine_that_cannot_be_read_makes_it_not_ready_until_it_can(
+async def test_a_local_file_that_cannot_be_read_makes_a_gateway_not_ready_until_it_can(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "state.db"
@@ -43,7 +43,7 @@ async def test_a_file_of_this_machine_that_cannot_be_read_makes_it_not_ready_unt
     await state.close()
 
 
-async def test_a_store_that_all_share_counts_until_it_was_reached_or_a_local_copy_stands_in(
+async def test_a_shared_store_makes_a_gateway_not_ready_until_it_was_reached_or_has_a_local_copy(
     tmp_path: Path,
 ) -> None:
     with redis_server(tmp_path / "redis") as server:
@@ -94,7 +94,7 @@ def test_a_url_of_something_else_stops_the_start() -> None:
 
 
 def _ignore(record: Record) -> None:
-    """Its number is what counts here."""
+    """Apply nothing; these tests check only the follower."""
 
 
 async def test_a_deleted_file_does_not_come_back_from_its_copies(tmp_path: Path) -> None:
