@@ -1,4 +1,4 @@
-"""A stand-in and backends on it."""
+"""Fixtures: the stand-in for Bedrock, and backends that call it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MakeBackend = Callable[..., BedrockBackend]
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the usual chain finds them first; nothing of the machine's own."""
+    """Set AWS credentials in the environment, and remove the machine's own AWS variables."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in CREDENTIALS.items():

@@ -1,4 +1,4 @@
-"""Work for a Bedrock backend, and what came of it."""
+"""Helpers: work for a Bedrock backend, its failures, and waits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def failure_of(backend: BedrockBackend, asked: Work | None = None) -> Back
 
 
 async def until(true: Callable[[], bool], within_s: float = 30.0) -> None:
-    """Wait until something is so."""
+    """Wait until ``true()``; fail after ``within_s``."""
     end = time.monotonic() + within_s
     while not true():
         assert time.monotonic() < end, "it did not come to be"
@@ -43,7 +43,7 @@ async def until(true: Callable[[], bool], within_s: float = 30.0) -> None:
 
 
 async def at_rest(backend: BedrockBackend, bedrock: StandIn | None = None, within_s: float = 30.0) -> None:
-    """Wait until no call is left: neither here nor, when given, a connection at the stand-in."""
+    """Wait until the backend has no call and the stand-in, when given, no open connection."""
     until = time.monotonic() + within_s
     while backend.load.running or backend.load.waiting or (bedrock and bedrock.open_connections):
         assert time.monotonic() < until, f"{backend.load}, {bedrock and bedrock.open_connections} connections"

@@ -1,4 +1,4 @@
-"""Calls that go well, with the real boto3 against the stand-in."""
+"""Calls that succeed, with the real boto3 against the stand-in."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_what_is_read_from_and_written_to_the_cache_is_part_of_the_input(
     assert heard.deltas[-1].cached_tokens == 2
 
 
-async def test_pieces_of_many_tokens_are_made_up_for_at_the_end(bedrock: StandIn, make: MakeBackend) -> None:
+async def test_tokens_missing_from_pieces_are_added_at_the_end(bedrock: StandIn, make: MakeBackend) -> None:
     bedrock.script(Behaviour(pieces=("a word of some", " length"), tokens=5, delay_s=0.5))
     heard = await hear(make(), work())
     assert [(delta.text, delta.tokens) for delta in heard.deltas] == [
@@ -85,7 +85,7 @@ async def test_pieces_of_many_tokens_are_made_up_for_at_the_end(bedrock: StandIn
         ("content_filtered", FinishReason.ERROR),
     ],
 )
-async def test_stop_reasons_are_told_in_our_words(
+async def test_bedrocks_stop_reasons_become_finish_reasons(
     bedrock: StandIn, make: MakeBackend, told: str, meant: FinishReason
 ) -> None:
     bedrock.script(Behaviour(stop_reason=told))
@@ -233,7 +233,7 @@ async def test_calls_beyond_the_limit_wait_in_line_and_too_many_are_refused(
 
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(hear(backend, work())) for _ in range(18)]
-        await asyncio.sleep(0)  # each has taken its lane or stands in line
+        await asyncio.sleep(0)  # each call has started or waits
         group.create_task(watch())
         loads.append(backend.load)
         refused = await failure_of(backend)

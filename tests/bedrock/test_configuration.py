@@ -55,7 +55,7 @@ def test_a_wrong_key_is_told_with_what_was_given(
         assert part in str(caught.value)
 
 
-def test_a_model_that_takes_less_is_told_so_with_features(make: MakeBackend) -> None:
+def test_the_features_key_sets_what_the_backend_declares(make: MakeBackend) -> None:
     assert make().features == FEATURES
     assert make(features=["temperature", "seed"]).features == {Feature.TEMPERATURE}
 

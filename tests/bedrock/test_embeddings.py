@@ -84,7 +84,7 @@ async def test_what_a_model_cannot_do_is_refused_by_its_field_before_any_call(
     assert not bedrock.seen
 
 
-async def test_the_next_region_makes_them_when_one_cannot(bedrock: StandIn, make: MakeBackend) -> None:
+async def test_the_next_region_makes_the_vectors_when_one_fails(bedrock: StandIn, make: MakeBackend) -> None:
     bedrock.always["us-east-1"] = Behaviour(status=503, error="ServiceUnavailableException")
     backend = make(model_id=COHERE, regions=["us-west-2"])
     assert isinstance(backend, BedrockEmbeddings)
@@ -108,5 +108,5 @@ async def test_a_refusal_and_a_call_that_takes_too_long_leave_no_call(
         await at_rest(backend)
 
 
-def test_a_model_that_generates_makes_none(make: MakeBackend) -> None:
+def test_a_model_that_generates_makes_no_vectors(make: MakeBackend) -> None:
     assert not makes_vectors(make(model_id=HAIKU)) and makes_vectors(make(model_id=TITAN))

@@ -1,4 +1,4 @@
-"""What breaks at Bedrock or on the way: every fault is one of the closed set, in time, and leaves nothing."""
+"""Faults of Bedrock or the network: each becomes a known failure kind in time and leaves nothing."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_every_broken_stream_is_one_of_the_closed_set(
 
         with pytest.raises(Exception) as caught:
             await backend.generate(work(), out)
-        if after or behaviour.fault != "cut":  # before any text a cut is a connection that failed
+        if after or behaviour.fault != "cut":  # a cut before any text is a failed connection
             assert caught.value.kind is kind, behaviour  # type: ignore[attr-defined]
         assert "".join(delta.text for delta in heard) == "Vinland Saga"[: 12 if after else 0]
     assert (await hear(backend, work())).text
@@ -145,7 +145,7 @@ async def test_a_trickle_ends_by_the_total_timeout(bedrock: StandIn, make: MakeB
     await at_rest(backend, bedrock)
 
 
-async def test_nobody_there_is_an_unavailable_backend_and_no_credentials_are_denied_access(
+async def test_a_refused_connection_is_an_unavailable_backend_and_missing_credentials_are_denied_access(
     make: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nobody = await failure_of(make(endpoint_url="http://127.0.0.1:9"))
@@ -301,7 +301,7 @@ def test_an_endpoint_may_hold_the_region(make: MakeBackend) -> None:
 
 
 async def faulty_calls(backend: BedrockBackend, bedrock: StandIn, count: int) -> None:
-    """All faults in turn, each call cancelled after a while when it is one that hangs."""
+    """Make ``count`` calls with all faults in turn; a call that hangs is cancelled after 0.5 s."""
     behaviours: Sequence[Behaviour] = [one for one, _ in (*REFUSALS, *BREAKS)] + HANGS * 6 + [NORMAL]
 
     async def one_call() -> None:
@@ -332,7 +332,7 @@ async def test_hundreds_of_faulty_calls_leave_no_thread_no_file_and_no_memory(
     files, memory, threads = process.num_fds(), process.memory_info().rss, threads_of(backend)
     await faulty_calls(backend, bedrock, int(os.environ.get("BEDROCK_FAULTS", "320")))
     bedrock.seen.clear()
-    bedrock.scripts.clear()  # a call that was cut before it was sent has left its own
+    bedrock.scripts.clear()  # calls cancelled before they were sent left their scripts
     gc.collect()
     print(
         f"threads {threads} → {threads_of(backend)}, files {files} → {process.num_fds()}, "
@@ -348,7 +348,7 @@ async def test_hundreds_of_faulty_calls_leave_no_thread_no_file_and_no_memory(
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A key and a certificate of 127.0.0.1, signed by itself, in one file."""
+    """A file with a key and a self-signed certificate for 127.0.0.1."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)

@@ -1,4 +1,4 @@
-"""Resuming a partial answer: an assistant's last turn, where the model completes one."""
+"""Resuming a partial answer as the last assistant turn, for models that complete one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_beginning_is_the_last_turn_without_white_space_at_its_end() -> None
     assert (last["role"], texts(last)) == ("assistant", ["Vinland"])
 
 
-def test_it_stands_right_behind_a_beginning_that_the_caller_wrote() -> None:
+def test_a_partial_answer_directly_follows_the_callers_own_prefill() -> None:
     *_, last = written(" Saga", Message(USER, "Go on."), Message(ASSISTANT, "Vinland"))
     assert texts(last) == ["Vinland Saga"]
 
@@ -76,7 +76,7 @@ def test_any_beginning_makes_a_request_that_the_service_takes(partial: str) -> N
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_from_every_character_on_the_rest_is_the_rest_of_the_whole(
+async def test_an_answer_resumed_at_any_character_ends_as_the_whole_answer(
     bedrock: StandIn, make: MakeBackend, streaming: bool
 ) -> None:
     backend = make(streaming=streaming)
@@ -132,7 +132,7 @@ async def test_a_model_without_prefill_is_not_asked(bedrock: StandIn, make: Make
     assert bedrock.seen == []
 
 
-async def test_one_that_turns_out_to_have_none_is_bad_input(bedrock: StandIn, make: MakeBackend) -> None:
+async def test_a_prefill_that_bedrock_refuses_is_bad_input(bedrock: StandIn, make: MakeBackend) -> None:
     backend = make(model_id="us.anthropic.claude-opus-4-6-v1", prefill=True)
     failure = await failure_of(backend, replace(work(), partial=PartialAnswer("Vinland")))
     assert failure.kind is FailureKind.INVALID_INPUT

@@ -16,7 +16,7 @@ def test_a_region_that_failed_is_passed_over_until_it_has_cooled_down() -> None:
     assert regions.order(110.0) == ("a", "b")
 
 
-def test_a_region_that_answers_is_well_again() -> None:
+def test_a_region_that_answers_is_used_again_at_once() -> None:
     regions = Regions(["a", "b"], 10)
     regions.failed("a", 100.0, None)
     regions.answered("a")
@@ -31,7 +31,7 @@ def test_a_longer_wait_that_the_region_asks_for_is_kept_within_bounds() -> None:
     assert regions.order(MAX_COOL_DOWN_S) == ("a", "b")
 
 
-def test_when_all_cool_down_only_the_one_that_is_back_first_is_asked() -> None:
+def test_when_all_regions_cool_down_only_the_first_to_be_back_is_asked() -> None:
     regions = Regions(["a", "b"], 10)
     regions.failed("a", 5.0, None)
     regions.failed("b", 1.0, None)

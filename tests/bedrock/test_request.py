@@ -1,4 +1,4 @@
-"""What Bedrock is sent: every conversation in a form that the service takes, with nothing lost."""
+"""Requests to Bedrock: every conversation in a form that the service accepts, with no text lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real gateway with Bedrock, played by the stand-in, behind it."""
+"""A real gateway with Bedrock, played by the stand-in, as a backend."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROUTE = {"prompt_version": "chat-manga-2.1", "slo": {"ttft_ms": 200, "total_ms":
 
 
 def config(folder: Path, bedrock: StandIn, *, engine: str) -> Path:
-    """A gateway whose only route falls back to Bedrock, or has nothing else."""
+    """Write the files of a gateway whose only route falls back to Bedrock, or has only Bedrock."""
     settings = yaml.safe_load((ROOT / "sluice.yaml").read_text())
     settings["engine"]["kind"] = engine
     settings["backends"] = {
@@ -50,7 +50,7 @@ def ask(live: LiveGateway, path: str = "/v1/generate", **body: Any) -> httpx.Res
 
 @pytest.mark.timeout(600)
 def test_bedrock_answers_when_the_engine_is_dead(tmp_path: Path, bedrock: StandIn) -> None:
-    dead = {"SLUICE_ENGINE__MAX_RESTARTS_PER_HOUR": "0"}  # once dead it stays so
+    dead = {"SLUICE_ENGINE__MAX_RESTARTS_PER_HOUR": "0"}  # a dead engine is not restarted
     at = config(tmp_path, bedrock, engine="embedded")
     with gateway(tmp_path, config=at, **CREDENTIALS, **dead) as live:
         assert ask(live).json()["backend"] == "embedded"
@@ -102,7 +102,7 @@ def test_a_gateway_may_have_bedrock_alone(tmp_path: Path, bedrock: StandIn) -> N
 
 
 def _loops_through_a_tool(live: LiveGateway, bedrock: StandIn) -> None:
-    """A chat calls a tool, streamed and whole, and answers with its result."""
+    """Check a chat that calls a tool, whole and streamed, and answers with its result."""
     tools = [{"type": "function", "function": {"name": "stock.of", "parameters": {"type": "object"}}}]
     chat = {"model": "bedrock", "tools": tools, "parallel_tool_calls": False}
 

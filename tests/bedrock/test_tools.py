@@ -1,4 +1,4 @@
-"""Tools over Converse: what is sent, checked by the service's own description, and what comes back."""
+"""Tools over Converse: the request, checked by the service's own description, and the answer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def refused(one: Work) -> BackendFailure:
 
 
 def folded(heard: Heard) -> AnswerFold:
-    """The answer, in which every event was legal."""
+    """Fold the answer's events; an event that is not allowed raises."""
     fold = AnswerFold()
     for event in heard.deltas:
         fold.take(event)
