@@ -1,6 +1,6 @@
-"""What stands before the boundary, in token ids, for tokenizers and templates of all kinds.
+"""The token ids before the prefix boundary, for tokenizers and chat templates of all kinds.
 
-To invent a prompt takes longer than to plan it, so each is planned with every tokenizer.
+Generating a prompt takes longer than planning it, so each prompt is planned with every tokenizer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.prompts.canonical import canonicalize
 from gateway.prompts.versions import PromptVersion
 from tests.budgeting import folders
 
-# Not `counting`: its template writes the number of messages before the first of them.
+# Without `counting`: its template writes the number of messages before the first message.
 KINDS = ["chatml", "headers", "unmarked", "alternating", "metaspace"]
 VERSION = PromptVersion(id="v", system="You sell manga.", policy="Be kind.\n", grounding_rule="Follow rules.")
 
@@ -70,7 +70,7 @@ def test_equal_meaning_gives_equal_prefix_ids(planners: dict[str, BudgetPlanner]
     def written(form: str, end: str) -> list[str]:
         return [f"\n {end.join(unicodedata.normalize(form, text).split(chr(10)))}{end} " for text in system]
 
-    # A blank at the beginning of the first line is an accident, further in it may be meant.
+    # White space before the first line has no meaning; further in it may be intended.
     one, two = written("NFC", "\n"), written("NFD", " \t\r\n")
     for kind, planner in planners.items():
         assert prefix(plan_of(planner, one)) == prefix(plan_of(planner, two)), kind

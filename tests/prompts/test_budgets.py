@@ -63,7 +63,7 @@ def test_without_a_version_and_a_route_nothing_is_trimmed() -> None:
     assert asked_for(PromptVersion(id="v", system="S")).budgets is None
 
 
-def test_the_version_says_what_the_route_does_not() -> None:
+def test_the_prompt_version_applies_where_the_route_sets_nothing() -> None:
     asked = asked_for(VERSION, route(), max_tokens=5)
     assert (asked.budgets, asked.reserve, asked.max_tokens) == (VERSION.budgets, 700, 5)
     assert asked.summary is SummaryKind.ENGINE

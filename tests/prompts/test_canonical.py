@@ -151,7 +151,7 @@ def test_a_context_that_is_not_json_names_its_field() -> None:
 STAMPED = Message(SYSTEM, "You sell manga. Today is 2026-11-20. Be brief.\nSession: sess_77ad\nBe kind.")
 
 
-def test_what_is_volatile_in_system_messages_stands_behind_the_fields_of_the_context() -> None:
+def test_volatile_content_of_system_messages_follows_the_fields_of_the_context() -> None:
     found = canonical([STAMPED, Message(USER, "hi")], context={"locale": "ja"}, volatile=MOVE)
     assert found.prompt.system == ("You sell manga.\nBe brief.\nBe kind.",)
     assert found.prompt.context == "locale: ja\nToday is 2026-11-20.\nSession: sess_77ad"
@@ -170,7 +170,7 @@ def test_a_prompt_versions_own_text_is_not_searched() -> None:
     assert canonical([], version=version, volatile=MOVE).prompt.system == ("In force: 2026-11-20.",)
 
 
-def test_a_system_message_of_nothing_but_volatile_content_leaves_no_empty_one() -> None:
+def test_a_system_message_of_only_volatile_content_is_removed() -> None:
     found = canonical([Message(SYSTEM, "Today is 2026-11-20."), Message(USER, "hi")], volatile=MOVE)
     assert (found.prompt.system, found.prompt.context) == ((), "Today is 2026-11-20.")
 
@@ -181,7 +181,7 @@ def test_requests_that_differ_in_their_time_alone_have_one_prefix(day: object, m
         canonicalize([Message(SYSTEM, f"You sell manga.\nToday is {at}.\nBe brief.")], volatile=MOVE)
         for at in (day, more)
     )
-    # Years that no clock shows are no dates of today.
+    # Only dates of the years 1900 to 2099 are volatile content.
     if all("1900" <= str(at) < "2100" for at in (day, more)):
         assert one.system == two.system == ("You sell manga.\nBe brief.",)
 

@@ -161,7 +161,7 @@ async def test_a_preview_tells_what_does_not_fit(tokenizer: ChatTokenizer, ask: 
 
 
 class NeverAsked:
-    """A summarizer that has summaries written."""
+    """A summarizer that would have a summary written; a preview must not call it."""
 
     def summarize(
         self, turns: Sequence[Message], *, max_tokens: int, count: Count, owner: str = ""

@@ -1,4 +1,4 @@
-"""Efforts of thinking that a chat template refuses, for callers whose effort is a hint."""
+"""Reasoning efforts that a chat template refuses, for callers whose effort is only a hint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.prompts.models import Models
 from gateway.prompts.text import ModelText
 from tests.budgeting.folders import byte_level, write_folder
 
-# Takes three efforts, as some models' templates do, and turns of the user alone.
+# Accepts three efforts, as some models' templates do, and only user turns.
 TEMPLATE = """
 {%- if reasoning_effort not in ['low', 'medium', 'xhigh'] %}{{ raise_exception('no such effort') }}{% endif %}
 {%- for message in messages %}
@@ -47,10 +47,10 @@ def planned(text: ModelText, effort: str, *, role: Role = Role.USER, lenient: bo
         ("none", "low"),
     ],
 )
-def test_the_nearest_effort_that_the_template_takes_stands_for_another(
+def test_a_refused_effort_is_replaced_by_the_nearest_accepted_one(
     text: ModelText, asked: str, taken: str | None
 ) -> None:
-    for _ in range(2):  # the second time it is known
+    for _ in range(2):  # the second time the accepted effort is known
         plan = planned(text, asked)
         assert plan.reasoning_effort == taken
         assert plan.token_ids == planned(text, taken or asked).token_ids
@@ -66,5 +66,5 @@ def test_other_refusals_and_other_contracts_are_refused_as_before(text: ModelTex
         planned(text, "unheard of")
 
 
-def test_no_effort_is_never_made_none() -> None:
+def test_an_effort_is_never_replaced_by_none() -> None:
     assert nearest_efforts("minimal") == ["low", "medium", "high", "xhigh", "max"]

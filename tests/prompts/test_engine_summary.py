@@ -30,7 +30,7 @@ WRITTEN = "The user ordered Vinland Saga, order 88123; it goes to the office."
 
 
 class Encoder:
-    """A token every four characters."""
+    """Counts one token for every four characters."""
 
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
@@ -55,7 +55,7 @@ def turns(number: int, words: int = 6) -> list[Message]:
 
 
 class Bench:
-    """A summarizer on a scripted backend, and what it told."""
+    """A summarizer on a scripted backend, and the failures that it reported."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ async def test_the_first_request_gets_picked_sentences_and_the_next_the_written_
     async with bench.running():
         first = bench.ask(turns(6))
         assert first is not None and first.text != WRITTEN
-        assert bench.backend.calls == []  # nothing was waited for
+        assert bench.backend.calls == []  # the request did not wait for a summary
         await until(lambda: bench.ask(turns(6)) == Summary(WRITTEN, 6))
     [work] = bench.backend.calls
     assert work.priority < -1
@@ -136,7 +136,7 @@ async def test_a_written_summary_serves_the_conversation_as_it_goes_on() -> None
         longer = bench.ask(turns(8))
         assert longer is not None and longer.turns == 8
         assert longer.text.startswith(f"{WRITTEN}\n") and "Order 7" in longer.text
-        assert len(bench.backend.calls) == 1  # two turns behind is near enough
+        assert len(bench.backend.calls) == 1  # a summary without the last two turns is not written again
         bench.ask(turns(10))
         await until(lambda: len(bench.backend.calls) == 2)
     source = bench.backend.calls[1].messages[0].content
@@ -162,7 +162,7 @@ async def test_the_queue_is_bounded_and_forgets_the_longest_waiting() -> None:
     async with bench.running():
         await until(lambda: bench.summarizer.waiting == 0)
     assert not any("Question 0 of" in work.messages[0].content for work in bench.backend.calls)
-    assert "Question 73" in bench.backend.calls[0].messages[0].content  # the newest first
+    assert "Question 73" in bench.backend.calls[0].messages[0].content  # the newest is written first
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ async def test_the_queue_is_bounded_and_forgets_the_longest_waiting() -> None:
         (Script(pieces=("long " * 2_000,)), "too_long"),
     ],
 )
-async def test_what_cannot_be_written_is_told_and_the_next_is_tried(script: Script, reason: str) -> None:
+async def test_a_failed_summary_is_reported_and_the_next_one_is_tried(script: Script, reason: str) -> None:
     bench = Bench(script, Script(pieces=(WRITTEN,)))
     async with bench.running():
         bench.ask(turns(4))
@@ -182,7 +182,7 @@ async def test_what_cannot_be_written_is_told_and_the_next_is_tried(script: Scri
         await until(lambda: bench.ask(turns(4)) == Summary(WRITTEN, 4))
 
 
-async def test_a_template_that_refuses_the_request_ends_nothing() -> None:
+async def test_a_template_that_refuses_the_request_does_not_end_the_writer() -> None:
     bench = Bench(encoder=Refusing())
     async with bench.running():
         bench.ask(turns(4))
@@ -214,7 +214,7 @@ async def test_what_the_model_reads_leaves_room_for_the_summary() -> None:
     assert "Order 39" in work.messages[0].content  # the newest turns are read
 
 
-async def test_a_summary_written_for_more_room_gives_way() -> None:
+async def test_a_written_summary_that_is_too_long_for_a_request_is_not_used() -> None:
     bench = Bench()
     async with bench.running():
         bench.ask(turns(4))
@@ -240,7 +240,7 @@ async def test_asking_from_another_thread_wakes_the_writer() -> None:
         await until(lambda: len(bench.backend.calls) == 1)
 
 
-async def test_planning_takes_what_is_there_and_the_next_plan_has_the_summary(
+async def test_planning_uses_extracted_sentences_until_the_summary_is_written(
     demo_tokenizer: ChatTokenizer,
 ) -> None:
     backend = ScriptedBackend(scripts=(Script(pieces=(WRITTEN,)),))

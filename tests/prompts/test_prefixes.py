@@ -60,7 +60,7 @@ def test_a_prefix_that_changes_half_way_is_expected_half() -> None:
     assert expect(watch, plan((*range(20), *range(100, 120)), 35)).expected == 16
 
 
-def test_what_stands_behind_the_boundary_changes_nothing() -> None:
+def test_tokens_after_the_boundary_change_nothing() -> None:
     one, two = (
         expect(PrefixWatch(block_size=lambda model: 16), plan((*range(35), *tail), 35))
         for tail in ((1,), (2, 3))
@@ -72,7 +72,7 @@ def test_the_fingerprint_is_the_same_for_every_tenant_and_in_every_process() -> 
     watch = PrefixWatch(block_size=lambda model: 16)
     assert expect(watch, SENT, tenant="umbra", adapter="a").fingerprint == expect(watch, SENT).fingerprint
     assert fingerprint_of(SENT.token_ids, 35, 16) == expect(watch, SENT).fingerprint
-    # Written down: another build of the language may make another, another process may not.
+    # Only whole blocks count: 35 tokens have two whole blocks of 16.
     assert fingerprint_of(SENT.token_ids, 35, 16) == fingerprint_of(tuple(range(32)), 32, 16)
 
 
@@ -86,7 +86,7 @@ def test_what_is_remembered_is_bounded_and_the_longest_unused_goes_first() -> No
     assert [expect(watch, sent).expected for sent in (one, two, three)] == [32, 0, 32]
 
 
-def test_more_prefixes_than_are_kept_ready_are_told_apart_all_the_same() -> None:
+def test_more_prefixes_than_are_cached_are_still_distinguished() -> None:
     watch = PrefixWatch(block_size=lambda model: 16)
     many = [
         msgspec.structs.replace(SENT, token_ids=tuple(range(n, n + 40))) for n in range(3 * MAX_CACHED_KEYS)

@@ -1,4 +1,4 @@
-"""Texts in threads: who gets one when, and what is left behind."""
+"""Texts processed in threads: which text gets a thread when, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL, LARGE = 10_000, LARGE_CHARS + 1
 
 
 class Gate:
-    """Work that notes its name and ends when it is let go."""
+    """Makes work that records its name when it begins and ends when the test opens it."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -82,9 +82,7 @@ async def test_tenants_take_turns_however_many_texts_one_has() -> None:
     assert gate.begun.index("other") <= 2
 
 
-async def test_what_waits_for_a_caller_that_left_is_dropped_and_what_is_at_work_counts_until_its_end() -> (
-    None
-):
+async def test_a_cancelled_text_that_waits_is_dropped_and_one_at_work_counts_until_its_end() -> None:
     threads, gate = TextThreads(2), Gate()
     async with asyncio.TaskGroup() as group:
         at_work = group.create_task(threads.run("flood", LARGE, gate.work("at work")))

@@ -18,7 +18,7 @@ def load(tmp_path: Path, body: str, name: str = "v.yaml") -> PromptVersions:
     return PromptVersions.from_folder(tmp_path)
 
 
-def test_the_shipped_version_says_what_it_always_said() -> None:
+def test_the_shipped_version_is_unchanged() -> None:
     version = PromptVersions.from_folder(SHIPPED).get("chat-manga-2.1")
     assert stable_text(version) == (
         "You are a manga shopping assistant.\n\n"
@@ -49,7 +49,7 @@ def test_a_bare_off_is_the_word_and_not_yamls_false(tmp_path: Path) -> None:
     assert load(tmp_path, "id: v\nsystem: Hi.\nvolatile: move\n").get("v").volatile is VolatilePolicy.MOVE
 
 
-def test_keys_that_came_later_change_the_hash_only_when_they_say_something(tmp_path: Path) -> None:
+def test_newer_keys_change_the_hash_only_when_they_differ_from_their_default(tmp_path: Path) -> None:
     plain = load(tmp_path, "id: v\nsystem: Hi.\n").get("v")
     default = load(tmp_path, "id: v\nsystem: Hi.\nsummarizer: extractive\nvolatile: null\n").get("v")
     engine = load(tmp_path, "id: v\nsystem: Hi.\nsummarizer: engine\n").get("v")

@@ -91,11 +91,11 @@ def test_volatile_content_is_found_and_its_sentence_taken_out(text: str, kind: s
         "```\nToday is 2026-11-20, request req_9f1b.\n```",
     ],
 )
-def test_what_only_looks_like_it_stays(text: str) -> None:
+def test_text_that_only_looks_volatile_stays(text: str) -> None:
     assert separate(text) == Separated(text)
 
 
-def test_only_the_sentence_that_holds_it_goes_and_abbreviations_end_none() -> None:
+def test_only_the_volatile_sentence_is_removed_and_abbreviations_end_no_sentence() -> None:
     found = separate("You serve readers. You serve Mr. Smith now, session sess_77ad. Be brief. Be kind.")
     assert found.stable == "You serve readers.\nBe brief. Be kind."
     assert found.moved == ("You serve Mr. Smith now, session sess_77ad.",)
@@ -162,7 +162,7 @@ def test_nothing_is_lost_and_what_goes_is_verbatim(text: str) -> None:
 
 
 @given(texts=st.lists(texts, max_size=6))
-def test_what_was_remembered_changes_nothing(texts: list[str]) -> None:
+def test_the_cache_of_lines_changes_no_result(texts: list[str]) -> None:
     finder = VolatileFinder(max_lines=2)
     for text in [*texts, *texts]:
         assert finder.separate(normalize(text)) == separate(text)
@@ -179,7 +179,7 @@ def test_a_run_of_text_without_an_end_is_data_and_stays() -> None:
     ["a", "1 ", "11:", "0f", "-", "2026-", "20 nov ", "\n", "Today is ", "turn 1 ", "May 1 ", "user_id=", "x\n1",
      "A. ", "B. 1 ", "1。", ".", "!?", "。", ".\t", "`。", "session key", "Mon, ", "12345678-", "req_", "(\"", " ", "\u3000。"],
 )  # fmt: skip
-def test_the_time_grows_with_the_length_of_anything_and_no_faster(unit: str) -> None:
+def test_the_search_time_grows_linearly_with_the_length_of_any_text(unit: str) -> None:
     """Linear: eight times the text takes about eight times as long."""
     finder = VolatileFinder()
 
