@@ -1,4 +1,4 @@
-"""A canary gets more while it is as good, and is taken back when it is worse; windows are made by hand."""
+"""A canary's share grows while it is as good as the rest and is rolled back when it is worse; no real traffic."""
 
 from __future__ import annotations
 
@@ -67,20 +67,20 @@ def test_each_check_takes_a_bad_canary_back_and_says_why(check: str) -> None:
     assert standing.wanted == {"new": 0.0, "old": 75.0, "older": 25.0}
 
 
-def test_a_canary_that_is_better_is_no_reason_and_a_bad_hour_for_both_is_none() -> None:
+def test_a_better_canary_and_an_outage_of_both_sides_cause_no_rollback() -> None:
     better = judge(running(), [{"error": EvidenceWindow(0, 500, 400, 500)}], read_to=1, now=5.0)
     outage = judge(running(), [{"error": EvidenceWindow(50, 50, 949, 950)}], read_to=1, now=5.0)
     assert better.phase is outage.phase is Phase.RUNNING
 
 
-def test_a_suspicious_step_is_not_left_yet() -> None:
+def test_a_canary_stays_at_its_step_while_its_counts_are_suspicious() -> None:
     standing = judge(running(), [{"error": EvidenceWindow(8, 150, 10, 1_350)}], read_to=1, now=1_000.0)
     assert (standing.phase, standing.step) == (Phase.RUNNING, 0)
     calmer = judge(standing, [{"error": EvidenceWindow(0, 150, 10, 1_350)}] * 4, read_to=2, now=2_000.0)
     assert calmer.step == 1
 
 
-def test_one_that_comes_to_no_end_is_taken_back() -> None:
+def test_a_canary_that_does_not_end_in_time_is_rolled_back() -> None:
     standing = judge(running(), [], read_to=0, now=LIFE_S)
     assert standing.phase is Phase.ROLLED_BACK and "no end" in standing.reason
 
@@ -90,7 +90,9 @@ def test_one_that_comes_to_no_end_is_taken_back() -> None:
         st.tuples(st.integers(0, 9), st.integers(9, 40), st.integers(0, 9), st.integers(9, 40)), max_size=30
     )
 )
-def test_it_never_skips_a_step_nor_comes_back_from_its_end(tables: list[tuple[int, int, int, int]]) -> None:
+def test_a_canary_never_skips_a_step_nor_goes_on_after_its_end(
+    tables: list[tuple[int, int, int, int]],
+) -> None:
     standing, now = running(replace(PLAN, min_samples=20, step_s=0.0)), 0.0
     for table in tables:
         if standing.phase is not Phase.RUNNING:
@@ -133,7 +135,7 @@ def record(**facts: Any) -> RequestRecord:
         ({"status": 499, "error_code": "cancelled", "ttft_ms": None, "total_ms": 900.0}, {"ttft": True}),
     ],
 )  # fmt: skip
-def test_what_a_request_says(facts: dict[str, Any], said: dict[str, bool]) -> None:
+def test_a_request_has_the_outcomes_of_its_record(facts: dict[str, Any], said: dict[str, bool]) -> None:
     assert dict(outcomes(record(**facts), ttft_slo_ms=200.0, total_slo_ms=1_400.0)) == said
 
 

@@ -1,4 +1,4 @@
-"""Several processes count, one judges: the routing follows the canary; a store in memory stands in."""
+"""A canary in several processes: all count, one judges, and the routing follows; the store is in memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ORDER = CanaryStartBody(
 
 
 class Time:
-    """Seconds since 1970, moved by hand."""
+    """A Unix clock in seconds that the test moves."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -54,7 +54,7 @@ class Time:
 
 @dataclass
 class Process:
-    """One gateway process, as far as a canary needs it."""
+    """The parts of one gateway process that a canary needs."""
 
     streams: MemoryStreams
     time: Time
@@ -131,7 +131,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def window(found: list[Process], *, seconds: float = 5.0) -> None:
-    """A window ends: each process hands on, then each has its turn, the last first."""
+    """End a window: each process publishes its counts, then each driver ticks, the last process first."""
     await until(lambda: len({one.driver.head for one in found}) == 1)
     found[0].time.now += seconds
     for one in found:
@@ -178,7 +178,7 @@ async def test_a_dry_run_validates_and_tells_the_changes_and_makes_none() -> Non
         assert [entry["action"] for entry in await one.routing.audit(9)] == ["canary.step", "canary.start"]
 
 
-async def test_samples_that_were_read_are_forgotten_and_count_all_the_same() -> None:
+async def test_samples_that_were_read_are_removed_and_still_count() -> None:
     async with processes() as found:
         one, other = found
         await one.desk.start(ORDER, who=ME)
@@ -196,7 +196,7 @@ async def test_samples_that_were_read_are_forgotten_and_count_all_the_same() -> 
 
 
 @pytest.mark.parametrize("end", ["done", "aborted", "overridden"])
-async def test_of_a_canary_that_has_ended_one_standing_and_no_sample_is_kept(end: str) -> None:
+async def test_an_ended_canary_leaves_one_state_record_and_no_sample(end: str) -> None:
     async with processes() as found:
         one, other = found
         await one.desk.start(ORDER, who=ME)
@@ -262,7 +262,7 @@ async def test_when_the_driver_is_gone_another_goes_on_and_nothing_counts_twice(
         assert canary["canary_requests"] == 40
 
 
-async def test_a_verdict_that_was_written_and_not_brought_about_is_by_the_next_process() -> None:
+async def test_a_stored_verdict_that_was_not_applied_is_applied_by_the_next_process() -> None:
     async with processes() as found:
         one, other = found
         await one.desk.start(ORDER, who=ME)
@@ -307,7 +307,7 @@ async def test_what_an_operator_sets_by_hand_ends_the_canary_and_stays() -> None
         assert one.share == 30.0
 
 
-async def test_a_process_that_has_not_the_canary_s_own_revision_yet_takes_it_for_nobody_s_override() -> None:
+async def test_a_revision_of_the_canary_that_has_not_arrived_is_not_taken_for_an_override() -> None:
     async with processes(1) as found:
         one = found[0]
         await one.desk.start(ORDER, who=ME)

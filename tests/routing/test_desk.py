@@ -1,4 +1,4 @@
-"""Operators change the routing of several processes that share a store; a store in memory stands in."""
+"""Operators change the routing of several processes that share a state store; here it is in memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def config(local: float = 100, pool: float = 0, **more: Any) -> dict[str, Any]:
 
 @dataclass
 class Process:
-    """One gateway process: its book, its desk."""
+    """One gateway process: its routing projection and its admin service."""
 
     streams: MemoryStreams
     known: KnownNames = field(default_factory=lambda: KnownNames({"local", "pool"}, {"v1"}, {"style"}))
@@ -78,7 +78,7 @@ class Process:
 
 @asynccontextmanager
 async def running(*processes: Process) -> AsyncIterator[None]:
-    """As ``gateway.wiring.build`` runs them."""
+    """Run the processes' loops as ``gateway.wiring.build`` does."""
     async with asyncio.TaskGroup() as loops:
         tasks = []
         for one in processes:
@@ -220,7 +220,7 @@ async def test_rollback_with_nothing_else_before_is_refused() -> None:
             await process.roll_back(None)
 
 
-async def test_of_two_who_saw_the_same_revision_one_is_told() -> None:
+async def test_of_two_changes_that_expect_the_same_revision_the_second_is_refused() -> None:
     one, other = Process(streams := MemoryStreams()), Process(streams)
     async with running(one, other):
         await one.apply(config(90, 10), who="key_1", expected_revision=1)
@@ -229,7 +229,7 @@ async def test_of_two_who_saw_the_same_revision_one_is_told() -> None:
         assert len(streams.records[STREAM]) == 2
 
 
-async def test_what_another_process_did_a_moment_ago_is_waited_for() -> None:
+async def test_a_change_waits_for_a_revision_that_another_process_just_made() -> None:
     one, other = Process(streams := MemoryStreams()), Process(streams)
     async with running(one, other):
         await one.apply(config(90, 10))
@@ -240,7 +240,7 @@ async def test_what_another_process_did_a_moment_ago_is_waited_for() -> None:
         assert (await other.desk.diff(1, 4))[0].after == 90
 
 
-async def test_an_adapter_that_is_gone_keeps_nobody_from_moving_weights_and_is_not_named_anew() -> None:
+async def test_a_removed_adapter_does_not_block_weight_changes_but_cannot_be_named_again() -> None:
     adapters = {"style"}
     process = Process(MemoryStreams(), KnownNames({"local", "pool"}, {"v1"}, adapters))
     rules = [{"when": {"locale": "ja"}, "adapter": "style"}]
@@ -254,7 +254,7 @@ async def test_an_adapter_that_is_gone_keeps_nobody_from_moving_weights_and_is_n
             await process.roll_back(None)
 
 
-async def test_who_names_no_revision_comes_after_whoever_was_first() -> None:
+async def test_changes_that_expect_no_revision_are_all_applied_in_turn() -> None:
     processes = [Process(streams := MemoryStreams()), Process(streams), Process(streams)]
     async with running(*processes):
         async with asyncio.TaskGroup() as group:

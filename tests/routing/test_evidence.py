@@ -1,4 +1,4 @@
-"""What a canary's windows add up to: never evidence from nothing, soon a lot against a bad one."""
+"""The evidence of a canary's windows: none without a difference, and soon much against a bad canary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOLERANCE = 1.25
 
 
 def chances(bad: int, canary: int, baseline: int, odds: float) -> dict[int, float]:
-    """How likely each number of bad requests on the canary is, given how many of all were bad."""
+    """Return the probability of each number of bad requests on the canary, given the total of bad ones."""
     found = {
         k: math.comb(canary, k) * math.comb(baseline, bad - k) * odds**k
         for k in range(max(0, bad - baseline), min(bad, canary) + 1)
@@ -28,7 +28,7 @@ def margins(draw: st.DrawFn) -> tuple[int, int, int]:
 
 
 @given(margins(), st.floats(0.05, TOLERANCE))
-def test_the_mean_over_all_that_may_come_is_at_most_1_for_every_tolerable_canary(
+def test_the_expected_ratio_is_at_most_1_for_every_tolerable_canary(
     margin: tuple[int, int, int], odds: float
 ) -> None:
     bad, canary, baseline = margin
@@ -69,7 +69,7 @@ def test_a_window_that_cannot_tell_the_sides_apart_changes_nothing(
     assert Evidence().seen(windows[kind], TOLERANCE) == Evidence()
 
 
-def test_a_canary_that_goes_bad_after_a_long_good_time_has_not_saved_up_for_it() -> None:
+def test_a_long_good_time_does_not_delay_the_evidence_against_a_canary_that_turns_bad() -> None:
     evidence = Evidence()
     for _ in range(500):
         evidence = evidence.seen(EvidenceWindow(0, 20, 10, 200), TOLERANCE)

@@ -1,4 +1,4 @@
-"""Ranking is a pure function: sticky, split as configured, and never a backend that cannot."""
+"""Ranking is a pure function: sticky, split as configured, only of backends that can serve the request."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_chat_that_names_no_model_goes_to_a_backend_that_generates() -> None:
         ("a", (("v", 100), ("a", 1)), ()),
         ("a", (("v", 100), ("a", 0), ("b", 0)), ()),
         ("b", (("v", 100),), ("response_cache", "b", "a")),
-        ("v", (("v", 100),), ()),  # which refuses it, and says why
+        ("v", (("v", 100),), ()),  # the backend refuses the chat and gives the reason
     ):
         named = replace(route(*weights), fallback=fallback)
         ranked = rank(named, sticky_key="s", asked=frozenset(), backends=fleet)

@@ -184,7 +184,7 @@ def test_the_adaptive_limit_follows_the_targets_that_the_route_names(
     assert (limits.tpot_slo_s, limits.ttft_slo_s) == expected
 
 
-def test_a_route_may_have_late_ones_refused_by_its_target_for_the_first_token() -> None:
+def test_a_route_may_refuse_requests_that_would_miss_its_first_token_target() -> None:
     def within(refuse_late: bool) -> float | None:
         routing = changed(slo={"ttft_ms": 300}, admission={"refuse_late": refuse_late, "max_queue": 5})
         limits = make_revision(1, routing, KNOWN).routes["self_hosted_generation"].limits

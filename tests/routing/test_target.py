@@ -1,4 +1,4 @@
-"""What a request names is found; what its key may not name is not told to it."""
+"""Resolving the names in a request; an error lists only the names that the caller's key may use."""
 
 from __future__ import annotations
 
