@@ -1,4 +1,4 @@
-"""The rules of a simulated worker, sequence by sequence and step by step: slow, and plain enough to trust."""
+"""The rules of the simulated worker, applied sequence by sequence and step by step: slow, but simple."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from evaluation.simulator.values import Arrival, Profile
 
 @dataclass(eq=False)
 class One:
-    """A request inside; ``blocks`` and ``shared`` are of its own and of units it shares."""
+    """A request in the worker; ``blocks`` counts its own KV blocks, ``units`` are prefix units that it may share."""
 
     arrival: Arrival
     order: int
@@ -31,7 +31,7 @@ class One:
 
 @dataclass
 class PlainWorker:
-    """Takes all requests at their times, without admission."""
+    """A worker that takes each request at its arrival time, without admission."""
 
     profile: Profile
     waiting: list[One] = field(default_factory=list)

@@ -42,7 +42,7 @@ def scored(text: str, *, ended: bool = True, **options: Any) -> dict[str, float]
 
 
 def finding(old: list[float], new: list[float], metric: str, **threshold: float) -> MetricFinding:
-    """The one finding of a metric whose scores per prompt are given."""
+    """Judge one metric by its scores per prompt and return the finding."""
     named = [{metric: {f"p{n}": value for n, value in enumerate(values)}} for values in (old, new)]
     limits = Thresholds(metrics={metric: Threshold(**threshold)})
     [found] = judge(named[0], named[1], limits, against_base=False, seed=0)
@@ -244,7 +244,7 @@ def test_the_loss_is_what_the_engine_tells_of_its_own_tokens(folder: Path | None
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every fourth of the shipped prompts: enough for an adapter that is broken, and for one that is the same."""
+    """Every fourth of the shipped prompts: enough to judge a broken adapter and an identical one."""
     file = tmp_path_factory.mktemp("prompts") / "few.jsonl"
     file.write_text("\n".join(PROMPTS.read_text("utf-8").splitlines()[::4]), encoding="utf-8")
     return file
@@ -265,7 +265,7 @@ def test_an_adapter_passes_against_itself(few: Path, capsys: pytest.CaptureFixtu
     assert {"ttft", "tpot"} <= set(metrics)
     assert metrics["ttft"]["active"] > 0
     assert report["candidate_sha256"] == report["against_sha256"]
-    # Two timed prompts tell nothing of speed: only they may be unsure here.
+    # Two timed prompts are too few to judge speed: only the times may be unsure.
     assert {one["standing"] for one in quality} <= {"passed", "shown"}
     assert status == (PASSED if report["passed"] else FAILED)
 
@@ -308,7 +308,7 @@ def test_a_missing_prompt_file_ends_with_its_name(tmp_path: Path, capsys: pytest
 
 
 class _Registry(ThreadingHTTPServer):
-    """What `--post` speaks to: one version, and the reports that it was given."""
+    """The admin API that `--post` calls: one adapter version, and the reports posted to it."""
 
     def __init__(self, sha256: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -339,7 +339,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -1,4 +1,4 @@
-"""The comparison of policies runs from the command line and tells what it promises."""
+"""The command that compares admission policies reports every policy at every load."""
 
 from __future__ import annotations
 

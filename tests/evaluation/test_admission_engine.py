@@ -1,4 +1,4 @@
-"""The clock and the fates of the benchmark that puts the gate before the real engine."""
+"""The clock and the request outcomes of the benchmark of the gate with the real engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_callers_of_a_closed_loop_are_answered_whole_and_never_more_at_once(benc
     assert begun[2] is not None and begun[2] >= ended[0], "the third begins when one of two has ended"
 
 
-def test_what_comes_later_is_not_begun_before_it_came_and_what_is_late_is_given_up(bench: Bench) -> None:
+def test_requests_start_when_they_arrive_and_late_ones_are_given_up(bench: Bench) -> None:
     arrivals = [Arrival(0, 0.0, 20, 4, 4), Arrival(1, 900.0, 20, 4, 4), Arrival(2, 900.0, 20, 300, 300)]
     first, second, third = bench.run(arrivals, Open(), until_s=900.2)
     assert first.finished_at is not None and first.finished_at < 800.0

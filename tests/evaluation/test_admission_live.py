@@ -1,4 +1,4 @@
-"""What the live admission benchmark makes of its figures; its runs need a quiet machine and minutes."""
+"""How the live admission benchmark evaluates its figures; its runs need a quiet machine and minutes."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def test_a_clients_delay_counts_against_the_first_token() -> None:
     assert (fate.ttft_s, fate.tpot_s, fate.computed) == (1.0, pytest.approx(0.2), 71)
 
 
-def test_who_was_refused_or_given_up_has_no_answer() -> None:
+def test_a_refused_or_abandoned_request_has_no_answer() -> None:
     refused = fate_of(ARRIVAL, replace(WHOLE, code="wait_exceeded", ttft_s=None))
     assert (refused.reason, refused.finished_at, refused.computed) == ("wait_exceeded", None, 0)
     assert fate_of(ARRIVAL, None).finished_at is None
 
 
-def test_what_ends_after_a_closed_loop_is_not_its_rate() -> None:
+def test_answers_that_end_after_a_closed_loop_do_not_count_in_its_rate() -> None:
     late = replace(WHOLE, total_s=30.0)
     assert level_of(2, [WHOLE, WHOLE, late], seconds=10.0).rate == 0.2
 
@@ -53,9 +53,9 @@ def test_capacity_is_the_fastest_level_whose_answers_were_in_time() -> None:
     assert capacity_of(levels, [[WHOLE], [WHOLE] * 19 + [slow], [slow]], SimulatedSlo(1.0, 1.0)) == 3.0
 
 
-def test_what_closed_loops_taught_foretells_another_one() -> None:
+def test_a_profile_fitted_to_closed_loops_predicts_another_one() -> None:
     def loop(callers: int, seconds: float = 100.0) -> list[ReplayedRequest]:
-        """Callers whose answers take steps of 10 ms and 1 ms a sequence, with little to prefill."""
+        """Return the callers' answers: a step takes 10 ms plus 1 ms a sequence, with little prefill."""
         tpot_s = 0.010 + 0.001 * callers
         answer = replace(
             WHOLE, input_tokens=40, cached_tokens=0, output_tokens=101, ttft_s=0.014,
@@ -78,7 +78,7 @@ def test_the_error_of_the_estimates_is_what_the_histogram_has_grown_by() -> None
     assert wait_error(after, after) is None
 
 
-def test_what_the_simulator_finishes_after_the_end_was_given_up() -> None:
+def test_simulated_answers_that_finish_after_the_end_count_as_given_up() -> None:
     requests = [Arrival(number, number * 0.01, 200, 20, 20) for number in range(200)]
     slo = SimulatedSlo(1.0, 1.0)
     short, long = (foretold(requests, PROFILE, slo, "none", grace_s) for grace_s in (1.0, 1e6))

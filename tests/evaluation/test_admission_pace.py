@@ -1,4 +1,4 @@
-"""The benchmark of an engine whose speed is not what its targets were set by."""
+"""The benchmark of an engine whose speed differs from the one that its targets were set for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Goodput, waste and fairness, by hand; and the workload that is measured."""
+"""Goodput, waste and fairness of small examples, and the workload that is measured."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_vllms_bound_on_tokens_looks_at_prompts_in_prefill_and_not_at_the_new_on
     assert policy.arrive(third, IDLE, 1.0).hand_on == (third,)
 
 
-def test_the_static_thresholds_are_the_seeds() -> None:
+def test_the_static_thresholds_refuse_for_memory_prompt_length_and_queue_depth() -> None:
     policy = StaticThresholds()
     cases = [
         (fate(), structs.replace(IDLE, kv_usage=0.93), "memory_pressure"),
@@ -56,7 +56,7 @@ def test_the_static_thresholds_are_the_seeds() -> None:
         assert [why for _, why in refused] == ([] if reason is None else [reason])
 
 
-def test_the_static_wait_is_the_waiting_ones_turn_of_the_batch() -> None:
+def test_the_static_wait_estimate_grows_with_the_number_of_waiting_requests() -> None:
     policy, served = StaticThresholds(), fate()
     served.handed_on_at = 0.0
     policy.finished(served, 4.0)

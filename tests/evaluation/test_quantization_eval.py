@@ -31,7 +31,7 @@ def test_a_rounded_weight_has_few_values_a_row_and_errs_by_half_a_step(bits: int
     assert torch.equal(made.abs().amax(dim=1), weight.abs().amax(dim=1)) or bits == 8
 
 
-def test_a_row_of_zeros_stays_one() -> None:
+def test_a_row_of_zeros_stays_zero() -> None:
     assert torch.equal(rounded(torch.zeros(2, 4), 8), torch.zeros(2, 4))
 
 
@@ -50,7 +50,7 @@ KEY = "admin-key"
 
 
 class Gateway:
-    """A gateway's two paths: what is evaluated, and answers that are right where ``wrong`` does not say otherwise."""
+    """A fake gateway: lists backends, stores reports, runs batches, and answers correctly unless ``wrong(model)``."""
 
     def __init__(self, wrong: Callable[[str], bool] = lambda model: False, **sluice: Any) -> None:
         self.cases = {one.messages[-1].content: one for one in load_prompts(PROMPTS).cases}
@@ -100,7 +100,7 @@ class Gateway:
 
 
 def _matching(pattern: str | None) -> str:
-    """A text that holds every word of the pattern."""
+    """Return a text with every word of the pattern."""
     return "It is " + re.sub(r"[^\w ,.$¥-]", " ", (pattern or "good").replace("\\", ""))
 
 

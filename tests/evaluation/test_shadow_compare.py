@@ -23,7 +23,7 @@ from tests.shadow.test_report import pairs
 
 @dataclass
 class Notebook:
-    """A tracker that remembers."""
+    """A tracker that stores its runs in memory."""
 
     runs: list[dict[str, Any]] = field(default_factory=list)
 
@@ -78,9 +78,9 @@ def test_mlflow_itself_keeps_the_run_and_its_files_and_an_unreachable_server_is_
     tmp_path: Path,
 ) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # nobody listens there
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         away = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        # In a process of its own, which MLflow changes much of.
+        # In a separate process, because MLflow changes much process-wide state.
         done = subprocess.run(
             [sys.executable, "-c", LOGS, away, f"file:{tmp_path}/runs"],
             cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""The simulated worker: equal to a plain model of the same rules, and its books always agree."""
+"""The simulated worker: equal to a plain model of the same rules; its counts of blocks always agree."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def traces(draw: st.DrawFn) -> list[Arrival]:
     for number, gap in enumerate(gaps):
         at += gap
         family = draw(st.integers(0, 3))
-        # Equal ids mean equal beginnings: a unit's id tells its family and its depth.
+        # Equal unit ids mean equal prefixes: an id is made of a family and a depth.
         units = tuple(100 * family + depth for depth in range(5)) if family else ()
         out.append(Arrival(number, at, draw(st.integers(1, 40)), draw(st.integers(1, 18)), 18, units=units))
     return out
@@ -55,7 +55,7 @@ def traces(draw: st.DrawFn) -> list[Arrival]:
 
 @settings(max_examples=120, deadline=None)
 @given(trace=traces(), profile=profiles())
-def test_keeping_the_answering_as_a_group_gives_what_a_plain_model_gives(
+def test_the_simulated_worker_gives_the_same_results_as_the_plain_worker(
     trace: list[Arrival], profile: Profile
 ) -> None:
     same_as_plain(trace, profile)
@@ -72,7 +72,7 @@ def same_as_plain(trace: list[Arrival], profile: Profile) -> None:
 
 @settings(max_examples=160, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
-def test_so_it_does_when_many_come_at_once_and_memory_is_short(seed: int) -> None:
+def test_the_simulated_worker_equals_the_plain_one_when_memory_is_short(seed: int) -> None:
     draw = random.Random(seed)
     profile = Profile(
         "tight",
