@@ -97,7 +97,7 @@ class Specimen:
         return self.tokenizer.encode(text)
 
     def chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the token ids of a conversation, with the start of the answer."""
+        """Return the token ids of a conversation, with the generation prompt."""
         return self.tokenizer.encode_chat(messages)
 
     def work(self, text: str, *, raw: bool = False, system: str | None = None, **changes: Any) -> Work:
