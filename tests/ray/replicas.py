@@ -1,4 +1,4 @@
-"""Engine replicas in this process, behind the backend's port: everything but Ray itself."""
+"""Engine replicas in this process, called through the backend's port: everything but Ray itself."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_backend(
     clock: Callable[[], float] = time.monotonic,
     lengths: list[int] | None = None,
 ) -> RayBackend:
-    """The backend over these replicas."""
+    """Return a Ray backend over these replicas."""
     return RayBackend(
         "local",
         kind="embedded",
@@ -54,12 +54,12 @@ def make_backend(
 
 @dataclass
 class Played:
-    """What one call does: the pieces it gives, then perhaps an error, or silence.
+    """The script of one call: the pieces that it gives, then perhaps an error, or silence.
 
     Args:
-        pieces: in order.
-        then: raised behind them.
-        hangs: nothing comes behind them.
+        pieces: given in order.
+        then: raised after them.
+        hangs: whether the call hangs after them.
     """
 
     pieces: Sequence[ReplicaPiece] = ()
@@ -77,7 +77,7 @@ WHOLE = Played(
 
 
 class Players:
-    """Fake replicas: calls play what is listed, in turn; signals are what is set."""
+    """Fake replicas: each call plays the next script; ``figures`` are their signals."""
 
     def __init__(self, *plays: Played) -> None:
         self._plays = list(plays)
@@ -129,7 +129,7 @@ class InProcess:
 
 @asynccontextmanager
 async def ray_replica(folder: Path) -> AsyncIterator[Specimen]:
-    """The embedded engine in an engine replica, as an ingress replica sees it."""
+    """Run the embedded engine in an engine replica, called as an ingress replica calls it."""
     config = folder / "replica.yaml"
     engine = {
         "model": str(DEMO_MODEL),

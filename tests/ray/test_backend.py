@@ -1,4 +1,4 @@
-"""The engine replicas as a backend: which are tried, what a lost one means, and what their figures add up to."""
+"""The engine replicas as a backend: which are tried, what the loss of one means, and the sum of their figures."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_prompts_of_two_tenants_share_no_fingerprint() -> None:
     assert not set(one.chain) & set(other.chain)
 
 
-async def test_it_is_ready_while_a_replica_is() -> None:
+async def test_the_backend_is_ready_while_a_replica_is_ready() -> None:
     players = Players()
     backend = make_backend(players)
     assert backend.state is BackendState.STARTING
@@ -158,7 +158,7 @@ async def test_a_replica_that_no_longer_tells_its_figures_is_avoided_until_it_do
     assert [route.avoid for route in players.routes] == [("a",), ()]
 
 
-async def test_who_waits_for_a_replica_hears_of_the_next_one() -> None:
+async def test_a_caller_that_waits_for_a_replica_is_woken_by_the_next_one() -> None:
     players = Players()
     players.figures = ()
     backend = make_backend(players)
@@ -175,7 +175,7 @@ async def test_who_waits_for_a_replica_hears_of_the_next_one() -> None:
 @pytest.mark.parametrize(
     ("silence", "limit_s"), [(LOST, LATE_S), ((), NO_REPLICAS_S)], ids=["late", "an empty table"]
 )
-async def test_a_short_silence_takes_no_replica_out(
+async def test_a_short_silence_of_the_replicas_does_not_end_readiness(
     silence: Exception | tuple[ReplicaSignals, ...], limit_s: float
 ) -> None:
     now = 100.0
@@ -230,7 +230,7 @@ async def test_figures_add_up_and_what_was_sent_since_counts_at_once() -> None:
         hearing.cancel()
 
 
-async def test_a_completion_behind_others_is_kept_whole() -> None:
+async def test_a_completion_after_other_pieces_is_passed_on_whole() -> None:
     ends = Completion(FinishReason.LENGTH, Usage(3, 4, 2), 0.25, (FinishReason.STOP,))
     heard = await hear(make_backend(Players(Played([FIRST_PIECE, ReplicaPiece(completion=ends)]))), WORK)
     assert heard.completion == ends

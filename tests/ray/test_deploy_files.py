@@ -1,4 +1,4 @@
-"""The files of deploy/ray: of the right form, and of one mind with the application."""
+"""The files of deploy/ray: valid, and consistent with the application."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    """What the ConfigMap holds, as the replicas read it."""
+    """The settings of the ConfigMap, as the replicas read them."""
     path = tmp_path / "sluice.yaml"
     path.write_text(CONFIG_MAP["data"]["sluice.yaml"])
     return load_settings(path, {})
@@ -75,7 +75,7 @@ def test_pods_are_valid_and_keep_the_restricted_standard(pod: Mapping[str, Any])
 
 
 def test_rays_own_ports_are_open_to_the_cluster_and_its_operator_alone() -> None:
-    """Ray asks nobody who they are: a port of its is a shell on every node."""
+    """Ray does not authenticate: an open port of Ray is a shell on every node."""
     kubernetes_validate.validate(POLICY, "1.33", strict=True)
     spec = POLICY["spec"]
     labels = spec["podSelector"]["matchLabels"]
@@ -95,7 +95,7 @@ def test_rays_own_ports_are_open_to_the_cluster_and_its_operator_alone() -> None
     )
 
 
-def test_one_version_of_ray_is_meant_everywhere() -> None:
+def test_the_image_and_the_cluster_have_the_same_version_of_ray() -> None:
     pinned = re.search(r"'ray\[serve\]==([0-9.]+)'", (FOLDER / "Dockerfile").read_text())
     assert pinned
     assert pinned[1] == CLUSTER["rayVersion"]

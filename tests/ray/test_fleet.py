@@ -1,4 +1,4 @@
-"""Which engine replica a call goes to: the same place for the same beginning, at a cost that does not grow."""
+"""The choice of an engine replica: the same replica for the same prefix, at a cost that does not grow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ops.ray.fleet import ReplicaFleet
 
 
 class Replicas:
-    """Replicas with a load each; counts how often one is looked at."""
+    """Replicas with a load each; ``looks`` counts how often a replica is read."""
 
     def __init__(self, count: int, seed: int = 1, whole_up_to: int = WHOLE_UP_TO) -> None:
         self.requests = {f"replica-{number}": 0.0 for number in range(count)}
@@ -37,7 +37,7 @@ class Replicas:
         return None if name in self.away else WorkerView(name, self.requests[name])
 
     def call(self, preference: WorkerPreference) -> str:
-        """Place a call and send it there."""
+        """Place a call, send it to the replica and return the replica's name."""
         best = self.fleet.place(preference, ()).best
         assert best is not None
         self.fleet.sent(best, preference)
@@ -56,7 +56,7 @@ def test_a_few_replicas_are_all_looked_at() -> None:
     assert {placed.best, *placed.others} == set(replicas.requests) - {"replica-3"}
 
 
-def test_of_many_a_call_looks_at_a_few_and_four_times_a_second_at_all() -> None:
+def test_of_many_replicas_a_call_reads_a_few_and_a_periodic_snapshot_reads_all() -> None:
     replicas = Replicas(1_000)
     replicas.call(preference_of(0))
     replicas.looks = 0
@@ -69,7 +69,7 @@ def test_of_many_a_call_looks_at_a_few_and_four_times_a_second_at_all() -> None:
     assert replicas.looks >= 1_000
 
 
-def test_a_conversation_of_many_stays_where_it_was() -> None:
+def test_a_conversation_stays_on_its_replica_among_many() -> None:
     replicas = Replicas(500)
     first = [replicas.call(preference_of(number)) for number in range(200)]
     replicas.requests = dict.fromkeys(replicas.requests, 0.0)
@@ -79,13 +79,13 @@ def test_a_conversation_of_many_stays_where_it_was() -> None:
     )
 
 
-def test_a_favourite_beginning_spreads_over_as_many_as_its_load_needs() -> None:
+def test_a_popular_prefix_spreads_over_as_many_replicas_as_its_load_needs() -> None:
     replicas = Replicas(64)
     calls = Counter(replicas.call(preference_of(7)) for _ in range(640))
     assert max(calls.values()) <= (1.25 + CACHED_FACTOR) * 640 / 64 + 1
 
 
-def test_when_nobody_of_the_shortlist_serves_all_are_looked_at() -> None:
+def test_when_no_replica_of_the_shortlist_serves_all_are_read() -> None:
     replicas = Replicas(200)
     replicas.away = set(replicas.requests) - {"replica-42"}
     placed = replicas.fleet.place(preference_of(1), ())
@@ -94,7 +94,7 @@ def test_when_nobody_of_the_shortlist_serves_all_are_looked_at() -> None:
     assert replicas.fleet.place(preference_of(1), ()).best is None
 
 
-def test_asked_again_every_one_that_serves_is_named() -> None:
+def test_a_second_attempt_names_every_replica_that_serves() -> None:
     replicas = Replicas(100)
     assert not replicas.fleet.place(preference_of(1), ()).whole
     placed = replicas.fleet.place(preference_of(1), ("replica-1",), whole=True)
@@ -116,7 +116,7 @@ def test_a_replica_that_has_gone_is_neither_chosen_nor_remembered() -> None:
     avoid=st.sets(st.integers(0, 79)),
     conversations=st.lists(st.integers(0, 5), max_size=20),
 )
-def test_whoever_serves_and_did_not_fail_the_call_is_found(
+def test_a_replica_that_serves_and_did_not_fail_the_call_is_found(
     count: int, away: set[int], avoid: set[int], conversations: list[int]
 ) -> None:
     replicas = Replicas(count, whole_up_to=8)
@@ -131,7 +131,7 @@ def test_whoever_serves_and_did_not_fail_the_call_is_found(
 
 
 @pytest.mark.parametrize("count", [2, 33, 1_000])
-def test_calls_without_a_wish_go_to_who_has_little_to_do(count: int) -> None:
+def test_calls_without_a_preferred_replica_go_to_the_least_loaded_one(count: int) -> None:
     replicas = Replicas(count)
     for name in list(replicas.requests)[1:]:
         replicas.requests[name] = 9.0

@@ -1,6 +1,6 @@
 """The application on a real Ray cluster: replicas die, come and go under load, and no request fails.
 
-The engines compute nothing and keep a GPU's pace, so that several of them fit on a small machine.
+The engines compute nothing and answer at a GPU's pace, so that several of them fit on a small machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.state.servers import free_port
 pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.serial,
-    # Ray's own, from its own modules.
+    # Warnings from Ray's own modules.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 SCALE_TIMEOUT_S = 300.0
@@ -36,7 +36,7 @@ BODY = {
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
-    """One to three engine replicas behind one ingress replica."""
+    """An application of one ingress replica and one to three engine replicas."""
     folder = tmp_path_factory.mktemp("ray")
     config = write_config(
         folder,
@@ -55,7 +55,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
 
 
 def metric(url: str, name: str) -> float:
-    """A metric's sum over its labels."""
+    """Return the sum of a metric over its labels."""
     return total_of(httpx.get(f"{url}/metrics", timeout=60).text, name)
 
 
@@ -78,7 +78,7 @@ def test_the_gateways_contracts_are_served(running: Application) -> None:
     assert refused.status_code == 422
 
 
-async def test_load_brings_replicas_and_a_kill_among_them_loses_no_request(running: Application) -> None:
+async def test_load_adds_replicas_and_killing_one_loses_no_request(running: Application) -> None:
     callers = Callers(running.url, count=20, tokens=40)
     async with callers.calling() as tally:
 
@@ -92,13 +92,13 @@ async def test_load_brings_replicas_and_a_kill_among_them_loses_no_request(runni
             running.strike("Engine")
             await more_answers()
             if metric(running.url, "sluice_resumed_streams_total") > 0:
-                break  # else the one that was killed had no answer in hand
+                break  # otherwise the killed replica was streaming no answer
         await running.wait_for("Engine", ENGINES, SCALE_TIMEOUT_S)
     assert not tally.faults
     assert metric(running.url, "sluice_resumed_streams_total") > 0
 
 
-async def test_replicas_that_go_while_they_stream_break_nothing(running: Application) -> None:
+async def test_replicas_that_are_scaled_down_while_they_stream_break_no_answer(running: Application) -> None:
     callers = Callers(running.url, count=8, tokens=200)
     async with callers.calling() as tally:
         before = metric(running.url, "sluice_resumed_streams_total")
@@ -132,7 +132,7 @@ def test_status_tells_the_replicas(running: Application) -> None:
 
 
 async def test_another_configuration_takes_over_under_load(running: Application, tmp_path: Path) -> None:
-    """Rolling: the paced engine goes, the embedded one comes."""
+    """A rolling update replaces the paced engine with the embedded one."""
     config = write_config(tmp_path, engine={"max_num_seqs": 8}, ray={"surge_percent": 100})
     callers = Callers(running.url, count=2, tokens=20, prompts=2)
     async with callers.calling() as tally:
@@ -142,7 +142,7 @@ async def test_another_configuration_takes_over_under_load(running: Application,
             ["ray", "deploy", str(config), "--port", running.url.rpartition(":")[2]],
         )
         assert done.exit_code == 0, done.output
-    # The new engine says something else; what counts is that each answer was whole.
+    # The new engine gives other answers; each must be whole.
     assert not [fault for fault in tally.faults if fault != "another answer than before"]
     answer = await asyncio.to_thread(httpx.post, f"{running.url}/v1/generate", json=BODY, timeout=60)
     assert answer.json()["finish_reason"] == "length"

@@ -1,4 +1,4 @@
-"""An engine replica without Serve: what it answers, tells, and when it calls itself sick."""
+"""An engine replica without Serve: its answers, its signals, and when it reports itself unhealthy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORK = Work("gen_1", tuple(range(300, 340)), (), Sampling(max_tokens=6), cache_s
 
 @dataclass
 class Stage:
-    """A replica, the engine in it, and the time."""
+    """A replica, its engine, and the time of its clock."""
 
     engines: list[EngineHost]
     now: float = 100.0
@@ -74,14 +74,14 @@ async def settled(what: Callable[[], Awaitable[bool]]) -> None:
     raise AssertionError("it did not come to that within a minute")
 
 
-async def test_it_names_itself_answers_and_ends(stage: Stage) -> None:
+async def test_a_replica_first_names_itself_then_answers_and_ends(stage: Stage) -> None:
     first, *rest = await pieces_of(stage.replica, encode(WORK))
     assert first == ReplicaPiece(replica="one")
     assert rest[-1].completion is not None
     assert rest[-1].completion.usage.output_tokens == 6
 
 
-async def test_it_goes_on_with_what_another_replica_began(stage: Stage) -> None:
+async def test_a_replica_resumes_an_answer_of_another_replica(stage: Stage) -> None:
     whole = await pieces_of(stage.replica, encode(WORK))
     ids = [token for piece in whole for delta in piece.deltas for token in delta.token_ids]
     texts = [delta.text for piece in whole for delta in piece.deltas]
@@ -133,7 +133,7 @@ async def test_the_queues_of_all_gateways_count_while_they_are_told(stage: Stage
     assert stage.replica.record_autoscaling_stats()["queued"] == 2
 
 
-async def test_it_is_well_until_its_engine_is_given_up(stage: Stage) -> None:
+async def test_a_replica_is_healthy_until_its_engine_is_stopped(stage: Stage) -> None:
     stage.replica.check_health()
     await stage.replica.stop()
     with pytest.raises(RuntimeError, match="the engine is stopped"):

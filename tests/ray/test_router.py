@@ -1,4 +1,4 @@
-"""Serve's router of ours, asked as Serve asks it: which replicas it names, and in what order."""
+"""The request router for Serve, called as Serve calls it: which replicas it names, and in what order."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ async def test_of_many_a_shortlist_is_named_and_all_when_serve_found_no_room_the
     assert rest == ["r3"]
 
 
-async def test_the_same_beginning_goes_where_it_went_and_not_to_one_that_died() -> None:
+async def test_the_same_prefix_goes_to_the_same_replica_until_that_one_dies() -> None:
     router, pending = Router(200), call()
     best = (await router.choose_replicas(list(router._replicas.values()), pending))[0][0]
     router.on_request_routed(pending, best.replica_id, None)
     assert (await asked(router, call()))[0] == [best.replica_id.unique_id]
-    # As Serve does at once when a replica's process has ended.
+    # Serve removes a replica at once when its process has ended.
     router._replicas.pop(best.replica_id)
     assert best.replica_id.unique_id not in {name for rank in await asked(router, call()) for name in rank}
 

@@ -1,4 +1,4 @@
-"""Hearing the replicas' figures: who is late is not gone."""
+"""Collecting the replicas' signals: a late replica is not a dead one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels, what a replica takes of a cluster, and how many are wanted: values, without Ray."""
+"""Values, without Ray: messages between replicas, a replica's resources, and the wanted number of replicas."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_pipeline_stages_may_lie_on_several_nodes() -> None:
     assert placed["placement_group_strategy"] == "PACK"
 
 
-def test_a_range_upside_down_is_refused() -> None:
+def test_a_maximum_of_engines_below_the_minimum_is_refused() -> None:
     with pytest.raises(ValueError, match=r"engines_max: 1 is less than engines_min \(2\)"):
         RaySection(engines_min=2, engines_max=1)
 
