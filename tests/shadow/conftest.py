@@ -1,4 +1,4 @@
-"""Gateways with a shadow."""
+"""Fixtures: a request journey with a shadow backend."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class KeptPairs:
         self.pairs += pairs
 
     async def close(self) -> None:
-        pass  # it has nothing to let go
+        pass  # nothing to close
 
 
 @dataclass
 class Watched:
-    """A house, its shadow, and the pairs that were kept."""
+    """A house, its shadow, and the stored pairs."""
 
     house: House
     shadow: Shadow

@@ -73,7 +73,7 @@ def test_an_answer_has_the_shape_that_was_asked_for(
 
 
 def test_a_callers_pattern_is_never_run() -> None:
-    # Backtracking over this would take longer than the test may.
+    # Backtracking over this text would take longer than the test's timeout.
     assert shape(
         Exam('{"title": "' + "a" * 60 + '!"}', wanted=ResponseFormat(FormatType.JSON_SCHEMA, SCHEMA))
     )
@@ -127,7 +127,7 @@ def test_personal_data_is_known_by_its_shape(text: str, redacted: str) -> None:
     "text",
     [
         "volumes 1 to 27 cost 1,299.00 yen each",
-        "order 1234567890123456",  # no card's check digit
+        "order 1234567890123456",  # without a card's check digit
         "published 1999-2004, reprinted 2024-10-11",
         "version 1.2.3.4567",
         "ISBN 978-4-06-510095-6",
@@ -180,7 +180,7 @@ def test_a_check_that_raises_is_counted_and_logged_once_without_the_answers_text
     assert "secret" not in str(line)
 
 
-def test_likeness_is_one_for_the_same_and_falls_with_what_differs() -> None:
+def test_likeness_is_one_for_equal_texts_and_falls_with_their_differences() -> None:
     text = "Vinland Saga is by Makoto Yukimura."
     assert chrf(text, text) == pytest.approx(1.0)
     assert chrf(text, "  Vinland Saga is by Makoto  Yukimura. ") == pytest.approx(1.0)

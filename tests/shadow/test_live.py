@@ -26,7 +26,7 @@ QUESTIONS = ("Who wrote Vinland Saga?", "How much is shipping to Spain?", "Somet
 
 
 def config(folder: Path, bedrock: StandIn) -> Path:
-    """The usual gateway; its route sends everything to Bedrock too, and its own model judges."""
+    """Write a gateway's configuration: its route mirrors every request to Bedrock, and its own model judges."""
     settings = yaml.safe_load((ROOT / "sluice.yaml").read_text())
     settings["backends"]["bedrock"] = {
         "kind": "bedrock",

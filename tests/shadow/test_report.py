@@ -17,7 +17,7 @@ from ops.shadow.tables import lines, tables
 
 
 def pairs(count: int, *, slower_ms: float = 100.0, ungrounded: int = 4, failed: int = 0) -> list[ShadowPair]:
-    """Every ``ungrounded``-th shadow names what it should not; the first ``failed`` have no answer."""
+    """Return pairs: every ``ungrounded``-th shadow fails the grounding check; the first ``failed`` have no answer."""
     rng, made = random.Random(7), []
     for number in range(count):
         ms = rng.uniform(200, 400)
@@ -87,7 +87,7 @@ def test_a_paired_difference_has_a_narrower_interval_than_its_sides() -> None:
     report = make_report(pairs(200))
     [total] = [one for one in report["groups"][0]["numbers"] if one["measure"] == "total_ms"]
     width = total["difference"]["high"] - total["difference"]["low"]
-    # Answers differ by 200 ms from each other, the pairs by 40 ms from their mean: about 1.6 ms of error.
+    # Answers span 200 ms, the differences of pairs 40 ms: a standard error of about 1.6 ms.
     assert 2 < width < 8
 
 
@@ -104,7 +104,7 @@ def test_a_report_is_deterministic() -> None:
 
 
 class Page(HTMLParser):
-    """Counts what a page holds."""
+    """Collects the tags of a page and the addresses that it loads."""
 
     def __init__(self) -> None:
         super().__init__()

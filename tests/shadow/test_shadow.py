@@ -1,4 +1,4 @@
-"""Shadow requests with a whole journey."""
+"""Shadow requests in a whole request journey."""
 
 from __future__ import annotations
 
@@ -127,7 +127,9 @@ async def test_personal_data_leaves_the_prompt_before_it_is_sent_and_the_texts_b
     assert "mail.example" not in repr(pair) and "shop.example" not in repr(pair)
 
 
-async def test_what_the_redactor_cannot_pass_is_neither_sent_nor_stored(watch: Watch, ask: Ask) -> None:
+async def test_a_request_that_the_redactor_fails_on_is_neither_sent_nor_stored(
+    watch: Watch, ask: Ask
+) -> None:
     def broken(text: str) -> str:
         raise RuntimeError("no model")
 
@@ -147,7 +149,7 @@ async def test_a_failing_shadow_is_stored_and_harms_no_caller(watch: Watch, ask:
             await watched.run(ask(generation_id=f"gen_{number}"))
         await watched.until(ShadowOutcome.FAILED, 30)
     assert {pair.shadow.failure for pair in watched.kept.pairs} == {"throttled"}
-    assert len(watched.other.calls) == 30  # each once: retries are the callers'
+    assert len(watched.other.calls) == 30  # each once: only callers' requests are retried
     gate = watched.house.admission.gate("other")
     assert gate.circuit.admits(watched.house.journey.clock())
     assert not watched.house.left_behind()
@@ -187,7 +189,7 @@ async def test_nothing_is_shadowed_outside_the_sample_or_without_a_models_answer
     assert raw.shadow.figures().waiting == 0
 
 
-async def test_a_backend_that_callers_use_is_left_to_them(watch: Watch, ask: Ask) -> None:
+async def test_no_shadow_is_sent_to_a_backend_that_callers_keep_busy(watch: Watch, ask: Ask) -> None:
     watched = watch(deadline_s=0.3)
     demand = Demand("other", "acme", 0, 10, 10, 0.0)
     limits = replace(watched.house.admission.gate("other").limits, max_in_flight=1)
@@ -293,7 +295,7 @@ def test_the_sample_is_the_same_everywhere_and_as_large_as_asked() -> None:
     assert not any(chosen(one, 0.0) for one in ids) and all(chosen(one, 1.0) for one in ids)
 
 
-async def test_a_line_is_bounded_by_what_its_copies_take(watch: Watch, ask: Ask) -> None:
+async def test_a_queue_is_bounded_by_the_bytes_of_its_copies(watch: Watch, ask: Ask) -> None:
     watched = watch()
     await watched.run(ask())
     copy = watched.shadow.queue.take()
@@ -311,7 +313,7 @@ TOOLS = BEDROCK_FEATURES | {Feature.TOOLS}
 
 
 def calling(title: str, id: str = "c1", spaces: str = "") -> Script:
-    """A thought and a call of ``stock``, and no text."""
+    """Return a script of reasoning and a call of ``stock``, without text."""
     events = (
         Reasoning("Hm.", 1),
         ToolBegin("stock", 1, id=id),
