@@ -1,4 +1,4 @@
-"""A server that speaks S3, the network before it, and credentials in the environment."""
+"""Fixtures: a server that speaks S3, a network in front of it, and credentials in the environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def s3_url() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Credentials of the test; those of this machine are hidden."""
+    """Set test credentials and hide those of this machine."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -58,7 +58,7 @@ def network(s3_url: str) -> Iterator[Wire]:
 
 @pytest.fixture
 def fetcher_at(credentials: None) -> Callable[..., S3Fetcher]:
-    """Makes fetchers that do not wait long."""
+    """A function that makes fetchers with short timeouts."""
 
     def make(url: str, **more: Any) -> S3Fetcher:
         options = WeightsSection(

@@ -75,12 +75,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are in ``asked``."""
+        """Log nothing: requests are recorded in ``asked``."""
 
 
 @contextlib.contextmanager
 def hub() -> Iterator[Hub]:
-    """A hub that serves while the block runs."""
+    """Run a hub while the block runs."""
     state = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": state}))
     state.url = f"http://127.0.0.1:{server.server_address[1]}"

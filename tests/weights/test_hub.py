@@ -87,7 +87,7 @@ def test_offline_with_an_empty_cache_says_what_to_do(
 
 
 def test_a_stop_ends_the_child(models: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # An address that answers nothing: the library would wait for its own timeouts.
+    # An address that never answers: the library would wait for its own timeouts.
     monkeypatch.setenv("HF_ENDPOINT", "http://10.255.255.1")
     stop = threading.Event()
     stop.set()

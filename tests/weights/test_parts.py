@@ -1,4 +1,4 @@
-"""The pieces a fetch is made of: addresses, byte ranges, part files, checksums, settings."""
+"""The parts of a fetch: addresses, byte ranges, part files, checksums, settings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_local_folder_changes_nothing() -> None:
     assert prepared is settings and not weights.remote and weights.folder == Path("models/demo")
 
 
-def test_a_model_that_is_only_counted_for_elsewhere_is_not_looked_up() -> None:
+def test_a_model_that_only_other_servers_serve_is_not_fetched() -> None:
     engine = {"kind": "none", "model": "s3://nowhere/model", "tokenizer": "models/demo"}
     workers = {"worker": {"kind": "openai", "base_urls": ["http://127.0.0.1:1/v1"], "model": "base"}}
     settings = Settings.model_validate({"engine": engine, "backends": workers})
@@ -117,7 +117,7 @@ def test_a_part_file_knows_what_it_holds_after_any_end(
 
 
 @given(torn=st.binary(max_size=60))
-def test_counts_that_were_torn_are_not_trusted(torn: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_damaged_counts_file_is_not_trusted(torn: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("part") / "m.part"
     file = RemoteFile("m", 4, "etag")
     with PartFile(path, file) as part:
@@ -161,7 +161,7 @@ def test_progress_is_logged_now_and_then() -> None:
 
 
 def nothing() -> None:
-    """No stop."""
+    """Do not stop."""
 
 
 def test_each_kind_of_checksum_finds_wrong_content(tmp_path: Path) -> None:
@@ -194,14 +194,14 @@ def test_manifests_name_files_below_their_own_folder() -> None:
     assert is_manifest("x/SHA256SUMS") and is_manifest("a.sha256") and not is_manifest("SHA256SUMS.txt")
 
 
-def test_what_s3_says_of_content_is_taken_at_its_worth() -> None:
+def test_the_strongest_usable_checksum_of_s3_is_chosen() -> None:
     md5, size = "0" * 32, 10
     crc = base64.b64encode(bytes(4)).decode()
     ask = lambda: 6  # noqa: E731
     assert from_head({"ETag": f'"{md5}"'}, size, ask) == Expected("md5", md5, size)
     assert from_head({"ETag": f'"{md5}"', "ChecksumCRC32": crc}, size, ask).kind == "crc32"
     assert from_head({"ETag": f'"{md5}-2"'}, size, ask) == Expected("multipart-md5", f"{md5}-2", size, 6)
-    # Not digests of the whole content, or parts whose sizes are not known.
+    # These are no digests of the whole content, or their part sizes are unknown.
     assert from_head({"ETag": f'"{md5}"', "ServerSideEncryption": "aws:kms"}, size, ask).kind == "size"
     assert from_head({"ETag": f'"{md5}-2"', "ChecksumCRC32": crc}, size, ask).kind == "multipart-md5"
     assert from_head({"ETag": f'"{md5}-3"'}, size, ask).kind == "size"

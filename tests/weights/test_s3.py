@@ -113,7 +113,7 @@ def test_a_connection_that_breaks_is_resumed_where_it_ended(
     folder = fetcher.fetch(URL, tmp_path)
     assert (folder / "model.safetensors").read_bytes() == content
     assert len(network.ranges) > 6, "it was really cut"
-    # A cut loses the bytes in buffers, up to a chunk and the sockets', never a range.
+    # A cut loses only the bytes in buffers: up to a chunk and those of the sockets, never a range.
     assert network.received < 24 * MIB + len(network.ranges) * 2 * MIB
 
 
@@ -136,7 +136,7 @@ def test_a_fetch_that_was_killed_is_resumed_without_fetching_twice(
     deadline = time.monotonic() + 60
     while network.received < size // 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(0.2)  # what is in the sockets reaches the disk
+    time.sleep(0.2)  # bytes in the socket buffers reach the disk
     child.send_signal(signal.SIGKILL)
     child.communicate()
     first = network.received
@@ -163,7 +163,9 @@ def test_two_processes_at_once_fetch_each_file_once(s3: Any, network: Wire, tmp_
     assert network.received < sum(sizes.values()) + MIB
 
 
-def test_threads_of_one_process_share_too(s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path) -> None:
+def test_threads_of_one_process_share_a_fetch_too(
+    s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
+) -> None:
     put(s3, "model.safetensors", random_bytes(8 * MIB))
     network.rate = 32 * MIB
     with ThreadPoolExecutor(3) as pool:
@@ -171,7 +173,7 @@ def test_threads_of_one_process_share_too(s3: Any, network: Wire, fetcher_at: Ma
     assert len(set(folders)) == 1 and network.received < 9 * MIB
 
 
-def test_a_stop_ends_it_soon_and_keeps_what_has_arrived(
+def test_a_stop_ends_a_fetch_soon_and_keeps_the_bytes_that_arrived(
     s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
 ) -> None:
     put(s3, "model.safetensors", random_bytes(32 * MIB))

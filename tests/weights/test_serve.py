@@ -22,7 +22,7 @@ DEMO = ROOT / "models" / "demo"
 
 @pytest.fixture
 def demo(s3: Any) -> Any:
-    """The demo model in the bucket."""
+    """Put the demo model into the bucket; return the client."""
     for path in DEMO.iterdir():
         s3.put_object(Bucket=BUCKET, Key=f"demo/{path.name}", Body=path.read_bytes())
     return s3

@@ -19,10 +19,10 @@ class Wire:
 
     target: tuple[str, int]
     rate: float | None = None  # bytes a second downstream, all connections together
-    cut_every: int | None = None  # cuts a connection after so many bytes downstream
-    hold_at: int | None = None  # passes nothing on once so many bytes have come downstream
+    cut_every: int | None = None  # cuts a connection after this many bytes downstream
+    hold_at: int | None = None  # forwards nothing after this many bytes downstream
     dead: bool = False  # accepts and closes
-    corrupt: bool = False  # flips a bit of what comes in large answers
+    corrupt: bool = False  # flips a bit in large answers
     received: int = 0
     ranges: list[tuple[int, int]] = field(default_factory=list)
 
@@ -39,7 +39,7 @@ class Wire:
 
     def close(self) -> None:
         self._closed.set()
-        # A closed listener does not wake its accept everywhere; a connection does.
+        # Closing a listener does not wake its accept() on every system; a connection does.
         with contextlib.suppress(OSError):
             socket.create_connection(self._listener.getsockname(), timeout=30).close()
         self._listener.close()
@@ -93,7 +93,7 @@ class Wire:
 
 @contextlib.contextmanager
 def wire(url: str) -> Iterator[Wire]:
-    """A forwarder to the server at ``url``."""
+    """Run a forwarder to the server at ``url``."""
     host, port = url.removeprefix("http://").split(":")
     forwarder = Wire((host, int(port)))
     try:
