@@ -1,4 +1,4 @@
-"""A gateway's process in front of a worker with a script."""
+"""Fixtures: a gateway process in front of a scripted worker."""
 
 from __future__ import annotations
 

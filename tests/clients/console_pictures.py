@@ -20,7 +20,7 @@ VIEWS = ("adapters", "batches", "keys", "prompts", "requests", "routing", "usage
 
 
 def fill(live: LiveGateway, client: httpx.Client) -> None:
-    """Requests of three tenants, a batch, a routing change, an adapter behind an alias."""
+    """Send the requests of three tenants, run a batch and change the routing."""
     for number, tenant in enumerate(TENANTS):
         made = {"tenant": tenant, "comment": f"{tenant}'s backend"}
         limits = {"limits": {"requests_per_minute": 90}} if tenant == "shop" else {}

@@ -1,6 +1,6 @@
-"""A worker with a script: asks the shop's tools, one call after the other, and answers from their results.
+"""A scripted worker: calls the shop's tools turn by turn, and answers from their results.
 
-It speaks OpenAI's Chat Completions as vLLM does, whole and streamed. What it does follows from the history
+It speaks OpenAI's Chat Completions as vLLM does, whole and streamed. Its answer depends on the history
 alone: the first turn calls `check_stock` and `order_status` together, the second `ship`, the third answers.
 """
 
@@ -40,13 +40,13 @@ TOOLS: list[Any] = [
         ("ship", "Send an order.", {"order_id": {"type": "string"}, "express": {"type": "boolean"}}),
     )
 ]
-# What it answers where JSON of a schema is asked for.
+# The answer to a request for JSON of a schema.
 RECORD = {"title": "Berserk", "copies": 3}
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the worker says next."""
+    """The worker's next answer: text or tool calls."""
 
     text: str
     calls: tuple[tuple[str, str, str], ...] = ()
@@ -138,12 +138,12 @@ def make_app() -> FastAPI:
 
 
 def vector_of(text: str) -> tuple[float, float]:
-    """Numbers that 32 bits hold exactly."""
+    """Return a vector of numbers that 32-bit floats represent exactly."""
     return float(len(text)), float(text.count("e"))
 
 
 def score_of(query: str, text: str) -> float:
-    """The share of the query's words that are in the text."""
+    """Return the share of the query's words that are in the text."""
     words = query.lower().split()
     return sum(word in text.lower() for word in words) / len(words)
 
@@ -162,7 +162,7 @@ async def _events(turn: Turn, head: Mapping[str, object], usage: object) -> Asyn
 
 @contextlib.contextmanager
 def serving_shop() -> Iterator[str]:
-    """The worker on a free port of this machine, in a thread; its address."""
+    """Run the worker in a thread on a free port; yield its URL."""
     server = uvicorn.Server(uvicorn.Config(make_app(), host="127.0.0.1", port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -48,7 +48,7 @@ EVENTS = ("onload", "onerror", "onmouseover", "ontoggle", "onfocus")
 PAYLOADS = [f"<{tag} {event}=window.ran=1>" for tag in TAGS for event in EVENTS]
 
 
-# What axe leaves open: contrasts below WCAG's 4.5 of drawn texts too, and content wider than the screen.
+# Checks that axe lacks: contrast below WCAG's 4.5, of SVG text too, and content wider than the screen.
 FAULTS = """() => {
   const faults = [];
   const light = (color) => {
@@ -79,7 +79,7 @@ AXE = "() => axe.run().then(({ violations }) => violations.map((one) => [one.id,
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[LiveGateway, httpx.Client]]:
-    """The embedded engine with its adapters, and a worker that each request is mirrored to."""
+    """Run a gateway of the embedded engine with its adapters; each request is mirrored to a worker."""
     shadow = {"backend": "shop", "sample": 1.0}
     route = {"backends": [{"name": "local", "weight": 100}], "fallback": [], "shadow": shadow}
     (folder / "routing.yaml").write_text(yaml.safe_dump({"routes": {"self_hosted_generation": route}}))
@@ -102,7 +102,7 @@ def serving(folder: Path) -> Iterator[tuple[LiveGateway, httpx.Client]]:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
-    """With two routing revisions, a key, and requests with hostile names."""
+    """A gateway with two routing revisions, and with keys and requests that have hostile names."""
     with serving(tmp_path_factory.mktemp("console")) as (running, client):
         client.post("/v1/chat/completions", json=ASKED).raise_for_status()
         config = client.get("/admin/routing").json()["config"]
@@ -118,7 +118,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
 
 @contextmanager
 def browsing(live: LiveGateway) -> Iterator[Any]:
-    """A signed-in page; at its end the browser has nothing to complain of."""
+    """Open a signed-in page; at the end check that the browser logged nothing and ran no payload."""
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         made = browser.new_page()
@@ -147,7 +147,7 @@ def show(page: Any, live: LiveGateway, view: str) -> None:
 
 
 def until(page: Any, condition: Callable[[], bool]) -> None:
-    """The page's policy lets nobody evaluate a text, so the page cannot be asked to wait."""
+    """Poll a condition; the page's policy forbids evaluating strings, so the page itself cannot wait."""
     for _ in range(1_200):
         if condition():
             return
@@ -156,7 +156,7 @@ def until(page: Any, condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_view_shows_what_there_is_and_runs_nothing_of_it(
+def test_every_view_shows_hostile_texts_and_runs_none_of_them(
     page: Any, live: LiveGateway, view: str
 ) -> None:
     show(page, live, view)
@@ -191,7 +191,7 @@ def test_a_rollback_by_clicks_is_in_force(page: Any, live: LiveGateway, tmp_path
 
 
 def test_a_canary_is_compared_with_the_stable_backend_and_aborted_by_clicks(tmp_path: Path) -> None:
-    """The canary's backend is not there: the engine answers its requests too, which counts against it."""
+    """The canary's backend is unreachable: the engine answers its requests, which counts against it."""
     away = {"kind": "openai", "base_urls": ["http://127.0.0.1:9/v1"], "model": "demo"}
     route = {"backends": [{"name": "local", "weight": 100}], "fallback": []}
     (tmp_path / "routing.yaml").write_text(yaml.safe_dump({"routes": {"self_hosted_generation": route}}))

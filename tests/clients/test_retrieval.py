@@ -1,4 +1,4 @@
-"""What orchestrators call before they ask: LangChain's `OpenAIEmbeddings`, and rerank by Cohere's client."""
+"""Retrieval calls of orchestrators: LangChain's `OpenAIEmbeddings`, and rerank by Cohere's client."""
 
 from __future__ import annotations
 
