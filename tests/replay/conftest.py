@@ -20,7 +20,7 @@ async def gateway() -> AsyncIterator[FakeGateway]:
 
 @pytest.fixture
 def azure(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a trace in Azure's form from ``(seconds, prompt, answer)`` rows."""
+    """A function that writes a trace in Azure's form from ``(seconds, prompt, answer)`` rows."""
 
     def write(*rows: tuple[float, int, int]) -> Path:
         lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]

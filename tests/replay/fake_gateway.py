@@ -12,7 +12,7 @@ MAX_MODEL_LEN = 600
 
 
 def tokens_of(text: str) -> int:
-    """The fake's tokenizer: a token for every six letters of a word, begun ones included."""
+    """Count a text's tokens as the fake does: one for every six letters of a word, rounded up."""
     return sum(-(-len(word) // 6) for word in text.split())
 
 
@@ -35,9 +35,9 @@ class Behaviour:
 
 @dataclass
 class FakeGateway:
-    """What a replay uses of a gateway; the n-th generation is answered by ``behave(n, body)``.
+    """The parts of a gateway that a replay uses; ``behave(n, body)`` decides the n-th answer.
 
-    The first generation a replay sends is its probe; ``behave`` sees it as -1.
+    A replay's first generation is its probe, with n = -1; ``behave`` decides it only if ``probe`` is false.
     """
 
     tokenize: bool = True
@@ -54,7 +54,7 @@ class FakeGateway:
     came: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def until(self, requests: int) -> None:
-        """Wait until so many have arrived, the probe not counted."""
+        """Wait until ``requests`` generations have arrived, not counting the probe."""
         async with asyncio.timeout(60), self.came:
             await self.came.wait_for(lambda: len(self.arrived) >= requests)
 

@@ -18,7 +18,7 @@ def clock() -> float:
 
 
 class Backend:
-    """Takes ``service_s`` for each request and keeps count of those under way."""
+    """Serves each request in ``service_s`` and counts the concurrent ones."""
 
     def __init__(self, service_s: float) -> None:
         self.service_s = service_s
@@ -63,7 +63,7 @@ def test_arrivals_do_not_wait_for_answers() -> None:
     assert run.wall_s == pytest.approx(0.65)
 
 
-def test_what_waits_for_the_cap_is_sent_late_in_order_and_the_delay_shows() -> None:
+def test_requests_that_wait_for_the_cap_are_sent_late_and_in_order() -> None:
     backend = Backend(service_s=0.1)
     run = in_virtual_time(load(planned(0, 0, 0, 0), backend, concurrency=1))
     assert backend.most == 1

@@ -76,12 +76,12 @@ async def test_lengths_are_scaled_and_clamped_to_what_the_gateway_tells(
 
 
 @pytest.mark.parametrize("contract", list(ContractName))
-async def test_times_are_those_a_reader_sees(
+async def test_reported_times_are_those_of_a_reader_of_the_stream(
     gateway: FakeGateway, azure: Azure, options: Options_, contract: ContractName
 ) -> None:
     gateway.behave = always(Behaviour(first_after_s=0.15, between_s=0.03))
     seen = []
-    for _ in range(5):  # a machine that stands still now and then lets one of them through undisturbed
+    for _ in range(5):  # on a machine that stalls now and then, one of five runs is undisturbed
         done = await replay_trace(options(azure((0.0, 30, 6)), contract=contract))
         (outcome,) = done.outcomes
         assert outcome.ttft_s is not None and outcome.last_token_s is not None
@@ -223,7 +223,7 @@ async def test_a_refused_key_stops_before_the_load_and_says_what_to_do(
 
 async def test_a_gateway_that_is_not_there_is_told_with_what_to_do(azure: Azure) -> None:
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))  # bound and not listening: nobody answers
+        held.bind(("127.0.0.1", 0))  # bound, but not listening
         url = f"http://127.0.0.1:{held.getsockname()[1]}"
         with pytest.raises(TargetError, match=r"cannot be reached .*make run"):
             await replay_trace(Options(trace=azure((0.0, 30, 2)), url=url))

@@ -72,7 +72,7 @@ def test_a_prompt_has_the_tokens_asked_for(wanted: int, seed: int) -> None:
     assert tokens(text) == max(1, wanted - LEXICON.overhead)
 
 
-def test_the_same_seed_gives_the_same_text_and_another_another() -> None:
+def test_the_same_seed_gives_the_same_text_and_another_seed_another_text() -> None:
     planned = Planned(3, 0.0, 200, 1)
     assert TextMaker(LEXICON, 1).prompt(planned) == TextMaker(LEXICON, 1).prompt(planned)
     assert TextMaker(LEXICON, 1).prompt(planned) != TextMaker(LEXICON, 2).prompt(planned)

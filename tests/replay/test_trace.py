@@ -30,7 +30,7 @@ def test_rows_out_of_order_are_put_in_order(azure: Azure) -> None:
     assert [(a.at_s, a.input_tokens) for a in trace.arrivals] == [(0.0, 1), (4.0, 2)]
 
 
-def test_lengths_of_nothing_become_one(azure: Azure) -> None:
+def test_lengths_of_zero_become_one(azure: Azure) -> None:
     (arrival,) = read_trace(azure((0.0, 0, 0))).arrivals
     assert (arrival.input_tokens, arrival.output_tokens) == (1, 1)
 
