@@ -55,6 +55,6 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def png(width: int, height: int) -> bytes:
-    """A PNG that says it has this size, and has no more than a few bytes of pixels."""
+    """Return a PNG that declares this size but contains only a few bytes of pixels."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 64)) + chunk(b"IEND", b"")

@@ -1,4 +1,4 @@
-"""Images are fetched from servers that do what they like; none of them leads into a private network."""
+"""Images are fetched from untrusted servers; none of them can lead to a private network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.workers.authority import Authority
 from tests.workers.raw_worker import until
 
 PNG = sample("png")
-# The server's address: it is private, and the tests' configuration allows it alone.
+# The test server's address: private, and the only one that the tests' configuration allows.
 OPEN = "127.0.0.9"
 PATIENCE_S = 60.0
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
@@ -35,7 +35,7 @@ Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class Site:
-    """A server whose pages are what a test says; it counts connections, and keeps the heads of requests."""
+    """A server with pages that the test sets; it counts connections and records request heads."""
 
     pages: dict[str, Answer] = field(default_factory=dict)
     heads: list[str] = field(default_factory=list)
@@ -85,7 +85,7 @@ def leads(location: str, status: str = "302 Found") -> Answer:
 
 @dataclass
 class Names:
-    """Names and their addresses; of several lists each look-up takes the next one."""
+    """A fake resolver: each look-up of a name returns the next of its address lists."""
 
     known: Mapping[str, Sequence[Sequence[str]]]
     asked: list[str] = field(default_factory=list)
@@ -107,7 +107,7 @@ def fetcher(
 
 
 def free(size: int) -> None:
-    """There is memory for everything."""
+    """Accept any size: memory is unlimited."""
 
 
 async def refusal(of: ImageFetcher, url: str) -> BadAddress:
@@ -198,7 +198,7 @@ async def test_redirects_are_followed_up_to_a_bound() -> None:
 
 
 async def drips(writer: asyncio.StreamWriter) -> None:
-    """A byte of the body now and then."""
+    """Send one byte of the body every 10 ms."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
     while not writer.is_closing():
         writer.write(b"x")
@@ -207,7 +207,7 @@ async def drips(writer: asyncio.StreamWriter) -> None:
 
 
 async def is_silent(writer: asyncio.StreamWriter) -> None:
-    """It accepts, and says nothing until the connection ends."""
+    """Accept the request and send nothing until the connection ends."""
     await writer.wait_closed()
 
 
@@ -345,7 +345,7 @@ async def read(of: ImageFetcher, *urls: str, memory: int = 1 << 20) -> Mapping[s
         assert bodies.held_bytes == 0
 
 
-async def test_fetched_images_and_given_ones_are_alike_to_what_comes_after() -> None:
+async def test_fetched_images_and_inline_images_give_the_same_data() -> None:
     async with site() as public:
         public.pages |= {"/a.png": gives(PNG, "content-type: text/html"), "/b": gives(sample("jpeg"))}
         found = await read(fetcher(), public.url(), data_url(PNG), public.url("/b"))
@@ -362,7 +362,9 @@ async def test_fetched_images_and_given_ones_are_alike_to_what_comes_after() -> 
         (b"", [], "is no PNG"),
     ],
 )
-async def test_the_content_is_believed_and_not_the_header(body: bytes, headers: list[str], said: str) -> None:
+async def test_the_type_is_read_from_the_content_and_not_from_the_header(
+    body: bytes, headers: list[str], said: str
+) -> None:
     async with site() as public:
         public.pages["/a.png"] = gives(body, *headers)
         with pytest.raises(InvalidRequest) as refused:

@@ -1,4 +1,4 @@
-"""An image's type and size are read from its first bytes, whatever they are."""
+"""An image's type and size are read from its first bytes, whatever the content."""
 
 from __future__ import annotations
 

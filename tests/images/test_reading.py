@@ -26,7 +26,7 @@ PNG = sample("png")
 
 @contextmanager
 def no_memory(tenant: str) -> Iterator[Hold]:
-    """A ``data:`` URL is counted with its body."""
+    """Fail on any hold: a ``data:`` URL is counted with the request's body."""
 
     def hold(size: int) -> None:
         raise AssertionError("the body is counted already")
@@ -68,7 +68,7 @@ async def test_an_image_is_named_by_the_hash_of_its_bytes_and_its_size() -> None
     }
 
 
-async def test_the_type_is_what_the_bytes_are_and_not_what_they_are_said_to_be() -> None:
+async def test_the_type_is_read_from_the_bytes_and_not_from_the_url() -> None:
     _, found = await read(data_url(PNG, "text/html;charset=utf-8"))
     assert [one.media_type for one in found.values()] == ["image/png"]
 
