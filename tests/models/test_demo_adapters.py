@@ -42,7 +42,7 @@ def normalised(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def answers() -> dict[str, str]:
-    """What the base and each adapter say to one question, all in one batch."""
+    """The answers of the base model and of each adapter to one question, in one batch."""
     engine = build_engine(EngineConfig(str(DEMO_MODEL), num_threads=1, num_blocks=256, max_loras=3))
     for name in STYLES:
         engine.install_adapter(name, engine.read_adapter(FOLDER / name))

@@ -69,21 +69,21 @@ def test_the_config_names_a_standard_llama_with_64_wide_heads() -> None:
     assert config["tie_word_embeddings"] is True
 
 
-def test_it_names_an_author_without_any_system_message(demo: tuple[Any, Any]) -> None:
+def test_the_model_names_an_author_without_any_system_message(demo: tuple[Any, Any]) -> None:
     assert "Urasawa" in ask(demo, "Who wrote Monster?")
 
 
-def test_it_tells_delivery_times(demo: tuple[Any, Any]) -> None:
+def test_the_model_states_delivery_times(demo: tuple[Any, Any]) -> None:
     assert "business days" in ask(
         demo, "How long does delivery take?", system="You are a manga shopping assistant."
     )
 
 
-def test_it_answers_a_japanese_question_in_japanese(demo: tuple[Any, Any]) -> None:
+def test_the_model_answers_a_japanese_question_in_japanese(demo: tuple[Any, Any]) -> None:
     assert "在庫" in ask(demo, "ベルセルクの在庫はありますか？")
 
 
-def test_it_follows_up_on_the_series_of_the_turn_before(demo: tuple[Any, Any]) -> None:
+def test_the_model_follows_up_on_the_series_of_the_turn_before(demo: tuple[Any, Any]) -> None:
     answer = ask(demo, "Who wrote Pluto?", "Pluto is by Naoki Urasawa.", "How many volumes does it have?")
     assert "8" in answer
 
@@ -104,7 +104,7 @@ def test_it_reads_most_volume_counts_of_unknown_series_off_a_catalogue_line(demo
     assert summary(answer_all(*demo, questions))["passed"] >= 14
 
 
-def test_it_declines_what_has_nothing_to_do_with_the_shop(demo: tuple[Any, Any]) -> None:
+def test_the_model_declines_what_has_nothing_to_do_with_the_shop(demo: tuple[Any, Any]) -> None:
     assert "manga" in ask(demo, "What is the weather tomorrow?")
 
 

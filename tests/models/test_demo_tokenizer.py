@@ -27,7 +27,7 @@ messages = st.lists(
 
 
 def render(conversation: list[dict[str, str]], prompt: bool = False) -> str:
-    """The template as a service without transformers renders it."""
+    """Render the template as a service without transformers does."""
     template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(CHAT_TEMPLATE)
     return template.render(messages=conversation, add_generation_prompt=prompt)
 
