@@ -48,7 +48,7 @@ def test_a_wrong_line_is_named_with_its_number(wrong: bytes, code: str, param: s
     assert faults(line("first"), b"", wrong, line("last")) == [(3, code, param)]
 
 
-def test_an_id_stands_once_and_too_many_lines_are_told() -> None:
+def test_a_repeated_id_and_too_many_lines_are_refused() -> None:
     assert faults(line("a"), line("b"), line("a")) == [(3, "duplicate_custom_id", "custom_id")]
     assert faults(line("a"), line("b"), line("c"), max_lines=2) == [(3, "too_many_lines", None)]
     assert faults(b"", b"  ") == [(None, "empty_file", None)]
@@ -64,7 +64,7 @@ def test_what_the_contract_refuses_is_a_fault_of_the_line() -> None:
     assert faults(line("a"), hot, body_fault=refuse) == [(2, "invalid_request", "body.temperature")]
 
 
-def test_a_line_that_is_too_long_is_told_and_not_held() -> None:
+def test_a_line_that_is_too_long_is_reported_and_not_kept_in_memory() -> None:
     def endless() -> Any:
         yield line("a") + b"\n"
         for _ in range(64):

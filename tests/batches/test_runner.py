@@ -1,4 +1,4 @@
-"""Batches from the first look to the files of results, over a real database."""
+"""Batches from their validation to the result files, over a real database."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def answered(line: BatchLine, attempt: int) -> LineOutcome:
 
 @dataclass
 class Lines:
-    """Answers lines by ``outcome``; ``holds`` keeps them at work until they are let go."""
+    """Answers lines by ``outcome``; lines stay at work while ``holds`` is set."""
 
     outcome: Outcome = answered
     holds: bool = False
@@ -89,7 +89,7 @@ class Lines:
 
 @dataclass
 class Engines:
-    """Capacity as a test sets it: so many ``places``, of which some are taken by ``lines``."""
+    """Capacity that the test sets: ``places``, some of them taken by ``lines``."""
 
     places: int = 100
     lines: Lines = field(default_factory=Lines)
@@ -110,7 +110,7 @@ class House:
     def __init__(self, folder: Path, **section: Any) -> None:
         self.url = f"sqlite+aiosqlite:///{folder}/state.db"
         self.folder = folder
-        self.now = float(int(time.time()))  # contents have the system's times
+        self.now = float(int(time.time()))  # files have the system's timestamps
         self.section = BatchesSection(folder=str(folder / "files"), **section)
         self.names = 0
 
@@ -135,7 +135,7 @@ class House:
                 running.cancel()
 
     async def begun(self, batches: Batches, count: int, **asked: Any) -> str:
-        """A batch of so many lines."""
+        """Create a batch of ``count`` lines and return its id."""
         file = await self.upload(batches.files, count)
         self.names += 1
         body = BatchBody.model_validate(
@@ -161,7 +161,7 @@ class House:
         return await files.add("acme", name, "in.jsonl", "batch", io.BytesIO(content), len(content))
 
     async def rows(self) -> Counter[str]:
-        """The ledger's rows by generation."""
+        """Count the ledger's rows by generation."""
         store = GenerationStore(self.url)
         store.connect()
         await store.prepare()
@@ -273,14 +273,14 @@ async def test_a_line_that_an_engine_died_on_runs_alone(house: House) -> None:
     assert with_suspect == [set()]
 
 
-async def test_lines_run_on_what_is_idle_and_the_youngest_give_way(house: House) -> None:
+async def test_lines_use_idle_capacity_and_the_newest_give_way_to_callers(house: House) -> None:
     lines = Lines(holds=True)
     engines = Engines(3, lines)
     async with house.gateway(lines, engines) as batches:
         batch_id = await house.begun(batches, 8)
         await so(lambda: len(lines.at_work) == 3)
         engines.places = 0
-        first = sorted(lines.order[:3])  # as they were started; their bodies are read at the same time
+        first = sorted(lines.order[:3])  # in order of their start; their bodies are read concurrently
         engines.callers = 2
         await so(lambda: len(lines.cancelled) >= 2)
         engines.callers = 0
@@ -294,7 +294,7 @@ async def test_lines_run_on_what_is_idle_and_the_youngest_give_way(house: House)
 
 
 class CannotRelease(BatchStore):
-    """Its database is away whenever a batch that was worked on is released."""
+    """A store whose database is unavailable whenever a batch is released."""
 
     async def release(self, batch_id: str) -> None:
         raise LedgerUnavailable("the database is away")
@@ -307,13 +307,13 @@ async def test_a_batch_that_cannot_be_released_ends_nothing_else(house: House) -
     assert done["request_counts"]["completed"] == 2
 
 
-async def test_another_gateway_goes_on_when_one_is_gone(house: House) -> None:
+async def test_another_gateway_takes_over_the_lines_of_one_that_is_gone(house: House) -> None:
     stuck, lines = Lines(holds=True), Lines()
     async with house.gateway(stuck, Engines(4, stuck), "gone") as batches:
         batch_id = await house.begun(batches, 10)
         await so(lambda: len(stuck.at_work) >= 4)
         stuck.is_ready = False
-        # What a killed process leaves: claims that are not kept any more, and no gateway to release them.
+        # A killed process leaves claims that no gateway renews or releases.
         claimed = list(stuck.at_work)
         async with house.gateway(lines, owner="b") as others:
             await so(lambda: len(lines.tries) == 10 - len(claimed))
@@ -321,14 +321,14 @@ async def test_another_gateway_goes_on_when_one_is_gone(house: House) -> None:
             assert not set(lines.tries) & set(claimed)
             house.now += LEASE_S + 1
             done = await until(others, batch_id, "completed")
-            stuck.holds = False  # the first gateway was only slow: what it has comes too late
+            stuck.holds = False  # the first gateway was only slow: its results come too late
             await so(lambda: not stuck.at_work)
     assert done["request_counts"]["completed"] == 10
     assert set((await house.rows()).values()) == {1}
     assert all(lines.tries[number] == 1 for number in claimed)
 
 
-async def test_a_line_that_many_gateways_ended_with_is_at_fault(house: House) -> None:
+async def test_a_line_that_was_running_when_many_gateways_ended_fails(house: House) -> None:
     files = house.files("x")
     async with house.gateway(Lines(is_ready=False)) as batches:
         batch_id = await house.begun(batches, 1)
@@ -367,7 +367,7 @@ async def test_a_cancelled_batch_starts_nothing_and_keeps_what_it_has(house: Hou
     assert len(await house.rows()) == len(output)
 
 
-async def test_what_has_not_run_in_the_window_has_expired(house: House) -> None:
+async def test_lines_that_did_not_run_in_the_window_expire(house: House) -> None:
     async with house.gateway(Lines(is_ready=False)) as batches:
         batch_id = await house.begun(batches, 2, completion_window="30m")
         await until(batches, batch_id, "in_progress")

@@ -118,7 +118,7 @@ def test_a_bucket_holds_files_as_a_folder_does(
     assert (stored == long) == (keys is None)
 
     others = ("notes.txt", "file-list.csv", "weights/file-ab")
-    for name in others:  # of others below the same prefix: never the gateway's to delete
+    for name in others:  # other programs' objects under the prefix: the gateway must not delete them
         client.put_object(Bucket="files", Key=f"sluice/files/{name}", Body=b"of others")
     assert list(files.older_than(time.time() + 60)) == ["file-ab"]
     assert list(files.older_than(time.time() - 60)) == []
@@ -128,7 +128,7 @@ def test_a_bucket_holds_files_as_a_folder_does(
         list(files.chunks("file-ab"))
 
 
-def test_a_bucket_that_fails_is_a_storage_that_fails(bucket: tuple[Any, S3Prefix]) -> None:
+def test_errors_of_a_bucket_are_raised_as_os_errors(bucket: tuple[Any, S3Prefix]) -> None:
     client, _ = bucket
     files = S3Files(client, S3Prefix("other", ""))
     with pytest.raises(OSError, match="s3://other: NoSuchBucket"):
@@ -139,7 +139,7 @@ def test_a_bucket_that_fails_is_a_storage_that_fails(bucket: tuple[Any, S3Prefix
         list(files.older_than(time.time()))
 
 
-def test_what_a_killed_process_left_is_found_and_goes(tmp_path: Path) -> None:
+def test_files_that_a_killed_process_left_are_found_and_deleted(tmp_path: Path) -> None:
     files = LocalFiles(tmp_path)
     files.put("file-ab", io.BytesIO(b"whole"))
     (tmp_path / "cd").mkdir()
