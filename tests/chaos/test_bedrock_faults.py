@@ -15,13 +15,13 @@ from ops.chaos.testbed import CREDENTIALS
 pytestmark = pytest.mark.slow
 
 CALLS = 300
-# The bounds are 0.3 s and 3 s. A busy machine may stand still for seconds; a call that hangs, hangs for good.
+# The bounds are 0.3 s and 3 s. A busy machine may stall for seconds; a call that hangs never ends.
 GRACE_S = 20.0
 
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Hundreds of failed calls are hundreds of log lines."""
+    """Silence the log: hundreds of failed calls write hundreds of lines."""
     logs = configure_logging("critical", json=False)
     yield
     logs.close()
@@ -43,7 +43,7 @@ async def test_faulty_calls_end_in_time_in_the_closed_set_and_leave_nothing(
     assert not any(figures.left.values()), told
     assert figures.threads[1] <= figures.threads[0] + 1 and figures.lane_threads <= AT_ONCE, told
     ends = {fault: {end for one, end in figures.ends if one == fault} for fault in FAULTS}
-    # Where Bedrock's silence was really that long: the stand-in shares the machine.
+    # Possible if the stand-in itself was that slow: it shares the machine.
     slow = {"timeout", "timeout after text", "the caller's deadline"}
     assert ends["answers"] - slow == {"whole"}, told
     assert ends["throttled"] - slow == {"throttled"}, told

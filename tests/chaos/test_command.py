@@ -1,4 +1,4 @@
-"""``sluice chaos`` as an operator runs it: against a gateway of its own, and against one that is there."""
+"""``sluice chaos`` as an operator runs it: against its own gateway, and against a running one."""
 
 from __future__ import annotations
 

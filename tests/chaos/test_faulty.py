@@ -1,4 +1,4 @@
-"""Faults made on purpose: where they come, how often, and that nothing else changes."""
+"""Injected faults: where and how often they come, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_rule_for_a_pool_holds_for_each_of_its_models() -> None:
 
 @pytest.mark.parametrize("after", range(len(PIECES)))
 @pytest.mark.parametrize("kind", list(FailureKind))
-async def test_a_failure_comes_after_exactly_so_many_tokens_and_the_work_within_has_ended(
+async def test_a_failure_comes_after_the_given_tokens_and_ends_the_backends_work(
     kind: FailureKind, after: int
 ) -> None:
     inner = ScriptedBackend(scripts=[Script(PIECES)])
@@ -140,7 +140,7 @@ def test_a_plan_is_the_same_for_the_same_seed_and_never_over_its_times(
         assert sum(run()) == min(calls, 5)
 
 
-def test_a_backend_that_restarts_still_does_behind_the_faults() -> None:
+def test_a_restarting_backend_still_restarts_when_it_is_wrapped() -> None:
     class RestartingBackend(ScriptedBackend):
         ready_in_s = 1.5
         absence = Absence("it restarts")
@@ -154,7 +154,7 @@ def test_a_backend_that_restarts_still_does_behind_the_faults() -> None:
     assert not isinstance(faulty(ScriptedBackend(), plan_of()), Restarting)
 
 
-def test_nothing_is_wrapped_unless_it_is_asked_for() -> None:
+def test_backends_are_wrapped_only_when_chaos_is_enabled() -> None:
     backend = ScriptedBackend()
     wrap, chaos = make_chaos(ChaosSection(faults=(rule(),)), ["local"])
     assert wrap(backend) is backend and chaos is None

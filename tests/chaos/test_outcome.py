@@ -55,7 +55,7 @@ def test_the_undisturbed_answer_is_whole() -> None:
     assert verdict(observed(WANTED)) is Verdict.WHOLE
 
 
-def test_an_answer_that_was_gone_on_with_and_is_the_same_is_resumed() -> None:
+def test_an_equal_answer_that_was_resumed_has_the_verdict_resumed() -> None:
     assert verdict(observed(WANTED), KILL) is Verdict.RESUMED
     assert verdict(observed(WANTED), seams=("local→local exact at 8",)) is Verdict.RESUMED
 
@@ -73,7 +73,7 @@ def test_another_legs_own_answer_is_a_fallback() -> None:
 
 
 @given(cut=st.integers(1, len(WANTED)), rest=st.integers(0, len(OTHER) - 1))
-def test_a_beginning_that_another_model_goes_on_with_is_resumed(cut: int, rest: int) -> None:
+def test_an_answer_that_another_model_resumes_is_resumed_or_a_fallback(cut: int, rest: int) -> None:
     one = observed(WANTED[:cut] + OTHER[rest:], answer=told("bedrock"))
     assert verdict(one) in (Verdict.RESUMED, Verdict.FALLBACK)
 
@@ -86,7 +86,7 @@ def test_a_text_that_is_not_what_it_should_be_is_wrong(text: str) -> None:
     assert verdict(observed(text)) is Verdict.WRONG
 
 
-def test_a_clean_end_is_told_from_none() -> None:
+def test_a_clean_end_is_distinguished_from_a_lost_answer() -> None:
     beginning = WANTED[:7]
     assert verdict(observed(beginning, answer=None, code="engine_dead", partial=True)) is Verdict.PARTIAL
     assert verdict(observed("", answer=None, code="draining")) is Verdict.ERROR
@@ -96,7 +96,7 @@ def test_a_clean_end_is_told_from_none() -> None:
     assert verdict(observed(beginning, answer=deadline)) is Verdict.PARTIAL
 
 
-def test_what_was_billed_must_be_what_was_told_and_once() -> None:
+def test_the_bill_must_be_the_reported_usage_and_exist_once() -> None:
     good = Billed(5, "local", None)
     assert verdict(observed(WANTED), rows=[good]) is Verdict.WHOLE
     twice = outcome_of(observed(WANTED), KNOWN, (), rows=[good, good])
@@ -157,7 +157,7 @@ def test_a_run_that_broke_nothing_under_way_shows_nothing_and_fails() -> None:
     assert by_chance.ok, "a pause between two requests may meet it"
 
 
-def test_a_recovery_is_told_from_what_ready_said() -> None:
+def test_recovery_times_are_read_from_the_readiness_samples() -> None:
     made = report(Verdict.WHOLE)
     made.injected = [KILL]
     made.readiness = [

@@ -1,4 +1,4 @@
-"""Scenarios as files, and what is due when."""
+"""Scenario files, and which faults are due at which time."""
 
 from __future__ import annotations
 
