@@ -1,4 +1,4 @@
-"""What fits on a GPU: the seeds' figures, the engine's own arithmetic, and what must always hold."""
+"""What fits on a GPU: known figures, the engine's own arithmetic, and what must always hold."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_weights_in_16_bits_take_16_gb_and_the_workspace_2_gb() -> None:
 
 
 def test_six_gib_of_kv_cache_are_3072_blocks_of_49152_tokens() -> None:
-    # 24 - 16 - 2 = 6: a card whose share leaves exactly that.
+    # 24 - 16 - 2 = 6: a card whose memory leaves exactly that for the KV cache.
     plan = plan_engine(PlanRequest(LLAMA, A10_24))
     beside = plan.budget_bytes - plan.kv_bytes
     gpu = Gpu("6 GiB left", beside + 6 * GIB)
@@ -106,7 +106,7 @@ def test_a_folder_with_weights_tells_their_real_size(tmp_path: Path) -> None:
     assert find_model(str(DEMO)).weights_bytes == (DEMO / "model.safetensors").stat().st_size
     computed = plan_engine(PlanRequest(find_model(str(tmp_path)), GPUS["A10G"])).weights_bytes
     assert computed == pytest.approx((DEMO / "model.safetensors").stat().st_size, rel=0.01)
-    # Quantized while it loads, what lies on the disk says nothing.
+    # If the engine quantizes while it loads, the size on the disk says nothing.
     assert find_model(str(DEMO), quantization="fp8").weights_bytes is None
 
 
@@ -163,7 +163,7 @@ def test_what_the_engine_would_refuse_is_refused_here(changes: dict[str, object]
         plan_engine(replace(PlanRequest(AWQ, GPUS["A10G"]), **changes))
 
 
-def test_what_would_preempt_or_not_start_or_waste_is_told() -> None:
+def test_settings_that_preempt_fail_to_start_or_waste_memory_give_a_warning() -> None:
     def told(**changes: object) -> str:
         return " ".join(plan_engine(replace(PlanRequest(AWQ, GPUS["A10G"]), **changes)).warnings)
 
@@ -180,7 +180,7 @@ def test_more_gpus_share_weights_and_cache() -> None:
     assert two.token_bytes == one.token_bytes // 2
     assert two.weights_bytes == pytest.approx(one.weights_bytes / 2, rel=0.01)
     assert two.sequences > 5 * one.sequences, "weights no longer crowd out the cache"
-    # More GPUs than KV heads: each keeps one head, and no less.
+    # More GPUs than KV heads: each holds one whole head.
     sixteen, eight = (plan_engine(PlanRequest(LLAMA, GPUS["A10G"], tensor_parallel=n)) for n in (16, 8))
     assert sixteen.token_bytes == eight.token_bytes
     staged = plan_engine(PlanRequest(LLAMA, GPUS["A10G"], pipeline_parallel=2))

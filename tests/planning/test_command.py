@@ -103,7 +103,7 @@ def test_an_unknown_gpu_is_refused_by_name() -> None:
 
 
 def tables() -> list[tuple[str, str]]:
-    """Each command of the document that prints a table, and the table behind it."""
+    """Return each command of the document that prints a table, and the table after it."""
     found = re.findall(
         r"```sh\n([^\n]*--markdown)\n```\n\n((?:\|[^\n]*\n)+)", DOCUMENT.read_text(encoding="utf-8")
     )
