@@ -1,4 +1,4 @@
-"""A LiteLLM configuration becomes one of ours: what is carried over, what is said, and that it serves."""
+"""Import of a LiteLLM configuration: what is carried over, what is reported, and that the result serves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.workers.raw_worker import RawWorker, Request, answers
 
 SOURCE = Path(__file__).with_name("litellm.yaml")
 ENVIRON = {"LLAMA_BASE": "http://gpu-3:8000/v1"}
-# Each with the model that its server is asked for.
+# Imported model names, each with the model that its server is asked for.
 ANSWERED = {
     "qwen3-8b": "Qwen/Qwen3-8B",
     "cheap": "Qwen/Qwen3-8B",
@@ -124,14 +124,14 @@ def test_the_context_is_the_longest_when_each_model_says_its_own(tmp_path: Path)
         ("environment_variables", ImportOutcome.UNSUPPORTED),
     ],
 )
-def test_what_became_of_a_setting_is_said_with_its_place(
+def test_the_fate_of_a_setting_is_reported_with_its_place(
     setup: ImportedSetup, place: str, outcome: ImportOutcome
 ) -> None:
     found = [note for note in setup.notes if note.place == place]
     assert found and found[0].outcome is outcome and found[0].text
 
 
-def test_every_setting_of_the_file_is_said(setup: ImportedSetup) -> None:
+def test_every_setting_of_the_file_is_reported(setup: ImportedSetup) -> None:
     data = yaml.safe_load(SOURCE.read_text())
     places = {note.place for note in setup.notes}
     for section in ("router_settings", "litellm_settings", "general_settings"):
