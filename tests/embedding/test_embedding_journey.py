@@ -1,4 +1,4 @@
-"""The journey of a request for vectors: parts, backends, limits, the bill, and what is left behind."""
+"""The journey of a request for vectors: parts, backends, limits, the bill, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Maker:
 
 
 class House:
-    """A journey over these backends."""
+    """A journey for vectors over these backends."""
 
     def __init__(self, *makers: Maker) -> None:
         backends = cast("dict[str, Any]", {one.name: one for one in makers})
@@ -109,7 +109,7 @@ class House:
             inputs=inputs,
         )
         answer = await self.journey.run(structs.replace(request, **changes))
-        await asyncio.sleep(0)  # the report of an answer comes after it
+        await asyncio.sleep(0)  # the record is emitted after the answer
         return answer
 
     def rows(self) -> list[tuple[str | None, str, int, int]]:
@@ -170,7 +170,7 @@ async def test_vectors_come_in_order_of_the_inputs_whatever_part_ends_first() ->
     assert not house.left_behind()
 
 
-async def test_what_one_backend_cannot_another_with_the_model_does() -> None:
+async def test_another_backend_with_the_model_answers_when_one_cannot() -> None:
     first, second = Maker("first", fails=[gone()]), Maker("second")
     house = House(first, second, Maker("third", model="other"))
     assert [*(await house.run("a")).vectors] == ["a"]
@@ -180,7 +180,7 @@ async def test_what_one_backend_cannot_another_with_the_model_does() -> None:
     assert len(first.parts) == 1 and len(second.parts) == 2
 
 
-async def test_a_fault_of_the_request_is_asked_once_and_costs_nothing() -> None:
+async def test_a_faulty_request_is_sent_once_and_costs_nothing() -> None:
     first, second = Maker("first", fails=[gone(FailureKind.INVALID_INPUT)]), Maker("second")
     house = House(first, second)
     with pytest.raises(BackendFailure):
