@@ -1,4 +1,4 @@
-"""The rollout checklist: each line is right about facts that are right, and wrong about those that are not."""
+"""The rollout checklist: each check passes for good facts and fails for bad ones."""
 
 from __future__ import annotations
 
