@@ -1,4 +1,4 @@
-"""The residency benchmark: both policies see the same requests, and heat keeps what is asked for most."""
+"""The residency benchmark: both policies get the same requests; heat keeps the most requested adapters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_heat_finds_more_loaded_than_lru_and_less_than_the_best_fixed_choice() -
 def test_without_heat_the_longest_idle_makes_room() -> None:
     requests = [(float(10 * n), name) for n, name in enumerate("abacab")]
     tally = simulate(requests, NoHeat(), 2, 0.0)
-    # c takes b's place, then b takes c's: a was used later both times.
+    # c replaces b, then b replaces c: both times a was used more recently.
     assert (tally.hits["a"], tally.hits["b"], tally.hits["c"]) == (2, 0, 0)
 
 

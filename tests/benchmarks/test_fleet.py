@@ -56,7 +56,7 @@ def run(source: Source, seed: int = 1) -> Result:
     return Simulation(plan, A10G_8B_AWQ, arrivals).run()
 
 
-def test_every_request_is_answered_or_refused_and_the_books_are_empty_then(azure: Source) -> None:
+def test_every_request_is_answered_or_refused_and_none_stays_in_flight(azure: Source) -> None:
     result = run(azure)
     assert result.fates
     for fate in result.fates:
@@ -86,7 +86,7 @@ def test_one_gateway_serves_a_hundred_workers_and_two_are_the_least_from_ten_on(
 
 @pytest.mark.slow
 def test_placing_among_many_costs_less_with_a_shortlist() -> None:
-    # 3 times at the least: what is measured is 10 and more.
+    # At least 3 times; the measured factor is 10 and more.
     cost = cost_of(400, requests=200)
     assert 3 * cost.short_p50_us < cost.whole_p50_us
 

@@ -23,7 +23,7 @@ from benchmarks.forwarding.workload import ANSWER_TOKENS, LEAST_PROMPT_BYTES, Re
 
 @asynccontextmanager
 async def served(make: Callable[[], asyncio.Protocol]) -> AsyncIterator[int]:
-    """A server on a free port."""
+    """Run a server on a free port; yield the port."""
     server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
@@ -43,7 +43,7 @@ def job(port: int, shape: Shape = Shape.CLOSED, amount: int = 4, **options: obje
 
 
 class Lying(asyncio.Protocol):
-    """Gives everyone the answer that it gave first."""
+    """A server that gives every caller its first answer."""
 
     kept: bytes | None = None
 
@@ -63,7 +63,7 @@ class Lying(asyncio.Protocol):
 
 
 class Closing(asyncio.Protocol):
-    """Closes every connection as soon as something is asked."""
+    """A server that closes a connection as soon as it gets data."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -73,7 +73,7 @@ class Closing(asyncio.Protocol):
 
 
 class Silent(asyncio.Protocol):
-    """Never answers."""
+    """A server that never answers."""
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -94,7 +94,7 @@ async def test_a_stream_counts_its_tokens_in_the_measured_time_and_the_time_to_i
     async with fake_worker(step_s=0.001) as (port, _):
         result = await run(replace(job(port, amount=2, stream=True), seconds=3.0))
     assert result.whole_events == result.whole * ANSWER_TOKENS
-    # Two streams with a token every millisecond at the most.
+    # At most two streams, each with a token every millisecond.
     assert 0 < result.tokens <= 2 * result.elapsed_s / 0.001 * 1.5
     assert statistics.median(result.first_ms) < statistics.median(result.latencies_ms)
 
@@ -125,7 +125,7 @@ async def test_latency_of_an_open_loop_counts_from_when_a_request_was_due() -> N
         time.sleep(0.1)
 
     async with fake_worker() as (port, _), asyncio.timeout(60):
-        # The load generator itself stands still: what was due meanwhile waited, and that is told.
+        # The load generator itself stalls: requests due meanwhile wait, and their latency includes the wait.
         asyncio.get_running_loop().call_later(0.15, stalled)
         result = await run(job(port, Shape.OPEN, 200))
     assert max(result.latencies_ms) > 80
@@ -171,7 +171,7 @@ def test_a_stream_that_breaks_off_is_a_failure() -> None:
 
 
 def shared_messages(requests: Iterator[tuple[bytes, str]]) -> int:
-    """How many messages of a conversation's second request were in its first."""
+    """Return how many messages of a conversation's second request were in its first."""
     first, *_, again = islice(requests, 129)
     seen = {message["content"] for message in json.loads(first[0])["messages"]}
     return sum(message["content"] in seen for message in json.loads(again[0])["messages"])

@@ -1,4 +1,4 @@
-"""What the forwarding benchmark makes of its results, and how it starts the gateways."""
+"""How the forwarding benchmark summarizes its results, and how it starts the gateways."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_gateway_is_compared_with_no_gateway_of_the_same_round() -> None:
     assert direct.added_fast_ms == (3.0, 3.0), "no gateway's own latency, for comparison"
 
 
-def test_cpu_is_told_by_request_and_by_token() -> None:
+def test_cpu_is_reported_by_request_and_by_token() -> None:
     turns = [turn(Name.DIRECT, 0, result(10)), turn(Name.SLUICE, 0, result(1_000, cpu_s=0.5))]
     _, sluice = summarize(turns)
     assert (sluice.cpu_ms, sluice.req_per_core, sluice.req_per_s, sluice.busy) == (0.5, 2_000, 100, 0.05)
@@ -69,7 +69,7 @@ def test_a_load_that_a_gateway_does_not_keep_up_with_has_no_latency() -> None:
     assert "overloaded" in markdown([row])
 
 
-def test_too_little_cpu_to_be_told_is_not_told() -> None:
+def test_cpu_time_too_short_to_measure_is_not_reported() -> None:
     row = summarize([turn(Name.DIRECT, 0, result(10)), turn(Name.NGINX, 0, result(10, cpu_s=0.01))])[1]
     assert row.cpu_ms is None and row.paced_per_core is None and row.req_per_core is None
 

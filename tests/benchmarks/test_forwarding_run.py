@@ -20,7 +20,7 @@ def test_every_gateway_is_measured_and_every_answer_is_right() -> None:
     gentle = {key: replace(load, amount=3) for key, load in LOADS.items()}
     told: list[str] = []
     names = [Name.DIRECT, Name.FASTAPI, Name.SLUICE, Name.SLUICE_UNSEEN]
-    # A busy machine may give the gateways too little CPU in the shorter time to count it.
+    # On a busy machine the gateways may use too little CPU in the shorter time to measure it.
     for seconds in (0.4, 3.0):
         told.clear()
         plan = Plan(names, rounds=1, seconds=seconds, warm_up_s=0.1, loads=gentle)

@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks.request_cost.__main__ import BUDGET, CHATS, VECTORS, budget_of
 
-# Of the sum of the calls; between runs it differs by less than 1 %.
+# Allowed growth of the sum of the calls, which differs by less than 1 % between runs.
 ALLOWED_GROWTH = 1.05
-# Timers and tasks depend a little on how requests and the ledger's batches meet.
+# Allowed extra timers and tasks: they depend a little on how requests and the ledger's batches meet.
 ALLOWED_MORE = 2.0
-# A busy machine only adds: requests that wait cause timers and batches that would not be. The least of these counts.
+# A busy machine only adds to the cost: requests that wait cause more timers and batches. One good run is enough.
 RUNS = 3
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def test_a_request_costs_no_more_than_its_budget(kind: str) -> None:
 
 
 def above(budget: dict[str, Any], cost: dict[str, Any]) -> list[str]:
-    """What of a run's cost is above the budget."""
+    """Return the parts of a run's cost that exceed the budget."""
     grown = {
         room: f"{budget['calls'].get(room, 0):g} -> {calls:g}"
         for room, calls in cost["calls"].items()
