@@ -1,4 +1,4 @@
-"""Random legal answers as events, and the same answers folded in the plainest way."""
+"""Random legal answers as events, with a simple fold of each to compare with."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ VALUES = st.dictionaries(st.text("abc", max_size=3), st.integers() | TEXT | st.b
 
 @dataclass(frozen=True)
 class EventSequence:
-    """One legal answer; ``reasons`` has one for each choice."""
+    """One legal answer; ``reasons`` has the finish reason of each choice."""
 
     events: tuple[Delta, ...]
     reasons: tuple[FinishReason, ...]
@@ -44,7 +44,7 @@ class EventSequence:
 
 @st.composite
 def answers(draw: st.DrawFn, max_choices: int = 2) -> EventSequence:
-    """Any legal answer of whole calls; the choices' events are mixed."""
+    """Draw any legal answer with whole tool calls; the events of its choices are interleaved."""
     n = draw(st.integers(1, max_choices))
     lanes = [draw(_choice(index)) for index in range(n)]
     reasons = tuple(

@@ -1,4 +1,4 @@
-"""`pytest --fast`: only tests that start no process, no engine and no server, and a guard that they do not.
+"""`pytest --fast`: runs only tests that start no process, no engine and no server; a guard enforces this.
 
 A test is slow when its file, or a helper that the file imports, starts something (``_STARTS`` finds it in the text); when
 one of its fixtures does; when importing the file imports an engine; or when it is marked ``slow``. Slow files are not
@@ -19,25 +19,25 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
-# Seconds to import, wherever in the repository.
+# Packages that take seconds to import.
 ENGINES = frozenset({"torch", "transformers", "peft", "vllm", "ray", "numba"})
-# What a test or its helpers start processes and servers with.
+# The calls by which a test or its helpers start processes and servers.
 _STARTS = re.compile(
     r"\b(?:subprocess|multiprocessing|psutil|uvicorn|http\.server|moto\.server|aiohttp\.test_utils"
     r"|start_server|create_server|stand_in\(|serving\(|postgres\(|needs_vllm|EngineClient\()"
 )
 _ENGINE = re.compile(rf"\b(?:import|from) (?:{'|'.join(sorted(ENGINES))})\b")
 _IMPORT = re.compile(r"^(?:from (?P<of>[\w.]+) import (?P<names>[\w, ]*)|import (?P<module>[\w.]+))", re.M)
-# What libraries do once: Python's `platform` asks for the processor, urllib3 whether there is IPv6.
+# Libraries do these once: Python's `platform` runs `uname`, urllib3 tests whether there is IPv6.
 _HARMLESS = ("uname", ("::1", 0))
-# Imported when a process is started that is not forked, of which there is no other event.
+# Modules imported when a process is started without a fork, for which there is no other audit event.
 _SPAWN = ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver")
 _EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system"})
 
 
 @cache
 def is_slow_file(test: Path) -> bool:
-    """Whether a test file, or the conftest.py of one of its folders, may not even be imported."""
+    """Whether a test file, or the conftest.py of one of its folders, must not be imported."""
     conftests = {folder / "conftest.py" for folder in test.parents if folder.is_relative_to(TESTS)}
     return _is_slow(test, starts=True) or any(
         _is_slow(one, starts=False) for one in conftests if one.is_file()
@@ -75,11 +75,11 @@ def _is_slow(start: Path, *, starts: bool) -> bool:
 
 
 class Read(NamedTuple):
-    """What a file says: the repository's files that it imports while it is imported (at the margin), and the rest."""
+    """What a file's text shows: the repository's files that it imports at module level, and what it starts."""
 
     imported: frozenset[Path]
     imports_an_engine: bool
-    starts_something: bool  # only what is the tests'
+    starts_something: bool  # true only for test files and their helpers
 
 
 @cache
@@ -96,13 +96,13 @@ def _read(file: Path) -> Read:
 
 @cache
 def _file(module: str) -> Path | None:
-    """The repository's file of a module."""
+    """Return the repository's file of a module; None if there is none."""
     path = ROOT.joinpath(*module.split("."))
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 class Guard:
-    """Refuses processes and listening sockets from now on, and remembers what was tried."""
+    """Refuses new processes and listening sockets once it is created; ``tried`` holds the attempts."""
 
     def __init__(self) -> None:
         self.tried: list[str] = []

@@ -1,4 +1,4 @@
-"""The grammar of Anthropic's event streams, and the accumulator of its official client."""
+"""Checks the grammar of Anthropic's event streams, and assembles messages by its official client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STOPS = {"end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_
 
 
 def parsed(data: bytes) -> list[dict[str, Any]]:
-    """The events of a stream; each names its type twice."""
+    """Parse a stream's events; check that the name of each is its type."""
     assert data.endswith(b"\n\n")
     found = []
     for one in data[:-2].split(b"\n\n"):
@@ -29,7 +29,7 @@ def parsed(data: bytes) -> list[dict[str, Any]]:
 
 
 def check_grammar(events: list[dict[str, Any]]) -> None:
-    """Raises AssertionError: the events are not one whole message."""
+    """Check that the events are one whole message. Raises AssertionError."""
     events = [one for one in events if one["type"] != "ping" or one != {"type": "ping"}]
     assert [one["type"] for one in events].count("message_stop") == 1
     start, *middle, last, stop = events
@@ -74,7 +74,7 @@ def check_grammar(events: list[dict[str, Any]]) -> None:
 
 
 def accumulated(events: list[dict[str, Any]]) -> Accumulated:
-    """The message as the official client adds it up. To import that takes 2 s of a core."""
+    """Return the message as the official client assembles it. Importing the client takes 2 s of a core."""
     from anthropic.lib.streaming._messages import accumulate_event
     from anthropic.types import Message
 

@@ -1,6 +1,6 @@
-"""The ledger's tables in new SQLite databases: made once by the migrations, then by the statements that they ran.
+"""Creates the ledger's tables in new SQLite databases: first by the migrations, then from the recorded schema.
 
-The migrations take 80 ms of a core for every new database; they still run for all that is not empty.
+The migrations take 80 ms of a core for every new database; they still run for databases that are not empty.
 """
 
 from __future__ import annotations

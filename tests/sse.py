@@ -10,7 +10,7 @@ from gateway.contracts.sse import EventReader
 
 
 def json_events(lines: Iterable[str]) -> Iterator[Any]:
-    """The events of a stream's lines as JSON values, as they arrive; without OpenAI's ``[DONE]``."""
+    """Yield the events of a stream's lines as JSON values, as they arrive, without OpenAI's ``[DONE]``."""
     reader = EventReader()
     for line in lines:
         for event in reader.feed(f"{line}\n".encode()):

@@ -1,4 +1,4 @@
-"""The house's own rules, checked in fresh interpreters and by the import linter's contracts."""
+"""The repository's own rules, checked in fresh interpreters and by the import linter's contracts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PRODUCT = (
     "accounting", "adapters", "admission", "budgeting", "engine", "gateway", "observability", "ops", "resilience",
 )  # fmt: skip
-# What a reader meets first. A new entry is a decision: it is named here, in CONTRIBUTING.md and in pyproject.toml.
+# Entries of the repository's root. A new one is a decision: name it here, in CONTRIBUTING.md and in pyproject.toml.
 TOP = frozenset(
     {
         *PRODUCT, "evaluation", "benchmarks", "models", "tests", "prompts", "deploy", "docs", "scripts", ".ci",
@@ -29,10 +29,10 @@ TOP = frozenset(
 GATEWAY_FILES = frozenset(
     {"__init__.py", "app.py", "errors.py", "journey.py", "ports.py", "py.typed", "server.py", "testing.py"}
 )
-# Public classes of the product with one name for two things. It may only become shorter.
+# Names that several public classes of the product share. The set may only become smaller.
 NAMES_OF_TWO_THINGS: frozenset[str] = frozenset()
 HEAVY = ("torch", "vllm", "boto3", "transformers", "matplotlib", "ray", "redis")
-# What processes begin with, in the order in which one fresh process imports it.
+# The first imports of the product's processes, in the order in which one fresh process imports them.
 STARTS = (
     "engine.client",
     "ops.cli.main",
@@ -43,7 +43,7 @@ STARTS = (
 
 @cache
 def modules_after() -> dict[str, set[str]]:
-    """The modules that there are after each of ``STARTS``."""
+    """Return the modules that are loaded after each of ``STARTS``."""
     steps = "; ".join(f"import {start}; print(*sys.modules)" for start in STARTS)
     code = [sys.executable, "-c", f"import sys; {steps}"]
     done = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -69,7 +69,7 @@ def test_package_inits_hold_a_docstring_and_nothing_else() -> None:
         assert not any(line.startswith(("import ", "from ")) for line in lines), init
 
 
-def test_the_journey_fits_on_a_screen_or_two() -> None:
+def test_the_journeys_file_is_shorter_than_170_lines() -> None:
     source = (ROOT / "gateway" / "journey.py").read_text(encoding="utf-8")
     assert len(source.splitlines()) < 170
 
@@ -150,7 +150,7 @@ def late_captures(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[
 
 @pytest.fixture(scope="module")
 def product(texts: dict[str, str]) -> dict[str, ast.Module]:
-    """The product's modules."""
+    """The parsed modules of the product, by their path in the repository."""
     return {
         name: ast.parse(text)
         for name, text in texts.items()
@@ -192,7 +192,7 @@ def test_a_public_class_name_stands_for_one_thing(product: dict[str, ast.Module]
     assert {name for name, times in names.items() if times > 1} == NAMES_OF_TWO_THINGS
 
 
-def test_no_file_of_the_product_is_left_to_do(texts: dict[str, str]) -> None:
+def test_no_file_of_the_product_has_a_note_of_open_work(texts: dict[str, str]) -> None:
     to_do = re.compile(r"\b(TO" + r"DO|FIX" + r"ME)\b")
     assert [
         name for name, text in texts.items() if name.split("/")[0] in PRODUCT and to_do.search(text)

@@ -1,4 +1,4 @@
-"""The `sluice` command's words."""
+"""The arguments of the `sluice` command."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_options_of_all_commands_may_stand_before_or_after_the_word(
         ["prompts", "render", "--help"],
     ],
 )
-def test_help_teaches(words: list[str]) -> None:
+def test_the_help_of_a_command_has_more_than_20_words(words: list[str]) -> None:
     done = fork_server.run([sys.executable, "-m", "ops.cli", *words])
     assert done.returncode == 0
     assert len(done.stdout.split()) > 20

@@ -1,4 +1,4 @@
-"""What commands print tables on."""
+"""The consoles on which commands print tables and texts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def printed(**environment: str) -> str:
     return done.stdout
 
 
-def test_a_pipe_gets_names_that_can_be_found_in_it() -> None:
+def test_a_pipe_gets_names_unbroken() -> None:
     assert ID in printed()
 
 
@@ -65,7 +65,7 @@ def test_what_a_terminal_acts_upon_is_escaped_wherever_a_command_prints_it(
     assert not set(out + err) & set(HOSTILE) - set(SHOWN) - {"\n"}
 
 
-def test_a_text_of_a_caller_cannot_pretend_to_be_a_further_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_callers_text_cannot_look_like_another_line_of_output(capsys: pytest.CaptureFixture[str]) -> None:
     print_lines(screen(), "comment\nrevision 9 is in force")
     print_rows(screen(), ("heading",), [["comment\nrevision 9 is in force"]])
     print_errors("refused: given x\x85sluice: done")

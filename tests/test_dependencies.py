@@ -1,4 +1,4 @@
-"""What of the dependencies can be checked without a network; their vulnerabilities need one (scripts/audit)."""
+"""Checks of the dependencies that need no network; the audit of vulnerabilities needs one (scripts/audit)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OURS = "sluice-gateway"
-# Licences under which the whole may be given on under Apache-2.0, by a word that names them and nothing else.
+# Licences that allow the whole to be distributed under Apache-2.0, each by a word that names nothing else.
 ALLOWED = (
     "apache",
     "bsd",
@@ -40,7 +40,7 @@ def declared() -> list[Requirement]:
 
 
 def installed_by_default() -> set[str]:
-    """The default dependencies, and theirs."""
+    """Return the names of the default dependencies and of their dependencies."""
     found: set[str] = set()
     pending = [Requirement(one) for one in PROJECT["dependencies"]]
     while pending:
@@ -72,7 +72,7 @@ def test_every_dependency_has_a_lower_bound_and_what_is_installed_is_within_its_
         assert one.specifier.contains(version, prereleases=True), f"{one}: {version} is installed"
 
 
-def test_no_dependency_comes_from_a_place_of_its_own() -> None:
+def test_no_dependency_is_declared_by_a_url() -> None:
     assert not [one for one in declared() if one.url]
 
 
@@ -88,7 +88,7 @@ LOCKS = {"light": ("embedded", "bedrock", "hub", "postgres", "redis", "s3", "sea
 
 
 def required(extras: Iterable[str]) -> Iterator[Requirement]:
-    """The dependencies of an install with these extras; torch is installed apart."""
+    """Yield the dependencies of an install with these extras, without torch, which is installed separately."""
     lines = [
         *PROJECT["dependencies"],
         *(line for extra in extras for line in PROJECT["optional-dependencies"][extra]),
@@ -131,7 +131,7 @@ def test_the_bill_of_materials_has_everything_that_is_needed_and_is_the_same_eac
         assert one["type"] == "data" or one["purl"] == f"pkg:pypi/{one['name']}@{one['version']}"
 
 
-# Suffixes of files that could come from elsewhere, and those of them that were made here.
+# Suffixes of data files that may come from elsewhere, and the files with them that were made here.
 DATA = {".csv", ".jsonl", ".psv", ".parquet", ".txt", ".gz", ".zip", ".bin", ".js", ".css", ".woff2", ".ttf"}
 OWN_DATA = {
     "constraints/light.txt", "constraints/test.txt", "gateway/bundled/console/console.css",

@@ -1,4 +1,4 @@
-"""Every error that a request can meet has an answer, and the table names no error that cannot."""
+"""Every error that a request can cause has an answer, and the table names no other errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gateway.backends.workers.refusal import failure_of_transport
 from gateway.errors import LEAF_ERRORS, GatewayError, Internal, public_error
 from resilience.failures import POLICIES, BackendFailure, FailureKind
 
-# Errors of starting and of our own defects: no request meets them.
+# Base classes, errors of the start, and errors that show a defect of the product: no request causes them.
 NOT_FOR_CALLERS = {
     "AccountingError", "AdapterError", "AdmissionError", "BudgetError", "ResilienceError",
     "RegistryFileError", "TokenizerError", "AlreadySettled", "PriceError", "UnwritableRows",
@@ -62,7 +62,7 @@ def test_every_failure_kind_has_a_policy_and_an_answer_that_is_no_internal_error
 
 
 def codes_of(status: int) -> set[str]:
-    """The codes of a status in the documented table."""
+    """Return the codes of a status in the documented table."""
     text = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
     rows = [line for line in text.splitlines() if re.match(r"\| [\d, ]+ \| `", line)]
     return {code for row in rows if str(status) in row.split("|")[1] for code in re.findall(r"`(\w+)`", row)}
@@ -90,7 +90,7 @@ def test_an_open_circuit_and_a_hang_blame_the_backend_and_not_a_deadline_or_the_
     assert public.message == "timeout: the worker is too slow: nothing more came within 30 s"
 
 
-def test_an_unknown_exception_tells_nothing() -> None:
+def test_the_answer_to_an_unknown_exception_reveals_nothing() -> None:
     public = public_error(ValueError("secret"))
     assert (public.status, public.code) == (500, "internal")
     assert "secret" not in public.message

@@ -1,4 +1,4 @@
-"""The wheel is what people install: it is built, installed, started from another folder and asked something."""
+"""The wheel is what users install: it is built, installed, started in another folder and sent a request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READY_WITHIN_S = 120.0
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the tracked files alone, in a copy: a build writes into its source folder."""
+    """A wheel built from a copy of only the tracked files; a build writes into its source folder."""
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     for name in tracked.decode().split("\0"):
@@ -47,13 +47,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel in an environment of its own, which finds everything else in this one's packages."""
+    """A virtual environment with the wheel, which finds all other packages in this environment."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
     pip("--python", str(python), "install", "--no-deps", "--no-index", str(wheel))
     (packages,) = folder.glob("lib/python*/site-packages")
-    # A folder named in a .pth file is searched, but its own .pth files are not: the clone stays out.
+    # Python searches a folder named in a .pth file, but not that folder's .pth files: so it does not find the clone.
     (packages / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder
 
@@ -69,7 +69,7 @@ def pip(*words: str) -> None:
 
 
 def clean() -> dict[str, str]:
-    """No trace of the clone, and no configuration."""
+    """Return the environment without Python's variables, which may name the clone, and without Sluice's."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SLUICE_"))}
 
 

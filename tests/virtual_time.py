@@ -1,4 +1,4 @@
-"""An event loop whose time passes only while it waits: what is timed is exact, however busy the machine is."""
+"""An event loop whose time passes only while it waits: times are exact, however busy the machine is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Jumps to its next timer when nothing else is to be done. For code that only sleeps: no sockets, no threads."""
+    """A loop that jumps to its next timer when nothing is ready. Only for code that sleeps: no sockets, no threads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,6 +26,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def in_virtual_time(scenario: Coroutine[Any, Any, T]) -> T:
-    """Run it to its end."""
+    """Run the scenario to its end in virtual time and return its result."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(scenario)

@@ -181,7 +181,7 @@ def test_requests_that_differ_in_their_time_alone_have_one_prefix(day: object, m
         canonicalize([Message(SYSTEM, f"You sell manga.\nToday is {at}.\nBe brief.")], volatile=MOVE)
         for at in (day, more)
     )
-    # Only dates of the years 1900 to 2099 are volatile content.
+    # Only dates in the years 1900 to 2099 are found.
     if all("1900" <= str(at) < "2100" for at in (day, more)):
         assert one.system == two.system == ("You sell manga.\nBe brief.",)
 
