@@ -22,7 +22,7 @@ def tool(folder: Path, script: str) -> str:
 
 
 @pytest.mark.slow
-def test_all_is_what_the_driver_counts(tmp_path: Path) -> None:
+def test_all_means_every_gpu_that_the_driver_lists(tmp_path: Path) -> None:
     assert gpus_of("all", tool=tool(tmp_path, "printf '0\\n1\\n2\\n3\\n'")) == ["0", "1", "2", "3"]
 
 
@@ -37,7 +37,9 @@ def test_what_is_no_index_is_refused_with_what_is_allowed(spec: str) -> None:
 
 
 @pytest.mark.parametrize(("spec", "each", "told"), [("0,0", 1, "twice"), ("0,1,2", 2, "multiple")])
-def test_gpus_that_do_not_come_out_are_refused(spec: str, each: int, told: str) -> None:
+def test_repeated_gpus_and_a_number_that_engines_cannot_share_are_refused(
+    spec: str, each: int, told: str
+) -> None:
     with pytest.raises(ConfigError, match=told):
         gpus_of(spec, each=each)
 

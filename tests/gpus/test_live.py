@@ -1,4 +1,4 @@
-"""`sluice serve --workers 2`, used over HTTP: a worker killed under streams loses nobody anything."""
+"""`sluice serve --workers 2`, used over HTTP: a worker killed while it streams loses no answer."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def workers(live: LiveGateway) -> list[psutil.Process]:
 
 
 def send(process: psutil.Process, number: signal.Signals) -> None:
-    """To a worker and its engine."""
+    """Send a signal to a worker and its engine."""
     for one in (process, *process.children(recursive=True)):
         os.kill(one.pid, number)
 
 
 def in_service(live: LiveGateway) -> int:
-    """Workers that the front gives requests to."""
+    """Return the number of workers that the front sends requests to."""
     return round(live.metric("sluice_worker_in_service"))
 
 
@@ -101,7 +101,7 @@ def test_a_worker_killed_under_streams_is_replaced_and_every_answer_is_whole(tmp
         now = workers(live)
         assert first[0].pid not in {process.pid for process in now}
 
-        # The only one left in service dies: whoever it had waits for the next that answers.
+        # The only worker in service dies: its requests wait for the next worker in service.
         wait_for(2, lambda: in_service(live))
         halted, last_one = now
         send(halted, signal.SIGSTOP)
@@ -127,7 +127,7 @@ def test_adapters_added_at_run_time_and_priorities_reach_the_workers(tmp_path: P
         while True:
             body = {**ask(1), "adapter_id": "fresh", "priority": 1, "stream": False}
             answer = httpx.post(f"{live.url}/v1/generate", json=body, headers=live.headers, timeout=120)
-            # Until the workers have it, the answer is degraded.
+            # Until the workers have the adapter, the answer is degraded.
             has_it = answer.status_code == 200 and answer.json()["fallback"] is None
             if has_it or time.monotonic() > deadline:
                 break

@@ -1,4 +1,4 @@
-"""`sluice serve --workers` stopped while it starts: nothing of it stays."""
+"""`sluice serve --workers` stopped while it starts: no process and no file is left."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def test_a_sigterm_during_the_start_leaves_no_worker_and_no_file(tmp_path: Path)
             except psutil.NoSuchProcess:
                 break
             time.sleep(0.01)
-        # Either the start was ended, or the gateway came so far that it drained.
+        # The signal ended the start, or the gateway had started and drained.
         assert live.process.wait(60) in (128 + signal.SIGTERM, 0), live.log.read_text()
         assert "Traceback" not in live.log.read_text()
     left = psutil.wait_procs(begun, 120)[1]
-    # Who was not reaped where process 1 reaps nobody has ended all the same.
+    # Where process 1 reaps no children, an ended process stays a zombie.
     assert not [one for one in left if one.status() != psutil.STATUS_ZOMBIE]
     assert not list(files.glob("sluice-gpus-*"))

@@ -1,4 +1,4 @@
-"""A worker process is kept running, given up when it never lives, and stopped with what it started."""
+"""A worker process is kept running, given up when it always ends at once, and stopped with its children."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def saying(words: bytes) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_who_answers_200_is_alive_and_nobody_else() -> None:
+async def test_only_a_worker_that_answers_200_is_alive() -> None:
     async with saying(b"HTTP/1.1 200 OK\r\n\r\n") as port:
         assert await answers(port, 20.0)
     assert not await answers(port, 20.0), "nobody listens there any more"
@@ -117,7 +117,7 @@ async def test_who_answers_200_is_alive_and_nobody_else() -> None:
         assert not await answers(frozen.getsockname()[1], 0.2), "it takes the connection and says nothing"
 
 
-async def test_one_that_never_lives_is_given_up() -> None:
+async def test_a_worker_that_always_ends_at_once_is_given_up() -> None:
     worker = make(ENDS)
     told = rf"worker 0 \(GPU 0\) ended {MAX_SHORT_RUNS} times at once, last with exit code 3"
     with pytest.raises(GivenUp, match=told):
@@ -132,7 +132,7 @@ async def test_the_front_ends_when_no_worker_is_left() -> None:
     assert ended.group_contains(GivenUp, match="no worker is left")
 
 
-async def test_one_worker_that_is_left_is_enough() -> None:
+async def test_the_front_goes_on_while_one_worker_is_left() -> None:
     lives, ends = make(SLEEPS), make(ENDS)
     async with WorkerGroup(Settings(), [lives, ends]).running():
         await until(lambda: ends.restarts == MAX_SHORT_RUNS - 1)
@@ -142,7 +142,7 @@ async def test_one_worker_that_is_left_is_enough() -> None:
 
 
 def gone(process: psutil.Process) -> bool:
-    """Whether it has ended; that nobody reaped it yet is not its doing."""
+    """Whether the process has ended, reaped or not."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
