@@ -37,9 +37,7 @@ def test_what_is_no_index_is_refused_with_what_is_allowed(spec: str) -> None:
 
 
 @pytest.mark.parametrize(("spec", "each", "told"), [("0,0", 1, "twice"), ("0,1,2", 2, "multiple")])
-def test_repeated_gpus_and_a_number_that_engines_cannot_share_are_refused(
-    spec: str, each: int, told: str
-) -> None:
+def test_repeated_or_left_over_gpus_are_refused(spec: str, each: int, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         gpus_of(spec, each=each)
 

@@ -362,9 +362,7 @@ async def test_fetched_images_and_inline_images_give_the_same_data() -> None:
         (b"", [], "is no PNG"),
     ],
 )
-async def test_the_type_is_read_from_the_content_and_not_from_the_header(
-    body: bytes, headers: list[str], said: str
-) -> None:
+async def test_the_content_gives_the_type_not_the_header(body: bytes, headers: list[str], said: str) -> None:
     async with site() as public:
         public.pages["/a.png"] = gives(body, *headers)
         with pytest.raises(InvalidRequest) as refused:

@@ -90,9 +90,7 @@ def test_a_canary_that_does_not_end_in_time_is_rolled_back() -> None:
         st.tuples(st.integers(0, 9), st.integers(9, 40), st.integers(0, 9), st.integers(9, 40)), max_size=30
     )
 )
-def test_a_canary_never_skips_a_step_nor_goes_on_after_its_end(
-    tables: list[tuple[int, int, int, int]],
-) -> None:
+def test_a_canary_skips_no_step_and_ends_only_once(tables: list[tuple[int, int, int, int]]) -> None:
     standing, now = running(replace(PLAN, min_samples=20, step_s=0.0)), 0.0
     for table in tables:
         if standing.phase is not Phase.RUNNING:

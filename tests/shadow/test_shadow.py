@@ -127,9 +127,7 @@ async def test_personal_data_leaves_the_prompt_before_it_is_sent_and_the_texts_b
     assert "mail.example" not in repr(pair) and "shop.example" not in repr(pair)
 
 
-async def test_a_request_that_the_redactor_fails_on_is_neither_sent_nor_stored(
-    watch: Watch, ask: Ask
-) -> None:
+async def test_a_request_that_cannot_be_redacted_is_neither_sent_nor_stored(watch: Watch, ask: Ask) -> None:
     def broken(text: str) -> str:
         raise RuntimeError("no model")
 

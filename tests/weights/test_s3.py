@@ -163,9 +163,7 @@ def test_two_processes_at_once_fetch_each_file_once(s3: Any, network: Wire, tmp_
     assert network.received < sum(sizes.values()) + MIB
 
 
-def test_threads_of_one_process_share_a_fetch_too(
-    s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path
-) -> None:
+def test_threads_of_a_process_share_a_fetch(s3: Any, network: Wire, fetcher_at: Make, tmp_path: Path) -> None:
     put(s3, "model.safetensors", random_bytes(8 * MIB))
     network.rate = 32 * MIB
     with ThreadPoolExecutor(3) as pool:
