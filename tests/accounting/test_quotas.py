@@ -155,7 +155,7 @@ def test_a_refused_request_counts_for_nothing(book: Book) -> None:
     book.held(10)
 
 
-def test_what_is_held_is_kept_and_what_was_not_used_comes_back(book: Book) -> None:
+def test_held_tokens_are_reserved_and_unused_ones_are_returned(book: Book) -> None:
     first = book.held(90)
     assert book.refused(20).asked == 20
     book.settle(first, 30)

@@ -74,7 +74,7 @@ class Door:
         return self.gate.pump(self.now)
 
     def serve(self, seconds: float, demand: Demand = DEMAND, *, tokens: int = 50) -> None:
-        """Run one request from its offer to its end, which comes after so many seconds."""
+        """Run one request from its offer to its end, which comes ``seconds`` later."""
         ticket = self.enter(demand)
         assert ticket.state is TicketState.HANDED_ON
         self.gate.first_token(ticket, self.now, 0)

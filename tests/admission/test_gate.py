@@ -25,7 +25,7 @@ def test_an_idle_backend_takes_even_what_the_forecast_would_hold_back() -> None:
     assert door.enter(ask(input_tokens=150, max_output_tokens=50)).state is TicketState.HANDED_ON
 
 
-def test_what_the_batch_cannot_take_waits_here_and_not_in_the_engine() -> None:
+def test_requests_beyond_the_batch_wait_in_the_gate_and_not_in_the_engine() -> None:
     door = Door()
     tickets = [door.enter() for _ in range(6)]
     assert [ticket.state for ticket in tickets] == [TicketState.HANDED_ON] * 4 + [TicketState.WAITING] * 2

@@ -38,7 +38,7 @@ def test_while_an_engine_has_no_prompt_nothing_is_ahead() -> None:
     backlog.add(3, 300, 0.3, RATE)
     assert backlog.ahead(0.3, RATE) == 700
     backlog.done(0, 0.9, RATE)
-    # That has started the fourth; the second and third should be complete by now.
+    # The fourth has started at 0.9; the second and third should be complete at 1.0.
     assert backlog.ahead(1.0, RATE) == pytest.approx((300 - 100) / 3, abs=1)
     for number in (1, 2):
         backlog.done(number, 1.0, RATE)

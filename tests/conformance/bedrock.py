@@ -91,7 +91,7 @@ async def bedrock(folder: Path) -> AsyncIterator[Specimen]:
             return not (load.running or load.waiting or server.active)
 
         def play(behaviour: Behaviour) -> None:
-            server.scripts.clear()  # scripts that refused requests did not use
+            server.scripts.clear()  # left by requests that were refused before they were sent
             server.script(behaviour)
 
         try:

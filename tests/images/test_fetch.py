@@ -318,7 +318,7 @@ async def test_a_tenant_has_a_share_of_the_fetches_and_others_go_on() -> None:
         await of.fetch("http://quick.example/", "acme", free)
 
 
-async def test_leaving_closes_the_connection_and_gives_the_memory_back() -> None:
+async def test_a_cancelled_fetch_closes_the_connection_and_frees_the_memory() -> None:
     memory = BodyMemory(1_000_000)
 
     async def fetch(url: str) -> None:

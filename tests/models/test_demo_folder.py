@@ -88,7 +88,7 @@ def test_the_model_follows_up_on_the_series_of_the_turn_before(demo: tuple[Any, 
     assert "8" in answer
 
 
-def test_it_reads_most_volume_counts_of_unknown_series_off_a_catalogue_line(demo: tuple[Any, Any]) -> None:
+def test_the_model_reads_most_counts_of_unknown_series_off_a_catalogue_line(demo: tuple[Any, Any]) -> None:
     rng = random.Random(4242)
     questions = []
     for number in range(20):

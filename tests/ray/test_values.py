@@ -106,7 +106,7 @@ async def test_a_stream_gives_at_once_what_is_ready() -> None:
     assert flow.ended
 
 
-async def test_an_answer_nobody_watches_comes_in_larger_pieces_behind_the_first() -> None:
+async def test_an_unwatched_answer_comes_in_larger_pieces_after_the_first() -> None:
     flow = Flow(watched=False)
     await flow.push(Delta("a", 1))
     assert len((await flow.take()).deltas) == 1

@@ -52,7 +52,7 @@ async def test_each_record_holds_the_hash_of_the_one_before() -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("done", ["changed", "removed", "put in", "swapped"])
-async def test_the_first_record_after_a_change_a_removal_or_an_insertion_is_named(done: str, at: int) -> None:
+async def test_a_changed_removed_or_inserted_record_is_found_at_its_place(done: str, at: int) -> None:
     streams = MemoryStreams()
     await written(streams)
     records = streams.records[STREAM]

@@ -194,7 +194,7 @@ def test_manifests_name_files_below_their_own_folder() -> None:
     assert is_manifest("x/SHA256SUMS") and is_manifest("a.sha256") and not is_manifest("SHA256SUMS.txt")
 
 
-def test_the_strongest_usable_checksum_of_s3_is_chosen() -> None:
+def test_s3s_checksums_are_used_only_where_they_can_be_verified() -> None:
     md5, size = "0" * 32, 10
     crc = base64.b64encode(bytes(4)).decode()
     ask = lambda: 6  # noqa: E731
