@@ -43,7 +43,7 @@ def check_grammar(events: list[dict[str, Any]]) -> None:
     assert last["delta"]["stop_reason"] in _STOPS
     assert last["usage"]["output_tokens"] >= 0
     assert stop == {"type": "message_stop"}
-    blocks: list[list[Any]] = []  # type, pieces
+    blocks: list[list[Any]] = []  # type and joined pieces of each block
     is_open = False
     for one in middle:
         if one["type"] == "content_block_start":

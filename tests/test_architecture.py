@@ -60,7 +60,7 @@ def test_help_does_not_wait_for_the_server_to_be_imported() -> None:
 
 
 def test_package_inits_hold_a_docstring_and_nothing_else() -> None:
-    """The import linter does not see imports inside them."""
+    """The import linter does not see imports inside package inits."""
     for init in ROOT.glob("*/**/__init__.py"):
         if ".venv" in init.parts or "tests" in init.parts:
             continue
@@ -128,7 +128,7 @@ def test_no_closure_of_the_composition_root_uses_a_name_that_is_bound_later() ->
 
 
 def late_captures(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str, int]]:
-    """The closures in ``function`` that read a local bound after them: line, name, line of its binding."""
+    """Yield the closures in ``function`` that read a local bound after them: line, name, line of its binding."""
     closures = [
         node
         for node in ast.walk(function)
@@ -159,7 +159,7 @@ def product(texts: dict[str, str]) -> dict[str, ast.Module]:
 
 
 def layers(contract_id: str) -> list[str]:
-    """The layers of one import contract, highest first."""
+    """Return the layers of one import contract, highest first."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (contract,) = [c for c in project["tool"]["importlinter"]["contracts"] if c.get("id") == contract_id]
     return list(contract["layers"])
@@ -217,7 +217,7 @@ def test_there_are_at_least_eight_import_contracts() -> None:
 
 
 def named_files(page: str, text: str, tops: set[str]) -> Iterator[Path]:
-    """The files that a document links, and those that it names in backticks by their path in the repository."""
+    """Yield the files that a document links or names in backticks by their path in the repository."""
     for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
         if "://" not in link:
             yield Path(page).parent / link

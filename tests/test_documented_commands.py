@@ -18,7 +18,7 @@ def text(document: str) -> str:
 
 
 def source_of(module: str) -> str:
-    """The text of a module, or of all files of a package that is run."""
+    """Return the source of a module, or of all files of a package that is run."""
     path = ROOT.joinpath(*module.split("."))
     files = [path.with_suffix(".py")] if path.with_suffix(".py").is_file() else sorted(path.glob("*.py"))
     return "\n".join(file.read_text(encoding="utf-8") for file in files)

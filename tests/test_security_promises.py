@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def rows() -> list[list[str]]:
-    """The cells of each row in the section of promises, without the headings of its tables."""
+    """Return the cells of each row in the section of promises, without the headings of its tables."""
     text = (ROOT / "docs/security.md").read_text(encoding="utf-8")
     section = text.partition("\n## Promises\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]

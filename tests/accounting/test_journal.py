@@ -104,7 +104,7 @@ def left_behind(folder: Path, *rows: UsageRow, name: str = "0", tail: bytes = b"
     segment.release()
 
 
-# Bytes
+# Encoding of rows
 
 
 def test_a_row_comes_back_from_its_bytes_as_it_was() -> None:

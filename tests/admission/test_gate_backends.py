@@ -205,7 +205,7 @@ def test_a_target_for_the_first_token_alone_moves_the_limit(tokens: int, took_s:
         ticket = door.enter()
         door.now += took_s
         door.gate.first_token(ticket, door.now, 0)
-        door.now += 9.0  # whatever the pace
+        door.now += 9.0  # a slow pace, which must not matter
         door.end(ticket, tokens=tokens)
         return door.gate.limit.value
 

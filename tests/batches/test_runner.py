@@ -103,7 +103,7 @@ class Engines:
 
 
 class House:
-    """Gateways on one database and one folder; ``now`` is their Unix time."""
+    """Makes gateways on one database and one folder; ``now`` is their Unix time."""
 
     store_type = BatchStore
 

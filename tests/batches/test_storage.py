@@ -1,4 +1,4 @@
-"""Contents of files: whole, in parts, encrypted."""
+"""Storage of file contents: whole, in parts, encrypted."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_encrypted_file_shows_nothing_and_keys_are_replaced(tmp_path: Path) -
     assert b"".join(LocalFiles(tmp_path, AesCipher([NEW, OLD], "files")).chunks("file-ab")) == b"secret " * 9
     with pytest.raises(OSError, match="cannot be decrypted"):
         list(LocalFiles(tmp_path, AesCipher([NEW], "files")).chunks("file-ab"))
-    (tmp_path / "cd" / "file-cd").write_bytes(raw)  # bound to its id
+    (tmp_path / "cd" / "file-cd").write_bytes(raw)  # an encrypted file is bound to its id
     with pytest.raises(OSError, match="cannot be decrypted"):
         list(LocalFiles(tmp_path, AesCipher([OLD], "files")).chunks("file-cd"))
 

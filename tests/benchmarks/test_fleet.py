@@ -95,7 +95,7 @@ def test_placing_among_many_costs_less_with_a_shortlist() -> None:
 def test_the_report_has_a_figure_for_each_size_and_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A report runs a fleet this small a thousand times; thirty are enough to show that it has all figures.
+    # A report repeats a small fleet for about 1,000 requests; thirty are enough to show that it has all figures.
     monkeypatch.setattr("benchmarks.fleet.__main__.ENOUGH_REQUESTS", 30)
     app, report = Typer(), tmp_path / "fleet.json"
     app.command()(main)

@@ -57,7 +57,7 @@ class Turn:
 
 
 def turn_of(body: Mapping[str, Any]) -> Turn:
-    """The next turn of the conversation in a request's body."""
+    """Return the worker's next turn in the conversation of a request's body."""
     format_ = body.get("response_format") or {}
     if format_.get("type") in ("json_schema", "json_object"):
         return Turn(json.dumps(RECORD))
@@ -81,7 +81,7 @@ def turn_of(body: Mapping[str, Any]) -> Turn:
 
 
 def deltas_of(turn: Turn) -> Iterator[dict[str, object]]:
-    """The deltas of a turn, its arguments in pieces."""
+    """Yield the deltas of a turn, with its arguments in pieces."""
     yield {"role": "assistant", "content": ""}
     for word in turn.text.split(" ") if turn.text else ():
         yield {"content": word if turn.text.startswith(word) else f" {word}"}

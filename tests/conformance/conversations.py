@@ -242,7 +242,7 @@ class Outcome:
 
     @property
     def shown(self) -> str:
-        """The events of the first choice, in words."""
+        """The kinds of the first choice's events, or the refused parameter, as text."""
         return ", ".join(self.kinds) or f"refused: `{self.refused}`"
 
 
@@ -312,7 +312,7 @@ async def hold(specimen: Specimen, played: Mapping[str, Outcome]) -> dict[str, O
 
 
 def parsed(body: Mapping[str, Any]) -> ParsedRequest:
-    """A body of OpenAI's chat as a new request."""
+    """Parse a body of OpenAI's chat as a new request."""
     number = next(_numbers)
     origin = RequestOrigin(
         f"req_{number}", f"gen_{number}", CALLER, time.monotonic(), int(time.time()), f"{number:032x}"

@@ -1,4 +1,4 @@
-"""The demo adapters: each answers in a manner of its own, from dialogues that the evaluation never asks."""
+"""The demo adapters: each answers in its own style, trained on dialogues that the evaluation does not contain."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ def sample() -> list[list[Message]]:
 
 
 def normalised(text: str) -> str:
-    """Lower case without punctuation, so that a changed mark does not hide a repeated question."""
+    """Return the text in lower case without punctuation, so that a changed mark does not hide a repeated question."""
     return re.sub(r"[\W_]+", " ", text.lower()).strip()
 
 
 def last_line(message: Message) -> str:
-    """The question itself, below any evidence that the user message carries."""
+    """Return the question itself, which follows any evidence in the user message."""
     return normalised(message["content"].split("\n")[-1])
 
 

@@ -25,7 +25,7 @@ def demo() -> tuple[Any, Any]:
 
 
 def ask(demo: tuple[Any, Any], *contents: str, system: str | None = None) -> str:
-    """The greedy answer to a conversation of alternating user and assistant messages."""
+    """Return the greedy answer to a conversation of alternating user and assistant messages."""
     conversation = [{"role": "system", "content": system}] if system else []
     for number, content in enumerate(contents):
         conversation.append({"role": "assistant" if number % 2 else "user", "content": content})

@@ -1,4 +1,4 @@
-"""The training script: a few steps give a folder that loads, and a run can go on where it stopped."""
+"""The training script: a few steps give a folder that loads, and a stopped run can be resumed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_muon_in_float32_updates_as_pytorchs_does() -> None:
         for optimiser in tuning:
             optimiser.step()
     for one, other, was in zip(ours, theirs, start, strict=True):
-        assert torch.allclose(one, other, atol=0.01)  # bfloat16's eight bits
+        assert torch.allclose(one, other, atol=0.01)  # bfloat16 has eight bits of precision
         assert (one - was).abs().mean() > 0.03
     assert torch.equal(frozen, torch.ones(2, 2))
     states = [optimiser.state_dict() for optimiser in tuning]

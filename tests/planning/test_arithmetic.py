@@ -67,7 +67,7 @@ def test_a_real_a10g_runs_85_to_90_sequences_in_steps_of_8192_tokens() -> None:
 
 
 def test_the_published_awq_checkpoint_is_of_the_computed_size() -> None:
-    # 5.73 GB of safetensors.
+    # The published checkpoint has 5.73 GB of safetensors.
     assert plan_engine(PlanRequest(AWQ, GPUS["A10G"])).weights_bytes == pytest.approx(5.73e9, rel=0.01)
 
 

@@ -113,7 +113,7 @@ class Players:
 
 
 class InProcess:
-    """One real engine replica, called without Serve."""
+    """Calls one real engine replica without Serve."""
 
     def __init__(self, replica: EngineReplica) -> None:
         self._replica = replica

@@ -40,7 +40,7 @@ async def run(*arguments: str) -> tuple[int, str, str]:
 
 
 def picture(path: Path) -> tuple[int, int]:
-    """Width and height of a PNG."""
+    """Return the width and height of a PNG."""
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", data[16:24])

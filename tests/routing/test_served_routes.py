@@ -1,4 +1,4 @@
-"""A route that names a pool of several models has a backend for each; the revision itself stays as it was."""
+"""A route that names a pool of several models has a backend for each; the revision itself is not changed."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ BEDROCK_FEATURES = frozenset({Feature.TEMPERATURE, Feature.TOP_P, Feature.STOP})
 
 @dataclass
 class KeptPairs:
-    """A database that is a list, and may be unavailable."""
+    """A fake database: a list that may be unavailable."""
 
     pairs: list[ShadowPair] = field(default_factory=list)
     unavailable: bool = False

@@ -120,7 +120,7 @@ def test_the_page_is_self_contained_and_escapes_every_name() -> None:
     text = page(make_report(pairs(60)))
     found = Page()
     found.feed(text)
-    # Times and tokens as curves, the checks as points.
+    # Times and tokens are drawn as curves, the checks as points.
     assert found.tags.count("svg") == 4 and found.tags.count("polyline") == 6
     assert found.tags.count("circle") == 2
     assert found.loads == [] and "script" not in found.tags

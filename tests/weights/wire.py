@@ -21,7 +21,7 @@ class Wire:
     rate: float | None = None  # bytes a second downstream, all connections together
     cut_every: int | None = None  # cuts a connection after this many bytes downstream
     hold_at: int | None = None  # forwards nothing after this many bytes downstream
-    dead: bool = False  # accepts and closes
+    dead: bool = False  # accepts connections and closes them
     corrupt: bool = False  # flips a bit in large answers
     received: int = 0
     ranges: list[tuple[int, int]] = field(default_factory=list)
