@@ -1,4 +1,4 @@
-"""The language of a response's events, as clients rely on it."""
+"""Checks the event sequence of a `/v1/responses` stream against the order that clients rely on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 TERMINAL = ("response.completed", "response.incomplete", "response.failed")
-# An item's type, with the name of its delta and the field of its end.
+# Type of an item: (prefix of its delta and done events, field of the done event with the whole value).
 KINDS = {
     "message": ("response.output_text", "text"),
     "reasoning": ("response.reasoning_text", "text"),
@@ -16,7 +16,7 @@ KINDS = {
 
 
 def check(events: Sequence[dict[str, Any]]) -> None:
-    """Raises AssertionError where a stream is not of the language."""
+    """Raises AssertionError: the events are not a legal response stream."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     kinds = [event["type"] for event in events]
     assert kinds[:2] == ["response.created", "response.in_progress"]

@@ -6,7 +6,7 @@ from gateway.contracts.values import BudgetReport
 PLAIN = BudgetReport(1, 2, 3, 4, 5, dropped_chunks=("a",), dropped_turns=6)
 
 
-def test_what_was_cut_merged_and_summarized_is_told_only_where_something_was() -> None:
+def test_cut_merged_and_summarized_parts_are_reported_only_if_there_are_any() -> None:
     assert set(budget_body(PLAIN)) == {
         "system", "retrieval", "recent_turns", "older_summary", "generation_reserve", "dropped_chunks",
         "dropped_turns",

@@ -1,4 +1,4 @@
-"""Several choices, and log-probabilities, in OpenAI's shapes: whole and streamed."""
+"""Several choices, and log-probabilities, in OpenAI's formats, whole and streamed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def answer(**changes: Any) -> Answer:
     return answer_for(REQUEST, "Hi日", logprobs=TOKENS, **changes)
 
 
-def test_a_chats_logprobs_tell_text_and_bytes_of_every_token() -> None:
+def test_a_chats_logprobs_have_text_and_bytes_of_every_token() -> None:
     body = json.loads(OpenAIDialect(chat=True).whole(ParsedRequest(REQUEST), answer()))
     choice = ChatCompletion.model_validate(body, strict=True).choices[0]
     assert choice.logprobs is not None and choice.logprobs.content is not None

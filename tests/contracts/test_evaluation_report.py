@@ -1,4 +1,4 @@
-"""A report counts when the tool signed exactly this content with the shared secret."""
+"""An evaluation report is accepted only if its signature matches its content and the shared secret."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPORT: dict[str, Any] = {
 }
 
 
-def test_a_signed_report_is_accepted_after_its_way_as_json() -> None:
+def test_a_signed_report_is_accepted_after_a_json_round_trip() -> None:
     assert is_signed(json.loads(json.dumps(sign(REPORT, KEY))), KEY)
 
 
@@ -34,17 +34,17 @@ def test_a_signed_report_is_accepted_after_its_way_as_json() -> None:
         {"signature": None},
     ],
 )
-def test_a_changed_report_is_not(changed: dict[str, Any]) -> None:
+def test_a_changed_report_is_refused(changed: dict[str, Any]) -> None:
     assert not is_signed({**sign(REPORT, KEY), **changed}, KEY)
 
 
-def test_neither_is_one_of_another_secret_or_without_the_digest_of_its_prompts() -> None:
+def test_a_report_of_another_secret_without_a_prompt_digest_or_unsigned_is_refused() -> None:
     assert not is_signed(sign(REPORT, b"other"), KEY)
     assert not is_signed(sign({**REPORT, "prompts": "many"}, KEY), KEY)
     assert not is_signed(REPORT, KEY)
 
 
-def test_the_secret_is_the_evaluations_own_else_the_admins() -> None:
+def test_the_secret_is_the_evaluation_key_or_else_the_admin_key() -> None:
     assert evaluation_key({"SLUICE_EVALUATION_KEY": "e", "SLUICE_ADMIN_KEY": "a"}) == b"e"
     assert evaluation_key({"SLUICE_EVALUATION_KEY": "", "SLUICE_ADMIN_KEY": "a"}) == b"a"
     assert evaluation_key({}) == b""

@@ -1,4 +1,4 @@
-"""The order of an answer's events: legal sequences fold to the whole answer, all others are refused."""
+"""The order of an answer's events: a legal sequence folds to the whole answer, any other is refused."""
 
 import pytest
 from hypothesis import given
@@ -111,7 +111,7 @@ def test_an_answer_that_is_cut_short_may_end_inside_a_call(reason: FinishReason)
     assert fold.tool_calls()[0].arguments == '{"a'
 
 
-def test_nothing_comes_after_the_end() -> None:
+def test_no_event_is_accepted_after_the_end() -> None:
     fold = folded(*CALL)
     fold.end([FinishReason.TOOL_CALLS])
     with pytest.raises(IllegalEvent, match="has ended"):

@@ -1,4 +1,4 @@
-"""Reasoning and tool calls in every contract: what a stream adds up to is the whole answer."""
+"""Reasoning and tool calls in every contract: the events of a stream add up to the whole answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CALL = (ToolBegin("stock", 1, id="call_1"), ToolArgs('{"a":', 1), ToolArgs("1}",
 
 
 def whole(sequence: EventSequence) -> Answer:
-    """The answer, as the journey folds it."""
+    """The answer that the gateway builds from the events."""
     first, *others = [
         Choice(sequence.text(index), reason, None, sequence.reasoning(index), sequence.tool_calls(index))
         for index, reason in enumerate(sequence.reasons)
@@ -43,7 +43,7 @@ def whole(sequence: EventSequence) -> Answer:
 
 
 def written(frames: Frames, sequence: EventSequence) -> list[Any]:
-    """The parsed events of the stream, as the sink sends them; without ``[DONE]``."""
+    """The parsed events of the stream that the caller receives, without ``[DONE]``."""
     pieces = [
         frames.delta(one.text, one.index) if type(one) is Delta else frames.event(one)
         for one in sequence.events

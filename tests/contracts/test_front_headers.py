@@ -1,4 +1,4 @@
-"""Headers that name for whom another Sluice asks: accepted from a front's key, without effect from any other."""
+"""Headers in which another Sluice names a tenant: accepted from a front's key, ignored from any other key."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_from_any_other_key_the_tenant_has_no_effect_and_the_salt_divides_its_ow
     assert on_behalf(attacker, {b"x-sluice-tenant": b"not a word"}) is attacker
 
 
-def test_no_salt_is_another_tenants_own() -> None:
-    """A tenant's name holds no blank, so that name and salt cannot be another tenant's name."""
+def test_a_cache_salt_with_a_blank_is_refused() -> None:
+    """The salt is stored as "tenant salt"; names have no blank, so it never equals another tenant's salt."""
     with pytest.raises(InvalidRequest, match="x-sluice-cache-salt has 3 characters; allowed"):
         on_behalf(Caller("umbra", CallerRole.CALLER, "key_2"), {b"x-sluice-cache-salt": b"a b"})
 

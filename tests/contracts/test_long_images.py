@@ -1,4 +1,4 @@
-"""A long image stays where it is in the body: its request has it by a mark, and is otherwise the same."""
+"""A long image is not copied out of the body: the request has a mark in its place, and is otherwise the same."""
 
 from __future__ import annotations
 
@@ -106,14 +106,14 @@ async def test_several_long_images_have_marks_of_their_own_and_short_ones_none()
     ],
     ids=["escaped", "both", "elsewhere", "quoted"],
 )
-async def test_what_cannot_be_marked_is_parsed_whole(body: str) -> None:
+async def test_a_body_whose_images_cannot_be_marked_is_parsed_whole(body: str) -> None:
     asked = await parsed(CHAT, body.encode())
     assert not asked.request.images
     unlike = asked != CHAT(body.encode(), ORIGIN)
     assert not unlike
 
 
-async def test_a_body_is_refused_in_the_same_words() -> None:
+async def test_a_body_with_a_long_image_is_refused_in_the_same_words_as_without_marks() -> None:
     for body in (json.dumps(chat(LONG, top_p=2)).encode(), json.dumps(chat(LONG)).encode()[:-1]):
         with pytest.raises(InvalidRequest) as plain:
             CHAT(body, ORIGIN)

@@ -1,4 +1,4 @@
-"""Anthropic's bodies as requests of the inside, also as coding agents send them."""
+"""Anthropic's request bodies become internal requests, also those that coding agents send."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_named_tool_must_be_one_of_the_requests() -> None:
 
 
 def test_what_a_coding_agent_sends_is_taken() -> None:
-    """The shape of Claude Code's requests: attribution first, reminders between turns, fields of its own."""
+    """A body like Claude Code's: attribution first, reminders between turns, and fields that only it sends."""
     request = read(
         max_tokens=32_000,
         system=[
@@ -180,7 +180,7 @@ def test_what_a_coding_agent_sends_is_taken() -> None:
         ),
     ],
 )
-def test_thinking_is_an_effort(fields: dict[str, Any], effort: str | None) -> None:
+def test_thinking_becomes_a_reasoning_effort(fields: dict[str, Any], effort: str | None) -> None:
     assert read(max_tokens=32_000, **fields).reasoning_effort == effort
 
 
@@ -194,7 +194,7 @@ def test_a_budget_of_thinking_is_1024_tokens_or_more_and_less_than_the_whole_ans
     assert read(max_tokens=2_000, thinking={"type": "enabled", "budget_tokens": 1_024})
 
 
-def test_a_shape_of_the_answer() -> None:
+def test_a_json_schema_in_output_config_becomes_the_response_format() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     shape = read(output_config={"format": {"type": "json_schema", "schema": schema}}).response_format
     assert shape.type is FormatType.JSON_SCHEMA

@@ -1,4 +1,4 @@
-"""Anthropic's stream: what its client adds up is the whole answer, in the order that its clients demand."""
+"""Anthropic's stream: its events add up to the whole answer, in the order that its clients require."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stream(sequence: EventSequence) -> list[dict[str, Any]]:
 
 
 def by_kind(content: list[dict[str, Any]]) -> tuple[str, str, list[tuple[str, str, Any]]]:
-    """Thinking, text and calls of a message's blocks, for comparison: blanks around a text have no block."""
+    """Thinking, text and calls of a message, for comparison; trailing blanks are cut: a stream omits them."""
     thinking = "".join(one["thinking"] for one in content if one["type"] == "thinking")
     text = "".join(one["text"] for one in content if one["type"] == "text")
     calls = [(one["id"], one["name"], one["input"]) for one in content if one["type"] == "tool_use"]
@@ -113,7 +113,7 @@ def test_thinking_has_a_signature_streamed_and_whole() -> None:
         (FinishReason.ERROR, 10, "max_tokens"),
     ],
 )
-def test_the_stop_reason(reason: FinishReason, reserve: int, said: str) -> None:
+def test_each_finish_reason_has_its_stop_reason(reason: FinishReason, reserve: int, said: str) -> None:
     asked = ParsedRequest(replace(REQUEST, sampling=Sampling(max_tokens=10)))
     plain = answer_for(asked.request, "x", finish_reason=reason, usage=Usage(1, 1))
     budget = type(plain.budget)(0, 0, 1, 0, reserve)
@@ -176,7 +176,7 @@ def test_errors_have_anthropics_types(status: int, code: str, sent: int, kind: s
     }
 
 
-def test_a_prompt_that_is_too_long_is_said_in_the_words_that_clients_know() -> None:
+def test_the_error_of_a_too_long_prompt_has_the_words_that_clients_know() -> None:
     _, body = DIALECT.error(PublicError(422, "context_too_long", "9 tokens", "messages"), "req_1")
     assert json.loads(body)["error"]["message"] == "prompt is too long: 9 tokens"
 

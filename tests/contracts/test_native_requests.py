@@ -155,7 +155,7 @@ def test_a_schema_is_taken_wrapped_or_bare(wrapped: bool) -> None:
     assert json.loads(shape.spec) == schema
 
 
-def test_a_stop_may_stand_alone() -> None:
+def test_a_stop_may_be_a_single_string() -> None:
     assert read({"messages": [TURN], "sampling": {"stop": "\n"}}).sampling.stop == ("\n",)
 
 
@@ -305,7 +305,7 @@ def test_what_is_not_json_is_told_as_such(raw: bytes) -> None:
     assert refused.value.status == 400
 
 
-def test_free_json_has_a_deepest_level() -> None:
+def test_a_context_nested_deeper_than_32_levels_is_refused() -> None:
     context: Any = 1
     for _ in range(40):
         context = {"a": context}

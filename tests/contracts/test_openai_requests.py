@@ -51,7 +51,7 @@ def test_the_smallest_chat_is_a_model_and_one_user_turn() -> None:
     assert not request.stream
 
 
-def test_no_likely_tokens_may_be_asked_for_without_log_probabilities() -> None:
+def test_top_logprobs_of_0_are_accepted_without_logprobs() -> None:
     assert chat(top_logprobs=0).request.sampling.logprobs is None
 
 
@@ -138,7 +138,7 @@ def test_an_answer_that_the_caller_began_is_continued() -> None:
         chat(messages=[TURN, begun], continue_final_message=False)
 
 
-def test_vllms_fields_of_where_a_text_ends_are_fields_of_ours() -> None:
+def test_vllms_fields_that_control_the_end_of_a_text_are_sampling_fields() -> None:
     fields = {"ignore_eos": True, "min_tokens": 3, "stop_token_ids": [7, 8]}
     for request in (chat(**fields).request, completion(**fields).request):
         sampling = request.sampling
@@ -231,7 +231,7 @@ def test_usage_in_a_stream_is_asked_for_with_the_stream() -> None:
     assert refused.value.param == "stream_options"
 
 
-def test_null_is_as_good_as_absent() -> None:
+def test_null_means_the_same_as_an_absent_field() -> None:
     names = set(ChatRequest.model_fields) - {"model", "messages"} | set(openai_fields.CHAT)
     assert chat(**dict.fromkeys(sorted(names))) == chat()
 
@@ -507,7 +507,7 @@ def test_any_json_under_known_completion_names_is_a_request_or_a_refusal(fields:
         assert SECRET not in refused.message
 
 
-def test_fields_that_nobody_knows_are_for_the_backend_to_decide() -> None:
+def test_unknown_fields_are_left_to_the_backend() -> None:
     request = chat(frobnicate={"deep": [1]}, bad_words=["no"], min_tokens=0, tools=[]).request
     assert request.extra == {"frobnicate": {"deep": [1]}, "bad_words": ["no"]}
     assert request.needs == {Feature.UNKNOWN_FIELDS, Feature.FIELDS_PASSED}

@@ -1,4 +1,4 @@
-"""An ordinary chat's body is read by msgspec: as pydantic would, or not at all."""
+"""msgspec parses the body of an ordinary chat with the same result as pydantic, or leaves it to pydantic."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_ordinary_body_is_read_at_once() -> None:
         {"messages": [{"role": "user", "content": "Hi", "name": "Ann"}]},
     ],
 )  # fmt: skip
-def test_any_other_body_is_left_to_the_model(more: dict[str, Any]) -> None:
+def test_any_other_body_is_left_to_pydantic(more: dict[str, Any]) -> None:
     assert plain_chat(json.dumps({**ORDINARY, **more}).encode(), ORIGIN) is None
 
 

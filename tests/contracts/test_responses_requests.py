@@ -1,4 +1,4 @@
-"""The bodies of `/v1/responses`: what they mean inside, and what is refused by name."""
+"""The bodies of `/v1/responses`: the internal request of each, and the fields that are refused by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.contracts.test_openai_requests import ORIGIN as SHORT
 ORIGIN = structs.replace(SHORT, max_messages=100)
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
-# As a coding agent sends it: two calls at once, one custom tool with raw text, a namespace.
+# A coding agent's body: two parallel calls, a custom tool with raw text, a namespace.
 AGENT: dict[str, Any] = {
     "model": "demo",
     "instructions": "You are a coding agent.",

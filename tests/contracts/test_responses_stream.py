@@ -1,4 +1,4 @@
-"""The stream of a response: the official client's accumulator and a checker of the event language take it."""
+"""The stream of a response is accepted by the official client's accumulator and by a check of its events."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def events(data: bytes) -> list[dict[str, Any]]:
 
 
 @given(answers(max_choices=1))
-def test_every_stream_is_of_the_language_and_adds_up_in_the_official_client(sequence: EventSequence) -> None:
+def test_every_stream_is_legal_and_adds_up_in_the_official_client(sequence: EventSequence) -> None:
     sent = written(sequence)
     check(sent)
     state: Any = ResponseStreamState(input_tools=omit, text_format=omit)
@@ -98,7 +98,7 @@ def test_a_broken_stream_ends_with_one_failure_wherever_it_broke(count: int) -> 
     assert sum(event["type"] in ("response.failed", "response.completed") for event in sent) == 1
 
 
-def test_clients_find_the_codes_that_they_know() -> None:
+def test_the_error_of_a_too_long_context_has_openais_code() -> None:
     frames = RESPONSES.frames(ASKED, "demo")
     sent = events(
         frames.fail(PublicError(422, "context_too_long", "too long", "input"), "req_1", partial=True)

@@ -132,7 +132,7 @@ def test_asked_for_usage_comes_in_one_more_chunk_without_choices(kind: str) -> N
     assert done == b"[DONE]"
 
 
-def test_the_sluice_object_tells_what_openai_has_no_word_for() -> None:
+def test_the_sluice_object_has_what_openais_fields_cannot_express() -> None:
     answer = answer_for(
         REQUEST,
         "x",
@@ -157,7 +157,7 @@ def test_every_finish_reason_has_one_of_openais() -> None:
         assert closing["choices"][0]["finish_reason"] in {"stop", "length", "tool_calls"}
 
 
-def test_a_call_that_was_named_ends_like_a_text() -> None:
+def test_a_call_of_a_named_tool_ends_with_stop() -> None:
     named = structs.replace(REQUEST, tool_choice=ToolChoice(ToolChoiceMode.NAMED, "stock"))
     dialect, answer = OpenAIDialect(chat=True), answer_for(REQUEST, "", finish_reason=FinishReason.TOOL_CALLS)
     for request, reason in ((REQUEST, "tool_calls"), (named, "stop")):

@@ -1,4 +1,4 @@
-"""Tools, choices and histories of calls: from both contracts to the inside, within bounds, refused by name."""
+"""Tools, tool choices and histories of calls in both contracts: their internal form, bounds and refusals."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @BOTH
 @pytest.mark.parametrize(("fields", "param"), [one[1:] for one in REFUSED], ids=[one[0] for one in REFUSED])
-def test_what_is_wrong_is_refused_by_its_path(parse: Any, fields: Any, param: str) -> None:
+def test_an_invalid_tool_field_is_refused_by_its_path(parse: Any, fields: Any, param: str) -> None:
     with pytest.raises((InvalidRequest, GrammarTooComplex)) as refused:
         parse(**fields)
     assert refused.value.param == param
