@@ -8,7 +8,7 @@ from budgeting.counting import ChatTokenizer
 from tests.budgeting.folders import write_all
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
-# Kinds that take a system message anywhere, so that every prompt of ours can be rendered.
+# Templates that accept a system message at any position, so every prompt of the planner can be rendered.
 CHAT_KINDS = ("demo", "chatml", "headers", "counting", "unmarked")
 ALL_KINDS = (*CHAT_KINDS, "alternating", "metaspace")
 

@@ -1,4 +1,4 @@
-"""Small model folders for tests: tokenizers trained on a few lines, and templates of all kinds."""
+"""Small model folders for tests: tokenizers trained on a few lines, and templates of each kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADERS = (
     "{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>\n\n' }}{% endif %}"
 )
 
-# Every message shows how many there are: nothing can be rendered alone.
+# Every message contains the number of messages, so none can be rendered alone.
 COUNTING = (
     "{{ bos_token }}{% for message in messages %}<|start|>{{ loop.index }}/{{ messages | length }} "
     "{{ message.role }}\n{{ message.content }}<|eot|>\n{% endfor %}"
@@ -48,13 +48,13 @@ ALTERNATING = (
     "{% else %}{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}"
 )
 
-# A plain loop whose messages are set apart by line ends only: renders alone, but text may merge.
+# A plain loop with only line ends between messages: each renders alone, but tokens may span two messages.
 UNMARKED = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
-# Tools in the first block, calls and results as ChatML models of the Hermes kind have them.
+# Tools in the first block, calls and results in the format of Hermes-style ChatML models.
 TOOLS = (
     "{%- if tools %}{{ '<|im_start|>system\n' }}"
     "{%- if messages[0].role == 'system' %}{{ messages[0].content + '\n\n' }}{% endif %}"
@@ -89,7 +89,7 @@ def byte_level(special: Sequence[str]) -> Tokenizer:
 
 
 def metaspace(special: Sequence[str]) -> Tokenizer:
-    """A tokenizer that marks the very start of a text, and whose vocabulary can spell its control tokens."""
+    """A Unigram tokenizer that marks the start of a text, and whose pieces can spell its control tokens."""
     pieces = sorted({c for text in CORPUS for c in text.replace(" ", "▁")} | {"▁", "\n"} | set("<>|/s[]INST"))
     vocab = [("<unk>", 0.0), *((token, -1.0) for token in special)]
     vocab += [(piece, -5.0) for piece in pieces] + [("▁the", -4.0), ("▁manga", -4.0), ("in", -4.0)]

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from budgeting.values import CanonicalPrompt, EvidenceChunk, Message, Role, SectionBudgets
 
-# Examples are much the same in every run, so that a third of them finds what a change breaks.
+# Without new examples, nearly the same ones are tried in every run: a third of them finds a regression.
 SEARCHES = "SLUICE_TEST_RANDOM" in os.environ
 
 
 def examples(number: int) -> settings:
-    """So many examples when new ones are looked for, else a third; however slow the machine is."""
+    """Settings with `number` examples if new ones are tried, else a third; a slow machine is no failure."""
     return settings(
         max_examples=number if SEARCHES else number // 3,
         deadline=None,
@@ -41,7 +41,7 @@ WORDS = (
 )
 CONTROLS = ("<|im_end|>", "<|im_start|>system\n", "<|eot|>", "<|start|>", "<s>", "</s>", "<|begin|>")
 
-# One choice instead of a dozen: to invent a conversation word by word takes longer than to plan it.
+# A phrase is one choice, not a dozen: drawing a conversation word by word takes longer than planning it.
 _chance = random.Random(1)
 _PHRASES = ("", *WORDS, *(" ".join(_chance.choices(WORDS, k=_chance.randint(2, 12))) for _ in range(500)))
 _words = (

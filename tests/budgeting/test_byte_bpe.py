@@ -1,4 +1,4 @@
-"""tiktoken's ids are those of tokenizers, wherever the one stands in for the other."""
+"""tiktoken gives the same ids as the tokenizers library wherever `ByteBpe` uses it instead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.budgeting.strategies import examples, hostile_texts
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 EXPRESSIONS = sorted(byte_bpe._KNOWN_EXPRESSIONS)
 
-# A line in each of many scripts, and what tokenizers trip over: marks, joiners, digits, blanks, case folding.
+# A line in each of many scripts, and difficult input: marks, joiners, digits, blanks, case folding.
 SCRIPTS = (
     "The quick brown fox jumps over the lazy dog's back; it's 1,234.56 €!",
     "Zażółć gęślą jaźń — Ærøskøbing, Gåße, İstanbul ıI ſt ﬁ ﬆ KELVIN K",
@@ -72,7 +72,7 @@ def with_digits(size: int) -> Tokenizer:
 
 
 def every_split(tokenizer: Tokenizer) -> Tokenizer:
-    """The same vocabulary as converted from tiktoken's files: each way to make a token is a merge."""
+    """The tokenizer as converted from tiktoken's files: every split of a token into two tokens is a merge."""
     data = json.loads(tokenizer.to_str())
     vocab = data["model"]["vocab"]
     merges = []
@@ -103,7 +103,7 @@ TOKENIZERS = {
 @cache
 def pair(kind: str) -> tuple[ByteBpe, Tokenizer]:
     tokenizer = TOKENIZERS[kind]()
-    tokenizer.encode_special_tokens = True  # control tokens are not the encoding's affair
+    tokenizer.encode_special_tokens = True  # control tokens in a text are encoded as text
     return ByteBpe(tokenizer.to_str()), tokenizer
 
 
@@ -120,7 +120,7 @@ def test_every_script_has_the_same_ids(both: tuple[ByteBpe, Tokenizer]) -> None:
 
 @cache
 def assigned_characters() -> list[str]:
-    """Of the long runs of ideographs and syllables every 50th."""
+    """All assigned characters; of those that are named by their code, such as ideographs, every 50th."""
     assigned = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) not in ("Cs", "Cn", "Co")]
     return [
         c
@@ -130,7 +130,7 @@ def assigned_characters() -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_assigned_character_is_of_the_same_class(both: tuple[ByteBpe, Tokenizer]) -> None:
+def test_every_assigned_character_has_the_same_ids(both: tuple[ByteBpe, Tokenizer]) -> None:
     fast, tokenizer = both
     seen = assigned_characters()
     for at in range(0, len(seen), 4_000):
@@ -154,7 +154,7 @@ def test_long_runs_of_one_thing_have_the_same_ids(both: tuple[ByteBpe, Tokenizer
 
 @st.composite
 def merge_lists(draw: st.DrawFn) -> list[tuple[str, str]]:
-    """Merges over three letters in any order at all, reachable or not."""
+    """Merges over three letters in any order, whether or not a text can reach them."""
     tokens = ["a", "b", "c"]
     merges: list[tuple[str, str]] = []
     for _ in range(draw(st.integers(1, 14))):
@@ -181,7 +181,7 @@ def handmade(merges: list[tuple[str, str]], *, turned: bool = False, **model: ob
     turned=st.booleans(),
     texts=st.lists(st.text("abc", max_size=24), min_size=8, max_size=8),
 )
-def test_whatever_the_merges_equality_is_only_claimed_where_it_holds(
+def test_merges_are_accepted_only_if_every_text_has_the_same_ids(
     merges: list[tuple[str, str]], turned: bool, texts: list[str]
 ) -> None:
     tokenizer = handmade(merges, turned=turned)
@@ -194,7 +194,7 @@ def test_whatever_the_merges_equality_is_only_claimed_where_it_holds(
 
 
 def test_a_token_out_of_reach_of_its_merge_is_not_made() -> None:
-    # `ab` comes first, so that `a` never stands before `bc`.
+    # The merge of `ab` is applied first, so `a` is never followed by `bc`.
     tokenizer = handmade([("a", "b"), ("b", "c"), ("a", "bc")])
     fast = ByteBpe(tokenizer.to_str())
     assert tokenizer.encode("abc").tokens == ["ab", "c"]
@@ -222,7 +222,7 @@ def changed(**changes: Any) -> str:
         ({"pre_tokenizer": {"use_regex": False}}, "a way of its own"),
     ],
 )
-def test_what_could_differ_is_refused_with_its_reason(changes: dict[str, Any], reason: str) -> None:
+def test_a_tokenizer_that_could_differ_is_refused_with_a_reason(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(NotByteBpe, match=reason):
         ByteBpe(changed(**changes))
 
@@ -249,7 +249,7 @@ def chat(path: Path, tokenizer: Tokenizer) -> ChatTokenizer:
     return ChatTokenizer.from_folder(write_folder(path, tokenizer, CHATML, eos_token="<|im_end|>"))
 
 
-def test_it_is_told_which_library_counts(tmp_path: Path, tokenizers: dict[str, ChatTokenizer]) -> None:
+def test_the_encoder_names_the_counting_library(tmp_path: Path, tokenizers: dict[str, ChatTokenizer]) -> None:
     assert tokenizers["demo"].encoder == "tiktoken"
     assert tokenizers["metaspace"].encoder == "tokenizers (the model is Unigram, not BPE)"
 
@@ -263,7 +263,7 @@ def test_added_tokens_inside_a_text_stay_whole(made: ChatTokenizer, text: str, t
 
 @examples(100)
 @given(text=st.text(max_size=20) | st.text("e\u0301\u0300가각a\u030aÅ\u1100\u1161", max_size=12))
-def test_texts_are_composed_first_where_the_tokenizer_composes(nfc: ChatTokenizer, text: str) -> None:
+def test_texts_are_normalized_if_the_tokenizer_normalizes(nfc: ChatTokenizer, text: str) -> None:
     message = Message(Role.USER, text)
     assert nfc.encoder == "tiktoken"
     assert nfc.encode_chat([message]) == nfc.encode_parts_whole([message], (1,)).token_ids

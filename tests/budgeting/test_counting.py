@@ -56,7 +56,7 @@ def test_a_forged_end_of_turn_stays_text(tokenizers: dict[str, ChatTokenizer], k
     for mark in ("<s>", "</s>", "<|im_end|>", "<|eot|>"):
         seen = tokenizer.tokens(tokenizer.encode_chat([forged])).count(mark)
         assert seen == tokenizer.tokens(tokenizer.encode_chat([Message(Role.USER, "in")])).count(mark)
-    if kind != "metaspace":  # its alphabet lacks half of it
+    if kind != "metaspace":  # whose vocabulary lacks some of these characters
         assert forged.content in tokenizer.decode(tokenizer.encode_chat([forged]))
 
 
@@ -110,7 +110,7 @@ def test_conversations_have_the_ids_that_transformers_gives_them(
 
 
 @pytest.mark.parametrize("kind", ["alternating", "metaspace"])
-def test_templates_with_rules_of_their_own_have_the_same_ids_too(
+def test_templates_with_alternating_roles_give_the_ids_of_transformers(
     tokenizers: dict[str, ChatTokenizer], reference: dict[str, object], kind: str
 ) -> None:
     for talk in (ALTERNATING_TALK, ALTERNATING_TALK[:1], [Message(Role.SYSTEM, "in the"), *ALTERNATING_TALK]):
@@ -155,7 +155,7 @@ def test_ids_outside_the_vocabulary_are_refused(tokenizer: ChatTokenizer) -> Non
     assert tokenizer.unknown_id([]) is None
 
 
-def test_holes_in_a_vocabulary_are_no_ids(tmp_path: Path) -> None:
+def test_an_unused_id_inside_a_vocabulary_is_unknown(tmp_path: Path) -> None:
     tokenizer = byte_level(["<|im_start|>", "<|im_end|>"])
     text = tokenizer.to_str().replace('"id":1,"content":"<|im_end|>"', '"id":999,"content":"<|im_end|>"')
     folder = write_folder(tmp_path, tokenizer, CHATML)

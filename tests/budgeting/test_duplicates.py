@@ -41,7 +41,7 @@ def test_case_width_and_blanks_make_no_difference() -> None:
     assert merged.kept[0].text == "Vinland  Saga\n１"
 
 
-def test_a_text_that_stands_inside_another_is_sent_as_the_longer_one_in_the_better_place() -> None:
+def test_a_text_inside_another_is_merged_into_the_longer_one_at_the_better_rank() -> None:
     merged = merge_chunks(
         [
             chunk("part", "volume 1, hardcover, in stock", 0.9),
@@ -58,7 +58,7 @@ def test_a_few_words_inside_another_text_are_no_duplicate() -> None:
     assert len(merge_chunks([chunk("a", "in stock", 0.5), chunk("b", LONG, 0.9)]).kept) == 2
 
 
-def test_the_text_of_a_chunk_that_is_not_shown_takes_nothing_with_it() -> None:
+def test_a_dropped_chunk_removes_no_chunk_with_an_equal_text() -> None:
     merged = merge_chunks(
         [chunk("a", "the one that is shown", 0.9), chunk("a", "the other", 0.8), chunk("b", "the other", 0.1)]
     )
@@ -71,7 +71,7 @@ def test_nothing_and_one_chunk_are_left_alone() -> None:
 
 
 @given(chunks=st.lists(strategies.chunks, max_size=12))
-def test_every_id_is_answered_for_once_and_every_text_is_shown_somewhere(chunks: list[EvidenceChunk]) -> None:
+def test_every_id_is_listed_once_and_every_text_is_sent(chunks: list[EvidenceChunk]) -> None:
     merged = merge_chunks(chunks)
     assert sorted(name for ids in merged.ids for name in ids) == sorted({c.chunk_id for c in chunks})
     assert sorted(merged.ranked) == list(range(len(merged.kept)))
@@ -80,7 +80,7 @@ def test_every_id_is_answered_for_once_and_every_text_is_shown_somewhere(chunks:
     shown = [same_text(one.text) for one in merged.kept]
     assert len(set(shown)) == len(shown)
     names = [one.chunk_id for one in merged.kept]
-    for one in chunks:  # shown, or another chunk of the same id is, or one that answers for that id
+    for one in chunks:  # id kept, or text inside a kept chunk that lists the id, or id not unique
         holders = [text for text, ids in zip(shown, merged.ids, strict=True) if one.chunk_id in ids]
         assert (
             one.chunk_id in names

@@ -13,7 +13,7 @@ from budgeting.values import Message, Role
 from tests.budgeting import strategies
 from tests.budgeting.test_random_conversations import text
 
-# What a model of the demo vocabulary is allowed to be under-counted by, once it has reported.
+# Largest fraction by which an upper estimate may be too low, after the first 20 reports of a model.
 WORST_UNDER = 0.10
 
 
@@ -22,7 +22,7 @@ def talk(chance: random.Random) -> list[Message]:
 
 
 @pytest.mark.parametrize("kind", ["demo", "headers", "unmarked"])
-def test_the_upper_estimate_stands_once_a_model_has_reported(
+def test_the_upper_estimate_holds_once_a_model_has_reported(
     tokenizers: dict[str, ChatTokenizer], kind: str
 ) -> None:
     chance, counter, tokenizer = random.Random(7), EstimatingCounter(), tokenizers[kind]
@@ -57,7 +57,7 @@ def test_a_model_that_reports_as_expected_earns_the_least_margin() -> None:
     assert counter.estimate("other", messages).expected < estimate.expected
 
 
-def test_a_changed_model_is_followed() -> None:
+def test_the_estimate_follows_a_changed_model() -> None:
     counter, messages = EstimatingCounter(), [Message(Role.USER, "word " * 4_000)]
     for _ in range(100):
         counter.learn("moved", messages, round(rough_tokens(messages)))
@@ -68,7 +68,7 @@ def test_a_changed_model_is_followed() -> None:
     )
 
 
-def test_reports_that_cannot_be_true_move_nothing_far() -> None:
+def test_impossible_reports_change_the_estimate_little() -> None:
     counter, messages = EstimatingCounter(), [Message(Role.USER, "word " * 400)]
     for _ in range(50):
         counter.learn("m", messages, round(rough_tokens(messages)))

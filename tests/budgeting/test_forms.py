@@ -1,4 +1,4 @@
-"""Templates of the kinds that are met in the field, and conversations in our order."""
+"""Common kinds of chat templates, and conversations in the planner's order of messages."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ NO_SYSTEM = (
     "{% if add_generation_prompt %}<|start|>model\n{% endif %}"
 )
 
-# Takes the system message from the front and leaves out any later one without a word.
+# Renders a leading system message and silently omits any later one.
 SILENT = (
     "{{ bos_token }}{% if messages[0].role == 'system' %}<|start|>system\n{{ messages[0].content }}<|eot|>"
     "{% endif %}{% for m in messages %}{% if m.role != 'system' %}<|start|>{{ m.role }}\n{{ m.content }}<|eot|>"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
 
-# Every message by its role, wherever it stands; a default text when there is no system message.
+# Every message by its role, at any position; a default text unless the first is a system message.
 WITH_DEFAULT = (
     "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|start|>system\nBe helpful.<|eot|>\n"
     "{% endif %}<|start|>{{ m.role }}\n{{ m.content }}<|eot|>\n{% endfor %}"
@@ -79,7 +79,7 @@ def form_of(source: str) -> SystemMessageSupport:
 
 
 @pytest.mark.parametrize(("source", "form"), FORMS.values(), ids=FORMS.keys())
-def test_what_a_template_takes_is_found_by_trying(source: str, form: SystemMessageSupport) -> None:
+def test_the_form_that_a_template_accepts_is_found_by_trying(source: str, form: SystemMessageSupport) -> None:
     assert form_of(source) == form
 
 
@@ -92,7 +92,7 @@ def test_every_template_shows_every_text_of_our_order_in_its_place(
     assert places == sorted(places)
 
 
-def test_a_conversation_that_is_taken_is_not_touched() -> None:
+def test_a_conversation_that_the_template_accepts_is_not_changed() -> None:
     assert SystemMessageSupport().fold(TALK) is TALK
     plain = (Message(SYSTEM, "a"), Message(USER, "b"))
     assert SystemMessageSupport(several=False, later=False).fold(plain) is plain
@@ -112,11 +112,11 @@ def test_without_a_system_role_the_system_text_opens_the_first_turn() -> None:
     first, *_, last = form.fold(TALK)
     assert first == Message(USER, "You sell manga.\n\nSpeak French.\n\nMessage:\nhi")
     assert last == Message(USER, "Evidence:\n[catalog m1] Berserk\n\nMessage:\nwhich one?")
-    # The first turn is the same when more turns follow, so that a cached prefix stays one.
+    # The first turn stays the same when more turns follow, so a cached prefix stays valid.
     assert form.fold(TALK[:3])[0] == first
 
 
-def test_a_template_that_takes_nothing_we_know_is_left_alone_and_refuses_by_itself() -> None:
+def test_a_template_that_accepts_no_known_form_refuses_the_unchanged_conversation() -> None:
     source = "{{ raise_exception('three roles or none') }}"
     assert form_of(source) == SystemMessageSupport()
     with pytest.raises(TemplateRefused):

@@ -53,7 +53,7 @@ def test_markup_around_a_text_is_a_frame(source: str) -> None:
         "{% for m in messages %}{% set t = m %}{{ t.content | title }}{% endfor %}",
     ],
 )
-def test_a_template_that_asks_anything_of_a_text_has_no_frames(source: str) -> None:
+def test_a_template_that_does_more_with_a_text_than_trim_it_has_no_frames(source: str) -> None:
     assert not only_frames(source)
 
 

@@ -57,7 +57,7 @@ LLAVA = ImageCost(unit_tokens=0, base_tokens=576)
         (GPT_4O, (1024, 1024), 765),
         (GPT_4O, (2048, 4096), 1105),
         (SMOLVLM, (640, 480), 3 * (4 * 66 + 1) + 68),
-        # By the processors of transformers 5: narrow images, and those at a boundary of two sizes.
+        # Values of the processors of transformers 5: narrow images, and images at a boundary of two sizes.
         (QWEN2, (1000, 41), 36 * 1 + 2),
         (QWEN2, (1000, 43), 36 * 2 + 2),
         (QWEN2, (5, 900), 27 * 1 + 2),
@@ -124,7 +124,7 @@ def test_old_turns_are_cut_by_the_tokens_of_their_images(tokenizer: ChatTokenize
     assert plan.counts.total <= 320
 
 
-def test_no_cache_of_the_tokenizer_is_filled_by_images(tokenizer: ChatTokenizer) -> None:
+def test_images_take_no_space_in_the_tokenizers_cache(tokenizer: ChatTokenizer) -> None:
     planner = BudgetPlanner(tokenizer, max_model_len=1000)
     sizes = set()
     for number in range(3):

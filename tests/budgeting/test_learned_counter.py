@@ -79,10 +79,10 @@ def test_a_conversation_is_asked_for_once(workers: Workers) -> None:
     counter.encode_parts([SYSTEM, ASKED], (1, 1))
     assert workers.asked == asked == 2
     counter.encode_parts([SYSTEM, ASKED, ANSWERED], (1, 1))
-    assert workers.asked == 3  # its system message is known
+    assert workers.asked == 3  # the count of its system message is stored
 
 
-def test_silent_workers_leave_the_estimate_that_has_learned_from_them(workers: Workers) -> None:
+def test_without_replies_of_workers_tokens_are_estimated_from_earlier_replies(workers: Workers) -> None:
     counter, long = counter_of(workers), Message(Role.USER, "novel " * 300)
     exact = len(counter.encode_parts([long], ()).token_ids)
     workers.silent = True
@@ -141,7 +141,7 @@ def test_estimated_parts_ascend_and_end_within_the_whole(turns: list[Message]) -
     assert chat.ends[-1] == len(chat.token_ids)
 
 
-async def test_what_asks_a_worker_is_never_planned_on_the_event_loop(workers: Workers) -> None:
+async def test_a_plan_that_asks_a_worker_never_runs_on_the_event_loop(workers: Workers) -> None:
     offloaded: list[Callable[[], Any]] = []
 
     async def offload(work: Callable[[], Any], /) -> Any:

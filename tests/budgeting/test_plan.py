@@ -154,7 +154,7 @@ def test_the_oldest_turns_go_first_and_in_pairs(tokenizer: ChatTokenizer) -> Non
     assert found.messages == (Message(SYSTEM, "Be kind."), *prompt.turns[found.dropped_turns :])
 
 
-def test_evidence_goes_before_chit_chat(tokenizer: ChatTokenizer) -> None:
+def test_older_turns_are_dropped_before_evidence(tokenizer: ChatTokenizer) -> None:
     evidence = tuple(chunk(name, 0.5) for name in "abc")
     prompt = CanonicalPrompt(turns=talk(8), evidence=evidence)
     least = size(tokenizer, CanonicalPrompt(turns=talk(0), evidence=evidence))
@@ -278,7 +278,7 @@ def test_a_chunk_is_whole_again_when_there_is_room_to_borrow(tokenizer: ChatToke
     assert (found.cut_chunks, found.dropped_chunks) == ((), ())
 
 
-def test_duplicates_are_sent_once_and_told(tokenizer: ChatTokenizer) -> None:
+def test_duplicates_are_sent_once_and_reported(tokenizer: ChatTokenizer) -> None:
     text = "Vinland Saga, volume 1, hardcover, in stock."
     evidence = (
         EvidenceChunk("a", "catalog", text, 0.9),
@@ -310,7 +310,7 @@ def test_without_a_summarizer_or_a_budget_for_it_turns_are_left_out(tokenizer: C
 
 
 class Endless:
-    """A summarizer that does not keep to its room."""
+    """A summarizer whose summaries exceed ``max_tokens``; it records each ``max_tokens``."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []

@@ -1,6 +1,6 @@
-"""What holds of every plan, whatever the conversation, the script, the tokenizer and the budget.
+"""Properties of every plan, for any conversation, script, tokenizer and budget.
 
-To invent a conversation takes eight times as long as to plan it, so each is planned with every tokenizer.
+Drawing a conversation takes eight times as long as planning it, so each is planned with every tokenizer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def planned(
 def each(
     tokenizers: Tokenizers, prompt: CanonicalPrompt, room: int, budgets: SectionBudgets
 ) -> list[tuple[str, ChatTokenizer, Plan]]:
-    """The plan by each tokenizer with which it fits; there is one."""
+    """Kind, tokenizer and plan of each tokenizer with which the prompt fits; rejects an example with none."""
     plans = [(kind, planned(tokenizers[kind], prompt, room, budgets)) for kind in CHAT_KINDS]
     fitting = [(kind, tokenizers[kind], plan) for kind, plan in plans if plan is not None]
     assume(fitting)
@@ -66,7 +66,7 @@ def test_a_plan_never_exceeds_the_model_and_its_counts_add_up(
 
 @thorough
 @given(prompt=strategies.prompts(), room=rooms, budgets=strategies.budgets)
-def test_what_was_sent_and_what_was_dropped_is_all_there_was(
+def test_every_part_of_the_prompt_is_sent_or_reported_as_dropped(
     tokenizers: Tokenizers, prompt: CanonicalPrompt, room: int, budgets: SectionBudgets
 ) -> None:
     for _, _, plan in each(tokenizers, prompt, room, budgets):
@@ -89,7 +89,7 @@ def is_sent_or_dropped(prompt: CanonicalPrompt, plan: Plan, budgets: SectionBudg
         if chunk.chunk_id in plan.dropped_chunks:
             assert f"\n[{chunk.source_type} {chunk.chunk_id}]" not in evidence
         else:
-            # Of several chunks with one id the best is sent, perhaps inside another one's text.
+            # Of several chunks with the same id the best is sent, perhaps as a part of another chunk.
             texts = [same_text(one.text) for one in prompt.evidence if one.chunk_id == chunk.chunk_id]
             shown = any(text in same_text(evidence) for text in texts)
             assert shown or chunk.chunk_id in plan.cut_chunks
@@ -103,7 +103,7 @@ def test_the_latest_user_turn_is_verbatim_in_the_decoded_prompt(
     for kind, tokenizer, plan in each(tokenizers, prompt, room, budgets):
         latest = prompt.turns[-1].content
         if " x " not in tokenizer.decode(tokenizer.encode_chat([Message(Role.USER, " x ")])):
-            latest = latest.strip()  # this model's template trims what it renders
+            latest = latest.strip()  # the template of this tokenizer trims contents
         assert latest in tokenizer.decode(plan.token_ids), kind
         assert plan.messages[-1] == prompt.turns[-1], kind
 

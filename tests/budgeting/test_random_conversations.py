@@ -1,4 +1,4 @@
-"""Hundreds of random conversations, in many scripts, with random tokenizers: what holds of every plan."""
+"""Hundreds of random conversations, in many scripts, with random tokenizers: the properties of every plan."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def planned(tokenizer: ChatTokenizer, request: BudgetRequest, max_model_len: int
 
 
 def like(template: str, one: Plan, other: Plan) -> bool:
-    """One of the templates writes the number of messages into its first line."""
+    """Whether two plans may share a prefix: COUNTING writes the number of messages into every message."""
     return template != COUNTING or len(one.messages) == len(other.messages)
 
 
@@ -128,25 +128,25 @@ def test_every_promise_holds_for_random_conversations(template: str, seed: int, 
         summarized += plan.summarized_turns > 0
         cut += bool(plan.cut_chunks)
 
-        # Never over the length, and the counts are those of what the engine will see.
+        # The plan fits the length, and its counts are those of the ids that the engine receives.
         assert len(plan.token_ids) + plan.generation_reserve <= length
         assert plan.generation_reserve == request.max_tokens
         assert plan.counts.total == len(plan.token_ids)
         assert plan.token_ids == tokenizer.encode_chat(plan.messages)
         assert plan.counts.older_summary <= request.budgets.older_summary
 
-        # The system part and the latest turn, word for word.
+        # The system part and the latest turn are sent word for word.
         assert plan.messages[-1] == prompt.turns[-1]
         latest = prompt.turns[-1].content
         assert (latest.strip() if trims else latest) in tokenizer.decode(plan.token_ids)
         assert tuple(m.content for m in plan.messages[: len(prompt.system)]) == prompt.system
 
-        # Whole exchanges: what is kept starts with a user's turn, unless nothing was dropped before it.
+        # Only whole exchanges are dropped: after a drop, the first turn that is sent is a user's.
         assert plan.dropped_turns <= latest_turn(prompt.turns)
         if plan.dropped_turns > 0:
             assert prompt.turns[plan.dropped_turns].role is Role.USER
 
-        # The same again; and with other volatile content no token before the boundary changes.
+        # Planning again gives the same plan. Another context changes no token before the boundary.
         assert planned(tokenizer, request, length) == plan
         other = structs.replace(prompt, context="locale: en\nname: Aiko")
         changed = planned(tokenizer, structs.replace(request, prompt=other), length)
@@ -154,7 +154,7 @@ def test_every_promise_holds_for_random_conversations(template: str, seed: int, 
             assert changed.prefix_tokens == plan.prefix_tokens
             assert changed.token_ids[: plan.prefix_tokens] == plan.token_ids[: plan.prefix_tokens]
 
-        # More room never keeps less.
+        # With more room, no more is dropped.
         more = planned(tokenizer, request, length + chance.randrange(300))
         assert isinstance(more, Plan)
         assert set(more.dropped_chunks) <= set(plan.dropped_chunks)

@@ -10,7 +10,7 @@ from budgeting.token_cache import ENTRY_BYTES, TokenCache
 SIZE = 1_000 - ENTRY_BYTES
 
 
-def test_what_was_kept_is_found_and_what_was_not_is_not() -> None:
+def test_the_cache_returns_only_what_was_stored() -> None:
     cache: TokenCache[str] = TokenCache(32_000)
     cache.put("a", "one", SIZE)
     assert (cache.get("a"), cache.get("b")) == ("one", None)
@@ -25,7 +25,7 @@ def test_a_value_stays_as_it_was_first_kept() -> None:
     assert (cache.get("a"), cache.bytes) == ("one", 1_000)
 
 
-def test_what_is_used_again_outlives_what_is_not() -> None:
+def test_a_used_entry_outlives_an_unused_one() -> None:
     cache: TokenCache[int] = TokenCache(32_000)
     cache.put("used", 0, SIZE)
     cache.put("unused", 0, SIZE)

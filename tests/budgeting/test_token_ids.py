@@ -1,4 +1,4 @@
-"""Ids in pieces are the tuple of them, to whoever looks."""
+"""Token ids stored in pieces behave like one tuple."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PIECES = st.lists(st.lists(st.integers(0, 9), max_size=4).map(tuple), max_size=5
 
 
 @given(PIECES, st.integers(0, 25))
-def test_pieces_are_what_they_are_joined(pieces: list[tuple[int, ...]], count: int) -> None:
+def test_ids_in_pieces_equal_their_joined_tuple(pieces: list[tuple[int, ...]], count: int) -> None:
     whole = tuple(one for piece in pieces for one in piece)
     ids = PieceIds(pieces, len(whole))
     assert (len(ids), list(ids), joined(ids)) == (len(whole), list(whole), whole)
@@ -20,6 +20,6 @@ def test_pieces_are_what_they_are_joined(pieces: list[tuple[int, ...]], count: i
     assert first(ids, count) == first(whole, count) == whole[:count] == ids[:count]
 
 
-def test_a_beginning_that_is_a_piece_is_no_copy() -> None:
+def test_a_prefix_that_is_a_piece_is_not_copied() -> None:
     system = (1, 2, 3)
     assert PieceIds([system, (4,)], 4).first(3) is system

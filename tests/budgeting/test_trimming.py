@@ -33,7 +33,7 @@ def _name(offer: TrimCandidate) -> str:
 
 
 def half(position: int, room: int) -> tuple[str, int] | None:
-    """Cuts to 40 tokens, where there is room for them."""
+    """A cut of 40 tokens, or None if there is less room."""
     return ("half", 40) if room >= 40 else None
 
 
@@ -70,11 +70,11 @@ def test_a_section_that_is_not_named_never_borrows() -> None:
     assert order([60, 60], [60, 60], spare=()) == ["chunk 0", "turn 1"]
 
 
-def test_no_room_of_its_own_means_only_borrowing() -> None:
+def test_a_section_without_room_of_its_own_only_borrows() -> None:
     assert order([10], [10, 10], evidence_room=-5, turns_room=0) == ["chunk 0", "turn 1", "turn 0"]
 
 
-def test_what_is_not_reached_is_not_counted() -> None:
+def test_turns_that_are_not_reached_are_not_counted() -> None:
     counted: list[int] = []
 
     def count(place: int) -> int:

@@ -45,7 +45,7 @@ def stream(sequence: EventSequence) -> list[dict[str, Any]]:
 
 
 def by_kind(content: list[dict[str, Any]]) -> tuple[str, str, list[tuple[str, str, Any]]]:
-    """Thinking, text and calls of a message, for comparison; trailing blanks are cut: a stream omits them."""
+    """Thinking, text and calls of a message, for comparison; trailing blanks are cut: a stream may omit them."""
     thinking = "".join(one["thinking"] for one in content if one["type"] == "thinking")
     text = "".join(one["text"] for one in content if one["type"] == "text")
     calls = [(one["id"], one["name"], one["input"]) for one in content if one["type"] == "tool_use"]
