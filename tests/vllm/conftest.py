@@ -1,4 +1,4 @@
-"""What the tests of vLLM share; those that break an engine start their own."""
+"""Marks and order of the tests of vLLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 needs_vllm = [
     pytest.mark.xdist_group("vllm"),
-    # Half a minute for a start on a quiet machine, several minutes on a busy one.
+    # A start takes half a minute on a quiet machine, several minutes on a busy one.
     pytest.mark.timeout(900),
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None, reason="vLLM's CPU build exists for Linux on x86-64 alone"
@@ -18,9 +18,9 @@ needs_vllm = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First those that use the shared engine, then the one that kills it, then those that start their own.
+    """Sorts the tests: users of the shared engine, the test that kills it, then tests with their own engine.
 
-    A host that stops ends every process of vLLM below this one.
+    A host that stops ends every process of vLLM below the test process.
     """
 
     def place(item: pytest.Item) -> int:

@@ -1,4 +1,4 @@
-"""What vLLM is told of adapters, against a stand-in for the engine."""
+"""The adapter commands that vLLM receives, with a fake engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.backends.vllm.values import EngineRequest, EngineShape, Lora, name_
 
 
 class FakeEngine:
-    """Holds adapters as vLLM does; a batch has three places."""
+    """Stores adapters like vLLM; a batch has slots for three."""
 
     def __init__(self) -> None:
         self.shape = EngineShape(4096, 32, 100, max_num_seqs=8, max_loras=3)
@@ -77,7 +77,7 @@ async def test_other_weights_never_get_a_number_or_name_that_vllm_has_seen(
     for adapter in (
         Adapter("manga", 1, "demo", folder),
         Adapter("manga", 2, "demo", folder),  # registered anew, in the same folder
-        Adapter("manga", 2, "demo", str(other)),  # a number given twice
+        Adapter("manga", 2, "demo", str(other)),  # the same number for another folder
         Adapter("style", 2, "demo", folder),
     ):
         await held.load_adapter(adapter)
@@ -86,7 +86,7 @@ async def test_other_weights_never_get_a_number_or_name_that_vllm_has_seen(
     assert [name_of(lora.key) for lora in engine.ever] == ["manga"] * 3 + ["style"]
 
 
-async def test_what_is_loaded_again_finds_what_it_had_cached(
+async def test_an_adapter_that_is_loaded_again_has_its_old_number_and_key(
     engine: FakeEngine, held: VllmAdapters, folder: str
 ) -> None:
     adapter = Adapter("manga", 1, "demo", folder)
@@ -119,7 +119,7 @@ async def test_pins_leave_a_place_of_the_batch_to_the_others(
     assert engine.pinned == {1, 2}
 
 
-async def test_a_pin_ends_with_what_it_kept_and_comes_again(
+async def test_unloading_an_adapter_removes_its_pin_and_it_can_be_pinned_again(
     engine: FakeEngine, held: VllmAdapters, folder: str
 ) -> None:
     adapter = Adapter("a", 1, "demo", folder)

@@ -1,4 +1,4 @@
-"""From the configuration to vLLM's arguments; vLLM itself is not needed for it."""
+"""vLLM's arguments are made from the configuration; these tests do not need vLLM."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_defaults_are_those_measured_on_the_a10g() -> None:
     assert "quantization" not in made, "the checkpoint says it"
 
 
-def test_requests_have_priorities_and_vllm_tells_its_figures() -> None:
+def test_vllm_schedules_by_priority_and_reports_its_statistics() -> None:
     made = arguments()
     assert made["scheduling_policy"] == "priority"
     assert made["disable_log_stats"] is False
@@ -95,7 +95,7 @@ def test_on_a_cpu_blocks_are_whole_vectors_and_the_pool_leaves_memory_to_others(
     assert made["dtype"] == "float32"
 
 
-def test_on_a_cpu_a_pool_that_is_told_is_kept() -> None:
+def test_on_a_cpu_a_configured_pool_size_is_kept() -> None:
     asked = arguments(kv_cache_bytes=123456789)
     assert on_cpu(asked, free_bytes=1 << 34, kv_configured=False)["kv_cache_memory_bytes"] == 123456789
     assert "kv_cache_memory_bytes" not in on_cpu(arguments(), free_bytes=1 << 34, kv_configured=True)
@@ -111,7 +111,7 @@ def test_on_a_cpu_a_pool_that_is_told_is_kept() -> None:
         ("scheduling_policy", "cannot be changed: requests have priorities"),
     ],
 )
-def test_a_further_argument_that_cannot_be_is_refused_with_what_to_do(name: str, tells: str) -> None:
+def test_an_invalid_extra_argument_is_refused_with_what_to_do(name: str, tells: str) -> None:
     with pytest.raises(InvalidConfig, match=tells) as caught:
         check_extra([name], ["gpu_memory_utilization", "load_format"])
     assert f"engine.extra_args.{name}" in str(caught.value)
@@ -145,7 +145,7 @@ def test_a_key_that_the_kind_cannot_honour_stops_the_start(
         assert part in str(caught.value)
 
 
-def test_operators_of_vllm_set_what_they_know_by_its_names() -> None:
+def test_variables_with_vllms_names_configure_the_engine() -> None:
     environ = {
         "SLUICE_ENGINE__KIND": "vllm", "TENSOR_PARALLEL_SIZE": "4", "GPU_MEMORY_UTILIZATION": "0.8",
         "QUANTIZATION": "awq", "ENFORCE_EAGER": "true", "SLUICE_ENGINE__EXTRA_ARGS__LOAD_FORMAT": "dummy",

@@ -1,4 +1,4 @@
-"""What vLLM's processes tell the gateway, and that they end with it; shown with processes that are not vLLM."""
+"""vLLM's processes log to the gateway and end with it; tested with processes that are not vLLM."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_what_a_process_logs_and_prints_reaches_the_gateways_logs_and_not_
     assert out == ""
 
 
-async def test_while_the_engine_starts_an_error_is_kept_for_the_starts_own(
+async def test_an_error_during_the_start_is_stored_for_the_start_error_and_not_logged(
     heard: LogCapture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     logs = ChildLogs()
@@ -100,7 +100,7 @@ async def test_while_the_engine_starts_an_error_is_kept_for_the_starts_own(
     assert not [entry for entry in heard.entries if entry["log_level"] == "error"]
 
 
-async def test_its_folder_is_gone_after_it_was_closed() -> None:
+async def test_closing_the_logs_removes_their_folder() -> None:
     logs = ChildLogs()
     logs.listen()
     logs.write_config("WARNING")
@@ -145,7 +145,7 @@ async def test_a_process_of_vllm_ends_when_the_gateway_is_killed(tmp_path: Path)
         assert owner.stdout is not None
         core = psutil.Process(int(owner.stdout.readline()))
         deadline = time.monotonic() + 60
-        while not told and time.monotonic() < deadline:  # it is past its logging's set-up
+        while not told and time.monotonic() < deadline:  # a log line shows that its logging is set up
             told += list(logs.receive())
             await asyncio.sleep(0.02)
         assert told

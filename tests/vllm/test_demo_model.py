@@ -1,4 +1,4 @@
-"""The demo model's folder loads in vLLM as it is, and says there what it says here, up to a tie."""
+"""The demo model's folder loads unchanged in vLLM and gives the embedded engine's answers, up to a tie."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.integration.live import ADMIN_KEY
 ROOT = Path(__file__).parents[2]
 MODEL = str(ROOT / "models" / "demo")
 QUESTIONS = ["Recommend something like Vinland Saga", "How long does shipping take?", "Who wrote Berserk?"]
-# Prompts of random tokens, from one token to many blocks, and one less and more than whole blocks.
+# Tokens of each random prompt: from one token to many blocks, also one below and above whole blocks.
 LENGTHS = (1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 48, 64, 100, 129, 200, 257, 400)
 MAX_TOKENS = 48
-# Two engines add up in different orders, so where the two best logits are closer than this either may win. In
-# float32 with logits of about ten rounding is some 1e-5; a fault in the mathematics is far above 1e-3.
+# If the two best logits are closer than this, either may win: the two engines sum in different orders. In
+# float32 with logits of about ten, rounding is about 1e-5; a fault in the mathematics is far above 1e-3.
 TIE = 1e-3
 
 pytestmark = [
@@ -43,7 +43,7 @@ def random_prompts(vocabulary: int) -> list[list[int]]:
 
 
 async def answers_of_vllm(url: str, prompts: list[list[int]]) -> list[tuple[list[int], list[int]]]:
-    """Prompt and output ids: of each question, then of ``prompts``; all of them are under way at once."""
+    """Prompt and output ids of each question, then of each of ``prompts``; all requests run at once."""
     asked = {"model": "base", "temperature": 0, "max_tokens": MAX_TOKENS, "return_token_ids": True}
     chats = [{**asked, "messages": [{"role": "user", "content": question}]} for question in QUESTIONS]
     raw = [{**asked, "prompt": prompt} for prompt in prompts]
@@ -85,7 +85,7 @@ async def answers_of_the_engine(prompts: list[list[int]], *, together: bool) -> 
 
 
 def distance_of_the_best_two(prompt: list[int], said: list[int]) -> float:
-    """How far apart the two best logits are after ``prompt`` and ``said``, by transformers."""
+    """Difference of the two best logits after ``prompt`` and ``said``, computed by transformers."""
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     with torch.inference_mode():
         best = model(torch.tensor([[*prompt, *said]])).logits[0, -1].topk(2).values
@@ -112,5 +112,5 @@ async def test_twenty_prompts_give_the_same_tokens_in_vllm_and_in_the_embedded_e
         answers = await answers_of_the_engine(prompts, together=together)
         for (prompt, theirs), mine in zip(found, answers, strict=True):
             assert_same_up_to_a_tie(prompt, mine, theirs)
-    # Ties are rare: most answers are the same to the end.
+    # Ties are rare: most answers are equal to the end.
     assert sum(mine == theirs for (_, theirs), mine in zip(found, answers, strict=True)) >= 15

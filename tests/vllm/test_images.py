@@ -1,4 +1,4 @@
-"""Images for vLLM in process: vLLM's own rendering of a conversation with them; the model is not run."""
+"""Images for vLLM in process: vLLM renders conversations with images; the model does not run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAMPLING = Sampling(max_tokens=4, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0
 
 
 class Scripted:
-    """As much of ``AsyncLLM`` as a request meets: the renderer is vLLM's own, the answer is one token."""
+    """The part of ``AsyncLLM`` that a request uses: the renderer is vLLM's own, the answer is one token."""
 
     def __init__(self, config: Any, renderer: Any) -> None:
         self.vllm_config = config
@@ -68,7 +68,7 @@ def llm(folder: Path) -> Iterator[Scripted]:
     from vllm.model_executor.models.idefics3 import Idefics3ForConditionalGeneration as Model
     from vllm.renderers import renderer_from_config
 
-    ModelRegistry.register_model(Model.__name__, Model)  # else vLLM looks at it in a process of its own
+    ModelRegistry.register_model(Model.__name__, Model)  # else vLLM inspects the class in another process
     arguments = AsyncEngineArgs(
         model=str(folder), max_model_len=512, dtype="float32", block_size=32, enforce_eager=True
     )
@@ -104,7 +104,7 @@ def work(tokenizer: ChatTokenizer, data: bytes, width: int = 5, height: int = 3)
 
 async def answered(engine: VllmEngine, asked: Work, **changes: Any) -> Completion:
     async def drop(delta: Delta) -> None:
-        """Nobody reads it."""
+        """Discards the delta."""
 
     ask = EngineRequest("r", asked.token_ids, SAMPLING, ResponseFormat(), cache_salt="acme", chat=asked)
     return await engine.run(replace(ask, **changes), drop)

@@ -1,4 +1,4 @@
-"""vLLM's start and end, and what becomes of its processes when either goes wrong."""
+"""vLLM's start and end, and its processes after a start or an end that fails."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def work(max_tokens: int = 400) -> Work:
 
 @pytest.fixture(autouse=True)
 async def nothing_stays() -> AsyncIterator[None]:
-    """No process of a test is left after it."""
+    """Fails if a process that the test started still runs two minutes after the test."""
     before = {process.pid for process in below()}
     yield
     await until(lambda: {process.pid for process in below()} <= before, 120)
@@ -105,7 +105,7 @@ async def test_before_the_start_a_host_says_so_and_generates_nothing() -> None:
         await host.start()
 
 
-async def test_the_facts_tell_what_really_holds_and_a_stop_ends_what_is_under_way() -> None:
+async def test_the_facts_are_vllms_real_values_and_a_stop_ends_running_requests() -> None:
     async with started(make_host(block_size=16)) as host:
         facts, figures = host.facts, host.figures()
         assert facts is not None and figures is not None
@@ -156,8 +156,8 @@ async def outcome(call: Any) -> FailureKind | None:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_killed_worker_fails_what_is_under_way_and_is_told_once(running_vllm: RunningVllm) -> None:
-    """It ends the engine that the tests before it have shared. A killed core: test_restart.py."""
+async def test_a_killed_worker_fails_running_requests_and_is_reported_once(running_vllm: RunningVllm) -> None:
+    """It kills the shared engine, so it runs after the tests that use it. A killed core: test_restart.py."""
     host, deaths = running_vllm.host, running_vllm.deaths
     backend = running_vllm.specimen.backend
     async with asyncio.TaskGroup() as group:
@@ -165,7 +165,7 @@ async def test_a_killed_worker_fails_what_is_under_way_and_is_told_once(running_
         await until(lambda: (load := backend.load) is not None and load.running)
         [worker] = [
             one for one in below() if "Worker" in one.name() and one.parents()[1].pid == os.getpid()
-        ]  # not that of a `vllm serve`
+        ]  # not the worker of a `vllm serve`
         os.kill(worker.pid, signal.SIGKILL)
     assert call.result() is FailureKind.ENGINE_DEAD
     await until(lambda: deaths, 60)
@@ -177,8 +177,8 @@ async def test_a_killed_worker_fails_what_is_under_way_and_is_told_once(running_
 
 
 async def test_a_start_given_up_midway_leaves_nothing() -> None:
-    """While the core is being imported; while the model is loaded: test_restart.py."""
-    before = {process.pid for process in below()}  # those of a `vllm serve`
+    """The core is being imported; test_restart.py gives up a start while the model is loaded."""
+    before = {process.pid for process in below()}  # processes of a `vllm serve`
     host = make_host()
     async with asyncio.TaskGroup() as group:
         starting = group.create_task(host.start())
@@ -191,7 +191,7 @@ async def test_a_start_given_up_midway_leaves_nothing() -> None:
 
 
 def broken(tmp_path: Path, **config: object) -> str:
-    """A copy of the demo model with other words in its configuration."""
+    """A copy of the demo model with other values in its configuration."""
     folder = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, folder)
     path = folder / "config.json"
@@ -237,7 +237,7 @@ async def test_a_pool_too_small_for_one_sequence_is_told_with_what_would_fit() -
 
 
 def test_more_memory_than_there_is_is_told_with_what_there_is() -> None:
-    """The worker's own check, without the half minute that a worker needs to come to it."""
+    """Calls the worker's own check directly: a worker needs half a minute to reach it."""
     from vllm.config import CacheConfig, CompilationConfig
     from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -251,7 +251,7 @@ def test_more_memory_than_there_is_is_told_with_what_there_is() -> None:
     assert "engine.kv_cache_bytes: 16384.0 GiB" in str(error)
 
 
-async def test_weights_cut_short_are_told(tmp_path: Path) -> None:
+async def test_truncated_weights_are_reported(tmp_path: Path) -> None:
     folder = broken(tmp_path)
     cut(Path(folder) / "model.safetensors", 4096)
     assert "fetch the model again" in str(await refusal(model=folder))

@@ -1,4 +1,4 @@
-"""A model that computes NaN: vLLM's own flag ends the request that has them, and no other."""
+"""A model that computes NaN: vLLM's own flag ends the request that has NaN, and no other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), *needs_vllm]
 
 
 def nan_adapter(folder: Path) -> Adapter:
-    """An adapter whose last layer's output is NaN: behind every key and value, so the cache stays sound."""
+    """An adapter with NaN in the last layer's output, after all keys and values, so the cache stays valid."""
     write_adapter(folder, DEMO_MODEL, seed=1, rank=4, targets=["down_proj"])
     file = folder / "adapter_model.safetensors"
     weights = load_file(file)
@@ -36,7 +36,7 @@ async def test_a_request_whose_logits_are_nan_fails_and_its_neighbours_go_on(
     vllm: Specimen, tmp_path: Path
 ) -> None:
     adapter = await asyncio.to_thread(nan_adapter, tmp_path / "nan")
-    # The neighbour has an adapter too: beside one, vLLM's CPU kernels give the base the last place's weights.
+    # Both have adapters: if only one had, vLLM's CPU kernels would give the base the last slot's weights.
     other = vllm.adapters["conform_a"]
     before = await hear(vllm.backend, vllm.work("Hello", max_tokens=24, adapter=other, cache_salt="before"))
     heard: list[Delta] = []

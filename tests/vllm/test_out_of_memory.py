@@ -37,7 +37,7 @@ class Rig:
     events: list[tuple[float, SupervisorEvent]]
 
     async def strike(self, fault: str, *values: object) -> float:
-        """Arm a fault, and make the step that it is in; when the loss was found after the step began."""
+        """Arms a fault and runs a step with it; returns the seconds until the loss was found."""
         vllm: Any = self.host._run.host
         await vllm._engine._llm.collective_rpc(fault, args=values)
         self.events.clear()
@@ -48,7 +48,7 @@ class Rig:
         return next(at for at, event in self.events if isinstance(event, EngineLost)) - began
 
     async def back(self) -> Loss:
-        """The next engine answers; why the one before was lost."""
+        """Waits until the next engine answers; returns the reason of the previous engine's loss."""
         assert await self.host.wait_ready(240.0)
         await self.host.backend("local").generate(work(8), ignore)
         [reason] = [event.reason for _, event in self.events if isinstance(event, EngineRestarting)]
@@ -117,7 +117,7 @@ async def test_a_worker_without_memory_restarts_with_a_smaller_pool_and_a_hung_o
         assert rig.blocks == int(BLOCKS * 0.7)
 
         long = replace(work(400), token_ids=tuple(range(300, 380)))
-        await rig.host.backend("local").generate(long, ignore)  # its steps are known now
+        await rig.host.backend("local").generate(long, ignore)  # the supervisor learns the step times
         found_s = await rig.strike("hang_in_the_next_step")
         assert found_s < 25, "1.3 s on an idle machine; the configured limit is 30"
         assert await rig.back() is Loss.NO_PROGRESS

@@ -1,4 +1,4 @@
-"""What vLLM's core sends, on its way from the socket to the request."""
+"""The outputs of vLLM's core, from the socket to the request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def output(text: str) -> Any:
 
 
 class World:
-    """The outputs of one request, and what was taken of them; a text of ``ends`` has to be waited for."""
+    """The outputs of one request, and the texts taken; ``take`` returns False after a text of ``ends``."""
 
     def __init__(self, ends: str = "") -> None:
         from vllm.sampling_params import RequestOutputKind
@@ -42,7 +42,7 @@ class World:
         await self.outputs.pass_on(self.take)
 
 
-async def test_an_output_is_passed_on_where_it_is_put() -> None:
+async def test_an_output_is_passed_on_by_the_call_that_puts_it() -> None:
     world = World()
     world.collector.put(output("a"))
     async with asyncio.TaskGroup() as tasks:
@@ -54,7 +54,7 @@ async def test_an_output_is_passed_on_where_it_is_put() -> None:
         passing.cancel()
 
 
-async def test_outputs_become_one_while_others_wait_behind_them() -> None:
+async def test_outputs_are_merged_while_those_of_later_steps_are_unread() -> None:
     world = World()
     async with asyncio.TaskGroup() as tasks:
         passing = tasks.create_task(world.pass_on())
@@ -72,7 +72,7 @@ async def test_outputs_become_one_while_others_wait_behind_them() -> None:
         passing.cancel()
 
 
-async def test_what_comes_after_a_piece_that_has_to_be_waited_for_is_taken_next() -> None:
+async def test_outputs_after_one_that_has_to_be_awaited_are_taken_by_the_next_call() -> None:
     world = World(ends="a")
     async with asyncio.TaskGroup() as tasks:
         passing = tasks.create_task(world.pass_on())
@@ -126,7 +126,7 @@ async def test_every_message_of_the_core_is_received_in_order(tmp_path: Path) ->
 
     async def until(count: int) -> None:
         async with asyncio.timeout(30):
-            while len(got) < count:  # noqa: ASYNC110 - no event tells it
+            while len(got) < count:  # noqa: ASYNC110 - no event signals it
                 await asyncio.sleep(0.005)
 
     async with asyncio.TaskGroup() as tasks:

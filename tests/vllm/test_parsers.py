@@ -1,4 +1,4 @@
-"""vLLM's parsers of tool calls and reasoning, as a library: how an answer is cut changes nothing."""
+"""vLLM's parsers of tool calls and reasoning, as a library: results do not depend on the pieces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = needs_vllm
 
 @pytest.fixture(scope="module", autouse=True)
 def as_the_gateway_loads_it() -> None:
-    """vLLM's parsers read the environment when they are imported."""
+    """Prepares the environment, which vLLM's parsers read when they are imported."""
     start.prepare_environment(None)
 
 
@@ -66,7 +66,7 @@ MINIMAX = "]<]minimax[>["
 
 
 def dsml(wrapper: str, space: str = "") -> str:
-    """DeepSeek's call; the tags of version 4.1 have a space."""
+    """A call in DeepSeek's format; the tags of version 4.1 have a space."""
     tag = f"｜DSML｜{space}"
     return (
         f'<{tag}{wrapper}>\n<{tag}invoke name="weather">\n'
@@ -178,7 +178,7 @@ CALLS = {
     ),
     "xlam": f"[{JSON_CALL}]",
 }
-# What is around several calls, and between them; elsewhere a whole call follows the other.
+# Text before, after and between parallel calls. In other formats, whole calls follow each other.
 AROUND = {
     "apertus": ("<|tools_prefix|>[", "]<|tools_suffix|>", ", "),
     **dict.fromkeys(("deepseek_v3", "deepseek_v31"), ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "")),
@@ -201,14 +201,14 @@ AROUND = {
     "plamo3": (plamo("begin_tool_requests"), plamo("end_tool_requests"), ""),
     "step3": ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>", ""),
 }
-# Their formats have one call alone.
+# Formats that allow only one call.
 ONE_CALL = {"gigachat3", "internlm"}
-# What the second of two calls has instead, in each of the formats.
+# Replacements that turn the first of two calls into the second, in each format.
 ANOTHER = (
     *(("Oslo", "Bergen"), ("weather:0", "weather:1"), ('index="1"', 'index="2"')),
     *(("=3", "=4"), (": 3", ": 4"), (":3", ":4"), (">3<", ">4<"), (">3]", ">4]"), ("\n3\n", "\n4\n")),
 )
-# Read by the bytes or the tokens of a model's own vocabulary, which is not there.
+# Parsers that read the bytes or tokens of their model's vocabulary, which the tests do not have.
 UNREAD_TOOLS = {"cohere_command3", "cohere_command4", "openai"}
 UNREAD_REASONING = {"cohere_command3", "cohere_command4", "hunyuan_a13b", "openai_gptoss"}
 THOUGHTS = dict.fromkeys(
@@ -238,7 +238,7 @@ THOUGHTS = dict.fromkeys(
     "seed_oss": "<seed:think>It rains.</seed:think>Take a coat.",
     "step3": "It rains.</think>Take a coat.",
 }
-# Its reasoning is a part of the text.
+# Parsers that leave the reasoning in the text.
 AS_TEXT = {"minimax_m2_append_think": "It rains.</think>Take a coat."}
 # The only reasoning parser that leaves marks in the text without the tool parser of its model.
 PAIRS = {"inkling"}
@@ -270,7 +270,7 @@ MARKS = (
     *("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"),
     *("<｜tool_calls_end｜>", "<function", "</function>", "<param", "</param>", "Ġ</", "</", "think", ">"),
 )
-# For the parsers ``hf``, which read what the tokenizer's files describe.
+# For the parsers ``hf``, which read the format that the tokenizer's files describe.
 RESPONSE_TEMPLATE = {
     "start_anchor": "<|im_start|>assistant\n",
     "fields": {
@@ -296,7 +296,7 @@ WEATHER = Tool(
 
 @cache
 def tokenizer() -> Any:
-    """The demo model's, with the marks of all formats added."""
+    """The demo model's tokenizer, with the marks of all formats added."""
     from transformers import AutoTokenizer
 
     made = AutoTokenizer.from_pretrained(str(DEMO_MODEL))
@@ -357,7 +357,7 @@ def read(
 
 
 def cuts(length: int) -> Iterator[Iterator[int]]:
-    """One token at a time, two, three, eight, all at once; and four random cuts."""
+    """Sizes of an answer's pieces: one token, two, three, eight, all at once; and four random cuts."""
     for size in (1, 2, 3, 8, length):
         yield iter([size] * length)
     rng = random.Random(length)
@@ -429,7 +429,7 @@ def test_reasoning_is_the_same_however_the_answer_is_cut(name: str) -> None:
     ids = tokenizer().encode(THOUGHTS[name], add_special_tokens=False)
     names = ParserNames(name if name in PAIRS else None, name)
     for sizes in cuts(len(ids)):
-        # Some parsers read reasoning only where the chat template was told to ask for it.
+        # Some parsers read reasoning only if the chat template was told to ask for it.
         fold = read(names, ids, sizes, request(tools=(), effort="high"))
         assert ((fold.reasoning() or "").strip(), fold.text().strip()) == ("It rains.", "Take a coat.")
 
@@ -452,7 +452,7 @@ def test_an_answer_that_breaks_after_any_token_is_joined_to_the_rest_of_another_
     assert "髙" in (whole.reasoning() or "") and whole.tool_calls()
 
     def pieces(parser: AnswerParser, start: int, end: int) -> Iterator[Delta]:
-        """As vLLM gives them: a token that ends inside a character has no text."""
+        """The events of vLLM's outputs: a token that ends inside a character has no text."""
         decoder = codecs.getincrementaldecoder("utf-8")()
         decoder.decode(b"".join(map(token_bytes, ids[:start])))
         for at in range(start, end):
@@ -523,7 +523,7 @@ def test_the_documents_table_has_every_parser_in_its_row() -> None:
         ),
     ],
 )
-def test_a_call_that_must_be_is_bound_by_a_schema(choice: ToolChoice, text: str) -> None:
+def test_a_required_call_is_constrained_by_a_schema(choice: ToolChoice, text: str) -> None:
     asked = request(choice, (WEATHER, Tool("other", parameters='{"type":"object"}')))
     parsed = parsers_of(ParserNames("hermes")).parsed(asked, None)
     assert parsed is not None

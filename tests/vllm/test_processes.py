@@ -1,4 +1,4 @@
-"""Which of vLLM's processes run, while they come and go."""
+"""Whether a process of vLLM runs, also while it ends."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What Sluice answers, vLLM answers alike, or the document says why not."""
+"""Sluice answers each request with vLLM's status, or the document says why not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.xdist_group("conformance-vllm-worker"), pytest.mark.sl
 async def test_every_status_that_differs_from_the_workers_has_a_reason(
     vllm_server: str, tmp_path: Path
 ) -> None:
-    # vLLM 0.33 on the CPU dies of prompt_logprobs when it is started with LoRA.
+    # vLLM 0.33 on the CPU crashes on prompt_logprobs when it is started with LoRA.
     asked = [shape for shape in shapes("base") if "prompt_logprobs" not in shape.name]
     server = gateway(vllm_server, tmp_path, ADMIN_KEY)
     try:

@@ -1,4 +1,4 @@
-"""What vLLM in process does beyond the port's conformance suite."""
+"""Behaviour of vLLM in process that the port's conformance suite does not test."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_without_a_salt_every_caller_shares(vllm: Specimen) -> None:
 
 
 async def test_higher_priority_goes_first_when_the_batch_is_full(vllm: Specimen) -> None:
-    """The batch takes 16; of those that wait, the late but urgent ones start before the early ones."""
+    """The batch takes 16; of the waiting requests, the urgent ones start first though they came last."""
     order: list[int] = []
     full = asyncio.Event()
 
@@ -96,7 +96,7 @@ async def test_higher_priority_goes_first_when_the_batch_is_full(vllm: Specimen)
 
 
 @pytest.mark.parametrize("seed", [2**63 - 1, -(2**63), 0])
-async def test_every_seed_that_the_edge_lets_through_draws(vllm: Specimen, seed: int) -> None:
+async def test_vllm_samples_with_every_seed_that_the_gateway_accepts(vllm: Specimen, seed: int) -> None:
     work = vllm.work(QUESTION, n=2, temperature=1.0, seed=seed, max_tokens=8)
     assert (await hear(vllm.backend, work)).completion.usage.output_tokens > 0
 
@@ -128,7 +128,7 @@ async def test_an_empty_prompt_is_bad_input(vllm: Specimen) -> None:
         (FormatType.REGEX, "(?P<broken"),
     ],
 )
-async def test_a_shape_that_is_none_names_its_field(vllm: Specimen, kind: FormatType, spec: str) -> None:
+async def test_an_invalid_format_names_its_field(vllm: Specimen, kind: FormatType, spec: str) -> None:
     with pytest.raises(BackendFailure) as caught:
         await hear(vllm.backend, vllm.work("Hello", response_format=shaped(kind, spec)))
     assert caught.value.kind is FailureKind.INVALID_INPUT

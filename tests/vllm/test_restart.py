@@ -1,4 +1,4 @@
-"""vLLM that hangs under its supervisor: killed, started again in the same process, and nobody left waiting."""
+"""A hung vLLM is killed by its supervisor and started again in the same process; no call is left waiting."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ pytestmark = needs_vllm
 
 
 def shared() -> set[str]:
-    """Segments of shared memory on this machine."""
+    """Names of the shared memory segments on this machine."""
     return {path.name for path in Path("/dev/shm").glob("psm_*")}
 
 
 def mapped(but: set[int]) -> set[str]:
-    """Segments that the processes below this one, but for some, have mapped: others' may come and go."""
+    """Shared memory segments of the processes below this one, except ``but``; those of others may change."""
     processes = [process for process in below() if process.pid not in but]
     maps = [Path(f"/proc/{process.pid}/maps").read_text() for process in processes]
     return set(re.findall(r"/dev/shm/(psm_\w+)", "\n".join(maps)))
@@ -122,6 +122,6 @@ async def test_a_hung_core_is_replaced_in_the_same_process_and_a_dead_one_is_not
         await until(lambda: lost_for() == [Loss.STOPPED, Loss.EXITED], 60)
         assert backend.state is BackendState.STARTING, "a death is noticed with nothing under way"
         await until(lambda: [one for one in below() if one.pid not in before and "Worker" in one.name()])
-        keeper.cancel()  # a start given up while the model is loaded
+        keeper.cancel()  # gives up the start while the model is loaded
     await host.stop(10.0)
     await until(lambda: {process.pid for process in below()} <= before, 60)

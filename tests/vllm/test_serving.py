@@ -19,7 +19,7 @@ from tests.fork_server import ImportingPopen
 from tests.integration.live import ADMIN_KEY, LiveGateway, gateway
 from tests.vllm.conftest import needs_vllm
 
-# Where no host of vLLM runs in the process of the tests: one that stops ends every process of vLLM below it.
+# A group without a vLLM host in the test process: a host that stops ends every vLLM process below it.
 pytestmark = [pytest.mark.xdist_group("conformance-vllm-worker"), *needs_vllm[1:]]
 
 START_TIMEOUT_S = 600.0
@@ -77,9 +77,9 @@ def all_gone(processes: list[psutil.Process], timeout_s: float = 60.0) -> bool:
 
 @pytest.fixture(scope="module", autouse=True)
 def importing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveGateway]:
-    """One that is started as an operator would; for the others vLLM is imported ahead.
+    """A gateway that imports vLLM itself, as an operator's does; for the others vLLM is imported in advance.
 
-    It takes a minute, during which the other tests run.
+    Its start takes a minute; the other tests run meanwhile.
     """
     folder = tmp_path_factory.mktemp("vllm-importing")
     with gateway(folder, ready=False, start=ImportingPopen, **ENV) as running:
@@ -230,7 +230,7 @@ def test_a_start_that_fails_says_why_on_one_line(tmp_path: Path) -> None:
 
 
 def test_a_termination_finishes_what_is_under_way_and_leaves_no_process(live: LiveGateway) -> None:
-    """After those that share the gateway: it ends it."""
+    """Runs after the other tests of the shared gateway, because it ends the gateway."""
     children = below(live)
     assert any("EngineCore" in child.name() for child in children)
     answers: list[httpx.Response] = []

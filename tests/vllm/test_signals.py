@@ -1,4 +1,4 @@
-"""The engine's figures between its steps."""
+"""The engine's load and counters between its steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def told(board: SignalBoard, running: int, waiting: int, kv_usage: float, **more
     )
 
 
-def test_what_the_engine_told_last_is_the_load() -> None:
+def test_the_load_is_what_the_engine_reported_last() -> None:
     board = SignalBoard()
     with board.sequences(5):
         told(board, 2, 3, 0.5)
@@ -31,7 +31,7 @@ def test_what_the_engine_told_last_is_the_load() -> None:
     assert (load.total_blocks, load.block_size, load.max_running) == (100, 32, 8)
 
 
-def test_after_the_last_abort_nothing_is_left_though_the_engine_does_not_step_again() -> None:
+def test_after_the_last_abort_the_load_is_zero_without_another_step() -> None:
     board = SignalBoard()
     with board.sequences(4):
         told(board, 4, 0, 0.7)
@@ -43,7 +43,7 @@ def test_after_the_last_abort_nothing_is_left_though_the_engine_does_not_step_ag
     steps=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.floats(0, 1))),
     held=st.lists(st.integers(1, 8), max_size=6),
 )
-def test_no_more_run_and_wait_than_were_asked_for(
+def test_the_load_never_exceeds_the_sequences_in_flight(
     steps: list[tuple[int, int, float]], held: list[int]
 ) -> None:
     board = SignalBoard()
@@ -111,7 +111,7 @@ def test_a_scrape_shows_vllms_current_names() -> None:
         assert line in text, line
 
 
-def test_adapters_show_after_one_was_used_and_their_names_go_when_they_rest() -> None:
+def test_the_adapter_metric_appears_with_the_first_use_and_names_only_busy_adapters() -> None:
     board = SignalBoard()
     assert "lora_requests_info" not in scrape(board)
     with board.sequences(2):

@@ -1,4 +1,4 @@
-"""vLLM's own words for a start that fails, and what an operator reads instead."""
+"""vLLM's messages for a start that fails, and the messages that an operator reads instead."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_unknown_cause_is_vllms_first_error_on_one_line() -> None:
     assert str(explain(POINTER, told, SECTION)) == "vLLM did not start: KeyError: 'layers.0.odd' with more"
 
 
-def test_a_pointer_alone_is_better_than_nothing_and_bounded() -> None:
+def test_an_error_without_its_cause_is_still_shown_and_bounded() -> None:
     assert "initialization failed" in str(explain(POINTER, [], SECTION))
     assert len(str(explain(ValueError("x" * 5000), [], SECTION))) < MAX_LINE + 50
 
@@ -98,7 +98,7 @@ def test_our_own_errors_pass_as_they_are() -> None:
     assert explain(mine, [error_of("ValueError: other")], SECTION) is mine
 
 
-def test_a_folder_that_is_none_is_told_before_anything_is_imported(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused_before_vllm_is_imported(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"no config\.json"):
         check_folder(SECTION.model_copy(update={"model": str(tmp_path)}))
     with pytest.raises(ModelNotFound, match="does not exist"):

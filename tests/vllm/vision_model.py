@@ -1,4 +1,4 @@
-"""A tiny Idefics3 with the demo model's tokenizer; vLLM draws its weights (``load_format: dummy``)."""
+"""A tiny Idefics3 with the demo model's tokenizer; vLLM makes random weights (``load_format: dummy``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COST = ImageCost(
     max_edge=2 * TILE,
     rounding=ImageRounding.UP_FROM_WHOLE_PIXELS,
 )
-"""An image is two tiles long, each of four tokens and two around them, and one more for the whole."""
+"""The long edge is two tiles, each of four tokens and two around them; the whole image is one more tile."""
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -35,7 +35,7 @@ TEMPLATE = (
 
 
 def write_vision_model(folder: Path) -> Path:
-    """The folder, with all that vLLM reads but the weights."""
+    """Writes all files that vLLM reads, except weights; returns the folder."""
     for name in ("generation_config.json", "special_tokens_map.json"):
         shutil.copy(DEMO_MODEL / name, folder / name)
     (folder / "chat_template.jinja").write_text(TEMPLATE)

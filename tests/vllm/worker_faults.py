@@ -10,7 +10,7 @@ PIECE = 32 << 20
 
 
 class Faults:
-    """Each takes effect in the worker's next step, not in the call itself."""
+    """Methods that arm a fault, which takes effect in the worker's next step, not in the call itself."""
 
     execute_model: Any
 
@@ -18,7 +18,7 @@ class Faults:
         self.execute_model = lambda *args, **kwargs: time.sleep(3600)
 
     def run_out_of_memory_in_the_next_step(self) -> None:
-        """The process gets little more address space than it has, and PyTorch asks for more."""
+        """Limits the address space to little more than is in use; then PyTorch asks for more."""
 
         def execute_model(*args: Any, **kwargs: Any) -> None:
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -28,7 +28,7 @@ class Faults:
         self.execute_model = execute_model
 
     def be_killed_for_memory_in_the_next_step(self, group: str) -> None:
-        """The process joins a control group with less memory than it takes, and the kernel kills it."""
+        """Moves the process to a control group with less memory than it takes, so that the kernel kills it."""
 
         def execute_model(*args: Any, **kwargs: Any) -> None:
             Path(group, "cgroup.procs").write_text("0")
