@@ -1,4 +1,4 @@
-"""The commands of ``docs/operations.md``, run as they stand there."""
+"""Runs the commands of ``docs/operations.md`` unchanged."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BLOCK = re.compile(r"<!-- test: (?P<name>[\w-]+) -->\n```sh\n(?P<commands>.*?)``
 
 
 def documented() -> dict[str, str]:
-    """By the name in the comment before them."""
+    """The tested blocks of commands, by the name in the comment before each."""
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     return {found["name"]: found["commands"] for found in BLOCK.finditer(text)}
 
 
 def run_documented(name: str, *needs: str, path: str = "", **environ: str) -> str:
-    """What the block printed; the test is skipped where a program of ``needs`` is not installed."""
+    """Output of the block; skips the test if a program of ``needs`` is not installed."""
     folders = f"{path}:{os.environ['PATH']}"
     for program in needs:
         if shutil.which(program, path=folders) is None:

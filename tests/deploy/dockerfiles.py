@@ -1,4 +1,4 @@
-"""Dockerfiles as values: just enough of the syntax for the policy tests, and to lay out an image's files."""
+"""Reads Dockerfiles: enough of the syntax to test the policy and to lay out an image's files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Instruction:
 
 @dataclass
 class Stage:
-    """From one FROM to the next."""
+    """A build stage: from one FROM to the next."""
 
     base: str
     name: str
@@ -41,7 +41,7 @@ class Stage:
 
     @property
     def copied(self) -> list[tuple[list[str], str]]:
-        """What is copied from the build context: sources and where to."""
+        """Sources and target of each COPY from the build context."""
         found = []
         for rest in self.all("COPY"):
             words = shlex.split(rest)
@@ -53,7 +53,7 @@ class Stage:
 
 @dataclass
 class Dockerfile:
-    """The stages, and the arguments before the first of them."""
+    """The stages, and the ARGs before the first FROM."""
 
     arguments: dict[str, str]
     stages: list[Stage]
@@ -90,13 +90,13 @@ def read_dockerfile(path: Path) -> Dockerfile:
 
 
 def lay_out(stage: Stage, image: Path) -> None:
-    """What the stage copies from the build context, under ``image`` in place of ``/``."""
+    """Copies the stage's files from the build context to ``image``, which stands for ``/``."""
     for sources, target in stage.copied:
         for source in sources:
             into = image / (target if target.startswith("/") else f"{stage.last('WORKDIR')}/{target}").lstrip(
                 "/"
             )
-            # As Docker does: a target with a slash at its end is a folder.
+            # As in Docker, a target that ends with a slash is a folder.
             into = into / Path(source).name if target.endswith("/") else into
             into.parent.mkdir(parents=True, exist_ok=True)
             copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
@@ -104,5 +104,5 @@ def lay_out(stage: Stage, image: Path) -> None:
 
 
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
-    """When each file was written, and how long it is."""
+    """Modification time in ns and size in bytes of each file and folder, by path."""
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}

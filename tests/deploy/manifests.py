@@ -15,7 +15,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2] / "deploy" / "k8s"
 OVERLAYS = sorted(path.name for path in (ROOT / "overlays").iterdir())
-# The oldest that knows every field, and the newest that the validator knows.
+# The oldest version that knows every field, and the newest that the validator knows.
 KUBERNETES = ("1.31", kubernetes_validate.latest_version())
 CUSTOM_KINDS = {
     "keda.sh/v1alpha1 ScaledObject",
@@ -30,7 +30,7 @@ Manifest = dict[str, Any]
 
 
 def published(name: str) -> dict[str, Any]:
-    """A schema that its project publishes; schemas/README.md says from where."""
+    """A schema that another project publishes; schemas/README.md names its source."""
     path = Path(__file__).parent / "schemas" / f"{name}.json"
     schema: dict[str, Any] = json.loads(path.read_text())
     return schema
@@ -56,14 +56,14 @@ def closed(schema: Any) -> Any:
 
 @cache
 def validator(kind: str) -> jsonschema.Draft202012Validator:
-    """Checks a whole manifest of a custom kind, but for its metadata."""
+    """The validator of a whole manifest of a custom kind, except its metadata."""
     schema = closed(published(kind))
     schema["properties"]["metadata"] = {"type": "object"}
     return jsonschema.Draft202012Validator(schema)
 
 
 def inputs_digest() -> str:
-    """As deploy/k8s/render computes it."""
+    """SHA-256 of all inputs, as deploy/k8s/render computes it."""
     files = [
         p for name in ("base", "components", "overlays") for p in (ROOT / name).rglob("*") if p.is_file()
     ]
@@ -73,7 +73,7 @@ def inputs_digest() -> str:
 
 
 def rendered(overlay: str) -> tuple[str, list[Manifest]]:
-    """The digest in the file's head, and its manifests."""
+    """The digest in the first line of the rendered file, and its manifests."""
     text = (ROOT / "rendered" / f"{overlay}.yaml").read_text()
     found = re.search(r"from inputs ([0-9a-f]{64})", text.splitlines()[0])
     assert found, text.splitlines()[0]
@@ -86,7 +86,7 @@ def one(manifests: list[Manifest], kind: str) -> Manifest:
 
 
 def faults(manifest: Manifest) -> list[str]:
-    """What is wrong with a manifest's form; unknown fields are."""
+    """The errors in a manifest's form; an unknown field is an error."""
     key = f"{manifest['apiVersion']} {manifest['kind']}"
     if key in CUSTOM_KINDS:
         found = validator(manifest["kind"]).iter_errors(manifest)

@@ -1,4 +1,4 @@
-"""What was copied from a running gateway by the documented commands serves elsewhere as before."""
+"""A copy made from a running gateway by the documented commands serves elsewhere with the same state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ask(live: LiveGateway, key: str, request_id: str) -> None:
 
 
 def usage(live: LiveGateway, requests: int) -> Any:
-    """Of all tenants, once so many requests are in it."""
+    """Usage of all tenants, as soon as it has at least ``requests`` requests."""
     deadline = time.monotonic() + 60
     while True:
         rows = told(live, "/admin/usage?by=tenant")["rows"]
@@ -67,7 +67,7 @@ def test_a_backup_of_a_running_gateway_serves_the_same_revision_keys_adapters_an
         for number in range(3):
             ask(live, made["key"], f"written-{number}")
         usage(live, 3)
-        # Somebody holds the database, so that these rows are in the journal alone while the copy is taken.
+        # The database is locked, so these rows are only in the journal while the copy is made.
         with sqlite3.connect(here / "ledger.db", isolation_level=None) as holding:
             holding.execute("BEGIN IMMEDIATE")
             for number in range(2):
@@ -103,7 +103,7 @@ def test_a_backup_of_a_running_gateway_serves_the_same_revision_keys_adapters_an
 
 
 def known(key: dict[str, Any]) -> str:
-    """Without its last use, which is told once a minute."""
+    """The key as JSON without its last use, which is updated only once a minute."""
     return json.dumps({name: value for name, value in key.items() if name != "last_used_at"}, sort_keys=True)
 
 
@@ -126,6 +126,6 @@ def test_a_restore_on_the_same_machine_keeps_the_old_folder_and_its_newer_journa
     assert (tmp_path / "data.before" / "state.db-wal").exists()
 
 
-def test_every_block_of_commands_that_is_said_to_be_tested_is() -> None:
+def test_every_block_that_is_marked_as_tested_is_tested() -> None:
     tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_backup*.py"))
     assert documented() and [name for name in documented() if f'"{name}"' not in tests] == []

@@ -1,4 +1,4 @@
-"""The documented copies of PostgreSQL's ledger and Redis' state, taken from and given to real servers."""
+"""The documented backups of PostgreSQL's ledger and Redis' state, made and restored with real servers."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_redis_restored_from_its_snapshot_has_the_streams_and_keeps_them
         "restore-redis", "redis-server", B=str(tmp_path), DATA=str(second.folder), PORT=str(free_port())
     )
     try:
-        for _ in range(2):  # as always, and once more after a crash
+        for _ in range(2):  # a normal start, then a start after a crash
             second.start()
             store = store_of(second)
             assert (await store.read("routing"))[:3] == before

@@ -1,4 +1,4 @@
-"""compose.yaml: its form, the policy that every service keeps, and its servers started from its own files."""
+"""compose.yaml: its form, the policy of every service, and its servers, started from their own files."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ FOLDER = ROOT / "deploy" / "docker"
 SCHEMA = published("compose")
 PASSWORD = "p4ssw0rdofthetest"
 SECRETS = ("SLUICE_ADMIN_KEY", "REDIS_PASSWORD", "POSTGRES_PASSWORD", "GF_SECURITY_ADMIN_PASSWORD")
-# An image without a shell or a client to ask with.
+# The image of otel-collector has no shell or client for a health check; fetch-model runs once and ends.
 NOT_ASKED = {"otel-collector", "fetch-model"}
 START_TIMEOUT_S = 180.0
 
 
 def interpolated(text: str, variables: dict[str, str]) -> str:
-    """As compose does it: ``${NAME:-default}``, ``${NAME:?why}``, ``$$``."""
+    """Replaces variables like compose: ``${NAME:-default}``, ``${NAME:?why}``, ``$$``."""
 
     def value(found: re.Match[str]) -> str:
         name, kind, rest = found["name"], found["kind"], found["rest"]
@@ -48,7 +48,7 @@ def interpolated(text: str, variables: dict[str, str]) -> str:
 
 
 def composed(**variables: str) -> dict[str, Any]:
-    """The file as compose reads it."""
+    """compose.yaml as compose reads it, with a password for each secret."""
     given = dict.fromkeys(SECRETS, PASSWORD) | variables
     loaded: dict[str, Any] = yaml.safe_load(interpolated((FOLDER / "compose.yaml").read_text(), given))
     return loaded
@@ -70,7 +70,7 @@ def test_a_misspelled_key_would_be_found() -> None:
     assert list(jsonschema.Draft7Validator(SCHEMA).iter_errors(wrong))
 
 
-def test_it_has_what_the_gateway_can_use() -> None:
+def test_compose_has_every_server_that_the_gateway_can_use() -> None:
     assert {"gateway", "gateway-gpu", "redis", "postgres", "prometheus", "grafana", "otel-collector"} <= set(
         SERVICES
     )
@@ -96,12 +96,12 @@ def test_every_image_has_a_whole_version(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(SERVICES) - NOT_ASKED))
-def test_every_server_is_asked_whether_it_is_well(name: str) -> None:
+def test_every_server_has_a_health_check(name: str) -> None:
     assert SERVICES[name]["healthcheck"]["test"]
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_nothing_listens_beyond_this_machine(name: str) -> None:
+def test_published_ports_listen_on_the_loopback_address(name: str) -> None:
     assert all(port.startswith("127.0.0.1:") for port in SERVICES[name].get("ports", ()))
 
 
@@ -169,7 +169,7 @@ def test_the_collectors_pipeline_is_made_of_what_it_defines() -> None:
     assert SERVICES["gateway"]["environment"]["SLUICE_TRACING__OTLP_ENDPOINT"].endswith(f":{port}")
 
 
-# The same servers as of the images, from this machine's packages, with compose's files and commands.
+# The servers of the images, from this machine's packages, with compose's files and commands.
 
 
 def free_port() -> int:
@@ -203,7 +203,7 @@ def stop(process: subprocess.Popen[Any]) -> None:
 
 @pytest.fixture(scope="module")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, subprocess.Popen[Any]]]:
-    """Its port; started by compose's command from redis.conf, and asked by compose's health check."""
+    """Port and process of a Redis, started and checked by compose's command, redis.conf and health check."""
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed")
     folder, port = tmp_path_factory.mktemp("redis"), free_port()
@@ -255,11 +255,11 @@ def postgres_binaries() -> Path | None:
 
 @pytest.fixture(scope="module")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its URL for libpq's tools; started from postgresql.conf and pg_hba.conf."""
+    """Host and port of a PostgreSQL that is started from postgresql.conf and pg_hba.conf."""
     binaries = postgres_binaries()
     if binaries is None:
         pytest.skip("PostgreSQL is not installed")
-    # The server does not run as root; its folder must be reachable for the user that it runs as.
+    # The server refuses to run as root; its folder must be reachable for the user that it runs as.
     user = "nobody" if os.geteuid() == 0 else None
     folder = Path(subprocess.check_output(["mktemp", "-d", "/tmp/sluice-pg-XXXXXX"], text=True).strip())
     if user is not None:
@@ -319,10 +319,10 @@ async def test_postgresql_starts_from_its_files_and_keeps_what_it_acknowledged(p
         await asyncpg.connect(f"postgresql://sluice:another@{postgres}/postgres", timeout=60)
 
 
-def test_the_light_image_serves_on_both_and_writes_only_to_its_volumes(
+def test_the_cpu_image_serves_with_redis_and_postgresql_and_writes_only_to_its_volumes(
     redis_server: tuple[int, subprocess.Popen[Any]], postgres: str, tmp_path: Path
 ) -> None:
-    """Its files, configuration and environment with compose's; a folder is in place of `/`."""
+    """With the image's files, configuration and environment, and compose's; a folder stands for `/`."""
     stage, image, volumes = (
         read_dockerfile(FOLDER / "Dockerfile.cpu").runtime,
         tmp_path / "image",
@@ -338,13 +338,13 @@ def test_the_light_image_serves_on_both_and_writes_only_to_its_volumes(
     config.write_text(text)
     workdir = image / stage.last("WORKDIR").lstrip("/")
     adapters = yaml.safe_load((workdir / "adapters.yaml").read_text())
-    for entry in adapters["adapters"]:  # as they lean on the working directory, which is another one here
+    for entry in adapters["adapters"]:  # relative to the working directory, which differs here
         entry["path"] = str(workdir / entry["path"])
     (workdir / "adapters.yaml").write_text(yaml.safe_dump(adapters))
     environment = {
         name: f"{volumes}{value}"
         for name, value in stage.environment.items()
-        # Compiled kernels stay where the suite has them; compiling takes half a minute.
+        # The compiled kernels of the suite are used; compiling takes half a minute.
         if value.startswith(WRITABLE) and name != "NUMBA_CACHE_DIR"
     }
     servers = {"redis:6379": f"127.0.0.1:{redis_server[0]}", "postgres:5432/sluice": f"{postgres}/postgres"}

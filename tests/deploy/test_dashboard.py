@@ -1,4 +1,4 @@
-"""The dashboard and the rules speak of metrics that there are, and show data once there is traffic.
+"""The dashboard and the rules name only existing metrics, and show data once there is traffic.
 
 Two real gateways, the second of which has the first as its remote worker, scraped by a real Prometheus with
 the configuration and the rules of ``deploy/prometheus``: each process is a target of its own.
@@ -27,7 +27,7 @@ from tests.observability.families import documented, known_samples
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/sluice.json").read_text())
 RULES = ROOT / "deploy/prometheus"
-# Scrapes of the test; the shipped file's are 15 s.
+# Between scrapes in the test; 15 s in the shipped file.
 INTERVAL = "1s"
 DATA_TIMEOUT_S = 60.0
 REQUESTS = 24
@@ -61,7 +61,7 @@ def names_in(expr: str) -> set[str]:
     return set(re.findall(r"\b(?:sluice_\w+|sluice:[\w:]+|vllm:\w+|process_\w+)", expr))
 
 
-def test_every_query_and_rule_speaks_of_metrics_that_there_are() -> None:
+def test_every_query_and_rule_names_only_existing_metrics() -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     there = known_samples() | recorded
     asked = {name for _, expr in queries() for name in names_in(expr)}
@@ -87,7 +87,7 @@ def test_the_six_panels_of_a_serving_engine_are_there() -> None:
     }  # fmt: skip
 
 
-def test_panels_tell_what_they_show_and_stand_side_by_side() -> None:
+def test_panels_have_descriptions_and_do_not_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
@@ -101,20 +101,20 @@ def test_panels_tell_what_they_show_and_stand_side_by_side() -> None:
 
 @dataclass(frozen=True)
 class Scraped:
-    """A Prometheus and what it scrapes."""
+    """A Prometheus and the two gateways that it scrapes."""
 
     client: httpx.Client
     gateways: tuple[LiveGateway, LiveGateway]
 
     def query(self, expr: str) -> list[float]:
-        """The values of an instant query that are numbers."""
+        """The finite values of an instant query."""
         answer = self.client.post("/api/v1/query", data={"query": expr}).json()
         assert answer["status"] == "success", (expr, answer)
         found = [float(series["value"][1]) for series in answer["data"]["result"]]
         return [value for value in found if math.isfinite(value)]
 
     def until(self, expr: str, met: Any = bool) -> list[float]:
-        """Ask until the values are as they should be."""
+        """Repeats the query until ``met`` accepts the values; returns them."""
         deadline = time.monotonic() + DATA_TIMEOUT_S
         while not met(found := self.query(expr)):
             assert time.monotonic() < deadline, f"{expr}: {found}"
@@ -125,7 +125,7 @@ class Scraped:
 def config(
     folder: Path, name: str, backends: dict[str, Any], engine: dict[str, Any], weights: list[Any]
 ) -> Path:
-    """A configuration of its own, beside the shipped one."""
+    """Writes the shipped configuration with other backends, engine and routing; returns its path."""
     shipped = yaml.safe_load((ROOT / "sluice.yaml").read_text())
     routing = yaml.safe_load((ROOT / "routing.yaml").read_text())
     routing["routes"]["self_hosted_generation"]["backends"] = weights
@@ -143,7 +143,7 @@ def config(
 
 
 def prometheus_config(folder: Path, targets: list[str]) -> Path:
-    """The shipped configuration with other targets and a faster pace."""
+    """Writes the shipped configuration with other targets and shorter intervals; returns its path."""
     shipped = yaml.safe_load((RULES / "prometheus.yaml").read_text())
     shipped["global"] = {
         "scrape_interval": INTERVAL,
@@ -159,7 +159,7 @@ def prometheus_config(folder: Path, targets: list[str]) -> Path:
 
 
 def replay(live: LiveGateway) -> None:
-    """Answers, some of them of the second gateway's fallback chain, and one request that is wrong."""
+    """Sends ``REQUESTS`` valid requests and an invalid one; the second gateway answers some by a fallback."""
     with httpx.Client(base_url=live.url, headers=live.headers, timeout=60) as client:
         for number in range(REQUESTS):
             body: dict[str, Any] = {
@@ -243,7 +243,7 @@ def test_each_process_is_a_target_and_their_sum_is_what_callers_asked(scraped: S
     asked = 'sluice_tenant_requests_total{outcome=~"answered|fallback",instance=~"%s"}'
     first, second = (live.url.removeprefix("http://") for live in scraped.gateways)
     scraped.until(f"sum({asked % second})", lambda found: found == [REQUESTS])
-    # The second gateway's requests are the first one's too, but for those that its worker was not asked.
+    # The first gateway also gets the second one's requests, except those that a fallback answered.
     scraped.until(f"sum({asked % first})", lambda found: REQUESTS < sum(found) <= 2 * REQUESTS)
     scraped.until(f"count(sum by (instance) ({asked % '.*'}))", lambda found: found == [2.0])
     scraped.until('sum(sluice_requests_total{code="invalid_request"})', lambda found: found == [2.0])
@@ -255,7 +255,7 @@ def test_every_line_on_standard_error_is_json_the_engines_too(scraped: Scraped) 
     assert all({"event", "level", "logger", "timestamp"} <= line.keys() for line in lines)
 
 
-def test_the_money_that_is_counted_is_the_ledgers(scraped: Scraped) -> None:
+def test_the_cost_metrics_equal_the_ledgers_costs(scraped: Scraped) -> None:
     live = scraped.gateways[0]
 
     def billed() -> int:
@@ -273,10 +273,10 @@ def test_every_query_of_the_dashboard_returns_data(scraped: Scraped) -> None:
     for _, expr in queries():
         scraped.until(filled(expr))
     for note in DASHBOARD["annotations"]["list"]:
-        scraped.query(filled(note["expr"]))  # understood; data only when something has changed
+        scraped.query(filled(note["expr"]))  # a valid query; it has data only after a change
 
 
-def test_the_rules_are_healthy_and_nothing_burns_that_should_not(scraped: Scraped) -> None:
+def test_the_rules_are_healthy_and_no_alert_of_a_broken_gateway_fires(scraped: Scraped) -> None:
     groups = scraped.client.get("/api/v1/rules").json()["data"]["groups"]
     states = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
     assert len(states) > 40

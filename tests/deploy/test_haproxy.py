@@ -1,4 +1,4 @@
-"""`deploy/haproxy/haproxy.cfg`: HAProxy takes it, and started with it does what it says."""
+"""`deploy/haproxy/haproxy.cfg`: HAProxy accepts the file and behaves as it says."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installe
 
 @dataclass
 class Gateway:
-    """A stand-in for one, which keeps what it was sent."""
+    """A fake gateway, which records the requests that it receives."""
 
     server: ThreadingHTTPServer
     paths: list[str] = field(default_factory=list)
@@ -44,10 +44,10 @@ class Gateway:
 def serving() -> Gateway:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = 65_536  # a health check hangs up when it has read the status
+        wbufsize = 65_536  # one write: a health check disconnects after the status line
 
         def log_message(self, *words: Any) -> None:
-            """Quiet."""
+            """Logs nothing."""
 
         def answer(self, body: bytes) -> None:
             self.send_response(200)
@@ -100,7 +100,7 @@ def closed_port() -> int:
 
 @dataclass
 class Front:
-    """A real HAProxy before one gateway and three that are away."""
+    """A real HAProxy in front of one running gateway and three that do not run."""
 
     url: str
     gateway: Gateway
@@ -169,7 +169,7 @@ def test_what_is_not_for_callers_does_not_reach_a_gateway(front: Front, path: st
     assert front.gateway.paths == before
 
 
-def test_what_callers_say_of_where_they_come_from_is_not_passed_on(front: Front) -> None:
+def test_forwarding_headers_of_callers_are_not_passed_on(front: Front) -> None:
     claimed = {
         "x-forwarded-for": "10.0.0.1", "x-forwarded-host": "h", "x-forwarded-proto": "https",
         "x-real-ip": "10.0.0.1", "forwarded": "for=10.0.0.1",
@@ -181,7 +181,7 @@ def test_what_callers_say_of_where_they_come_from_is_not_passed_on(front: Front)
     assert not set(claimed) & set(got)
 
 
-def test_a_token_goes_out_when_it_comes(front: Front) -> None:
+def test_a_token_is_forwarded_before_the_answer_ends(front: Front) -> None:
     front.gateway.go_on.clear()
     with httpx.stream("POST", f"{front.url}/v1/stream", json={}, timeout=60) as answer:
         pieces = answer.iter_raw()
@@ -190,7 +190,7 @@ def test_a_token_goes_out_when_it_comes(front: Front) -> None:
         assert b"".join(pieces) == b"second"
 
 
-def test_a_caller_who_leaves_before_the_answer_is_not_waited_for(front: Front) -> None:
+def test_the_gateway_is_told_when_a_caller_leaves_before_the_answer(front: Front) -> None:
     front.gateway.left.clear()
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{front.url}/v1/never", json={}, timeout=httpx.Timeout(60, read=0.3))
@@ -206,7 +206,7 @@ def test_a_request_that_a_gateway_has_seen_is_not_sent_to_another(front: Front) 
     assert front.gateway.paths.count("/v1/dies") == before + 1
 
 
-def test_gateways_that_are_away_cost_nobody_an_answer(front: Front) -> None:
+def test_no_request_fails_while_other_gateways_are_down(front: Front) -> None:
     for _ in range(8):
         assert httpx.post(f"{front.url}/v1/generate", json={}, timeout=60).status_code == 200
     deadline = time.monotonic() + WAIT_S

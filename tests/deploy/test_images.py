@@ -1,4 +1,4 @@
-"""The Dockerfiles, by policy, and what stands beside them."""
+"""The policy of the Dockerfiles, and the files next to them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_bases_are_pinned(dockerfile: Dockerfile) -> None:
         assert re.search(r"\d+\.\d+\.\d+", tag), f"{stage.base}: a whole version, never latest"
 
 
-def test_the_image_runs_as_nobody_in_particular(dockerfile: Dockerfile) -> None:
+def test_the_image_runs_as_a_numeric_user_that_is_not_root(dockerfile: Dockerfile) -> None:
     user, group = dockerfile.runtime.last("USER").split(":")
     assert int(user) >= 10_000 and int(group) >= 10_000, (
         "a number, so that Kubernetes can tell it is not root"
@@ -87,7 +87,7 @@ def test_what_is_copied_is_there_and_not_ignored(dockerfile: Dockerfile) -> None
 
 
 def test_every_package_is_in_the_image(dockerfile: Dockerfile) -> None:
-    """A new package of pyproject.toml that nobody copies would be missing at run time only."""
+    """A package of pyproject.toml that no COPY names would be missing only at run time."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["packages"]["find"]["include"]
     copied = {source for sources, _ in dockerfile.stages[0].copied for source in sources}
@@ -134,7 +134,7 @@ def answering(status: int) -> Iterator[int]:
             self.wfile.write(self.path.encode())
 
         def log_message(self, *args: object) -> None:
-            """Not to the test's output."""
+            """Logs nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: their form, and the policy that every overlay keeps."""
+"""The Kubernetes manifests: their form, and the policy of every overlay."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def settings_of(manifests: list[Manifest], folder: Path) -> Settings:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_what_is_rendered_is_of_today(overlay: str) -> None:
+def test_the_rendered_manifests_are_up_to_date(overlay: str) -> None:
     assert rendered(overlay)[0] == inputs_digest(), "run deploy/k8s/render"
 
 
@@ -149,7 +149,7 @@ def test_a_pod_is_not_evicted_for_its_own_journal(
     assert size(state["emptyDir"]["sizeLimit"]) >= 1.5 * ledger.journal_max_bytes
 
 
-def test_probes_have_the_seeds_times(pod: dict[str, Any]) -> None:
+def test_probes_have_the_specified_times(pod: dict[str, Any]) -> None:
     [gateway] = pod["containers"]
     startup, live, ready = (gateway[f"{name}Probe"] for name in ("startup", "liveness", "readiness"))
     assert startup["httpGet"]["path"] == live["httpGet"]["path"] == "/ping", "loading is not being dead"
@@ -185,7 +185,7 @@ def test_pods_spread_over_machines_and_zones(pod: dict[str, Any]) -> None:
     assert keys == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}
 
 
-def test_selectors_meet_the_pods(manifests: list[Manifest]) -> None:
+def test_selectors_match_the_labels_of_the_pods(manifests: list[Manifest]) -> None:
     labels = one(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"].items()
     selectors = {
         "Deployment": lambda s: s["selector"]["matchLabels"],
@@ -241,7 +241,7 @@ def test_the_pods_configuration_is_one_the_gateway_takes(manifests: list[Manifes
 
 @pytest.mark.parametrize("overlay", AUTOSCALED)
 def test_a_fleet_shares_its_state(overlay: str) -> None:
-    """An optional reference would let a pod fall back to a file of its own, with keys and limits of its own."""
+    """With an optional reference, a pod could use a file of its own, with its own keys and limits."""
     [container] = one(rendered(overlay)[1], "Deployment")["spec"]["template"]["spec"]["containers"]
     references = {v["name"]: v["valueFrom"]["secretKeyRef"] for v in container["env"] if "valueFrom" in v}
     for name in ("SLUICE_STATE__URL", "SLUICE_LEDGER__URL", "SLUICE_ADMIN_KEY"):
@@ -249,7 +249,7 @@ def test_a_fleet_shares_its_state(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", AUTOSCALED)
-def test_every_secret_that_is_used_is_brought(overlay: str) -> None:
+def test_every_secret_key_in_use_is_in_the_external_secret(overlay: str) -> None:
     manifests = rendered(overlay)[1]
     brought = {row["secretKey"] for row in one(manifests, "ExternalSecret")["spec"]["data"]}
     pod = one(manifests, "Deployment")["spec"]["template"]["spec"]
@@ -309,8 +309,8 @@ def test_scaling_looks_at_the_queue_and_at_kv_memory_and_never_at_cpu(overlay: s
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 @pytest.mark.parametrize("overlay", AUTOSCALED)
-def test_the_scalers_queries_give_one_number_of_what_gateways_tell(overlay: str, tmp_path: Path) -> None:
-    """Three pods: 4 + 2 requests wait in two gateways and 1 in an engine; their caches are filled by 0.5, 0.9, 0.1."""
+def test_each_query_of_the_scaler_gives_one_number_for_all_gateways(overlay: str, tmp_path: Path) -> None:
+    """Three pods: 4 + 2 requests wait in two gateways, 1 in an engine; KV usage is 0.5, 0.9 and 0.1."""
     queue, kv = (
         t["metadata"]["query"] for t in one(rendered(overlay)[1], "ScaledObject")["spec"]["triggers"]
     )
@@ -341,8 +341,8 @@ def test_the_scalers_queries_give_one_number_of_what_gateways_tell(overlay: str,
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_picker_finds_what_it_asks_for() -> None:
-    """The model server protocol's gauges, under the names that its manifest's comment promises."""
+def test_the_endpoint_picker_finds_the_pods_and_their_gauges() -> None:
+    """The gauges of the model server protocol have the names in the comment of inferencepool.yaml."""
     manifests = rendered("gpu")[1]
     pool, route = one(manifests, "InferencePool"), one(manifests, "HTTPRoute")
     [backend] = route["spec"]["rules"][0]["backendRefs"]

@@ -1,4 +1,4 @@
-"""Every gateway is restarted behind a real HAProxy while requests come, and no caller notices."""
+"""Each gateway behind a real HAProxy is restarted under load, and no request fails."""
 
 from __future__ import annotations
 

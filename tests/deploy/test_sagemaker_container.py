@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 class CloudWatch:
-    """Takes what is published, as the service's query or JSON protocol sends it."""
+    """A fake CloudWatch: records the request bodies of the service's query or JSON protocol."""
 
     def __init__(self) -> None:
         self.bodies: list[str] = []
@@ -57,7 +57,7 @@ class CloudWatch:
                 self.end_headers()
 
             def log_message(self, *args: object) -> None:
-                """Not to the test's output."""
+                """Logs nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -72,7 +72,7 @@ class CloudWatch:
 
 @contextmanager
 def container(folder: Path, **env: str) -> Iterator[tuple[str, subprocess.Popen[str], Path]]:
-    """The image's entry point with the platform's word, environment and nothing else."""
+    """Runs the image's entry point with only the platform's argument and environment."""
     entry = json.loads(read_dockerfile(ROOT / "deploy/sagemaker/Dockerfile").runtime.last("ENTRYPOINT"))
     assert entry[0] == "sluice"
     port, log = free_port(), folder / "log"
@@ -107,7 +107,7 @@ def container(folder: Path, **env: str) -> Iterator[tuple[str, subprocess.Popen[
 
 
 def pings_until_healthy(url: str, process: subprocess.Popen[str], log: Path) -> list[int]:
-    """The platform's health check: every status that it saw."""
+    """Pings like the platform's health check until the status is 200; returns every status."""
     seen: list[int] = []
     end = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end and seen[-1:] != [200]:
@@ -160,7 +160,7 @@ def test_an_invocation_is_the_native_contract_without_a_key(served: Served) -> N
 
 
 def test_an_invocation_with_a_response_stream_is_a_stream(served: Served) -> None:
-    """InvokeEndpointWithResponseStream hands the body on as it comes."""
+    """InvokeEndpointWithResponseStream passes the body on as it arrives."""
     url, _, _, _ = served
     with httpx.stream("POST", f"{url}/invocations", json={**BODY, "stream": True}, timeout=60) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -188,7 +188,7 @@ def test_what_the_endpoint_scales_on_reaches_cloudwatch(served: Served) -> None:
 
 
 def test_the_container_drains_and_ends_when_it_is_stopped(served: Served) -> None:
-    """The last that is asked of this gateway."""
+    """The last test of the shared gateway, because it ends the gateway."""
     url, _, _, process = served
     publishers = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGTERM)
@@ -216,7 +216,7 @@ def test_the_platforms_environment_is_the_gateways_configuration(tmp_path: Path)
     assert container_environment({}, model_folder=tmp_path)["SLUICE_SERVER__PORT"] == "8080"
 
 
-def test_what_the_operator_set_wins(tmp_path: Path) -> None:
+def test_a_variable_that_the_operator_set_is_kept(tmp_path: Path) -> None:
     made = container_environment(
         {"SLUICE_ENGINE__MODEL": "org/name", "SLUICE_SERVER__PING": "alive"}, model_folder=tmp_path
     )
@@ -236,7 +236,7 @@ def test_the_platforms_log_level_is_a_word_here(given: str, level: str) -> None:
 
 
 def test_a_gateway_that_was_ready_once_stays_alive() -> None:
-    """An engine that restarts must not cost the container its life."""
+    """The platform must not replace the container because the engine restarts."""
     health = FakeHealth(is_ready=False)
     patient = OnceReady(health)
     with pytest.raises(BackendUnavailable):
@@ -248,6 +248,6 @@ def test_a_gateway_that_was_ready_once_stays_alive() -> None:
     assert patient.ready()[0] is False
 
 
-async def test_the_deep_check_is_the_same_through_it() -> None:
+async def test_once_ready_passes_the_deep_check_on() -> None:
     health = FakeHealth(is_ready=True)
     assert await OnceReady(health).deep() == await health.deep()

@@ -25,7 +25,7 @@ ARN = "arn:aws:sagemaker:us-east-1:123456789012:thing/x"
 
 
 class Time:
-    """Passes when somebody waits."""
+    """A clock in seconds that moves only in ``sleep``."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -38,7 +38,7 @@ class Time:
 
 
 class Cloud:
-    """boto3's clients with answers prepared in order; each call's arguments are checked twice over."""
+    """boto3's clients with prepared answers; arguments are compared, and checked by the service's model."""
 
     def __init__(self) -> None:
         key = {"region_name": "us-east-1", "aws_access_key_id": "x", "aws_secret_access_key": "x"}
@@ -120,7 +120,7 @@ def config_name(spec: EndpointSpec) -> str:
 
 
 def told_nothing(line: str) -> None:
-    """For those who do not listen."""
+    """Discards a progress line."""
 
 
 def test_a_first_deployment_makes_everything_and_waits_until_it_serves(
@@ -281,13 +281,13 @@ def test_status_of_an_endpoint_that_is_not_there_says_so(cloud: Cloud) -> None:
         status("sluice", cloud.aws)
 
 
-def test_an_endpoint_lives_and_goes_on_another_makers_imitation(
+def test_an_endpoint_is_deployed_and_deleted_in_moto(
     spec: EndpointSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """moto keeps what it is told, so that each call has to fit the one before it."""
+    """moto stores the state, so each call has to fit the calls before it."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
-    # A type that moto knows.
+    # An instance type that moto knows.
     spec = spec.model_copy(update={"instance_type": "ml.g4dn.xlarge"})
     time, wanted = Time(), config_name(spec)
     with mock_aws():
@@ -369,7 +369,7 @@ vllm:kv_cache_usage_perc{model_name="m"} 0.75
 """
 
 
-def test_signals_are_what_runs_and_all_that_waits() -> None:
+def test_signals_count_running_sequences_and_all_waiting_requests() -> None:
     assert signals_of(METRICS) == InstanceSignals(61.0, 7.0, 0.75)
     assert signals_of("") == InstanceSignals(0.0, 0.0, 0.0)
 

@@ -1,4 +1,4 @@
-"""The systemd unit: what systemd itself says of it, and what must hold for a drain and a confined service."""
+"""The systemd unit: systemd's own checks of it, and its settings for the drain and the confinement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.config.settings import Settings
 from ops.cli.main import app
 
 UNIT = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / "sluice.service"
-# Of 10, lower is better: what `systemd-analyze security` calls OK ends at 4; ours has 2.0.
+# In tenths; lower is better: what `systemd-analyze security` calls OK ends at 4 of 10; the unit has 2.0.
 MAX_EXPOSURE = 25
 
 needs_systemd = pytest.mark.skipif(
@@ -58,7 +58,7 @@ def test_a_drain_has_the_time_it_needs_and_reaches_the_gateway_alone(
     assert service["KillMode"] == "mixed", "an engine that is told by itself would end under its answers"
 
 
-def test_it_runs_as_nobody_special_and_can_gain_nothing(service: configparser.SectionProxy) -> None:
+def test_the_service_is_not_root_and_cannot_gain_privileges(service: configparser.SectionProxy) -> None:
     assert service["User"] not in ("", "root")
     assert (service["NoNewPrivileges"], service["ProtectSystem"]) == ("yes", "strict")
     assert service["CapabilityBoundingSet"] == ""
