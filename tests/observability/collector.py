@@ -1,4 +1,4 @@
-"""A collector that listens: OTLP over HTTP, on a free port."""
+"""A real OTLP collector over HTTP, on a free port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERVER, CLIENT = Span.SPAN_KIND_SERVER, Span.SPAN_KIND_CLIENT
 
 
 class Collected:
-    """What a collector has got."""
+    """The requests, headers and paths that a collector has accepted."""
 
     def __init__(self) -> None:
         self.requests: list[ExportTraceServiceRequest] = []
@@ -71,7 +71,7 @@ def collecting() -> Iterator[Collected]:
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Quiet."""
+            """Logs nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

@@ -41,7 +41,7 @@ RECORD = RequestRecord(
 
 @pytest.fixture
 def record() -> Callable[..., RequestRecord]:
-    """Makes a finished request; keywords replace its fields."""
+    """A function that makes the record of a finished request; keywords replace its fields."""
 
     def make(**changes: object) -> RequestRecord:
         return replace(RECORD, **changes)

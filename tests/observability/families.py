@@ -1,5 +1,5 @@
-"""Every metric family that the gateway can show, with its labels: of the gateway as it is wired, and of what
-shows itself only once there is something to tell."""
+"""Every metric family that the gateway can show, with its labels: those of a wired gateway, and those that
+appear only once there is something to report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from observability.scrape import ScrapeCollector
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| `(?P<name>[a-z:_0-9]+)` \| (?P<type>\w+) \| (?P<labels>[^|]*) \|")
-# What the library shows of the process; its names are its own.
+# Metrics of the process, which the client library names.
 PROCESS = re.compile(r"^process_\w+$")
 
 
@@ -51,7 +51,7 @@ def _of(registry: CollectorRegistry) -> dict[str, Family]:
 
 
 async def _wired(folder: Path) -> dict[str, Family]:
-    """Of a gateway with its routing, but without its engine."""
+    """The families of a gateway with its routing, but without its engine."""
     settings = load_settings(
         ROOT / "sluice.yaml",
         {
@@ -75,7 +75,7 @@ async def _wired(folder: Path) -> dict[str, Family]:
 
 @cache
 def families() -> dict[str, Family]:
-    """By the name that stands behind ``# TYPE`` in a scrape."""
+    """All families, by the name after ``# TYPE`` in a scrape."""
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(_wired(Path(folder)))
     board = SignalBoard()
@@ -96,7 +96,7 @@ def families() -> dict[str, Family]:
 
 
 def known_samples() -> set[str]:
-    """The names that a query may use."""
+    """The names of samples that a query may use."""
     names = set()
     for name, family in families().items():
         names.add(name)
@@ -106,7 +106,7 @@ def known_samples() -> set[str]:
 
 
 def named_in_the_code() -> set[str]:
-    """Every name of a metric that stands as a text of its own in the code of the metrics."""
+    """Every string in the code of observability/ that is the name of a metric."""
     found = set()
     for path in (ROOT / "observability").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

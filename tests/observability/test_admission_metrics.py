@@ -31,7 +31,7 @@ FIGURES = GateFigures(
 
 
 class Lines:
-    """A log that is a list."""
+    """A logger that stores its lines."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, dict[str, Any]]] = []
@@ -69,7 +69,7 @@ def test_decisions_waits_and_errors_of_estimates_are_counted() -> None:
         assert line in text, line
 
 
-def test_how_the_gates_stand_is_read_when_scraped() -> None:
+def test_the_state_of_the_gates_is_read_when_scraped() -> None:
     _, metrics, _ = hub([0.0])
     metrics.registry.register(ScrapeCollector(gate_families, lambda: [FIGURES]))
     text = metrics.render().decode()
@@ -93,7 +93,7 @@ def test_how_the_gates_stand_is_read_when_scraped() -> None:
     assert 'sluice_admission_pace{backend="local"}' not in metrics.render().decode()
 
 
-def test_of_many_refusals_one_line_a_second_is_logged_and_tells_of_the_others() -> None:
+def test_one_refusal_a_second_is_logged_with_the_number_of_the_others() -> None:
     clock = [10.0]
     taken, _, lines = hub(clock)
     for _ in range(50):

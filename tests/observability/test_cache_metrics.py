@@ -1,4 +1,4 @@
-"""The response cache's and the legs' figures."""
+"""Metrics of the response cache and of the fallback legs."""
 
 from __future__ import annotations
 

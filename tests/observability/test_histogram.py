@@ -1,4 +1,4 @@
-"""Our histogram counts as the library's does."""
+"""The gateway's histogram gives the same scrape as prometheus_client's."""
 
 import math
 

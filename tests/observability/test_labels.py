@@ -11,7 +11,7 @@ def test_absent_values_are_none() -> None:
 
 
 def test_values_beyond_the_cap_are_other_and_earlier_ones_keep_their_name() -> None:
-    bounded = Bounded(cap=4)  # two places beside "none" and "other"
+    bounded = Bounded(cap=4)  # two values besides "none" and "other"
     assert [bounded(name) for name in "abcab"] == ["a", "b", OTHER, "a", "b"]
 
 
@@ -40,7 +40,7 @@ def test_no_input_makes_more_series_than_the_cap_and_nothing_goes_uncounted(
     samples = [
         sample for family in registry.collect() for sample in family.samples if sample.name == "c_total"
     ]
-    assert len(samples) <= 11  # the cap, and the one that takes the rest
+    assert len(samples) <= 11  # the cap, and one series for the rest
     assert sum(sample.value for sample in samples) == len(pairs)
 
 

@@ -1,4 +1,4 @@
-"""What callers and operators keep to themselves is in no line, whatever breaks."""
+"""No log line has a secret of a caller or an operator, whatever breaks."""
 
 import io
 import json
@@ -74,16 +74,16 @@ def house(tmp_path: Path) -> Gateway:
 
 
 class Heard:
-    """A sink that keeps the error."""
+    """A sink that stores the error."""
 
     def __init__(self) -> None:
         self.error: PublicError | None = None
 
     def planned(self, plan: object, model: str) -> None:
-        """Not told to anybody."""
+        """Ignores the plan."""
 
     async def delta(self, delta: object) -> None:
-        """Nothing comes."""
+        """Ignores the delta."""
 
     async def finish(self, answer: Answer) -> None:
         raise AssertionError("nothing can answer here")
@@ -93,7 +93,7 @@ class Heard:
 
 
 class Crashing:
-    """A stage with a defect, which quotes what it was given."""
+    """A stage that raises an error whose message quotes the prompt."""
 
     async def canonical_async(self, request: GenerateRequest, version: object, offload: object) -> object:
         raise ValueError(f"cannot read {request.messages[0].content}") from KeyError(LEAKY)
@@ -143,7 +143,7 @@ async def test_a_backend_that_is_away_is_told_without_the_prompt(house: Gateway,
     ("contract", "path", "event"),
     [("native", "/v1/generate", "request"), (None, "/admin/keys", "http request")],
 )
-def test_what_is_refused_at_the_door_is_one_line(
+def test_a_request_that_the_http_layer_refuses_is_one_line(
     house: Gateway, lines: Lines, contract: str | None, path: str, event: str
 ) -> None:
     house.services.emit_edge(
@@ -159,7 +159,7 @@ def test_what_is_refused_at_the_door_is_one_line(
     assert line["error_param"] == "key" and line["error_message"].startswith("not ")
 
 
-def test_the_configuration_is_not_shown_by_its_words() -> None:
+def test_the_repr_of_the_configuration_has_no_secret() -> None:
     config = TracingConfig(otlp_endpoint="http://c:4318", headers={"authorization": SECRETS[1]})
     assert SECRETS[1] not in repr(config)
 

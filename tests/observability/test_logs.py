@@ -81,7 +81,7 @@ def test_an_exception_keeps_its_places_and_causes_and_loses_its_words(logged: Li
         assert "LookupError" in error and "ConnectionRefusedError: refused" in error
 
 
-def test_a_failed_task_is_told_without_what_it_failed_with(logged: Lines) -> None:
+def test_a_failed_task_is_logged_without_its_error_message(logged: Lines) -> None:
     async def fail() -> None:
         raise ValueError("SECRET words of a caller")
 
@@ -118,7 +118,7 @@ def test_closing_leaves_logging_as_it_was() -> None:
 
 
 class Stuck(logging.Handler):
-    """A pipe that nobody reads, until it is released."""
+    """A handler that blocks like a pipe without a reader, until ``unblock`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,12 +130,12 @@ class Stuck(logging.Handler):
         self.written.append(record.getMessage())
 
 
-def test_a_stuck_pipe_blocks_nobody_and_the_loss_is_counted_and_told() -> None:
+def test_a_stuck_pipe_blocks_no_caller_and_lost_lines_are_counted_and_logged() -> None:
     pipe = Stuck()
     writer = LogWriter(pipe, capacity=10)
     for number in range(50):
         writer.handler.handle(logging.LogRecord("x", logging.INFO, "", 0, f"line {number}", (), None))
-    assert 39 <= writer.dropped <= 40  # ten in the queue, perhaps one in the writer's hand
+    assert 39 <= writer.dropped <= 40  # ten in the queue, perhaps one being written
     assert not writer.close(timeout_s=0.05)
     pipe.unblock.set()
     assert writer.close(timeout_s=5)
@@ -164,7 +164,7 @@ def test_lines_that_come_together_are_written_together_and_in_order() -> None:
 
 
 class Picky(logging.Formatter):
-    """Cannot write some lines."""
+    """A formatter that fails on the line ``bad``."""
 
     def format(self, record: logging.LogRecord) -> str:
         if record.msg == "bad":
@@ -186,7 +186,7 @@ def test_a_line_that_cannot_be_written_as_text_does_not_stop_the_others(
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_what_a_terminal_acts_upon_is_escaped_in_every_line(as_json: bool) -> None:
+def test_control_characters_are_escaped_in_every_line(as_json: bool) -> None:
     stream = io.StringIO()
     logs = configure_logging("info", json=as_json, stream=stream)
     hostile = "a\x1b[2Jb\x9bc\x7fd\u202ee\nforged"
@@ -204,5 +204,5 @@ def test_what_a_terminal_acts_upon_is_escaped_in_every_line(as_json: bool) -> No
         assert lines[0]["name"] == lines[0]["nested"][0] == hostile
     else:
         assert written.count(r"a\u001b[2Jb\u009bc\u007fd\u202ee\u000aforged") == 2
-        # A trace of calls keeps its lines.
+        # A traceback keeps its line breaks.
         assert "ValueError" in written.splitlines()[-1] and len(written.splitlines()) > 3

@@ -1,4 +1,4 @@
-"""However many tenants, adapters and routes there are, the number of series has an end."""
+"""The number of series is bounded for any number of tenants, adapters and routes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_tenants_adapters_and_routes_beyond_the_bound_are_other_and_nothing_is_l
                    output_tokens=0, cached_tokens=0, backend_version=f"weights{n}", fallback_kind=f"leg{n}",
                    fallback_reason="queue_full", prompt_version=f"version{n}", prefix_tokens=16, cost_nanousd=1_000)
         )  # fmt: skip
-    families = parsed(metrics)  # all of it takes a fifth of a second
+    families = parsed(metrics)  # parsed once, because it takes 0.2 s
     for name, label in (
         ("sluice_tenant_requests_total", "tenant"),
         ("sluice_tenant_tokens_total", "tenant"),
@@ -67,7 +67,7 @@ def test_tenants_adapters_and_routes_beyond_the_bound_are_other_and_nothing_is_l
     assert sum(summed(families, "sluice_requests_total", "route").values()) == 3 * MAX_VALUES
 
 
-def test_what_became_of_a_tenants_requests_is_told_apart(record: Make) -> None:
+def test_the_outcomes_of_a_tenants_requests_are_counted_separately(record: Make) -> None:
     metrics = Metrics(version="1")
     metrics.request(record())
     metrics.request(record(fallback_kind="bedrock", fallback_reason="queue_full"))

@@ -1,4 +1,4 @@
-"""``docs/metrics.md`` and the code say the same."""
+"""``docs/metrics.md`` and the code have the same metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who meets a route's targets, and who says nothing of them."""
+"""Which requests meet a route's targets, and which do not count."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_an_answer_that_came_whole_has_its_first_token_with_its_last(record: Mak
 @pytest.mark.parametrize(
     "status, code", [(429, "rate_limited"), (422, "invalid_request"), (404, "unknown_model")]
 )
-def test_a_callers_own_fault_says_nothing(record: Make, status: int, code: str) -> None:
+def test_a_callers_own_fault_counts_for_no_target(record: Make, status: int, code: str) -> None:
     assert targets_met(record(status=status, error_code=code, ttft_ms=None), TARGETS) == (None, None)
 
 
-def test_what_the_house_failed_misses_both_however_fast(record: Make) -> None:
+def test_a_failure_of_the_gateway_misses_both_targets_however_fast(record: Make) -> None:
     assert targets_met(record(status=503, error_code="queue_full", ttft_ms=None, total_ms=1.0), TARGETS) == (
         False,
         False,
@@ -57,7 +57,7 @@ def test_a_stream_that_broke_off_had_its_first_token(record: Make) -> None:
     assert targets_met(record(error_code="stream_broken", total_ms=300.0), TARGETS) == (True, False)
 
 
-def test_a_caller_who_left_says_something_only_once_the_target_had_passed(record: Make) -> None:
+def test_a_caller_that_left_counts_only_for_targets_already_met_or_missed(record: Make) -> None:
     def left(total_ms: float, ttft_ms: float | None = None) -> tuple[bool | None, bool | None]:
         return targets_met(
             record(status=499, error_code="cancelled", total_ms=total_ms, ttft_ms=ttft_ms), TARGETS
@@ -101,7 +101,7 @@ def test_a_route_without_a_request_is_there_with_zeros(record: Make) -> None:
     assert scraped(metrics)["sluice_slo_good_total", ROUTE, "ttft"] == 0.0
 
 
-def test_requests_of_no_route_are_nobodys(record: Make) -> None:
+def test_requests_without_a_known_route_count_for_no_target(record: Make) -> None:
     metrics = Metrics(version="1", known_routes=[ROUTE])
     metrics.slo.read(lambda: {ROUTE: TARGETS})
     metrics.request(record(route=None, status=503, error_code="draining"))

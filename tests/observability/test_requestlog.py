@@ -31,7 +31,7 @@ def test_a_finished_request_is_one_line_with_time_level_and_what_is_known_of_it(
     assert (line["event"], line["level"], line["logger"]) == ("request", "info", "sluice")
     assert line["trace_id"] == record().trace_id
     assert line["stage_ms"]["admit"] == 3.2
-    assert "error_code" not in line  # what is unknown is left out
+    assert "error_code" not in line  # unknown values are left out
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_request_reaches_every_handler_of_its_logger(
 
 
 def test_a_line_is_json_with_the_calls_of_tools_and_where_the_answer_was_resumed(record: Make) -> None:
-    """What orjson does not know would make every line go through a slower encoder, which names types only."""
+    """A value that orjson cannot encode would send each line to a slower encoder, which writes only types."""
     plain = orjson.loads(orjson.dumps(request_line(record())))
     assert "tool_calls" not in plain
     seam = ResumeFact(12.5, "local", "local", "exact", 3)

@@ -1,4 +1,4 @@
-"""Failures and what was done about them, as figures and log lines."""
+"""Failures and the reactions to them, as metrics and log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that were gone on with, as a figure and a log line."""
+"""Resumed answers, as a metric and a log line."""
 
 from __future__ import annotations
 

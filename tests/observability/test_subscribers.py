@@ -17,7 +17,7 @@ Make = Callable[..., RequestRecord]
 
 
 class Lines:
-    """A log that keeps its lines."""
+    """A logger that stores its lines."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str, dict[str, Any]]] = []
@@ -99,7 +99,7 @@ def test_an_event_that_nobody_counts_is_ignored(hub: EventDispatcher, lines: Lin
     assert lines.lines == []
 
 
-def test_an_event_that_cannot_be_recorded_is_counted_and_does_not_reach_who_told_it(
+def test_an_event_that_cannot_be_recorded_is_counted_and_raises_no_error_in_its_emitter(
     hub: EventDispatcher, metrics: Metrics, lines: Lines, record: Make
 ) -> None:
     def broken() -> Mapping[str, SloTargets]:

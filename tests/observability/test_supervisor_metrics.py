@@ -1,4 +1,4 @@
-"""What metrics and log say of an engine that is started again."""
+"""Metrics and log lines of an engine that is restarted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from resilience.supervisor import (
 
 
 class Lines:
-    """Keeps what is logged."""
+    """A logger that stores its lines."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str, dict[str, Any]]] = []

@@ -35,7 +35,7 @@ START_NS = 1_700_000_000_000_000_000
 
 
 class Kept(SpanExporter):
-    """A collector in memory; first it fails as often as it is told to."""
+    """An exporter that stores its batches; the first ``failures`` exports fail."""
 
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
@@ -77,7 +77,7 @@ def sender_to(
 
 
 def until(true: Callable[[], bool]) -> None:
-    """The sender is a thread and tells nobody."""
+    """Polls for a minute: the sender is a thread that signals nothing."""
     deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
@@ -151,7 +151,7 @@ def test_an_invalid_parent_begins_a_new_trace_and_its_state_goes_with_it() -> No
     assert root.trace_id != "0" * 32 and root.trace_state is None
 
 
-def test_an_id_that_was_told_already_is_kept_unless_the_caller_brought_a_trace() -> None:
+def test_a_trace_id_already_in_use_is_kept_unless_the_caller_sent_a_trace() -> None:
     told_id, brought = "a" * 32, "b" * 32
     assert Tracing().begin(None, trace_id=told_id).trace_id == told_id
     assert Tracing().begin(f"00-{brought}-{'c' * 16}-01", trace_id=told_id).trace_id == brought
@@ -413,7 +413,7 @@ def test_the_tail_keeps_every_error_fallback_seam_and_slow_one(record: Make) -> 
     assert sorted(names) == sorted([*(one.request_id for one in kept), "slow"])
 
 
-def test_what_is_left_out_is_not_even_looked_at(record: Make) -> None:
+def test_the_facts_of_a_trace_that_is_left_out_are_not_collected(record: Make) -> None:
     recorded = recording(sample_ratio=0.0)
     asked: list[int] = []
 
@@ -549,7 +549,7 @@ def test_a_batch_that_a_full_collector_turns_away_is_sent_again(collector: Colle
     assert tracing.shutdown()
 
 
-def test_a_batch_that_the_collector_cannot_use_is_given_up_counted_and_told_by_us_alone(
+def test_a_batch_that_the_collector_rejects_is_dropped_counted_and_reported_only_by_the_gateway(
     collector: Collected, record: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     collector.statuses = [400]
@@ -567,7 +567,7 @@ def test_a_batch_that_the_collector_cannot_use_is_given_up_counted_and_told_by_u
     assert [line.message for line in caplog.records] == ["another's"]
 
 
-def test_a_collector_that_comes_and_goes_is_told_of_once_a_minute(record: Make) -> None:
+def test_an_unstable_collector_is_reported_once_a_minute(record: Make) -> None:
     told_why: list[str | None] = []
     now = [0.0]
     exporter = Kept()
@@ -629,7 +629,7 @@ def test_a_collector_that_takes_connections_and_never_answers_delays_no_stop(rec
         tracing = Tracing(sender_to(exporter_to(address)))
         tracing.finish(tracing.begin(), record())
         hole.settimeout(10)
-        hanging, _ = hole.accept()  # the batch is under way now
+        hanging, _ = hole.accept()  # the batch is being sent
         began = time.perf_counter()
         assert not tracing.shutdown(timeout_s=0.3)
         assert time.perf_counter() - began < 9.0
@@ -643,7 +643,7 @@ def test_after_a_failure_a_stop_does_not_wait_for_the_collector(record: Make) ->
         address = CollectorAddress(f"http://127.0.0.1:{nobody.getsockname()[1]}", timeout_s=60)
         tracing = Tracing(sender_to(exporter_to(address), on_change=told_why.append))
         tracing.finish(tracing.begin(), record())
-        until(lambda: bool(told_why))  # the exporter waits for its second try
+        until(lambda: bool(told_why))  # the exporter waits before its second try
         began = time.perf_counter()
         tracing.shutdown(timeout_s=30)
         assert time.perf_counter() - began < 15.0
