@@ -32,7 +32,7 @@ def tensor_name(layer: int, module: str, side: str) -> str:
 
 
 def tensors(rank: int = RANK) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Name to dtype, shape and bytes, for two layers and two modules."""
+    """Dtype, shape and bytes of each tensor, by name, for two layers and two modules."""
     made: dict[str, tuple[str, tuple[int, ...], bytes]] = {}
     for layer in range(2):
         for module, (inputs, outputs) in SHAPES.items():
@@ -46,7 +46,7 @@ def floats(count: int, value: float = 0.25) -> bytes:
 
 
 def safetensors(entries: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> bytes:
-    """The file's bytes."""
+    """The bytes of a safetensors file with these tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, (dtype, shape, data) in entries.items():
@@ -78,7 +78,7 @@ def write(
     config: object = None,
     weights: bytes | None = None,
 ) -> Path:
-    """A folder with a good adapter, but for what is given."""
+    """Writes a valid adapter, except for the parts given; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     text = config if isinstance(config, str) else json.dumps(adapter_config() if config is None else config)
     (folder / "adapter_config.json").write_text(text)

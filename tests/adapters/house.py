@@ -30,7 +30,7 @@ from tests.adapters import crafted
 
 @dataclass
 class FakeEngine:
-    """Holds adapters; ``broken`` ones cannot be loaded, and none before ``may_load`` is set."""
+    """Stores adapters; ``broken`` ones cannot be loaded, and none until ``may_load`` is set."""
 
     adapters: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
@@ -58,7 +58,7 @@ def no_fetcher() -> Fetcher:
 
 @dataclass
 class Gate:
-    """A gateway's registry and all around it."""
+    """A gateway's adapter registry with its projection, source, loader, admin service, store and events."""
 
     registry: AdapterRegistry
     book: AdapterProjection
@@ -85,7 +85,7 @@ async def gate(
     routed: Callable[[str], Sequence[str]] = lambda adapter_id: (),
     workers: Sequence[LoadsElsewhere] = (),
 ) -> AsyncIterator[Gate]:
-    """One that follows the streams while the block runs."""
+    """A gateway's registry, which follows the streams while the block runs."""
     state = MemoryStateStore(streams, unix_time=unix_time, poll_s=0.05)
     registry, store, events = AdapterRegistry(), AdapterStore(folder), list[AdapterEvent]()
     book = AdapterProjection(state, registry, base_models=("tiny",), folder_of=store.path)
@@ -130,5 +130,5 @@ async def gate(
 
 async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110 - no event tells it
+        while not condition():  # noqa: ASYNC110 - no event signals it
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""``/admin/adapters`` and ``sluice adapters``: who may do what, what is passed on, what is shown."""
+"""``/admin/adapters`` and ``sluice adapters``: permissions, the calls passed on, and the output."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ ALL: Mapping[str, object] = {
 
 @dataclass
 class FakeAdapters:
-    """Notes what it is told; ``error`` is raised instead when it is set."""
+    """Records each call in ``told``, or raises ``error`` if it is set."""
 
     told: list[tuple[Any, ...]] = field(default_factory=list)
     error: Exception | None = None
@@ -248,7 +248,7 @@ def test_the_command_adds_under_the_locations_last_word() -> None:
     assert sluice(adapters, "add", "x", "--label", "nonsense").exit_code == 1
 
 
-def test_what_cannot_be_undone_asks_first_and_without_a_terminal_needs_yes() -> None:
+def test_a_command_that_cannot_be_undone_asks_first_and_without_a_terminal_needs_yes() -> None:
     adapters = FakeAdapters()
     for words in (["retire", "v1"], ["rollback", "style"], ["promote", "v1", "--force"]):
         assert sluice(adapters, *words).exit_code == 2

@@ -24,7 +24,7 @@ REPORT = {"passed": True, "candidate_sha256": "a" * 64}
 
 
 class Registry:
-    """Appends events and applies them, as a process does."""
+    """Applies each event to the catalogue and stores it, like a gateway."""
 
     def __init__(self) -> None:
         self.now = Catalogue()
@@ -54,7 +54,7 @@ def test_a_version_is_staged_until_an_alias_leads_to_it() -> None:
     assert registry.now.aliases["manga"].resolve(0.5) == "v1"
 
 
-def test_a_version_without_an_alias_is_active_under_its_own_name_and_only_whole() -> None:
+def test_a_version_without_an_alias_is_active_under_its_own_name_and_is_no_canary() -> None:
     registry = Registry().register("v1", passed=False)
     with pytest.raises(NotEvaluatedError):
         registry.promote("v1", alias=None)
@@ -155,7 +155,7 @@ def test_a_rollback_takes_the_canary_away() -> None:
     assert (alias.target, alias.canary, registry.now.version("v3").state) == ("v1", None, AdapterState.STAGED)
 
 
-def test_a_rollback_leads_only_to_where_the_alias_was_so_that_it_passes_by_no_evaluation() -> None:
+def test_a_rollback_leads_only_to_earlier_targets_so_that_it_skips_no_evaluation() -> None:
     registry = Registry().register("v1", "v2", "v3")
     registry.promote("v1")
     registry.promote("v2")
@@ -202,7 +202,7 @@ NAMES, ALIASES = st.sampled_from("abcde"), st.sampled_from(["one", "two"])
 
 
 class Machine(RuleBasedStateMachine):
-    """Any order of changes keeps the registry's promises."""
+    """The registry's invariants hold for any order of changes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An adapter from a bucket: the real fetcher against a server that speaks S3."""
+"""An adapter from a bucket: the real fetcher with a local S3 server."""
 
 from __future__ import annotations
 

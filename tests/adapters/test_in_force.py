@@ -1,4 +1,4 @@
-"""The registry in several gateways at once: changes, imports, what is loaded, what an operator is told."""
+"""The registry in several gateways at once: changes, imports, loaded adapters, and answers to operators."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_a_change_in_one_gateway_is_in_force_in_the_other_soon(tmp_path: P
         assert one.book.catalogue == other.book.catalogue
 
 
-async def test_a_dry_run_tells_how_it_would_be_refuses_what_would_be_refused_and_changes_nothing(
+async def test_a_dry_run_shows_the_result_or_the_refusal_and_changes_nothing(
     tmp_path: Path,
 ) -> None:
     streams = MemoryStreams()
@@ -113,7 +113,7 @@ async def test_a_gateway_brings_what_another_one_has_registered_when_it_is_first
         assert other.store.has(Path(adapter.path).name)
 
 
-async def test_what_was_changed_at_its_source_since_is_not_brought(tmp_path: Path) -> None:
+async def test_an_adapter_that_has_changed_at_its_source_is_rejected(tmp_path: Path) -> None:
     streams = MemoryStreams()
     async with gate(streams, tmp_path / "1") as one, gate(streams, tmp_path / "2") as other:
         await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key_1")
@@ -200,7 +200,7 @@ async def test_a_dry_run_of_an_addition_checks_all_and_keeps_nothing(tmp_path: P
         assert "audit" not in streams.records
 
 
-async def test_what_the_routing_names_is_not_retired_in_a_dry_run_neither(tmp_path: Path) -> None:
+async def test_an_adapter_that_the_routing_names_is_not_retired_even_in_a_dry_run(tmp_path: Path) -> None:
     rules = {"v1": ["routes.chat.adapter_rules[0]"]}
     async with gate(MemoryStreams(), tmp_path / "1", routed=lambda name: rules.get(name, [])) as one:
         await one.desk.add(AddBody(id="v1", location=made(tmp_path, "a")), who="key_1")
@@ -212,7 +212,7 @@ async def test_what_the_routing_names_is_not_retired_in_a_dry_run_neither(tmp_pa
 
 
 class FakeBucket:
-    """A fetcher that copies from a folder; or fails."""
+    """A fetcher that returns ``folder``, or raises ``error``."""
 
     def __init__(self, folder: str, error: Exception | None = None, total: int = 100) -> None:
         self.folder, self.error, self.total = folder, error, total
@@ -285,7 +285,7 @@ async def test_other_content_under_a_name_of_the_file_is_refused_and_the_old_one
         assert "versions never change" in one.registry.offered.refused["v1"]
 
 
-async def test_what_of_the_file_does_not_pass_is_refused_by_its_reason_and_the_others_are_served(
+async def test_an_invalid_adapter_of_the_file_is_refused_with_its_reason_and_the_others_are_served(
     tmp_path: Path,
 ) -> None:
     async with gate(MemoryStreams(), tmp_path / "1") as one:
@@ -318,7 +318,7 @@ async def test_several_gateways_take_in_the_same_file_at_once(tmp_path: Path) ->
 
 
 class Kept:
-    """The loop of a gateway's rooms, running."""
+    """Runs the loop of a gateway's LoRA loader; the block starts when the loader is warm."""
 
     def __init__(self, one: Gate, engine: FakeEngine, places: int) -> None:
         self.slots = one.rooms.make_slots(engine, places)
@@ -342,7 +342,7 @@ async def active(one: Gate, folder: Path, *names: str) -> None:
         await one.desk.promote(name, FORCED, who="key")
 
 
-async def test_pinned_and_hot_adapters_are_loaded_before_it_is_warm_over_a_restart_too(
+async def test_pinned_and_demanded_adapters_are_loaded_before_the_loader_is_warm_also_after_a_restart(
     tmp_path: Path,
 ) -> None:
     streams, engine = MemoryStreams(), FakeEngine()
@@ -360,7 +360,7 @@ async def test_pinned_and_hot_adapters_are_loaded_before_it_is_warm_over_a_resta
         assert [type(event) for event in one.events] == [AdapterLoaded, AdapterLoaded]
 
 
-async def test_it_is_warm_in_time_though_an_adapter_is_broken_or_never_loads(tmp_path: Path) -> None:
+async def test_the_loader_is_warm_in_time_though_an_adapter_is_broken_or_never_loads(tmp_path: Path) -> None:
     async with gate(MemoryStreams(), tmp_path / "1", preload_timeout_s=0.05) as one:
         await active(one, tmp_path, "a", "b")
         await one.desk.pin("a", True, who="key")

@@ -1,4 +1,4 @@
-"""What the events of adapters become: figures and log lines."""
+"""Metrics of the events of adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An order to load an adapter reaches every gateway, and its workers; pins hold on workers too."""
+"""An order to load an adapter reaches every gateway and its workers; pins apply to workers too."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.adapters.test_in_force import active
 
 @dataclass
 class FakeWorker:
-    """Loads what it is told; ``away``: it cannot be asked."""
+    """A worker that records its adapters; ``away``: it cannot be reached."""
 
     places: int = 4
     away: bool = False
@@ -58,7 +58,7 @@ async def test_an_order_at_one_gateway_is_carried_out_by_all(tmp_path: Path) -> 
             await one.desk.preload("b", who="key")
 
 
-async def test_what_one_gateway_cannot_load_the_others_do_and_later_orders_are_carried_out_still(
+async def test_an_order_that_fails_in_one_gateway_stops_neither_the_others_nor_later_orders(
     tmp_path: Path,
 ) -> None:
     streams, broken, sound = MemoryStreams(), FakeEngine(broken={"a"}), FakeEngine()
@@ -72,7 +72,7 @@ async def test_what_one_gateway_cannot_load_the_others_do_and_later_orders_are_c
         assert broken.log == ["load a", "load b"]
 
 
-async def test_who_starts_later_carries_out_no_old_order(tmp_path: Path) -> None:
+async def test_a_gateway_that_starts_later_carries_out_no_old_order(tmp_path: Path) -> None:
     streams, engine, later = MemoryStreams(), FakeEngine(), FakeEngine()
     async with gate(streams, tmp_path / "1") as one:
         one.rooms.make_slots(engine, 3)

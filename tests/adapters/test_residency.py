@@ -1,4 +1,4 @@
-"""Residency: the hot and the pinned stay, what is used is never taken, what is broken waits."""
+"""Residency: demanded and pinned adapters stay, used ones are never evicted, broken ones wait."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_loaded_adapter_is_ready_and_other_weights_under_its_name_are_not() ->
     assert residency.decide("a", "folder/a2", {"a"}, 0.0) == LoadDecision()
 
 
-def test_the_least_hot_makes_room_and_of_equally_hot_ones_the_longest_idle() -> None:
+def test_the_least_demanded_adapter_is_evicted_and_of_equal_ones_the_longest_idle() -> None:
     residency = Residency(2)
     loaded(residency, "a", "b")
     used(residency, "a", 3, now=1.0)
@@ -49,7 +49,7 @@ def test_the_least_hot_makes_room_and_of_equally_hot_ones_the_longest_idle() -> 
     assert equal.victim({"x", "y"}, 6.0) == "x"
 
 
-def test_heat_fades_so_that_yesterdays_favourite_makes_room() -> None:
+def test_demand_decays_so_that_an_old_favourite_is_evicted() -> None:
     residency = Residency(2, AdapterDemand(half_life_s=10.0))
     loaded(residency, "old", "new")
     used(residency, "old", 100, now=0.0)
@@ -57,7 +57,7 @@ def test_heat_fades_so_that_yesterdays_favourite_makes_room() -> None:
     assert residency.victim({"old", "new"}, 100.0) == "old"
 
 
-def test_what_is_used_or_pinned_is_never_taken_and_the_answer_is_full() -> None:
+def test_an_adapter_in_use_or_pinned_is_never_evicted_and_the_decision_is_full() -> None:
     residency = Residency(2)
     loaded(residency, "a", "b")
     residency.enter("a", 0.0)
@@ -67,7 +67,7 @@ def test_what_is_used_or_pinned_is_never_taken_and_the_answer_is_full() -> None:
     assert residency.decide("c", "folder/c", {"a", "b"}, 1.0) == LoadDecision("a")
 
 
-def test_what_a_cancelled_load_left_behind_makes_room_first() -> None:
+def test_an_adapter_left_by_a_cancelled_load_is_evicted_first() -> None:
     residency = Residency(2)
     loaded(residency, "a")
     assert residency.decide("c", "folder/c", {"a", "orphan"}, 0.0) == LoadDecision("orphan")
@@ -132,7 +132,7 @@ def test_heat_is_never_more_than_the_requests_there_were(touches: list[tuple[str
 
 
 class Engine(RuleBasedStateMachine):
-    """An engine of three places that does what residency says, with callers who come, go and leave early."""
+    """An engine with three slots that follows residency's decisions; callers come, go and leave early."""
 
     @initialize()
     def begin(self) -> None:
@@ -154,7 +154,7 @@ class Engine(RuleBasedStateMachine):
                 self.residency.unloaded(decision.evict)
                 del self.held[decision.evict]
             if leaves:
-                self.held[name] = folder  # the load goes on without its caller
+                self.held[name] = folder  # the load continues without its caller
                 self.residency.leave(name, self.now)
                 return
             if not works:

@@ -1,4 +1,4 @@
-"""Selection: the explicit wish, then the route's rules in order, then the base model."""
+"""Selection: the adapter that the request names, else the route's first matching rule, else the base model."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_session_stays_on_the_canary_while_its_share_grows(key: str, one: floa
 def test_each_alias_has_an_order_of_its_own() -> None:
     keys = [f"s{n}" for n in range(2_000)]
     both = sum(session_fraction("a", key) < 0.1 and session_fraction("b", key) < 0.1 for key in keys)
-    assert both < 60  # independent: about 20
+    assert both < 60  # about 20 if independent
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_staged_version_is_for_operators_who_name_it_and_a_retired_one_for_nob
 
 
 @pytest.mark.parametrize(("name", "allowed"), [("old", None), ("bad", None), ("new", None), ("v1", ("v2",))])
-def test_where_a_rule_leads_to_what_is_not_served_the_base_may_answer_and_a_wish_is_refused_still(
+def test_the_base_model_may_replace_an_unserved_adapter_of_a_rule_but_not_one_that_is_named(
     name: str, allowed: tuple[str, ...] | None
 ) -> None:
     rules = (SelectionRule({}, name),)

@@ -1,4 +1,4 @@
-"""The store: what passes is kept under its content, whole; what does not leaves nothing."""
+"""The store: a valid adapter is stored whole under its digest; a rejected one leaves nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the registry refuses before an engine ever sees it, each with its reason."""
+"""Adapters that the registry rejects before an engine loads them, each with its reason."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_configuration_that_is_no_object_is_refused(tmp_path: Path, text: str)
 
 
 def changed(name: str, **entry: Any) -> bytes:
-    """Good weights, but for one tensor."""
+    """Valid weights, except for one tensor."""
     entries = tensors()
     dtype, shape, data = entries[name]
     entries[name] = (entry.get("dtype", dtype), entry.get("shape", shape), entry.get("data", data))
@@ -325,7 +325,7 @@ def test_an_archive_is_bounded_in_bytes_and_in_entries(tmp_path: Path) -> None:
 
 
 def header_bomb(path: Path, kind: bytes, size: int, number: int = 1) -> Path:
-    """A tar whose extended headers, of zeros, are of that size each."""
+    """Writes a tar.gz with ``number`` extended headers of ``size`` zero bytes each; returns its path."""
     with gzip.open(path, "wb", compresslevel=1) as file:
         for _ in range(number):
             info = tarfile.TarInfo("././@PaxHeader")
@@ -344,7 +344,7 @@ def header_bomb(path: Path, kind: bytes, size: int, number: int = 1) -> Path:
         (tarfile.XHDTYPE, 64 << 20, 1),
         (tarfile.GNUTYPE_LONGNAME, 64 << 20, 1),
         (tarfile.XGLTYPE, 256 << 10, 40),
-        # The content is skipped to come to the next header: what it unpacks to is bounded, too.
+        # The content is skipped to reach the next header; its unpacked size is bounded, too.
         (tarfile.REGTYPE, 64 << 20, 1),
     ],
 )
