@@ -1,6 +1,6 @@
-"""Helpers of the tests of LoRA: random adapters as PEFT saves them, and what PEFT makes of them.
+"""Helpers of the LoRA tests: random adapters in PEFT's format, and the tokens that PEFT generates with them.
 
-PyTorch and PEFT are imported where they are used: many tests import this module and never write an adapter.
+PyTorch and PEFT are imported inside the functions: many tests import this module and never write an adapter.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def write_adapter(
     alpha: float = 16.0,
     **options: object,
 ) -> Path:
-    """A random adapter for the checkpoint ``model``: unlike a fresh one, its B is not zero, so it shows."""
+    """Writes a random adapter for the checkpoint ``model``; its B is not zero, so it has an effect."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -36,7 +36,7 @@ def write_adapter(
 def peft_greedy(
     model: Path, adapter: Path, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> list[list[int]]:
-    """What transformers and PEFT generate for each prompt, in float32."""
+    """Returns the greedy tokens of transformers and PEFT for each prompt, in float32."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

@@ -13,7 +13,7 @@ from tests.engine.support import DEMO_MODEL, write_tiny_model
 
 MakeEngine = Callable[..., Engine]
 
-# Two tests share two cores; a second thread would mostly wait.
+# Two tests run at once on two cores, so a second thread would mostly wait.
 torch.set_num_threads(1)
 
 
@@ -31,7 +31,7 @@ def model_folder(request: pytest.FixtureRequest, tiny_model: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def make_engine(tiny_model: Path) -> MakeEngine:
-    """Builds an engine in this process, of the tiny model unless told otherwise."""
+    """Returns a function that builds an engine in this process, by default with the tiny model."""
 
     def make(folder: Path = tiny_model, **options: object) -> Engine:
         settings: dict[str, object] = {"num_threads": 1, "num_blocks": 512, "seed": 0, **options}

@@ -1,6 +1,6 @@
 """An engine process whose step fails: ``python -m tests.engine.failing_child FD``, for the client's tests.
 
-Everything is the real engine's but the runner, which raises at a prompt that holds ``FATAL_TOKEN``.
+Everything is the real engine except the runner, which raises at a prompt that contains ``FATAL_TOKEN``.
 """
 
 import sys
@@ -16,7 +16,7 @@ FATAL_TOKEN = 99
 
 
 class FailingRunner:
-    """Runs what ``runner`` runs, up to the fatal token."""
+    """Passes each step to ``runner``; raises IndexError when a prompt contains ``FATAL_TOKEN``."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

@@ -14,7 +14,7 @@ from engine.wire import Command
 
 
 class HangingRunner:
-    """Runs what ``runner`` runs, until it is to hang."""
+    """Passes each step to ``runner``, but hangs while the file ``mark`` exists."""
 
     def __init__(self, runner: Runner, mark: Path) -> None:
         self._runner, self._mark = runner, mark

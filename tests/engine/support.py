@@ -46,7 +46,7 @@ def write_tiny_model(folder: Path, *, eos_token_id: int | None = EOS) -> Path:
         max_position_embeddings=1024,
         rms_norm_eps=1e-5,
         tie_word_embeddings=False,
-        # Wide enough that the best two tokens are rarely close, so that rounding does not decide.
+        # So wide that the two best logits are rarely close, and rounding rarely changes the greedy token.
         initializer_range=0.35,
         bos_token_id=0,
         eos_token_id=eos_token_id,
@@ -97,22 +97,22 @@ def greedy(max_tokens: int, **options: object) -> SamplingParams:
 def reference_greedy(
     folder: Path, prompts: Sequence[Sequence[int]], max_tokens: int, **options: object
 ) -> list[list[int]]:
-    """What transformers generates for each prompt, in float32, the end token included."""
+    """Returns the greedy tokens of transformers for each prompt, in float32, including the end token."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return generate_greedy(model, prompts, max_tokens, **options)
 
 
-# Prompts that a model of transformers is given at once: it takes about as long for them as for one.
+# Prompts in one batch of transformers; such a batch takes about as long as one prompt.
 TOGETHER = 16
 
 
 def generate_greedy(
     model: Any, prompts: Sequence[Sequence[int]], max_tokens: int, **options: object
 ) -> list[list[int]]:
-    """What a model of transformers generates for each prompt, the end token included.
+    """Returns the greedy tokens of a transformers model for each prompt, including the end token.
 
-    Prompts of about one length are computed together, filled up on the left with what is not looked at. An option
-    may look at it, so with options each is alone.
+    Prompts of similar length are computed in one batch, padded on the left and masked. An option may read the
+    padding, so with options each prompt is computed alone.
     """
     ends = model.generation_config.eos_token_id
     ends = {ends} if isinstance(ends, int) else {*(ends or ())}
@@ -177,7 +177,7 @@ def run_to_end(engine: Engine, requests: Iterable[GenerationRequest]) -> dict[st
 def run_prompts(
     engine: Engine, prompts: Sequence[tuple[int, ...]], sampling: SamplingParams
 ) -> list[list[int]]:
-    """The tokens of each prompt, all in flight together."""
+    """Returns the tokens generated for each prompt; all requests run together."""
     answers = run_to_end(engine, [GenerationRequest(str(n), p, sampling) for n, p in enumerate(prompts)])
     return [answers[str(n)].token_ids for n in range(len(prompts))]
 

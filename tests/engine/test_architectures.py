@@ -1,4 +1,4 @@
-"""Llama, Qwen2 and Qwen3: the tokens of transformers, and clear words about what is not run."""
+"""Llama, Qwen2 and Qwen3 give the tokens of transformers; an unsupported variant is refused by name."""
 
 import json
 from collections.abc import Callable
@@ -54,7 +54,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
         Qwen2Config(**SHAPE, rope_parameters=DEFAULT, tie_word_embeddings=True)
     ),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, rope_parameters=DEFAULT)),
-    # Like the real ones: heads that are wider than hidden / heads.
+    # As in the real Qwen3 models, a head is wider than hidden_size / num_attention_heads.
     "qwen3 wide heads, tied": lambda: Qwen3ForCausalLM(
         Qwen3Config(**SHAPE, head_dim=32, rope_parameters=DEFAULT, tie_word_embeddings=True)
     ),
@@ -65,7 +65,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
 def write(folder: Path, make: Callable[[], Any]) -> Path:
     torch.manual_seed(11)
     model = make()
-    with torch.no_grad():  # what is created as one or zero would hide that it is not used
+    with torch.no_grad():  # with weights of one and biases of zero, a missing use would not show
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)

@@ -1,4 +1,4 @@
-"""Paged attention against attention written out for one sequence at a time."""
+"""Paged attention, compared with a plain attention of one sequence at a time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ BLOCK_SIZE, HEADS, KV_HEADS, HEAD_DIM = 4, 4, 2, 8
 SHAPE = (HEADS, KV_HEADS, HEAD_DIM)
 
 Shapes = list[tuple[int, int]]
-# (new tokens, tokens computed before): answers, fresh prompts, prompts half computed.
+# (new tokens, tokens computed before) of each sequence: answers, new prompts and half-computed prompts.
 shapes = st.lists(st.tuples(st.integers(1, 150), st.integers(0, 150)), min_size=1, max_size=8)
 answers = st.lists(st.tuples(st.just(1), st.integers(0, 300)), min_size=1, max_size=8)
 
@@ -35,7 +35,7 @@ def write_out(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> to
 
 @dataclass
 class Paged:
-    """A cache, and sequences whose blocks are spread over it in any order."""
+    """A KV cache, and sequences whose blocks lie in it in any order."""
 
     widths: list[int]
     contexts: list[int]
@@ -43,7 +43,7 @@ class Paged:
     tables: IntArray
 
     def expect(self, queries: list[torch.Tensor], order: list[int]) -> torch.Tensor:
-        """What each sequence alone attends to, one after the other."""
+        """Returns the plain attention of each sequence alone, concatenated in ``order``."""
         known = [
             self.cache[self.tables[one]].unflatten(-1, (KV_HEADS, HEAD_DIM)).transpose(0, 1).flatten(1, 2)
             for one in order
@@ -97,7 +97,7 @@ def test_every_group_of_sequences_attends_as_each_would_alone(
         [len(group) for group in members],
     )
     queries = [torch.randn(paged.widths[one], HEADS, HEAD_DIM) for one in order]
-    # What lies behind the queries in a row, the keys and values of the fused product, is of no matter.
+    # The rest of a row, keys and values of the fused product, must be ignored: it is NaN.
     fused = torch.cat([torch.cat(queries).flatten(1), torch.full((int(batch.widths.sum()), 3), torch.nan)], 1)
     attended = attention.attend(fused, paged.cache, attention.plan(batch))
     torch.testing.assert_close(attended, paged.expect(queries, order))
@@ -112,7 +112,7 @@ def kvcache_of_flash_attn(
     block_table: torch.Tensor,
     causal: bool,
 ) -> torch.Tensor:
-    """What flash-attn's ``flash_attn_with_kvcache`` says it does, for one query a sequence."""
+    """Computes what flash-attn documents for ``flash_attn_with_kvcache``, for one query per sequence."""
     assert causal
     assert block_table.dtype == cache_seqlens.dtype == torch.int32
     rows = [

@@ -1,4 +1,4 @@
-"""The block pool: every block has exactly the owners that its references say."""
+"""The block pool: the reference count of each block is the number of its owners."""
 
 import pytest
 

@@ -51,13 +51,13 @@ async def running(folder: Path, **options: object) -> AsyncIterator[EngineClient
         await client.stop()
 
 
-# Tests that only send requests share one process: to start one takes longer than most of them.
+# Tests that only send requests share one engine process: its start takes longer than most of the tests.
 shared = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(tiny_model: Path) -> AsyncIterator[EngineClient]:
-    """A running engine; nothing may be left on it after a test."""
+    """The client of a running engine; a test must leave no request on it."""
     async with running(tiny_model) as client:
         yield client
 
@@ -89,7 +89,7 @@ def is_running(pid: int) -> bool:
     return bool(state) and not state.startswith("Z")
 
 
-async def test_start_tells_what_was_loaded_and_stop_ends_the_process(tiny_model: Path) -> None:
+async def test_start_reports_what_was_loaded_and_stop_ends_the_process(tiny_model: Path) -> None:
     client = EngineClient(EngineConfig(str(tiny_model), num_threads=1))
     assert client.state == "new"
     with pytest.raises(EngineDead):
@@ -120,7 +120,7 @@ async def test_32_streams_give_the_tokens_of_the_engine_and_the_loop_stays_respo
     sampling = greedy(150, ignore_eos=True)
     expected = run_prompts(make_engine(), prompts, sampling)
     lags: list[float] = []
-    held: list[float] = []  # computing, on this thread: a busy machine is not counted
+    held: list[float] = []  # CPU seconds of this thread, which a busy machine does not lengthen
     done = asyncio.Event()
 
     async def measure() -> None:
@@ -357,7 +357,7 @@ async def test_several_tickets_are_received_together_and_each_gets_its_own(clien
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
 
 
-async def test_the_death_of_the_engine_reaches_who_waits_for_several_tickets(tiny_model: Path) -> None:
+async def test_the_death_of_the_engine_ends_a_wait_for_several_tickets(tiny_model: Path) -> None:
     async with running(tiny_model) as client:
         tickets = [client.submit(GenerationRequest(n, PROMPT, greedy(900, ignore_eos=True))) for n in "ab"]
         await receive_any(tickets)
@@ -369,7 +369,7 @@ async def test_the_death_of_the_engine_reaches_who_waits_for_several_tickets(tin
 
 
 @shared
-async def test_a_bad_shape_is_told_with_its_problem(client: EngineClient) -> None:
+async def test_an_invalid_grammar_is_reported_with_its_problem(client: EngineClient) -> None:
     shape = StructuredOutput(GrammarKind.REGEX, "[a-")
     answer = await collect(client, GenerationRequest("a", PROMPT, SamplingParams(5, structured=shape)))
     assert answer.last is not None and answer.last.detail is not None

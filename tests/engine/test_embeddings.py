@@ -1,4 +1,4 @@
-"""The embedded engine's vectors: the mean of transformers' last hidden states, however the work was cut."""
+"""The embedded engine's vectors are the mean of transformers' last hidden states, however work is split."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ def embedding(name: str, prompt: tuple[int, ...], priority: int = 0) -> Generati
 
 
 def vectors(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> Floats:
-    """All in flight together."""
+    """Returns the embedding of each prompt; all requests run together."""
     answers = run_to_end(engine, [embedding(str(n), prompt) for n, prompt in enumerate(prompts)])
     found = []
     for n, prompt in enumerate(prompts):
@@ -87,7 +87,7 @@ def test_vectors_take_no_cached_prefix_and_leave_none(make_engine: MakeEngine, r
     assert engine.signals.prefix_hits == hits
 
 
-def test_vectors_made_while_others_generate_change_nothing_for_either(
+def test_embeddings_and_generation_in_the_same_steps_do_not_change_each_other(
     make_engine: MakeEngine, reference: Floats
 ) -> None:
     engine = make_engine(num_blocks=30, max_num_batched_tokens=48)
@@ -113,7 +113,7 @@ def test_a_text_may_fill_the_context_and_no_more(make_engine: MakeEngine) -> Non
     assert not engine.has_work
 
 
-def test_texts_that_wait_are_not_told_as_waiting_since_they_hold_nothing_up(make_engine: MakeEngine) -> None:
+def test_embedding_requests_do_not_count_as_waiting_since_they_delay_nothing(make_engine: MakeEngine) -> None:
     engine = make_engine(max_num_batched_tokens=8, max_num_seqs=1)
     for number in range(3):
         engine.add(embedding(str(number), PROMPTS[number]))

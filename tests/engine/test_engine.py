@@ -43,7 +43,7 @@ PROMPT = (10, 20, 30, 40, 50)
 
 
 class ScriptedRunner:
-    """Says the given tokens to everybody; runs out of memory above ``max_tokens_per_step``."""
+    """Gives every sequence the tokens of ``script``; a step above ``max_tokens_per_step`` has no memory."""
 
     def __init__(self, script: Sequence[int], *, max_tokens_per_step: int = 10_000) -> None:
         self.script = script
@@ -77,7 +77,7 @@ def scripted_engine(runner: ScriptedRunner, *, tokenizer: Tokenizer | None = Non
 def say(
     text: str, sampling: SamplingParams, *, end: Sequence[int] = (1,)
 ) -> tuple[str, list[str], object, object]:
-    """What comes of a model that says ``text`` and then ends: text, deltas, finish and stop reasons."""
+    """Returns text, deltas, finish and stop reasons for a model that generates ``text`` and then ends."""
     tokenizer = make_tokenizer()
     engine = scripted_engine(ScriptedRunner([*tokenizer.encode(text).ids, *end]), tokenizer=tokenizer)
     answer = run_to_end(engine, [GenerationRequest("a", PROMPT, sampling)])["a"]
@@ -95,7 +95,7 @@ def test_the_end_token_stops_without_text_and_is_among_the_ids(make_engine: Make
     assert answer.last.output_tokens == 3
 
 
-def test_the_end_token_is_passed_when_asked_to_ignore_it() -> None:
+def test_generation_continues_after_the_end_token_with_ignore_eos() -> None:
     engine = scripted_engine(ScriptedRunner([300, 1, 301, 302]))
     answer = run_to_end(engine, [GenerationRequest("a", PROMPT, greedy(4, ignore_eos=True))])["a"]
     assert answer.token_ids == [300, 1, 301, 302]
@@ -243,7 +243,7 @@ def poisoned_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("budget", [16, 512])
-def test_a_nan_ends_its_own_request_and_neither_its_neighbours_nor_who_has_its_blocks_next(
+def test_a_nan_ends_its_own_request_but_no_neighbour_and_no_later_owner_of_its_blocks(
     make_engine: MakeEngine, poisoned_model: Path, budget: int
 ) -> None:
     engine = make_engine(poisoned_model, num_blocks=40, max_num_batched_tokens=budget)
@@ -274,7 +274,7 @@ def test_an_infinite_logit_ends_its_request_alone(
     assert (answer.finish_reason, answer.last.error) == (SequenceEnd.ERROR, "nan_output")
 
 
-def test_a_step_without_memory_preempts_the_newer_ones_and_all_end_in_time() -> None:
+def test_a_step_that_runs_out_of_memory_preempts_newer_sequences_and_all_finish() -> None:
     runner = ScriptedRunner([300, 301, 302, 1], max_tokens_per_step=20)
     engine = scripted_engine(runner)
     answers = run_to_end(engine, [GenerationRequest(str(n), PROMPT * 2, greedy(10)) for n in range(8)])
@@ -294,7 +294,7 @@ def test_a_request_too_large_for_memory_by_itself_ends_with_an_error_and_the_oth
     assert answers["small"].token_ids == [300, 1]
 
 
-def test_signals_tell_what_runs_waits_and_is_free(make_engine: MakeEngine) -> None:
+def test_signals_report_running_and_waiting_requests_and_free_blocks(make_engine: MakeEngine) -> None:
     engine = make_engine(max_num_seqs=2, num_blocks=100)
     for number, name in enumerate("abc"):
         engine.add(
@@ -350,7 +350,7 @@ def test_prompts_of_very_different_length_are_padded_apart() -> None:
 
 
 def test_the_forward_pass_of_a_mixed_step_is_one_call_of_the_model(make_engine: MakeEngine) -> None:
-    """Half prefilled, fresh and decoding sequences in one step: as many products as for one sequence."""
+    """A step of half-prefilled, new and decoding sequences runs as many products as one of two sequences."""
 
     def products(requests: int) -> int:
         engine = make_engine(max_num_batched_tokens=200)

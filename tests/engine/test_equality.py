@@ -1,4 +1,4 @@
-"""The engine against transformers: greedy tokens in float32 are the same, however the work was cut."""
+"""The engine's greedy tokens in float32 are those of transformers, however the work is split into steps."""
 
 from collections.abc import Callable
 from functools import cache
@@ -12,7 +12,7 @@ from tests.engine.support import greedy, random_prompts, reference_greedy, run_p
 
 MAX_TOKENS = 24
 PROMPTS = tuple(random_prompts(50, 512))
-# For what takes hundreds of steps, most of them alike.
+# Every fifth prompt is used where a test takes hundreds of steps, most of them alike.
 FEW = 5
 
 
@@ -49,7 +49,7 @@ def test_preempted_sequences_give_the_tokens_of_transformers(
     model_folder: Path, make_engine: Callable[..., Engine]
 ) -> None:
     engine = make_engine(model_folder, num_blocks=33, max_num_batched_tokens=128)
-    # Past the end token, so that the pool stays full; transformers stopped there.
+    # The engine generates past the end token, so that the pool stays full; transformers stops there.
     tokens = run_prompts(engine, PROMPTS, greedy(MAX_TOKENS, ignore_eos=True))
     expected = reference(model_folder)
     assert [mine[: len(theirs)] for mine, theirs in zip(tokens, expected, strict=True)] == expected

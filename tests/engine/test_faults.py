@@ -1,4 +1,4 @@
-"""What goes wrong inside a step: a bad row ends one request, a lack of memory none, anything else all."""
+"""Failures in a step: a bad row ends one request, a lack of memory ends none, any other error ends all."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -41,8 +41,8 @@ def poisoned_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class ShortOfMemory:
-    """The real model, but a step of more than ``most`` tokens fails as ``fail`` does, by default by asking
-    the allocator for more than there is.
+    """The real model, in which a step of more than ``most`` tokens calls ``fail``. By default, ``fail`` asks
+    the allocator for more memory than there is.
     """
 
     def __init__(self, model: Decoder, most: int, fail: Callable[[], object] | None = None) -> None:
@@ -108,7 +108,7 @@ async def test_a_nan_ends_its_request_with_its_own_code_and_the_engine_process_g
 
 
 @pytest.mark.parametrize("budget", [16, 512])
-def test_what_a_nan_spoiled_is_never_taken_from_the_prefix_cache(
+def test_a_block_with_a_nan_is_never_taken_from_the_prefix_cache(
     make_engine: MakeEngine, poisoned_model: Path, tiny_model: Path, budget: int
 ) -> None:
     engine = make_engine(poisoned_model, max_num_batched_tokens=budget)
@@ -117,13 +117,13 @@ def test_what_a_nan_spoiled_is_never_taken_from_the_prefix_cache(
         answer = run_to_end(engine, [GenerationRequest("bad", bad, greedy(4))])["bad"]
         assert answer.last is not None
         assert answer.last.error == "nan_output"
-    # The blocks before the poison are sound, and may be shared.
+    # The blocks before the NaN token are valid and may be shared.
     healthy = (*HEALTHY, *HEALTHY)
     assert run_prompts(engine, [healthy], greedy(12)) == reference_greedy(tiny_model, [healthy], 12)
 
 
 @pytest.mark.parametrize("most", [40, 100, 300])
-def test_an_allocation_that_fails_in_a_step_preempts_and_all_get_the_tokens_they_would_have_had(
+def test_a_failed_allocation_in_a_step_preempts_sequences_and_changes_no_tokens(
     make_engine: MakeEngine, most: int
 ) -> None:
     prompts = random_prompts(12, 512, longest=most)
@@ -162,7 +162,7 @@ def test_onednn_without_memory_is_short_of_memory_too(make_engine: MakeEngine) -
     assert model.failures > 0
 
 
-def test_an_error_that_is_not_about_memory_leaves_the_runner_as_it_is(make_engine: MakeEngine) -> None:
+def test_an_error_that_is_not_about_memory_is_raised_unchanged(make_engine: MakeEngine) -> None:
     engine = make_engine()
     short_of_memory(engine, 0, say("a kernel failed"))
     engine.add(GenerationRequest("a", HEALTHY, greedy(4)))

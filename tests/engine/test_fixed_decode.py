@@ -1,4 +1,4 @@
-"""Steps of a fixed size through buffers that stay: the same tokens, whatever was in the buffers before."""
+"""Decode steps of fixed sizes in permanent buffers: the same tokens, whatever the buffers held before."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 def through_fixed_sizes(engine: Engine, kernel: DecodeKernel) -> Engine:
-    """The engine, its decode steps going through buffers but not recorded."""
+    """Returns the engine after its decode steps were set to use the buffers, without CUDA graphs."""
     runner = engine._runner
     runner._fixed = FixedDecode(  # type: ignore[attr-defined]
         runner._model,  # type: ignore[attr-defined]
@@ -35,7 +35,7 @@ def through_fixed_sizes(engine: Engine, kernel: DecodeKernel) -> Engine:
 
 
 @pytest.mark.parametrize("name", ["compiled", "FlexAttention"])
-def test_decode_steps_padded_to_a_fixed_size_give_the_tokens_they_would_have_given(
+def test_decode_steps_padded_to_a_fixed_size_give_the_tokens_of_unpadded_steps(
     make_engine: Callable[..., Engine], name: str
 ) -> None:
     shape = (4, 2, 16)
@@ -45,7 +45,7 @@ def test_decode_steps_padded_to_a_fixed_size_give_the_tokens_they_would_have_giv
     options: dict[str, object] = {"num_blocks": BLOCKS, "max_num_seqs": 12, "max_model_len": 96}
     expected = run_prompts(make_engine(enforce_eager=True, **options), PROMPTS, greedy(20))
     engine = through_fixed_sizes(make_engine(**options), kernel)
-    # Twice: the second time prefixes are cached, and the buffers hold what the first left there.
+    # In the second run prefixes are cached, and the buffers hold the data of the first run.
     for _ in range(2):
         with torch.inference_mode():
             assert run_prompts(engine, PROMPTS, greedy(20)) == expected
@@ -54,7 +54,7 @@ def test_decode_steps_padded_to_a_fixed_size_give_the_tokens_they_would_have_giv
     assert all(bool((layer[0] == 0).all()) for layer in cache), "padding was written into the null block"
 
 
-def test_the_sizes_are_powers_of_two_and_the_most_there_can_be() -> None:
+def test_the_decode_sizes_are_the_powers_of_two_and_the_largest_batch() -> None:
     assert decode_sizes(1) == [1]
     assert decode_sizes(48) == [1, 2, 4, 8, 16, 32, 48]
     assert decode_sizes(64) == [1, 2, 4, 8, 16, 32, 64]

@@ -31,7 +31,7 @@ def test_the_dry_form_runs_what_needs_no_gpu_and_names_the_rest(capsys: pytest.C
 
 
 def test_the_kernels_and_the_decode_steps_need_pytorch_alone(tmp_path: Path) -> None:
-    """Packages that only text and grammars need are hidden."""
+    """Hides the packages that only text and grammars need."""
     hide = (
         "import importlib.util as u, runpy, sys\n"
         "hidden, find = {'tokenizers', 'safetensors', 'llguidance', 'transformers', 'msgspec', 'typer'}, u.find_spec\n"

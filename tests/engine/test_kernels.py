@@ -67,9 +67,7 @@ def test_queries_and_keys_are_turned_and_stored_as_pytorch_does(
 
 @both
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_stays_so_in_its_own_row_and_goes_into_no_other(
-    compiled: CompiledOperators, bad: float
-) -> None:
+def test_a_value_that_is_not_finite_stays_in_its_own_row(compiled: CompiledOperators, bad: float) -> None:
     def spoil(tensor: torch.Tensor) -> torch.Tensor:
         tensor[1, 3] = bad
         return tensor

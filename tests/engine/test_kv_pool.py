@@ -1,4 +1,4 @@
-"""The size of the KV pool is the arithmetic of the design, and the start tells it."""
+"""The size of the KV pool follows the arithmetic of the design, and the engine logs it at its start."""
 
 import logging
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def test_on_the_cpu_the_pool_is_the_configured_size_or_one_gib(llama_8b: ModelCo
     assert pool_blocks(EngineConfig("", num_blocks=7), llama_8b, cpu, 2) == 7
 
 
-def test_the_start_tells_the_arithmetic_line_by_line(
+def test_the_engine_logs_the_arithmetic_line_by_line_at_its_start(
     make_engine: Callable[..., Engine], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="engine.build"):

@@ -1,4 +1,4 @@
-"""Every sampling parameter has a range, and what is outside of it is refused before anything is queued."""
+"""Every sampling parameter has a range; a value outside it is refused before the request is queued."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The engine process's own log: JSON a line, unless somebody reads it on a terminal."""
+"""The log of the engine process: one JSON object per line, or plain text on a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
-    """The root logger, put back as it was."""
+    """The root logger; its handlers and its level are restored after the test."""
     logger = logging.getLogger()
     handlers, level = logger.handlers[:], logger.level
     yield logger
@@ -27,7 +27,7 @@ def root() -> Iterator[logging.Logger]:
     logger.setLevel(level)
 
 
-def test_a_line_is_json_and_an_exception_is_told_without_its_words(root: logging.Logger) -> None:
+def test_a_line_is_json_and_an_exception_is_logged_without_its_message(root: logging.Logger) -> None:
     stream = io.StringIO()
     log_to(stream)
     root.debug("not told")
@@ -44,7 +44,7 @@ def test_a_line_is_json_and_an_exception_is_told_without_its_words(root: logging
     assert "a prompt" not in stream.getvalue()
 
 
-def test_a_terminal_gets_words(root: logging.Logger) -> None:
+def test_a_terminal_gets_plain_text(root: logging.Logger) -> None:
     stream = Terminal()
     log_to(stream)
     root.info("ready")

@@ -1,4 +1,4 @@
-"""LoRA adapters: the tokens of PEFT, alone and mixed, and what replacing and removing does to those that run."""
+"""LoRA adapters give PEFT's tokens, alone and mixed; running requests keep a replaced or removed adapter."""
 
 from collections.abc import Callable
 from functools import cache
@@ -37,7 +37,7 @@ def lora_model(request: pytest.FixtureRequest, tiny_model: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def adapters(lora_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of different ranks, targets and scales."""
+    """Adapter folders of different ranks, targets and scales."""
     folder = tmp_path_factory.mktemp("adapters")
     return {
         "wide": write_adapter(folder / "wide", lora_model, seed=1, rank=16, alpha=48),
@@ -91,7 +91,7 @@ def test_three_adapters_and_the_base_mixed_in_one_batch_of_32_give_each_its_own_
     for name in NAMES:
         load(engine, name, adapters[name])
     asked = [(n, name) for n in range(len(PROMPTS)) for name in (*NAMES, None)]
-    # Past the end token, so that all stay in the batch; PEFT stopped there.
+    # The engine generates past the end token, so that all stay in the batch; PEFT stops there.
     requests = [request(f"{n} {name}", PROMPTS[n], name, ignore_eos=True) for n, name in asked]
     answers = run_to_end(engine, requests)
     for n, name in asked:
@@ -101,7 +101,7 @@ def test_three_adapters_and_the_base_mixed_in_one_batch_of_32_give_each_its_own_
         assert engine.signals.preemptions > 0
 
 
-def test_a_replaced_adapter_serves_new_requests_while_old_ones_finish_on_what_they_began_with(
+def test_after_a_replacement_new_requests_use_the_new_adapter_and_running_ones_finish_with_the_old(
     lora_model: Path, adapters: dict[str, Path], make_engine: MakeEngine
 ) -> None:
     engine = make_engine(lora_model)
@@ -163,7 +163,7 @@ def test_cached_prefixes_are_not_shared_between_adapters_nor_with_the_one_that_w
     assert ask("a") == (of_wide, 0)
 
 
-def test_signals_tell_which_adapters_are_there(
+def test_signals_report_the_resident_adapters(
     tiny_model: Path, tmp_path: Path, make_engine: MakeEngine
 ) -> None:
     engine = make_engine()
@@ -204,7 +204,7 @@ def test_an_adapter_that_overflows_spoils_no_row_of_another_one(
 
 
 def random_weights(generator: torch.Generator, columns: list[int]) -> LoraWeights:
-    """Two layers of a model whose products all take and give three numbers."""
+    """Random weights for two layers of a model in which every product has three inputs and three outputs."""
 
     def pair(count: int) -> tuple[torch.Tensor, torch.Tensor]:
         a, b = torch.randint(-4, 5, (2, 1, count, 3), generator=generator).float()

@@ -116,7 +116,7 @@ def test_pickled_weights_are_not_read(engine: Engine, folder: Path) -> None:
         ({"target_modules": [["q_proj"]]}, "target_modules"),
     ],
 )
-def test_what_the_engine_does_not_run_is_refused_by_name(
+def test_a_setting_that_the_engine_does_not_support_is_refused_by_name(
     engine: Engine, folder: Path, changes: dict[str, object], told: str
 ) -> None:
     edit(folder, **changes)
@@ -125,7 +125,7 @@ def test_what_the_engine_does_not_run_is_refused_by_name(
     assert told in str(error)
 
 
-def test_what_has_no_meaning_for_inference_may_stand_there(engine: Engine, folder: Path) -> None:
+def test_settings_without_a_meaning_for_inference_are_accepted(engine: Engine, folder: Path) -> None:
     edit(folder, lora_dropout=0.1, base_model_name_or_path="elsewhere", task_type="CAUSAL_LM", revision="x")
     assert engine.read_adapter(folder).layers
 

@@ -18,7 +18,7 @@ Prefix = tuple[object, ...]
 class SchedulerMachine(RuleBasedStateMachine):
     """Drives a scheduler and a pool as the engine does, with lengths chosen to make blocks scarce.
 
-    ``memory`` stands for the KV cache: what was computed in each slot, a token with all that came before it.
+    ``memory`` stands for the KV cache: it maps a slot to the token computed in it and all tokens before it.
     """
 
     prefix_caching = True
@@ -105,7 +105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.complete(chunks)
 
     def complete(self, chunks: list[Chunk]) -> None:
-        """Computes all chunks, then lets each look at all that it attends to."""
+        """Computes all chunks, then checks that each slot that a chunk attends to holds the right prefix."""
         for chunk in chunks:
             for position in range(chunk.start, chunk.start + chunk.length):
                 self.memory[slot_of(chunk.sequence, position)] = prefix_of(chunk.sequence, position)
@@ -121,7 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.end(sequence)
 
     def spoil(self, chunks: list[Chunk]) -> None:
-        """What a step that did not succeed leaves in its slots."""
+        """Fills the slots of the chunks with garbage, as a failed step does."""
         for chunk in chunks:
             for position in range(chunk.start, chunk.start + chunk.length):
                 self.memory[slot_of(chunk.sequence, position)] = ("garbage",)
@@ -149,7 +149,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(self.live) == len(self.scheduler.running) + len(self.scheduler.waiting)
 
     def teardown(self) -> None:
-        # The first by rank is never preempted for another, so all end within the sum of all work, twice over.
+        # The first by rank is never preempted for another, so all end within twice the sum of all work.
         bound = 10 + 2 * sum(CAPACITY for _ in self.live) * (1 + len(self.live))
         for _ in range(bound):
             if not self.live:

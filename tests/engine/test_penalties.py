@@ -24,7 +24,7 @@ params = st.builds(
 def reference(
     logits: list[float], params: SamplingParams, prompt: list[int], output: list[int]
 ) -> list[float]:
-    """vLLM's definitions, a token at a time."""
+    """Returns the logits after bias and penalties by vLLM's definitions, one token at a time."""
     result = list(logits)
     for one, bias in params.logit_bias:
         result[one] += bias
@@ -75,7 +75,7 @@ def test_presence_counts_once_even_when_frequency_cancels_it() -> None:
         assert adjusted[0, [0, 1, 3]].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_more_tokens_than_the_first_room_are_kept() -> None:
+def test_an_output_of_more_tokens_than_the_first_capacity_is_penalized_in_full() -> None:
     asked = SamplingParams(1, frequency_penalty=0.5)
     state = adjustments_of(asked, ())
     assert state is not None

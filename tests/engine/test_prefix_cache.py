@@ -1,4 +1,4 @@
-"""The prefix cache: a block is found by exactly the prefix it holds, and is used again as late as possible."""
+"""The prefix cache: a block is found by exactly the prefix it holds, and is evicted as late as possible."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,7 +50,7 @@ def test_a_chain_that_grows_token_by_token_is_the_one_made_at_once() -> None:
     assert grown == chain(tokens)
 
 
-def test_salts_adapters_and_their_versions_have_nothing_in_common() -> None:
+def test_different_salts_adapters_and_versions_share_no_block_identity() -> None:
     origins = [
         (None, None),
         ("", None),
@@ -133,7 +133,7 @@ def test_a_copy_that_is_no_longer_known_becomes_blank_when_its_owner_leaves() ->
 class PoolMachine(RuleBasedStateMachine):
     """A pool and tables that own its blocks, against a model of what every block holds.
 
-    ``content`` is what was written to a block since it was allocated: the whole prefix up to its end.
+    ``content`` maps a block to the whole prefix up to its end, as written since the block was allocated.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=8))
     def allocate(self, tokens: list[int]) -> None:
-        """A sequence takes its known prefix and computes the rest."""
+        """Adds a sequence that shares the cached blocks of its prefix and computes the rest."""
         digests = chain(tokens, block_size=BLOCK_SIZE)
         found = self.pool.cache.find(digests)
         for index, block in enumerate(found):
@@ -160,7 +160,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), token=st.integers(0, 1))
     def append(self, data: st.DataObject, token: int) -> None:
-        """A sequence grows by a token, into a new block when its last one is full."""
+        """Adds a token to a sequence, in a new block when the last one is full."""
         at = data.draw(st.integers(0, len(self.tables) - 1))
         tokens, blocks = self.tables[at]
         if len(tokens) == len(blocks) * BLOCK_SIZE:
@@ -173,7 +173,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
-        """A second sequence shares the full blocks of another one, without copying."""
+        """Adds a sequence that shares the full blocks of another one, without copying."""
         tokens, blocks = data.draw(st.sampled_from(self.tables))
         full = len(tokens) // BLOCK_SIZE
         if full:
@@ -188,7 +188,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, BLOCKS))
     def evict(self, count: int) -> None:
-        """Somebody takes blocks for something else and gives them back without a content."""
+        """Allocates blocks for another use and releases them without cached content."""
         blocks = self.pool.allocate(min(count, self.pool.num_free))
         for block in blocks:
             self.content[block] = ()

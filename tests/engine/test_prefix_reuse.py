@@ -1,4 +1,4 @@
-"""The engine with prefix caching: the tokens are those of transformers, and what was computed is not again."""
+"""The engine with prefix caching gives the tokens of transformers and computes no cached prefix again."""
 
 from collections.abc import Callable
 from functools import cache
@@ -23,7 +23,7 @@ MAX_TOKENS = 16
 
 
 def sharing_prompts() -> list[tuple[int, ...]]:
-    """Three beginnings, each with several ends: sharing nothing, a part of a block, some blocks, everything."""
+    """Returns prompts that share nothing, a part of a block, some blocks or everything."""
     beginnings = [tuple([10 + at, *random_prompts(1, 512, longest=1, seed=at)[0]] * 40) for at in range(3)]
     ends = random_prompts(6, 512, longest=40, seed=3)
     prompts = [
@@ -53,7 +53,7 @@ def test_prompts_that_share_prefixes_give_the_tokens_of_transformers_cold_and_wa
 ) -> None:
     engine = make_engine(model_folder, max_num_batched_tokens=budget, enable_prefix_caching=caching)
     every = 2 if budget == 7 else 1  # hundreds of steps, most of them alike
-    for _ in range(2 if caching else 1):  # without a cache the second time is as the first
+    for _ in range(2 if caching else 1):  # without a cache the second run equals the first
         tokens = run_prompts(engine, PROMPTS[::every], greedy(MAX_TOKENS))
         assert tokens == reference(model_folder)[::every]
     signals = engine.signals
@@ -70,7 +70,7 @@ def test_after_preemptions_and_evictions_the_tokens_are_those_of_transformers(
     )
     expected = reference(model_folder)
     for _ in range(2):
-        # Past the end token, so that the pool stays full; transformers stopped there.
+        # The engine generates past the end token, so that the pool stays full; transformers stops there.
         tokens = run_prompts(engine, PROMPTS, greedy(MAX_TOKENS, ignore_eos=True))
         assert [mine[: len(theirs)] for mine, theirs in zip(tokens, expected, strict=True)] == expected
     assert engine.signals.preemptions > 5
@@ -83,12 +83,12 @@ def test_the_next_turn_of_a_conversation_finds_prompt_and_answer(make_engine: Ma
         request = GenerationRequest(str(turn), history, greedy(21, ignore_eos=True))
         answer = run_to_end(engine, [request])[str(turn)]
         assert answer.last is not None
-        computed = 0 if turn == 0 else len(history) - 5 - 1  # all but the new words and the last token said
+        computed = 0 if turn == 0 else len(history) - 5 - 1  # without 5 new tokens and the last output token
         assert answer.last.cached_tokens == computed // 16 * 16
         history += (*answer.token_ids, 30, 31, 32, 33, 34)
 
 
-def test_cached_tokens_are_told_from_the_first_output_on(make_engine: MakeEngine) -> None:
+def test_cached_tokens_are_reported_from_the_first_output_on(make_engine: MakeEngine) -> None:
     engine = make_engine()
     run_prompts(engine, [PROMPTS[0]], greedy(2))
     engine.add(GenerationRequest("again", PROMPTS[0], greedy(2, ignore_eos=True)))
@@ -98,7 +98,7 @@ def test_cached_tokens_are_told_from_the_first_output_on(make_engine: MakeEngine
 
 
 @pytest.mark.parametrize("caching", [True, False])
-def test_a_nan_spares_those_who_share_the_prefix_and_is_never_found_in_the_cache(
+def test_a_nan_spares_requests_that_share_the_prefix_and_is_never_found_in_the_cache(
     make_engine: MakeEngine, tmp_path: Path, caching: bool
 ) -> None:
     common = tuple(range(100, 164))

@@ -1,4 +1,4 @@
-"""The prefix cache under a real multi-turn trace: nearly all that can be found is found."""
+"""The prefix cache finds nearly all reusable tokens of a real multi-turn trace."""
 
 import pytest
 

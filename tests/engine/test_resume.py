@@ -1,4 +1,4 @@
-"""Going on with an answer that another call began: at every token, it is the answer of one call."""
+"""An answer that is resumed at any of its tokens is the same as the answer of one call."""
 
 import json
 from dataclasses import replace
@@ -56,7 +56,7 @@ def whole(engine: Engine, sampling: SamplingParams) -> Answer:
 
 
 def at_every_split(engine: Engine, first: Answer, sampling: SamplingParams) -> dict[int, Answer]:
-    """The answer's rest from each of its tokens on, all in one batch."""
+    """Returns the rest of the answer ``first``, resumed at each of its tokens, all in one batch."""
     requests = [
         GenerationRequest(
             str(split),
@@ -70,7 +70,7 @@ def at_every_split(engine: Engine, first: Answer, sampling: SamplingParams) -> d
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_from_every_token_on_the_rest_is_the_rest_of_the_whole(
+def test_an_answer_resumed_at_any_token_ends_as_the_whole_answer(
     engine: Engine, tokenizer: Tokenizer, way: str
 ) -> None:
     sampling = WAYS[way]
@@ -143,7 +143,7 @@ def test_the_demo_model_goes_on_with_its_own_greedy_answer(make_engine: MakeEngi
         assert rest.token_ids == first.token_ids[split:]
 
 
-def test_a_partial_answer_has_to_fit_and_to_be_known() -> None:
+def test_a_partial_answer_that_is_too_long_or_has_unknown_tokens_is_refused() -> None:
     info = make_info(max_model_len=64)
     fits = GenerationRequest("a", (5,) * 40, greedy(4), partial_token_ids=(6,) * 23)
     check_request(fits, info)

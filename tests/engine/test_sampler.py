@@ -1,4 +1,4 @@
-"""The sampler against a plain reference, one row and one token at a time."""
+"""The sampler, compared with a plain reference that computes one row and one token at a time."""
 
 import math
 from collections import Counter
@@ -14,7 +14,7 @@ from engine.values import SamplingParams
 
 
 def reference_kept(probabilities: list[float], top_k: int, top_p: float) -> set[int]:
-    """Ids that top-k and then top-p keep, by the book."""
+    """Returns the token ids that top-k and then top-p keep, by their definitions."""
     order = sorted(range(len(probabilities)), key=lambda token: -probabilities[token])
     order = order[: top_k or len(order)]
     total = math.fsum(probabilities[token] for token in order)
@@ -39,7 +39,7 @@ def test_top_k_then_top_p_keep_what_the_reference_keeps(seed: int, top_k: int, t
     probabilities = logits.softmax(-1)
     kept = set(keep_likely(probabilities, [top_k], [top_p])[0].nonzero().flatten().tolist())
     expected = reference_kept(probabilities[0].double().tolist(), top_k, top_p)
-    # float32 sums may differ from the reference by the last bit of p, so one token at the edge
+    # float32 sums may differ from the reference in the last bit, so one token at the limit of p may differ
     assert kept == expected or (len(kept ^ expected) == 1 and min(len(kept), len(expected)) >= 1)
 
 
@@ -106,7 +106,7 @@ def test_rounding_does_not_change_what_is_drawn() -> None:
         assert sample(logits, draws) == sample(rounded, draws)
 
 
-def test_the_numbers_of_chance_depend_on_seed_position_and_token_only() -> None:
+def test_the_random_numbers_depend_on_seed_position_and_token_only() -> None:
     cpu = torch.device("cpu")
     streams = [(seed, position) for seed in (-1, 0, 1, 2**63 - 1) for position in range(50)]
     together = exponentials(streams, 300, cpu)
@@ -115,13 +115,13 @@ def test_the_numbers_of_chance_depend_on_seed_position_and_token_only() -> None:
     assert len(set(together[:, 0].tolist())) == len(streams)
 
 
-def test_the_numbers_of_chance_are_exponential_and_independent() -> None:
+def test_the_random_numbers_are_exponential_and_independent() -> None:
     numbers = exponentials([(7, position) for position in range(2_000)], 500, torch.device("cpu")).double()
     assert numbers.min() > 0
     for quantile in (0.01, 0.25, 0.5, 0.9, 0.999):
         below = (numbers < -math.log(1 - quantile)).double()
         assert float(below.mean()) == pytest.approx(quantile, abs=0.002)
-    # Between columns (tokens) and between rows (positions), five deviations of a sum of independent products.
+    # Between columns (tokens) and rows (positions), below six deviations of a mean of independent products.
     for one in (numbers[:, :300], numbers.T[:, :300]):
         correlation = (one - 1).T @ (one - 1) / len(one)
         assert float(correlation.fill_diagonal_(0).abs().max()) < 6 / len(one) ** 0.5
@@ -129,7 +129,7 @@ def test_the_numbers_of_chance_are_exponential_and_independent() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000), min_p=st.floats(0.0, 1.0))
-def test_min_p_leaves_only_what_is_likely_enough_beside_the_likeliest(seed: int, min_p: float) -> None:
+def test_min_p_keeps_only_tokens_likely_enough_relative_to_the_likeliest(seed: int, min_p: float) -> None:
     logits = torch.randn(1, 8, generator=torch.Generator().manual_seed(seed)) * 2
     probabilities = logits.softmax(-1)[0]
     draws = [Draw(SamplingParams(1, min_p=min_p), seed=seed, position=position) for position in range(200)]

@@ -1,4 +1,4 @@
-"""Bias, penalties, shapes and log-probabilities in a real engine, alone and together."""
+"""Bias, penalties, grammars and log-probabilities in a real engine, alone and together."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ OPTIONS: tuple[dict[str, object], ...] = (
 
 
 def mixed(max_tokens: int = 24) -> list[GenerationRequest]:
-    """Requests of every kind."""
+    """Returns one request for each prompt, with each of the ``OPTIONS`` in turn."""
     return [
         GenerationRequest(
             str(n),
@@ -53,7 +53,7 @@ def test_every_request_gives_the_same_alone_in_a_batch_and_after_preemption(make
             )
 
 
-def test_there_is_a_logprob_for_each_token_of_those_who_asked_and_for_no_other(
+def test_requests_that_ask_for_logprobs_get_one_for_each_token_and_others_get_none(
     make_engine: MakeEngine,
 ) -> None:
     requests = mixed()
@@ -95,7 +95,7 @@ def test_a_banned_token_never_comes_and_a_pushed_one_always(make_engine: MakeEng
     assert pushed == [300] * 5
 
 
-def test_before_the_least_length_no_end_is_chosen_and_no_stop_string_looked_for(
+def test_before_min_tokens_no_end_token_is_chosen_and_no_stop_string_is_matched(
     make_engine: MakeEngine,
 ) -> None:
     engine, ends = make_engine(), make_engine().info.eos_token_ids

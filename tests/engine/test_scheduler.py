@@ -1,4 +1,4 @@
-"""The scheduler: who gets the token budget and the blocks of a step, and who gives them back."""
+"""The scheduler: which sequences get the token budget and the blocks of a step, and which are preempted."""
 
 from engine.block_pool import BlockPool
 from engine.scheduler import AGING_S, Chunk, Scheduler
@@ -103,7 +103,7 @@ def test_when_blocks_run_out_the_newest_is_preempted_and_returns_at_the_head_of_
     assert len(step(scheduler)) == 3  # the sixteenth token still fits the first block
     assert step(scheduler) == [
         ("a", 16, 1)
-    ]  # a takes c's block, b has no newer one to take from and leaves too
+    ]  # a takes c's block; b has no newer sequence to take from and is preempted too
     assert [one.request.request_id for one in scheduler.waiting] == ["b", "c", "d"]
     assert scheduler.preemptions == 2
     assert pool.num_free == 1
@@ -130,7 +130,7 @@ def test_a_chunk_already_planned_for_a_sequence_is_withdrawn_when_it_is_preempte
     step(scheduler)
     scheduler.add(new)
     step(scheduler)
-    old.token_ids.extend([1] * 17)  # now wants two more blocks, and is behind the decode of the newer one
+    old.token_ids.extend([1] * 17)  # it needs two more blocks, and comes after the decode of the newer one
     assert step(scheduler) == [("old", 48, 15)]
     assert new.status is Status.WAITING
 
@@ -197,7 +197,7 @@ def test_a_request_of_low_priority_rises_a_class_for_every_aging_interval_it_wai
 
 
 def test_nobody_starves_under_an_endless_stream_of_more_important_requests() -> None:
-    """Twice as much arrives as can be served; the low one still starts once it has waited for its aging."""
+    """Twice as many requests arrive as can be served; the low one still starts once it has aged enough."""
     scheduler, _ = make_scheduler(seqs=2)
     low = make_sequence("low", 4, priority=-1)
     scheduler.add(low)
@@ -212,7 +212,7 @@ def test_nobody_starves_under_an_endless_stream_of_more_important_requests() -> 
         for sequence in [one for one in scheduler.running if one is not low]:
             scheduler.finish(sequence)
             served += 1
-    # Ahead of it is what arrived in its first 2 * AGING_S, at twice the rate of service.
+    # Requests that arrive in its first 2 * AGING_S, at twice the rate of service, run before it.
     assert 2 * AGING_S <= now <= 4 * AGING_S + 2
     assert served > 0
 
@@ -232,7 +232,7 @@ def test_a_sequence_starts_with_the_cached_blocks_of_its_prefix_and_they_cost_no
     assert pool.num_free == 64 - 5 - 5
 
 
-def test_the_prefix_stays_after_its_sequence_has_ended_and_so_does_the_answer() -> None:
+def test_blocks_of_prompt_and_answer_stay_cached_after_their_sequence_has_ended() -> None:
     scheduler, pool = make_scheduler(budget=200)
     first = make_sequence("a", 20)
     scheduler.add(first)
@@ -245,7 +245,7 @@ def test_the_prefix_stays_after_its_sequence_has_ended_and_so_does_the_answer() 
     assert step(scheduler) == [("b", 32, 28)]
 
 
-def test_of_a_prompt_that_is_cached_to_the_end_the_last_block_is_computed_again() -> None:
+def test_the_last_block_of_a_fully_cached_prompt_is_computed_again() -> None:
     scheduler, _ = make_scheduler()
     for name in ("a", "b"):
         scheduler.add(make_sequence(name, 64, begins_with=SHARED))
@@ -263,20 +263,20 @@ def test_a_sequence_waits_for_a_block_that_a_running_one_computes_instead_of_com
     assert step(scheduler) == [("a", 70, 1), ("b", 64, 6), ("c", 64, 6)]
 
 
-def test_nobody_waits_for_a_block_that_is_computed_and_known_no_more() -> None:
+def test_no_sequence_waits_for_a_computed_block_that_is_no_longer_cached() -> None:
     scheduler, pool = make_scheduler(blocks=8, budget=200)
     scheduler.add(make_sequence("a", 64, begins_with=SHARED))
     step(scheduler)
     again = make_sequence("b", 64, begins_with=SHARED)
     scheduler.add(again)
-    step(scheduler)  # the last block of the prompt is now known by b's copy
+    step(scheduler)  # the cache now refers to b's copy of the last block of the prompt
     scheduler.finish(again)
-    pool.release(pool.allocate(pool.num_free))  # which is evicted while a runs on
+    pool.release(pool.allocate(pool.num_free))  # evicts that copy while a still runs
     scheduler.add(make_sequence("c", 70, begins_with=SHARED))
     assert step(scheduler)[1] == ("c", 48, 22)
 
 
-def test_another_salt_finds_nothing() -> None:
+def test_a_sequence_with_another_salt_finds_no_cached_block() -> None:
     scheduler, _ = make_scheduler(budget=200)
     scheduler.add(make_sequence("a", 64, begins_with=SHARED, salt="one"))
     step(scheduler)

@@ -1,7 +1,7 @@
 """Mixed load with aborts through the real process: at the end every block is free.
 
-Runs for ``SLUICE_SOAK_SECONDS``, 4 when not set, and on a busy machine until memory ran short once; 600 is what a
-release is shown with.
+Runs for ``SLUICE_SOAK_SECONDS`` (default 4), and up to 60 s longer until a first preemption; a release is
+tested with 600.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Structured output: what is asked for is what comes, whatever the model would rather say."""
+"""Structured output follows the requested grammar, whatever the model prefers."""
 
 import json
 import re
@@ -94,7 +94,7 @@ def engine(make_engine: MakeEngine) -> Engine:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=schemas, seed=st.integers(0, 1000))
-def test_whatever_ends_by_itself_is_valid_by_the_schema(engine: Engine, schema: Any, seed: int) -> None:
+def test_an_answer_that_ends_by_itself_fits_the_schema(engine: Engine, schema: Any, seed: int) -> None:
     for answer in answers(
         engine, *[shaped(GrammarKind.JSON_SCHEMA, schema, seed=seed + n) for n in range(3)]
     ):
@@ -105,7 +105,7 @@ def test_whatever_ends_by_itself_is_valid_by_the_schema(engine: Engine, schema: 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(pattern=patterns, seed=st.integers(0, 1000))
-def test_whatever_ends_by_itself_matches_the_whole_pattern(engine: Engine, pattern: str, seed: int) -> None:
+def test_an_answer_that_ends_by_itself_matches_the_pattern(engine: Engine, pattern: str, seed: int) -> None:
     for answer in answers(engine, *[shaped(GrammarKind.REGEX, pattern, seed=seed + n) for n in range(3)]):
         assert answer.finish_reason in (SequenceEnd.STOP, SequenceEnd.LENGTH)
         if answer.finish_reason is SequenceEnd.STOP:
@@ -150,7 +150,7 @@ def test_max_tokens_may_leave_it_incomplete(engine: Engine) -> None:
     assert answer.text.startswith("{")
 
 
-def test_it_ends_where_the_grammar_ends_even_when_the_end_token_is_ignored(engine: Engine) -> None:
+def test_an_answer_ends_where_the_grammar_ends_even_when_the_end_token_is_ignored(engine: Engine) -> None:
     for options in ({}, {"ignore_eos": True}, {"min_tokens": 9}):
         [answer] = answers(engine, shaped(GrammarKind.REGEX, "ab", **options))
         assert (answer.text, answer.finish_reason) == ("ab", SequenceEnd.STOP)
@@ -177,7 +177,7 @@ def test_an_empty_text_is_an_answer_when_the_pattern_says_so(engine: Engine) -> 
         (GrammarKind.GRAMMAR, "nonsense", ""),
     ],
 )
-def test_a_bad_shape_ends_its_request_alone_and_names_the_problem(
+def test_an_invalid_grammar_ends_its_request_alone_and_names_the_problem(
     engine: Engine, shape: GrammarKind, spec: str, problem: str
 ) -> None:
     bad, good, plain = answers(
@@ -190,7 +190,7 @@ def test_a_bad_shape_ends_its_request_alone_and_names_the_problem(
     assert (good.text, len(plain.token_ids)) == ("yes", 5)
 
 
-def test_the_same_comes_after_preemptions(make_engine: MakeEngine) -> None:
+def test_preemptions_do_not_change_a_structured_answer(make_engine: MakeEngine) -> None:
     requests = [
         GenerationRequest(str(n), prompt, shaped(GrammarKind.JSON_SCHEMA, PERSON, seed=n, max_tokens=60))
         for n, prompt in enumerate(random_prompts(20, 512, longest=60))
@@ -284,7 +284,7 @@ def test_grammars_are_forgotten_by_their_memory_too() -> None:
     assert grammars.build(alone) is grammars.build(alone)
 
 
-def test_a_model_without_an_end_token_cannot_be_held_to_a_shape() -> None:
+def test_a_model_without_an_end_token_refuses_structured_output() -> None:
     built = Grammars(make_tokenizer(), 512, ()).build(StructuredOutput(GrammarKind.JSON_OBJECT))
     with pytest.raises(InvalidGrammar, match="this model"):
         built.result()

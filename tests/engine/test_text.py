@@ -17,7 +17,7 @@ def tokenizer() -> Tokenizer:
 
 
 def byte_fallback_tokenizer() -> Tokenizer:
-    """A tokenizer that spells what it does not know in bytes and marks spaces, as Llama 2's does."""
+    """Returns a tokenizer that encodes unknown text as bytes and marks spaces, as Llama 2's does."""
     words = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
     for word in ("▁hello", "▁world", "▁", "!"):
         words[word] = len(words)

@@ -1,4 +1,4 @@
-"""Each step takes the threads that its work is worth, and the tokens do not depend on how many they are."""
+"""The work of a step decides how many threads it uses; the tokens do not depend on that number."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ SHAPE = (4, 2, 8)
 
 
 class Noted(Operators):
-    """Operators that note what they are told."""
+    """Operators that record the calls of ``take_threads``."""
 
     def __init__(self) -> None:
         super().__init__(*SHAPE, 1e-5)
@@ -35,7 +35,7 @@ class Noted(Operators):
 
 @pytest.fixture(autouse=True)
 def threads_as_before() -> Iterator[None]:
-    """Leave PyTorch's threads as they were."""
+    """Restores PyTorch's number of threads after the test."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -78,7 +78,7 @@ def test_two_engines_in_a_process_take_their_own_threads_in_turn(make_engine: Ca
         assert torch.get_num_threads() == expected
 
 
-def test_loops_of_two_threads_leave_pytorch_its_number_and_let_no_region_nest() -> None:
+def test_loops_of_two_threads_keep_pytorchs_thread_count_and_allow_no_nested_region() -> None:
     torch.set_num_threads(1)
     CompiledOperators(*SHAPE, 1e-5, block_size=4, threads=2).compile_parallel()
     assert torch.get_num_threads() == 1

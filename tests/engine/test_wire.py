@@ -1,4 +1,4 @@
-"""Frames survive the socket, however it cuts them."""
+"""Frames arrive whole, however the socket splits them."""
 
 import pytest
 from hypothesis import given
